@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What the harness asks of a machine, whatever runs it.
+//!
+//! A [`Machine`] holds one region of guest memory under test and gives out its vCPUs once. Each
+//! [`Vcpu`] moves to a thread of the [`crew`](crate::crew), is bound to it, and from then on
+//! executes one [`Task`] for each phase: enter the guest, walk the region as told, come back. The
+//! host's part of a phase (dirty logging, dropping the backing) is the machine's own and runs on
+//! the harness's thread while every vCPU stands still.
+
+use std::{error::Error, fmt};
+
+use thiserror::Error;
+
+use crate::{
+    events::EventCounts,
+    results::{Host, Obtained},
+    units::{Bytes, GuestAddress, Nanoseconds},
+};
+
+/// What a vCPU does at each place it visits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Come back at once: the vCPU has started.
+    Nothing,
+    /// Read 8 bytes.
+    Read,
+    /// Write [`Task::value_at`] as 8 bytes.
+    Write,
+    /// Write at the place, then read at [`Task::inner_count`] places behind it.
+    WriteThenRead,
+    /// Write a "return" instruction and make it visible to instruction fetch; not timed.
+    Plant,
+    /// Call the instruction planted there.
+    Execute,
+    /// Read and compare with [`Task::value_at`]; the first difference ends the task as a failure.
+    Verify,
+}
+
+/// One vCPU's work in one phase: `count` places, `stride` apart, from `start` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Task {
+    /// What to do at each place.
+    pub access: Access,
+    /// The first place.
+    pub start: GuestAddress,
+    /// How many places.
+    pub count: u64,
+    /// From one place to the next.
+    pub stride: Bytes,
+    /// [`Access::WriteThenRead`]: from the place to the first read behind it.
+    pub inner_first: Bytes,
+    /// [`Access::WriteThenRead`]: how many reads behind each place.
+    pub inner_count: u64,
+    /// [`Access::WriteThenRead`]: from one of these reads to the next.
+    pub inner_stride: Bytes,
+    /// What written values derive from.
+    pub seed: u64,
+}
+
+impl Task {
+    /// The value written at, and expected from, an address: `seed ^ address`.
+    pub const fn value_at(seed: u64, address: GuestAddress) -> u64 {
+        seed ^ address.0
+    }
+}
+
+/// How a vCPU came to a bad end: enough to find out why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VcpuFailure {
+    /// Which vCPU.
+    pub vcpu: usize,
+    /// The guest's program counter, if it could be read.
+    pub pc: Option<u64>,
+    /// Why the guest was left, in the interface's own words (`KVM_EXIT_FAIL_ENTRY`).
+    pub exit: String,
+    /// The guest's exception syndrome (arm64 `ESR_EL1`), where it took an exception.
+    pub syndrome: Option<u64>,
+    /// The address at fault, where there is one.
+    pub address: Option<GuestAddress>,
+    /// What that means, for people.
+    pub detail: String,
+}
+
+impl fmt::Display for VcpuFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "vCPU {} ended with {}", self.vcpu, self.exit)?;
+        if let Some(pc) = self.pc {
+            write!(f, ", PC {pc:#x}")?;
+        }
+        if let Some(syndrome) = self.syndrome {
+            write!(f, ", syndrome {syndrome:#x}")?;
+        }
+        if let Some(address) = self.address {
+            write!(f, ", address {:#x}", address.0)?;
+        }
+        write!(f, ": {}", self.detail)
+    }
+}
+
+impl Error for VcpuFailure {}
+
+/// A vCPU, on its own thread from [`Vcpu::bind`] on.
+pub trait Vcpu: Send {
+    /// Called once on the thread that will run this vCPU: pin it, note its identity. Gives what
+    /// another thread uses to get the vCPU out of the guest.
+    ///
+    /// # Errors
+    /// The thread cannot be set up as asked (a CPU to pin to that does not exist).
+    fn bind(&mut self) -> Result<Box<dyn Kick>, MachineError>;
+
+    /// Enters the guest, lets it do `task` and comes back when it is done.
+    ///
+    /// # Errors
+    /// The guest crashed, was kicked out by [`Kick::kick`], or left for a reason nobody expected.
+    fn run(&mut self, task: &Task) -> Result<(), VcpuFailure>;
+}
+
+/// Gets one vCPU out of the guest, from any thread; its [`Vcpu::run`] then fails and says where the
+/// guest was.
+pub trait Kick: Send + Sync {
+    /// Kicks the vCPU. Once kicked it never enters the guest again.
+    fn kick(&self);
+}
+
+/// What went wrong in a machine, with the machine's own error as the source.
+#[derive(Debug, Error)]
+#[error("{doing}")]
+pub struct MachineError {
+    doing: String,
+    #[source]
+    source: Box<dyn Error + Send + Sync>,
+}
+
+impl MachineError {
+    /// `source` happened while `doing`.
+    pub fn new(doing: impl Into<String>, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self {
+            doing: doing.into(),
+            source: source.into(),
+        }
+    }
+}
+
+/// The region of guest memory under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// Its first byte.
+    pub start: GuestAddress,
+    /// Its size, a multiple of `backing_page`.
+    pub size: Bytes,
+    /// The host's base page.
+    pub host_page: Bytes,
+    /// The page size the backing is made of: the largest block KVM can map.
+    pub backing_page: Bytes,
+}
+
+/// A machine under test.
+pub trait Machine {
+    /// Where results come from: kernel, CPU, emulator.
+    fn host(&self) -> &Host;
+
+    /// The name of what runs the guest: `kvm` or `model`.
+    fn engine(&self) -> &'static str;
+
+    /// The region under test.
+    fn region(&self) -> Region;
+
+    /// The vCPUs, once.
+    ///
+    /// # Panics
+    /// When called again.
+    fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>>;
+
+    /// Reads back what backs the region now, page by page.
+    ///
+    /// # Errors
+    /// The host does not tell, or does not back the region as asked.
+    fn obtained(&self) -> Result<Obtained, MachineError>;
+
+    /// Switches dirty logging of the region on or off and gives the time this took.
+    ///
+    /// # Errors
+    /// The host refuses.
+    fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError>;
+
+    /// The host pages written since logging began, as one bit each, lowest address first.
+    ///
+    /// # Errors
+    /// The host refuses, or logging is off.
+    fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError>;
+
+    /// Drops everything behind the region, so that the next touch is a first one, and gives the
+    /// time this took.
+    ///
+    /// # Errors
+    /// The host refuses.
+    fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError>;
+
+    /// After [`Machine::drop_backing`]: makes the region ready for a first touch again (advice,
+    /// prefault where asked for). Not timed.
+    ///
+    /// # Errors
+    /// The host refuses.
+    fn restore_backing(&mut self) -> Result<(), MachineError>;
+
+    /// Reads 8 bytes of the region through the host's mapping.
+    ///
+    /// # Errors
+    /// The address is outside the region.
+    fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError>;
+
+    /// Event counts since the machine was made, by name; what the host does not count is absent.
+    ///
+    /// # Errors
+    /// A counter that was opened can no longer be read.
+    fn events(&mut self) -> Result<EventCounts, MachineError>;
+}

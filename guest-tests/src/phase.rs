@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The phases of the page-table test, in the order in which an iteration runs them.
+//!
+//! `create → logging-on → update → logging-off → rebuild → exec → unmap`. In `create`, `update`,
+//! `rebuild` and `exec` the vCPUs work; in the others the host does and the vCPUs stand still.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// One timed step of the test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// First touch of every backing page: even vCPUs write, odd ones read.
+    Create,
+    /// The host switches dirty logging on.
+    LoggingOn,
+    /// The vCPUs write under dirty logging: blocks are split, pages made writable again.
+    Update,
+    /// The host switches dirty logging off.
+    LoggingOff,
+    /// The vCPUs read every host page: tables become blocks again (the kernel's `ADJUST`).
+    Rebuild,
+    /// The vCPUs execute an instruction in every backing page: I-side maintenance.
+    Exec,
+    /// The host drops the backing.
+    Unmap,
+}
+
+impl Phase {
+    /// Every phase, in order.
+    pub const ALL: [Self; 7] = [
+        Self::Create,
+        Self::LoggingOn,
+        Self::Update,
+        Self::LoggingOff,
+        Self::Rebuild,
+        Self::Exec,
+        Self::Unmap,
+    ];
+
+    /// The name used in results and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::LoggingOn => "logging-on",
+            Self::Update => "update",
+            Self::LoggingOff => "logging-off",
+            Self::Rebuild => "rebuild",
+            Self::Exec => "exec",
+            Self::Unmap => "unmap",
+        }
+    }
+
+    /// Whether the vCPUs work in this phase, or the host alone.
+    pub const fn is_guest_work(self) -> bool {
+        matches!(
+            self,
+            Self::Create | Self::Update | Self::Rebuild | Self::Exec
+        )
+    }
+
+    /// The word the kernel's `kvm_page_table_test` prints for this phase: `KVM_<word>_MAPPINGS`.
+    pub const fn upstream_word(self) -> Option<&'static str> {
+        match self {
+            Self::Create => Some("CREATE"),
+            Self::Update => Some("UPDATE"),
+            Self::Rebuild => Some("ADJUST"),
+            Self::LoggingOn | Self::LoggingOff | Self::Exec | Self::Unmap => None,
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

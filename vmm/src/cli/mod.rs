@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The command line: one module for each command, each an `Args` and a `run`.
+
+pub mod bench;
+pub mod compare;
+pub mod lab;
+
+use std::{error::Error, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// Measures and removes the cost of stage-2 page faults under KVM.
+#[derive(Debug, Parser)]
+#[command(name = "granule", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the page-table test on this machine
+    Bench(bench::Args),
+    /// Put two sets of results side by side
+    Compare(compare::Args),
+    /// Boot a host kernel before and after a series under emulation, and compare
+    Lab(lab::Args),
+}
+
+/// How a command ended: the exit code of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done, and nothing to complain about: 0.
+    Done,
+    /// A test failed or a regression was found: 1.
+    Failed,
+}
+
+/// What a command gives: its outcome, or why it could not be carried out (exit code 2).
+pub type CommandResult = Result<Outcome, Box<dyn Error>>;
+
+/// Reads the command line, carries the command out and tells how it ended.
+pub fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
+        .format_timestamp(None)
+        .init();
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Bench(args) => bench::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Lab(args) => lab::run(args),
+    };
+    match result {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Failed) => ExitCode::from(1),
+        Err(error) => {
+            report(error.as_ref());
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Prints an error and everything behind it, each cause on its own line.
+fn report(error: &dyn Error) {
+    eprintln!("granule: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        eprintln!("  because: {error}");
+        cause = error.source();
+    }
+}
