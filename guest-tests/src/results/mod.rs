@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Results: JSON Lines, one object for each phase of each iteration (`granule.result/1`).
 
+mod read;
+
 use std::collections::BTreeMap;
+
+pub use read::{ReadError, read_records};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +24,10 @@ pub struct Record {
     /// [`SCHEMA`].
     pub schema: String,
     /// Where it ran.
+    #[serde(default)]
     pub host: Host,
-    /// `kvm` or `model`.
+    /// `kvm` or `model`; `kvm_page_table_test` where the kernel's own test ran.
+    #[serde(default)]
     pub engine: String,
     /// What was asked for.
     pub config: RunConfig,
@@ -43,8 +49,10 @@ pub struct Record {
     pub events: BTreeMap<String, u64>,
 }
 
-/// Where a result comes from. Two results compare only where these are known on both sides.
+/// Where a result comes from. Two results compare only where these are known on both sides; an
+/// empty text is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Host {
     /// The machine's architecture as the kernel names it: `aarch64`, `x86_64`.
     pub arch: String,
