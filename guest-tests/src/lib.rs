@@ -13,6 +13,7 @@ pub mod compare;
 pub mod config;
 pub mod crew;
 pub mod events;
+pub mod guest_mode;
 pub mod harness;
 pub mod lab;
 pub mod log_lines;

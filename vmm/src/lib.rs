@@ -2,3 +2,4 @@
 //! The virtual machine: memory on any backing, vCPU threads, and the `granule` command's parts.
 
 pub mod cli;
+pub mod machine;

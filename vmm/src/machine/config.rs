@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What a KVM machine is asked to be.
+
+use granule_guest_tests::{
+    config::Backing,
+    guest_mode::GuestMode,
+    units::{Bytes, GuestAddress},
+};
+
+/// How the kernel is told to log dirty pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DirtyMode {
+    /// Reading the log clears it and write-protects the region again (`KVM_GET_DIRTY_LOG` alone).
+    #[default]
+    Plain,
+    /// Reading the log leaves it; clearing is a call of its own (`KVM_CLEAR_DIRTY_LOG`).
+    Manual,
+    /// As [`DirtyMode::Manual`], and switching on marks every page dirty instead of
+    /// write-protecting the region (`KVM_DIRTY_LOG_INITIALLY_SET`).
+    ManualInitiallySet,
+}
+
+/// A machine for the page-table test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvmConfig {
+    /// What stands behind the region under test.
+    pub backing: Backing,
+    /// The region's size; rounded up to the backing's page and the guest's granule.
+    pub memory: Bytes,
+    /// How many vCPUs, at least one.
+    pub vcpus: u32,
+    /// Address widths and granule of the guest; `None` for the host's default.
+    pub mode: Option<GuestMode>,
+    /// Where the region begins; `None` for the top of the mode's physical addresses, as the
+    /// kernel's test does. Rounded down to the backing's page and the guest's granule.
+    pub phys_offset: Option<GuestAddress>,
+    /// Whether the host populates the region before the guest touches it.
+    pub prefault: bool,
+    /// Host CPUs to pin vCPUs to, one for each vCPU in order; empty for no pinning.
+    pub pin: Vec<usize>,
+    /// Width of the VM's guest-physical addresses; `None` for the smallest that fits.
+    pub ipa_bits: Option<u8>,
+    /// How dirty pages are logged.
+    pub dirty: DirtyMode,
+}
+
+impl KvmConfig {
+    /// A machine with everything but backing, size and vCPUs left to the defaults.
+    pub const fn new(backing: Backing, memory: Bytes, vcpus: u32) -> Self {
+        Self {
+            backing,
+            memory,
+            vcpus,
+            mode: None,
+            phys_offset: None,
+            prefault: false,
+            pin: Vec::new(),
+            ipa_bits: None,
+            dirty: DirtyMode::Plain,
+        }
+    }
+}
