@@ -1,2 +1,3 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Stub.
+pub mod raw_log;

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Logs of the kernel's own `kvm_page_table_test`, as every kernel since 5.13 prints them.
+//!
+//! ```text
+//! Testing guest mode: PA-bits:48,  VA-bits:48,  4K pages      begins a run
+//! Testing memory backing src type: anonymous_hugetlb_2mb
+//! Testing memory size(aligned): 0x4000000
+//! Number of testing vCPUs: 16
+//! KVM_CREATE_MAPPINGS: total execution time: 0.042209280s     one line a phase,
+//! KVM_UPDATE_MAPPINGS: total execution time: 0.522255104s     three in all
+//! KVM_ADJUST_MAPPINGS: total execution time: 0.073213952s
+//! ```
+//!
+//! A line is known by its words, wherever they begin, so a console's time stamp or a test runner's
+//! `# ` in front does no harm; every other line is passed over. A file may hold several runs. A run
+//! that lacks a line was cut off or mixed up, and no figure is taken from such a file.
+
+use std::collections::HashMap;
+
+use thiserror::Error;
+
+use crate::{
+    config::Backing,
+    phase::Phase,
+    results::{Host, Record, RunConfig, SCHEMA},
+    units::{Bytes, Nanoseconds},
+};
+
+/// What a record of the kernel's own test carries as its engine.
+pub const ENGINE: &str = "kvm_page_table_test";
+
+const MODE: &str = "Testing guest mode: ";
+const BACKING: &str = "Testing memory backing src type: ";
+const MEMORY: &str = "Testing memory size(aligned): ";
+const VCPUS: &str = "Number of testing vCPUs: ";
+const TIME: &str = "_MAPPINGS: total execution time: ";
+const FAILURE: &str = "==== Test Assertion Failure ====";
+const PHASES: [Phase; 3] = [Phase::Create, Phase::Update, Phase::Rebuild];
+
+/// Why a text is no log of the kernel's test. Lines count from 1.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LogError {
+    /// Nothing of the test is in it.
+    #[error("holds no run of kvm_page_table_test: no line says '{}'", MODE.trim_end())]
+    Foreign,
+    /// The test itself failed.
+    #[error("line {line}: the test failed here; what it says there is the thing to look into")]
+    Failed {
+        /// Where.
+        line: usize,
+    },
+    /// A line stands outside any run.
+    #[error("line {line}: '{text}' belongs to no run: the line '{}' before it is lost", MODE.trim_end())]
+    Stray {
+        /// Where.
+        line: usize,
+        /// Its words.
+        text: String,
+    },
+    /// A value cannot be read.
+    #[error("line {line}: '{value}' is not {wanted}: the line is damaged")]
+    Value {
+        /// Where.
+        line: usize,
+        /// What stands there.
+        value: String,
+        /// What should.
+        wanted: &'static str,
+    },
+    /// A line comes a second time in one run.
+    #[error("line {line}: '{text}' a second time in the run begun at line {begun}: lines are lost")]
+    Twice {
+        /// Where.
+        line: usize,
+        /// Its words.
+        text: String,
+        /// Where the run began.
+        begun: usize,
+    },
+    /// A run ends early.
+    #[error(
+        "line {line}: the run begun here ends without '{missing}': cut off; run it again, or \
+         delete it from the file"
+    )]
+    Incomplete {
+        /// Where it began.
+        line: usize,
+        /// The first line it lacks.
+        missing: String,
+    },
+}
+
+/// One run of the kernel's test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// The line it begins at, from 1.
+    pub line: usize,
+    /// The guest mode, as printed.
+    pub mode: String,
+    /// What was asked for behind the region.
+    pub backing: Backing,
+    /// The region's size.
+    pub memory: Bytes,
+    /// How many vCPUs.
+    pub vcpus: u32,
+    /// The time of create, update and rebuild, in this order.
+    pub times: [(Phase, Nanoseconds); 3],
+}
+
+impl Run {
+    /// The run as results, one record for each phase; a log tells nothing of the host.
+    pub fn records(&self, host: &Host, seed: u64, iteration: u32) -> Vec<Record> {
+        let record = |(phase, ns)| Record {
+            schema: SCHEMA.to_owned(),
+            host: host.clone(),
+            engine: ENGINE.to_owned(),
+            config: RunConfig {
+                mode: self.mode.clone(),
+                backing: self.backing,
+                memory: self.memory,
+                vcpus: self.vcpus,
+                seed,
+                iteration,
+                prefault: false,
+            },
+            obtained: None,
+            phase,
+            ns,
+            vcpu_ns: Vec::new(),
+            counters: Default::default(),
+            events: Default::default(),
+        };
+        self.times.map(record).into()
+    }
+}
+
+/// A log's runs as results of an unknown host; runs alike are iterations of each other.
+pub fn records(runs: &[Run]) -> Vec<Record> {
+    let mut iterations = HashMap::new();
+    runs.iter()
+        .flat_map(|run| {
+            let next = iterations
+                .entry((&run.mode, run.backing, run.memory, run.vcpus))
+                .or_insert(0);
+            let iteration = *next;
+            *next += 1;
+            run.records(&Host::default(), 0, iteration)
+        })
+        .collect()
+}
+
+/// Whether a text has a line of the kernel's test in it.
+pub fn is_log(text: &str) -> bool {
+    [MODE, BACKING, TIME].iter().any(|word| text.contains(word))
+}
+
+/// Reads every run of a log.
+///
+/// # Errors
+/// There is none, one failed, or one is damaged or cut off.
+pub fn read(text: &str) -> Result<Vec<Run>, LogError> {
+    let mut runs = Vec::new();
+    let mut open: Option<Open> = None;
+    for (index, text) in text.lines().enumerate() {
+        let line = index + 1;
+        if text.contains(FAILURE) {
+            return Err(LogError::Failed { line });
+        }
+        if let Some(mode) = behind(text, MODE) {
+            runs.extend(open.take().map(Open::close).transpose()?);
+            open = Some(Open::new(line, mode));
+        } else if let Some(known) = Line::of(line, text)? {
+            let stray = || LogError::Stray {
+                line,
+                text: known.words(),
+            };
+            open.as_mut().ok_or_else(stray)?.take(line, known)?;
+        }
+    }
+    runs.extend(open.map(Open::close).transpose()?);
+    if runs.is_empty() {
+        return Err(LogError::Foreign);
+    }
+    Ok(runs)
+}
+
+/// What stands behind `words` in a line, if they are in it.
+fn behind<'a>(text: &'a str, words: &str) -> Option<&'a str> {
+    text.split_once(words).map(|(_, value)| value.trim())
+}
+
+/// A line inside a run.
+#[derive(Clone, Copy)]
+enum Line {
+    Backing(Backing),
+    Memory(Bytes),
+    Vcpus(u32),
+    Time(Phase, Nanoseconds),
+}
+
+impl Line {
+    fn of(line: usize, text: &str) -> Result<Option<Self>, LogError> {
+        let wrong = |value: &str, wanted| LogError::Value {
+            line,
+            value: value.to_owned(),
+            wanted,
+        };
+        if let Some(value) = behind(text, BACKING) {
+            let read = value.parse().map(Self::Backing);
+            return read
+                .map(Some)
+                .map_err(|_| wrong(value, "a backing source type"));
+        }
+        if let Some(value) = behind(text, MEMORY) {
+            let read = value.parse().map(Self::Memory);
+            return read.map(Some).map_err(|_| wrong(value, "a size"));
+        }
+        if let Some(value) = behind(text, VCPUS) {
+            let read = value.parse().map(Self::Vcpus);
+            return read
+                .map(Some)
+                .map_err(|_| wrong(value, "a number of vCPUs"));
+        }
+        let Some((before, value)) = text.split_once(TIME) else {
+            return Ok(None);
+        };
+        let phase = PHASES.into_iter().find(|phase| {
+            phase.upstream_word().is_some_and(|word| {
+                before
+                    .strip_suffix(word)
+                    .is_some_and(|front| front.ends_with("KVM_"))
+            })
+        });
+        let value = value.trim();
+        match (phase, seconds(value)) {
+            (None, _) => Err(wrong(text.trim(), "a phase of kvm_page_table_test")),
+            (_, None) => Err(wrong(value, "a time as S.NNNNNNNNNs")),
+            (Some(phase), Some(ns)) => Ok(Some(Self::Time(phase, ns))),
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Self::Backing(_) => BACKING.trim_end().to_owned(),
+            Self::Memory(_) => MEMORY.trim_end().to_owned(),
+            Self::Vcpus(_) => VCPUS.trim_end().to_owned(),
+            Self::Time(phase, _) => time_words(phase),
+        }
+    }
+}
+
+fn time_words(phase: Phase) -> String {
+    format!("KVM_{}_MAPPINGS", phase.upstream_word().unwrap_or_default())
+}
+
+/// Seconds with exactly nine digits behind the point, as the test prints them.
+fn seconds(text: &str) -> Option<Nanoseconds> {
+    let (whole, part) = text.strip_suffix('s')?.split_once('.')?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(part) || part.len() != 9 {
+        return None;
+    }
+    let whole: u64 = whole.parse().ok()?;
+    let part: u64 = part.parse().ok()?;
+    Some(Nanoseconds(
+        whole.checked_mul(1_000_000_000)?.checked_add(part)?,
+    ))
+}
+
+/// A run not yet at its end.
+struct Open {
+    line: usize,
+    mode: String,
+    backing: Option<Backing>,
+    memory: Option<Bytes>,
+    vcpus: Option<u32>,
+    times: [Option<Nanoseconds>; 3],
+}
+
+impl Open {
+    fn new(line: usize, mode: &str) -> Self {
+        Self {
+            line,
+            mode: mode.to_owned(),
+            backing: None,
+            memory: None,
+            vcpus: None,
+            times: [None; 3],
+        }
+    }
+
+    fn take(&mut self, line: usize, known: Line) -> Result<(), LogError> {
+        let twice = match known {
+            Line::Backing(value) => self.backing.replace(value).is_some(),
+            Line::Memory(value) => self.memory.replace(value).is_some(),
+            Line::Vcpus(value) => self.vcpus.replace(value).is_some(),
+            Line::Time(phase, value) => PHASES
+                .iter()
+                .zip(&mut self.times)
+                .find(|(known, _)| **known == phase)
+                .is_some_and(|(_, time)| time.replace(value).is_some()),
+        };
+        if twice {
+            return Err(LogError::Twice {
+                line,
+                text: known.words(),
+                begun: self.line,
+            });
+        }
+        Ok(())
+    }
+
+    fn close(self) -> Result<Run, LogError> {
+        let lacks = |missing: &str| LogError::Incomplete {
+            line: self.line,
+            missing: missing.trim_end().to_owned(),
+        };
+        let time = |at: usize| {
+            let phase = PHASES[at];
+            self.times[at]
+                .map(|ns| (phase, ns))
+                .ok_or_else(|| lacks(&time_words(phase)))
+        };
+        Ok(Run {
+            line: self.line,
+            backing: self.backing.ok_or_else(|| lacks(BACKING))?,
+            memory: self.memory.ok_or_else(|| lacks(MEMORY))?,
+            vcpus: self.vcpus.ok_or_else(|| lacks(VCPUS))?,
+            times: [time(0)?, time(1)?, time(2)?],
+            mode: self.mode,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

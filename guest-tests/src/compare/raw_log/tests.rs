@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+use proptest::prelude::*;
+
+use super::*;
+
+/// A lab host's console, carriage returns and all: two runs of the test from Linux 6.1.
+const CONSOLE: &str = include_str!("../golden/console.log");
+
+#[test]
+fn a_console_gives_every_run_in_it() {
+    let runs = read(CONSOLE).unwrap();
+
+    assert_eq!(runs.len(), 2);
+    assert_eq!(
+        runs[0],
+        Run {
+            line: 11,
+            mode: "PA-bits:48,  VA-bits:48, 64K pages".to_owned(),
+            backing: "anonymous_hugetlb_2mb".parse().unwrap(),
+            memory: Bytes::mib(8),
+            vcpus: 2,
+            times: [
+                (Phase::Create, Nanoseconds(1_371_008)),
+                (Phase::Update, Nanoseconds(3_193_280)),
+                (Phase::Rebuild, Nanoseconds(1_275_856)),
+            ],
+        }
+    );
+    assert_eq!(runs[1].backing, Backing::Anonymous);
+}
+
+#[test]
+fn prefixes_and_line_ends_do_no_harm() {
+    let plain = CONSOLE.replace('\r', "");
+    for prefix in ["# ", "[   12.345678] ", "<6>[ 1.2][ T9] ", "# # ", "\t"] {
+        let prefixed: String = plain.lines().map(|l| format!("{prefix}{l}\n")).collect();
+        assert_eq!(read(&prefixed), read(CONSOLE), "{prefix}");
+    }
+}
+
+#[test]
+fn equal_runs_are_iterations() {
+    let runs = read(&format!("{CONSOLE}\n{CONSOLE}")).unwrap();
+
+    let records = records(&runs);
+
+    let iterations: Vec<_> = records.iter().map(|r| r.config.iteration).collect();
+    assert_eq!(iterations, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
+    assert!(
+        records
+            .iter()
+            .all(|r| r.host == Host::default() && r.engine == ENGINE)
+    );
+}
+
+#[test]
+fn a_log_cut_off_anywhere_yields_no_wrong_figure() {
+    let whole = read(CONSOLE).unwrap();
+    for cut in 0..CONSOLE.len() {
+        if let Ok(runs) = read(&CONSOLE[..cut]) {
+            assert!(whole.starts_with(&runs), "cut at {cut}");
+        }
+    }
+}
+
+#[test]
+fn damage_is_named_with_its_line() {
+    for (from, to, wanted) in [
+        ("0x800000", "0x8oo", "line 14: '0x8oo' is not a size"),
+        ("vCPUs: 2", "vCPUs: two", "line 17: 'two' is not a number"),
+        (
+            "src type: anonymous\r",
+            "src type: foil\r",
+            "line 27: 'foil'",
+        ),
+        ("0.003193280s", "0.0031", "line 21: '0.0031' is not a time"),
+        (
+            "KVM_UPDATE",
+            "KVM_ADJUST",
+            "line 23: 'KVM_ADJUST_MAPPINGS' a second time",
+        ),
+        ("KVM_UPDATE", "KVM_MELT", "line 21: 'KVM_MELT"),
+        (
+            "Testing guest mode: PA-bits:48,  VA-bits:48, 64K pages\r\n",
+            "",
+            "line 11: 'Testing memory backing src type:' belongs to no run",
+        ),
+        (
+            "exit 0",
+            "==== Test Assertion Failure ====",
+            "line 25: the test failed",
+        ),
+    ] {
+        let error = read(&CONSOLE.replacen(from, to, 1))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+    let cut = CONSOLE.find("KVM_UPDATE").unwrap();
+    let error = read(&CONSOLE[..cut]).unwrap_err().to_string();
+    assert!(error.contains("line 11: the run begun here ends without 'KVM_UPDATE_MAPPINGS'"));
+}
+
+#[test]
+fn a_text_of_another_kind_is_foreign() {
+    for text in ["", "hello\nworld\n", "<html>", "KVM_CREATE_MAPPINGS\n"] {
+        assert_eq!(read(text), Err(LogError::Foreign));
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(text in "\\PC*") {
+        let _ = read(&text);
+    }
+
+    #[test]
+    fn no_mutation_makes_it_panic(
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut bytes = CONSOLE.as_bytes().to_vec();
+        for (at, byte) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        bytes.truncate(cut.index(bytes.len()) + 1);
+        if let Ok(runs) = read(&String::from_utf8_lossy(&bytes)) {
+            prop_assert!(!runs.is_empty() && !records(&runs).is_empty());
+        }
+    }
+}
