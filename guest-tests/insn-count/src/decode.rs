@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! Which A64 instructions are counted, and what they are called.
+//!
+//! `SYS #op1, Cn, Cm, #op2` (Arm ARM, C6.2 "SYS") is the encoding behind every DC, IC and TLBI:
+//! Cn is 7 for cache maintenance, 8 for TLB maintenance and 9 for its `nXS` variants (FEAT_XS).
+//! Address translation (`AT`) has Cn 7 as well, with Cm 8 or 9, and is not counted. An encoding
+//! without a name here is counted under `sys_<op1>_c<n>_c<m>_<op2>`, so nothing is dropped.
+
+/// What an instruction is to the plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A cache or TLB maintenance instruction.
+    Maintenance(Sys),
+    /// A mark: the `HINT` immediate, [`FIRST_MARK`] to [`LAST_MARK`].
+    Mark(u8),
+}
+
+/// The least `HINT` immediate that is a mark: counting outside any phase.
+pub const FIRST_MARK: u8 = 0x60;
+/// The greatest `HINT` immediate that is a mark.
+pub const LAST_MARK: u8 = 0x7f;
+
+/// The operands of a `SYS` instruction that tell which operation it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Sys {
+    /// `op1`, 0 to 7.
+    pub op1: u8,
+    /// `Cn`: 7, 8 or 9.
+    pub cn: u8,
+    /// `Cm`, 0 to 15.
+    pub cm: u8,
+    /// `op2`, 0 to 7.
+    pub op2: u8,
+}
+
+/// Decodes one instruction word; `None` if it is of no interest.
+pub const fn decode(word: u32) -> Option<Kind> {
+    const HINT: u32 = 0xd503_201f;
+    if word & 0xffff_f01f == HINT {
+        let immediate = bits(word, 5, 7);
+        return match immediate {
+            FIRST_MARK..=LAST_MARK => Some(Kind::Mark(immediate)),
+            _ => None,
+        };
+    }
+    if word & 0xfff8_0000 != 0xd508_0000 {
+        return None;
+    }
+    let sys = Sys {
+        op1: bits(word, 16, 3),
+        cn: bits(word, 12, 4),
+        cm: bits(word, 8, 4),
+        op2: bits(word, 5, 3),
+    };
+    match (sys.cn, sys.cm) {
+        (7, 8 | 9) => None, // AT
+        (7..=9, _) => Some(Kind::Maintenance(sys)),
+        _ => None,
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "at most seven bits are kept"
+)]
+const fn bits(word: u32, low: u32, count: u32) -> u8 {
+    ((word >> low) & ((1 << count) - 1)) as u8
+}
+
+impl Sys {
+    /// The operation's name as an assembler writes it (`DC CIVAC`), or its encoding.
+    pub fn name(self) -> String {
+        let Self { op1, cn, cm, op2 } = self;
+        let known = match cn {
+            7 => cache(op1, cm, op2).map(str::to_owned),
+            8 => tlb(op1, cm, op2).map(|name| format!("TLBI {name}")),
+            9 => tlb(op1, cm, op2).map(|name| format!("TLBI {name}nXS")),
+            _ => None,
+        };
+        known.unwrap_or_else(|| format!("sys_{op1}_c{cn}_c{cm}_{op2}"))
+    }
+}
+
+/// Cache maintenance, Cn = 7 (Arm ARM, C5.3).
+const fn cache(op1: u8, cm: u8, op2: u8) -> Option<&'static str> {
+    Some(match (op1, cm, op2) {
+        (0, 1, 0) => "IC IALLUIS",
+        (0, 5, 0) => "IC IALLU",
+        (3, 5, 1) => "IC IVAU",
+        (0, 6, 1) => "DC IVAC",
+        (0, 6, 2) => "DC ISW",
+        (0, 6, 3) => "DC IGVAC",
+        (0, 6, 4) => "DC IGSW",
+        (0, 6, 5) => "DC IGDVAC",
+        (0, 6, 6) => "DC IGDSW",
+        (0, 10, 2) => "DC CSW",
+        (0, 10, 4) => "DC CGSW",
+        (0, 10, 6) => "DC CGDSW",
+        (0, 14, 2) => "DC CISW",
+        (0, 14, 4) => "DC CIGSW",
+        (0, 14, 6) => "DC CIGDSW",
+        (3, 4, 1) => "DC ZVA",
+        (3, 4, 3) => "DC GVA",
+        (3, 4, 4) => "DC GZVA",
+        (3, 10, 1) => "DC CVAC",
+        (3, 10, 3) => "DC CGVAC",
+        (3, 10, 5) => "DC CGDVAC",
+        (3, 11, 1) => "DC CVAU",
+        (3, 12, 1) => "DC CVAP",
+        (3, 12, 3) => "DC CGVAP",
+        (3, 12, 5) => "DC CGDVAP",
+        (3, 13, 1) => "DC CVADP",
+        (3, 13, 3) => "DC CGVADP",
+        (3, 13, 5) => "DC CGDVADP",
+        (3, 14, 1) => "DC CIVAC",
+        (3, 14, 3) => "DC CIGVAC",
+        (3, 14, 5) => "DC CIGDVAC",
+        (4, 14, 0) => "DC CIPAE",
+        (4, 14, 7) => "DC CIGDPAE",
+        (6, 14, 1) => "DC CIPAPA",
+        (6, 14, 5) => "DC CIGDPAPA",
+        _ => return None,
+    })
+}
+
+/// TLB maintenance, Cn = 8, and 9 for `nXS` (Arm ARM, C5.5).
+const fn tlb(op1: u8, cm: u8, op2: u8) -> Option<&'static str> {
+    match op1 {
+        0 => tlb_el1(cm, op2),
+        4 => tlb_el2(cm, op2),
+        6 => tlb_el3(cm, op2),
+        _ => None,
+    }
+}
+
+const fn tlb_el1(cm: u8, op2: u8) -> Option<&'static str> {
+    Some(match (cm, op2) {
+        (1, 0) => "VMALLE1OS",
+        (1, 1) => "VAE1OS",
+        (1, 2) => "ASIDE1OS",
+        (1, 3) => "VAAE1OS",
+        (1, 5) => "VALE1OS",
+        (1, 7) => "VAALE1OS",
+        (2, 1) => "RVAE1IS",
+        (2, 3) => "RVAAE1IS",
+        (2, 5) => "RVALE1IS",
+        (2, 7) => "RVAALE1IS",
+        (3, 0) => "VMALLE1IS",
+        (3, 1) => "VAE1IS",
+        (3, 2) => "ASIDE1IS",
+        (3, 3) => "VAAE1IS",
+        (3, 5) => "VALE1IS",
+        (3, 7) => "VAALE1IS",
+        (5, 1) => "RVAE1OS",
+        (5, 3) => "RVAAE1OS",
+        (5, 5) => "RVALE1OS",
+        (5, 7) => "RVAALE1OS",
+        (6, 1) => "RVAE1",
+        (6, 3) => "RVAAE1",
+        (6, 5) => "RVALE1",
+        (6, 7) => "RVAALE1",
+        (7, 0) => "VMALLE1",
+        (7, 1) => "VAE1",
+        (7, 2) => "ASIDE1",
+        (7, 3) => "VAAE1",
+        (7, 5) => "VALE1",
+        (7, 7) => "VAALE1",
+        _ => return None,
+    })
+}
+
+const fn tlb_el2(cm: u8, op2: u8) -> Option<&'static str> {
+    Some(match (cm, op2) {
+        (0, 1) => "IPAS2E1IS",
+        (0, 2) => "RIPAS2E1IS",
+        (0, 5) => "IPAS2LE1IS",
+        (0, 6) => "RIPAS2LE1IS",
+        (1, 0) => "ALLE2OS",
+        (1, 1) => "VAE2OS",
+        (1, 4) => "ALLE1OS",
+        (1, 5) => "VALE2OS",
+        (1, 6) => "VMALLS12E1OS",
+        (2, 1) => "RVAE2IS",
+        (2, 5) => "RVALE2IS",
+        (3, 0) => "ALLE2IS",
+        (3, 1) => "VAE2IS",
+        (3, 4) => "ALLE1IS",
+        (3, 5) => "VALE2IS",
+        (3, 6) => "VMALLS12E1IS",
+        (4, 0) => "IPAS2E1OS",
+        (4, 1) => "IPAS2E1",
+        (4, 2) => "RIPAS2E1",
+        (4, 3) => "RIPAS2E1OS",
+        (4, 4) => "IPAS2LE1OS",
+        (4, 5) => "IPAS2LE1",
+        (4, 6) => "RIPAS2LE1",
+        (4, 7) => "RIPAS2LE1OS",
+        (5, 1) => "RVAE2OS",
+        (5, 5) => "RVALE2OS",
+        (6, 1) => "RVAE2",
+        (6, 5) => "RVALE2",
+        (7, 0) => "ALLE2",
+        (7, 1) => "VAE2",
+        (7, 4) => "ALLE1",
+        (7, 5) => "VALE2",
+        (7, 6) => "VMALLS12E1",
+        _ => return None,
+    })
+}
+
+const fn tlb_el3(cm: u8, op2: u8) -> Option<&'static str> {
+    Some(match (cm, op2) {
+        (1, 0) => "ALLE3OS",
+        (1, 1) => "VAE3OS",
+        (1, 4) => "PAALLOS",
+        (1, 5) => "VALE3OS",
+        (2, 1) => "RVAE3IS",
+        (2, 5) => "RVALE3IS",
+        (3, 0) => "ALLE3IS",
+        (3, 1) => "VAE3IS",
+        (3, 5) => "VALE3IS",
+        (4, 3) => "RPAOS",
+        (4, 7) => "RPALOS",
+        (5, 1) => "RVAE3OS",
+        (5, 5) => "RVALE3OS",
+        (6, 1) => "RVAE3",
+        (6, 5) => "RVALE3",
+        (7, 0) => "ALLE3",
+        (7, 1) => "VAE3",
+        (7, 4) => "PAALL",
+        (7, 5) => "VALE3",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(word: u32) -> Option<String> {
+        match decode(word)? {
+            Kind::Maintenance(sys) => Some(sys.name()),
+            Kind::Mark(_) => None,
+        }
+    }
+
+    /// Words as `aarch64-linux-gnu-as` makes them, register x5 where one is taken.
+    #[test]
+    fn what_an_assembler_writes_is_named_as_written() {
+        for (word, name) in [
+            (0xd50b_7e25, "DC CIVAC"),
+            (0xd50b_7a25, "DC CVAC"),
+            (0xd50b_7b25, "DC CVAU"),
+            (0xd50b_7425, "DC ZVA"),
+            (0xd50b_7525, "IC IVAU"),
+            (0xd508_711f, "IC IALLUIS"),
+            (0xd508_751f, "IC IALLU"),
+            (0xd50c_8025, "TLBI IPAS2E1IS"),
+            (0xd50c_8045, "TLBI RIPAS2E1IS"),
+            (0xd50c_83df, "TLBI VMALLS12E1IS"),
+            (0xd508_831f, "TLBI VMALLE1IS"),
+            (0xd508_8325, "TLBI VAE1IS"),
+            (0xd508_8365, "TLBI VAAE1IS"),
+            (0xd50c_8325, "TLBI VAE2IS"),
+            (0xd50c_8425, "TLBI IPAS2E1"),
+            (0xd508_871f, "TLBI VMALLE1"),
+            (0xd508_931f, "TLBI VMALLE1ISnXS"),
+        ] {
+            assert_eq!(named(word).as_deref(), Some(name), "{word:#x}");
+        }
+    }
+
+    #[test]
+    fn the_register_operand_does_not_matter() {
+        for register in 0..32 {
+            assert_eq!(named(0xd50b_7e20 | register).as_deref(), Some("DC CIVAC"));
+        }
+    }
+
+    #[test]
+    fn an_unknown_operation_goes_by_its_encoding() {
+        assert_eq!(named(0xd50f_84e0).as_deref(), Some("sys_7_c8_c4_7"));
+    }
+
+    #[test]
+    fn only_the_upper_hints_are_marks() {
+        let hint = |immediate: u32| decode(0xd503_201f | immediate << 5);
+
+        for immediate in 0..0x60 {
+            assert_eq!(hint(immediate), None);
+        }
+        assert_eq!(hint(0x60), Some(Kind::Mark(0x60)));
+        assert_eq!(hint(0x61), Some(Kind::Mark(0x61)));
+        assert_eq!(hint(0x7f), Some(Kind::Mark(0x7f)));
+    }
+
+    #[test]
+    fn neighbours_in_the_encoding_are_not_counted() {
+        for (word, what) in [
+            (0xd503_3b9f, "dsb ish"),
+            (0xd503_3fdf, "isb"),
+            (0xd508_7825, "at s1e1w, x5"),
+            (0xd538_d085, "mrs x5, tpidr_el1"),
+            (0xd528_7e25, "sysl x5, #0, c7, c14, #1"),
+            (0xd51b_4225, "msr daif, x5"),
+            (0xd65f_03c0, "ret"),
+            (0, "udf #0"),
+        ] {
+            assert_eq!(decode(word), None, "{what}");
+        }
+    }
+}
