@@ -152,6 +152,8 @@ pub struct Region {
     pub host_page: Bytes,
     /// The page size the backing is made of: the largest block KVM can map.
     pub backing_page: Bytes,
+    /// Where the region is mapped in the machine's own process; `None` where it is not.
+    pub host_address: Option<u64>,
 }
 
 /// A machine under test.

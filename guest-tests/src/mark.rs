@@ -1,2 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Stub.
+//! Marks for whoever watches the instruction stream: the emulator's counting plugin.
+//!
+//! A mark is one `HINT #imm` of the space that the Arm manual (C6.2, HINT) leaves unallocated: a
+//! no-op on every CPU. The harness executes it on its own thread at each boundary, while every vCPU
+//! stands still, so all that is executed between two marks, on whatever CPU, belongs to the first.
+//!
+//! | immediate | from here on |
+//! |---|---|
+//! | `0x60` | outside any phase |
+//! | `0x61` + index in [`Phase::ALL`] | that phase (`0x61` create … `0x67` unmap) |
+//! | `0x70` | a foreign test runs; given by the lab's init |
+//!
+//! On other architectures marks are nothing at all.
+
+use crate::phase::Phase;
+
+/// The immediate that says: outside any phase.
+pub const OUTSIDE: u8 = 0x60;
+
+/// The immediate of the first phase; the others follow in the order of [`Phase::ALL`].
+pub const FIRST_PHASE: u8 = 0x61;
+
+/// The immediate that says: a foreign test runs.
+pub const FOREIGN: u8 = 0x70;
+
+/// The immediate that stands for a phase.
+pub const fn immediate(phase: Phase) -> u8 {
+    // The discriminants count from 0 in the order of `Phase::ALL`; a test holds them to it.
+    FIRST_PHASE + phase as u8
+}
+
+/// Marks the beginning of a phase.
+pub fn phase(phase: Phase) {
+    match phase {
+        Phase::Create => hint::<{ immediate(Phase::Create) }>(),
+        Phase::LoggingOn => hint::<{ immediate(Phase::LoggingOn) }>(),
+        Phase::Update => hint::<{ immediate(Phase::Update) }>(),
+        Phase::LoggingOff => hint::<{ immediate(Phase::LoggingOff) }>(),
+        Phase::Rebuild => hint::<{ immediate(Phase::Rebuild) }>(),
+        Phase::Exec => hint::<{ immediate(Phase::Exec) }>(),
+        Phase::Unmap => hint::<{ immediate(Phase::Unmap) }>(),
+    }
+}
+
+/// Marks the end of a phase.
+pub fn outside() {
+    hint::<OUTSIDE>();
+}
+
+/// Marks the beginning of a foreign test; [`outside`] ends it.
+pub fn foreign() {
+    hint::<FOREIGN>();
+}
+
+#[cfg(target_arch = "aarch64")]
+fn hint<const IMMEDIATE: u8>() {
+    // SAFETY: an unallocated hint executes as a no-op; memory is left declared as touched, so that
+    // the compiler moves no access across the mark.
+    unsafe {
+        std::arch::asm!(
+            "hint #{immediate}",
+            immediate = const IMMEDIATE,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn hint<const IMMEDIATE: u8>() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn immediates_follow_the_order_of_the_phases() {
+        for (offset, phase) in (FIRST_PHASE..).zip(Phase::ALL) {
+            assert_eq!(immediate(phase), offset);
+        }
+    }
+
+    #[test]
+    fn no_two_marks_are_the_same() {
+        let last = immediate(Phase::ALL[Phase::ALL.len() - 1]);
+
+        assert!(OUTSIDE < FIRST_PHASE && last < FOREIGN);
+    }
+}

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Results: JSON Lines, one object for each phase of each iteration (`granule.result/1`).
 
+mod host;
 mod read;
+mod write;
 
 use std::collections::BTreeMap;
 
+pub use host::{FACTS_VARIABLE, FactsError, stage2_features};
 pub use read::{ReadError, read_records};
+pub use write::{RecordWriter, WriteError};
 
 use serde::{Deserialize, Serialize};
 

@@ -91,7 +91,7 @@ fn read_record(line: usize, text: &str) -> Result<Record, ReadError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::{
         phase::Phase,
@@ -99,7 +99,7 @@ mod tests {
         units::{Bytes, Nanoseconds},
     };
 
-    fn record() -> Record {
+    pub(in crate::results) fn record() -> Record {
         Record {
             schema: SCHEMA.to_owned(),
             host: Host {
