@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What a run of the page-table test is asked to do.
 
-mod mode;
 mod selection;
 
-pub use mode::{GuestMode, ParseModeError};
 pub use selection::{ParsePhasesError, PhaseSelection};
 
 use std::{fmt, str::FromStr};

@@ -42,6 +42,8 @@ pub struct KvmConfig {
     pub ipa_bits: Option<u8>,
     /// How dirty pages are logged.
     pub dirty: DirtyMode,
+    /// Whether the kernel's events are counted; counting costs time.
+    pub events: bool,
 }
 
 impl KvmConfig {
@@ -57,6 +59,7 @@ impl KvmConfig {
             pin: Vec::new(),
             ipa_bits: None,
             dirty: DirtyMode::Plain,
+            events: true,
         }
     }
 }
