@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Figures in a few characters. One unit for a row, so that its columns can be read against
+//! each other; four digits where a range must fit into a column.
+
+use super::super::{Change, Spread};
+
+/// What a row's figures are, and the unit they are written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// A plain count.
+    Count,
+    /// Time: nanoseconds in one of these, and its name.
+    Time(u64, &'static str),
+}
+
+/// What stands where there is no figure.
+pub const NONE: &str = "-";
+
+impl Unit {
+    /// The largest unit of time that keeps the greater of two medians at 1 or more.
+    pub fn of_time(change: &Change) -> Self {
+        let medians = [change.before, change.after].into_iter().flatten();
+        let greatest = medians.map(|spread| spread.median).max().unwrap_or(0);
+        for (size, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")] {
+            if greatest >= size {
+                return Self::Time(size, name);
+            }
+        }
+        Self::Time(1, "ns")
+    }
+
+    /// The median with its unit, at most 14 characters up to a day or 100 billion.
+    pub fn median(self, spread: Option<Spread>) -> String {
+        let Some(Spread { median, .. }) = spread else {
+            return NONE.to_owned();
+        };
+        match self {
+            Self::Count if median >= 100_000_000_000 => short(median),
+            Self::Count => grouped(median),
+            Self::Time(1, name) => format!("{median} {name}"),
+            Self::Time(size, name) => format!("{:.3} {name}", median as f64 / size as f64),
+        }
+    }
+
+    /// Least and greatest, where they are not the same.
+    pub fn range(self, spread: Option<Spread>) -> Option<String> {
+        let Spread { min, max, .. } = spread?;
+        let text = |value| match self {
+            Self::Count => short(value),
+            Self::Time(size, _) => digits(value as f64 / size as f64),
+        };
+        (min != max).then(|| format!("{}..{}", text(min), text(max)))
+    }
+}
+
+/// Three digits behind the point, five where that would leave too little.
+pub fn ratio(change: &Change) -> String {
+    match change.ratio {
+        Some(ratio) if ratio >= 10_000.0 => format!("{ratio:.2e}"),
+        Some(ratio) if ratio > 0.0 && ratio < 0.01 => format!("{ratio:.5}"),
+        Some(ratio) => format!("{ratio:.3}"),
+        None => NONE.to_owned(),
+    }
+}
+
+/// The gain, with its sign.
+pub fn gain(change: &Change) -> String {
+    match change.gain() {
+        Some(gain) if gain < -1_000_000.0 => format!("{gain:+.1e}%"),
+        // Not "-0.0%".
+        Some(gain) if gain.abs() < 0.05 => "0.0%".to_owned(),
+        Some(gain) => format!("{gain:+.1}%"),
+        None => NONE.to_owned(),
+    }
+}
+
+/// A percentage with no more digits than it has.
+pub fn percent(value: f64) -> String {
+    let text = format!("{value:.2}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    format!("{text}%")
+}
+
+/// Digits in groups of three.
+fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A count in at most six characters.
+fn short(value: u64) -> String {
+    for (size, name) in [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "K")] {
+        if value as f64 >= size {
+            let size = if name == "K" { 1e3 } else { size };
+            return digits(value as f64 / size) + name;
+        }
+    }
+    value.to_string()
+}
+
+/// Four digits.
+fn digits(value: f64) -> String {
+    let behind = match value {
+        value if value >= 1000.0 => 0,
+        value if value >= 100.0 => 1,
+        value if value >= 10.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.behind$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spread(min: u64, median: u64, max: u64) -> Option<Spread> {
+        Some(Spread {
+            median,
+            min,
+            max,
+            runs: 3,
+        })
+    }
+
+    #[test]
+    fn a_row_has_one_unit() {
+        let change = Change::between(spread(1, 42_209_280, 2), spread(1, 950, 2));
+        let unit = Unit::of_time(&change);
+
+        assert_eq!(unit.median(change.before), "42.209 ms");
+        assert_eq!(unit.median(change.after), "0.001 ms");
+        assert_eq!(unit.median(None), "-");
+    }
+
+    #[test]
+    fn counts_are_grouped_and_ranges_are_short() {
+        let counts = spread(34_600_000, 34_625_989, 135_000_000);
+
+        assert_eq!(Unit::Count.median(counts), "34,625,989");
+        assert_eq!(Unit::Count.range(counts).unwrap(), "34.60M..135.0M");
+        assert_eq!(Unit::Count.range(spread(33, 33, 33)), None);
+        assert_eq!(
+            Unit::Count.range(spread(33, 100, 10_000)).unwrap(),
+            "33..10.00K"
+        );
+    }
+
+    #[test]
+    fn ratio_and_gain_never_lie_by_rounding() {
+        let change = |before, after| {
+            Change::between(spread(before, before, before), spread(after, after, after))
+        };
+        assert_eq!(ratio(&change(100_000, 107)), "0.00107");
+        assert_eq!(gain(&change(100_000, 100_001)), "0.0%");
+        assert_eq!(gain(&change(100, 105)), "-5.0%");
+        assert_eq!(gain(&change(1000, 300)), "+70.0%");
+        assert_eq!(
+            (ratio(&change(0, 3)), gain(&change(0, 3))),
+            ("-".into(), "-".into())
+        );
+    }
+
+    #[test]
+    fn no_figure_leaves_its_column() {
+        let all = spread(0, u64::MAX, u64::MAX);
+        for unit in [Unit::Count, Unit::Time(1_000_000_000, "s")] {
+            assert!(unit.range(all).unwrap().len() <= 20);
+        }
+        assert!(Unit::Count.median(all).len() <= 14);
+    }
+
+    #[test]
+    fn a_percentage_has_no_needless_digits() {
+        assert_eq!(percent(3.0), "3%");
+        assert_eq!(percent(0.25), "0.25%");
+        assert_eq!(percent(100.0), "100%");
+    }
+}

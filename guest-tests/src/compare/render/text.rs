@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Plain text within 75 columns, ASCII as far as the input is, so that it pastes into a mail.
+
+use std::fmt::Write;
+
+use super::{
+    super::{Change, Comparison, PhaseChange},
+    figures::{self, Unit},
+};
+
+/// No line is longer, unless a single word is.
+const WIDTH: usize = 75;
+/// The widths of name, before, after, ratio and gain.
+const NAME: usize = 22;
+const FIGURE: usize = 15;
+const RATIO: usize = 9;
+const GAIN: usize = 10;
+
+/// The comparison as text.
+pub fn text(comparison: &Comparison) -> String {
+    let mut out = String::new();
+    for (name, words) in super::head(comparison) {
+        wrap(&mut out, &format!("{name:<10}"), &words);
+    }
+    for configuration in &comparison.configurations {
+        out.push('\n');
+        wrap(&mut out, "", &super::title(comparison, configuration));
+        row(
+            &mut out,
+            "  phase",
+            ["before", "after", "ratio", "gain"],
+            "",
+        );
+        for phase in &configuration.phases {
+            phase_rows(&mut out, phase);
+        }
+    }
+    out.push('\n');
+    for note in super::foot(comparison) {
+        wrap(&mut out, "", &note);
+    }
+    out
+}
+
+fn phase_rows(out: &mut String, phase: &PhaseChange) {
+    let mark = if phase.regression { " !" } else { "" };
+    let name = format!("  {}", phase.phase);
+    change_rows(out, &name, &phase.time, Unit::of_time(&phase.time), mark);
+    for (name, change) in phase.counters.iter().chain(&phase.events) {
+        change_rows(out, &format!("    {name}"), change, Unit::Count, "");
+    }
+}
+
+/// A figure's row and, where its runs differ, their range below it.
+fn change_rows(out: &mut String, name: &str, change: &Change, unit: Unit, mark: &str) {
+    let medians = [unit.median(change.before), unit.median(change.after)];
+    let [before, after] = &medians;
+    let (ratio, gain) = (figures::ratio(change), figures::gain(change));
+    row(out, name, [before, after, &ratio, &gain], mark);
+    let ranges = [unit.range(change.before), unit.range(change.after)];
+    if ranges.iter().any(Option::is_some) {
+        let [before, after] = ranges.map(|range| range.unwrap_or_else(|| "same".to_owned()));
+        row(out, "      min..max", [&before, &after, "", ""], "");
+    }
+}
+
+fn row(out: &mut String, name: &str, cells: [&str; 4], mark: &str) {
+    let mut line = name.to_owned();
+    if line.len() >= NAME {
+        // A long name stands on its own line.
+        line.push('\n');
+        out.push_str(&line);
+        line.clear();
+    }
+    let [before, after, ratio, gain] = cells;
+    // Writing into a String cannot fail.
+    let _ = write!(
+        line,
+        "{:<pad$}{before:>FIGURE$}{after:>FIGURE$}{ratio:>RATIO$}{gain:>GAIN$}{mark}",
+        "",
+        pad = NAME - line.len(),
+    );
+    out.push_str(line.trim_end());
+    out.push('\n');
+}
+
+/// Words wrapped behind a name, the following lines indented under the first word.
+fn wrap(out: &mut String, name: &str, words: &str) {
+    let indent = " ".repeat(name.len());
+    let options = textwrap::Options::new(WIDTH)
+        .initial_indent(name)
+        .subsequent_indent(&indent)
+        .break_words(false);
+    for line in textwrap::wrap(words, options) {
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What one side of a comparison was: its kernel and its host, for the head of the report.
+
+use serde::Serialize;
+
+use super::provenance;
+use crate::{
+    results::{Host, Record, Series},
+    units::Bytes,
+};
+
+/// One side. Where records differ (only by force), the first one speaks for all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Side {
+    /// What it is called.
+    pub label: String,
+    /// `uname -r`; empty where not known.
+    pub kernel: String,
+    /// The series applied; `None` where not known.
+    pub series: Option<Vec<Series>>,
+    /// SHA-256 of the kernel image.
+    pub image_sha256: Option<String>,
+    /// The CPU's name.
+    pub cpu: Option<String>,
+    /// Its features, as `name=value`; empty where not known.
+    pub features: String,
+    /// The host's base page.
+    pub page_size: Option<Bytes>,
+    /// The emulator; `None` on hardware, and where nothing is known.
+    pub emulator: Option<String>,
+}
+
+impl Side {
+    pub(super) fn of(label: String, records: &[Record]) -> Self {
+        let host = records.first().map(|record| record.host.clone());
+        let host = host.unwrap_or_default();
+        let features = if provenance::is_known(&host) {
+            provenance::features(&host)
+        } else {
+            String::new()
+        };
+        let Host {
+            arch: _,
+            kernel,
+            series,
+            image_sha256,
+            cpu,
+            features: _,
+            page_size,
+            emulator,
+        } = host;
+        Self {
+            label,
+            kernel,
+            series,
+            image_sha256,
+            cpu,
+            features,
+            page_size,
+            emulator,
+        }
+    }
+
+    /// Whether it ran under an emulator.
+    pub const fn is_emulated(&self) -> bool {
+        self.emulator.is_some()
+    }
+
+    /// Kernel, series and image in one line; `None` where nothing is known.
+    pub fn kernel_line(&self) -> Option<String> {
+        if self.kernel.is_empty() {
+            return None;
+        }
+        let series = match self.series.as_deref() {
+            None => "series not known".to_owned(),
+            Some([]) => "no series".to_owned(),
+            Some(series) => {
+                let each = series.iter().map(|series| {
+                    let plural = if series.patches == 1 { "" } else { "es" };
+                    format!("{} ({} patch{plural})", series.name, series.patches)
+                });
+                each.collect::<Vec<_>>().join(" + ")
+            }
+        };
+        let image = match self.image_sha256.as_deref().map(|hash| hash.get(..12)) {
+            Some(Some(start)) => format!(", image {start}"),
+            _ => String::new(),
+        };
+        Some(format!("Linux {}, {series}{image}", self.kernel))
+    }
+}
