@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The system calls that make, populate and drop a mapping, each wrapped once.
+//!
+//! A [`Mapping`] owns a reservation of address space (`PROT_NONE`) and, inside it, the memory
+//! itself, put there with `MAP_FIXED`. Dropping it unmaps both.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd, FromRawFd},
+    ptr,
+};
+
+use granule_guest_tests::units::Bytes;
+
+use super::{
+    align::{congruent_from, reservation},
+    plan::Plan,
+};
+
+/// A failed call and its purpose.
+#[derive(Debug)]
+pub struct Failed {
+    pub doing: &'static str,
+    pub source: io::Error,
+}
+
+fn failed(doing: &'static str) -> Failed {
+    Failed {
+        doing,
+        source: io::Error::last_os_error(),
+    }
+}
+
+fn too_large(doing: &'static str) -> Failed {
+    Failed {
+        doing,
+        source: io::Error::from_raw_os_error(libc::ENOMEM),
+    }
+}
+
+/// Memory in this process, its place chosen by us.
+#[derive(Debug)]
+pub struct Mapping {
+    reserved: *mut libc::c_void,
+    reserved_len: usize,
+    memory: *mut libc::c_void,
+    len: usize,
+    file: Option<File>,
+}
+
+// SAFETY: the pointers are addresses of memory that lives as long as the value; every access
+// through them is volatile or a system call, both fine from any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as for Send; no method gives out a reference to the memory.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Reserves address space and maps `size` bytes in it as `plan` says, at an address congruent
+    /// to `guest` modulo the plan's page.
+    pub fn new(plan: &Plan, size: Bytes, guest: u64) -> Result<Self, Failed> {
+        const RESERVE: &str = "reserving address space (mmap)";
+        let base = plan.base_page().0;
+        let length = reservation(size.0, plan.page().0, base).ok_or_else(|| too_large(RESERVE))?;
+        let reserved_len = usize::try_from(length).map_err(|_| too_large(RESERVE))?;
+        let len = usize::try_from(size.0).map_err(|_| too_large(RESERVE))?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let reserved = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                reserved_len,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if reserved == libc::MAP_FAILED {
+            return Err(failed(RESERVE));
+        }
+        // From here on, dropping `mapping` gives the reservation back.
+        let mut mapping = Self {
+            reserved,
+            reserved_len,
+            memory: reserved,
+            len,
+            file: None,
+        };
+        let at = congruent_from(reserved.addr() as u64 + base, guest, plan.page().0)
+            .and_then(|at| usize::try_from(at).ok())
+            .ok_or_else(|| too_large(RESERVE))?;
+        mapping.memory = reserved.with_addr(at);
+        mapping.file = plan
+            .memfd_flags()
+            .map(|flags| memory_file(flags, size))
+            .transpose()?;
+        mapping.map(plan)?;
+        Ok(mapping)
+    }
+
+    /// Maps the memory, in place of what is there.
+    pub fn map(&self, plan: &Plan) -> Result<(), Failed> {
+        let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
+        // SAFETY: the range lies inside the reservation this value owns; nothing else uses it.
+        let memory = unsafe {
+            libc::mmap(
+                self.memory,
+                self.len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                plan.map_flags() | libc::MAP_FIXED,
+                fd,
+                0,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(failed("mapping the memory (mmap)"));
+        }
+        plan.advice().map_or(Ok(()), |advice| self.advise(advice))
+    }
+
+    /// Gives advice on the whole memory. A kernel without transparent huge pages refuses advice on
+    /// them; advice against what it cannot do is then carried out already.
+    fn advise(&self, advice: i32) -> Result<(), Failed> {
+        match self.madvise(advice) {
+            Err(error)
+                if advice == libc::MADV_NOHUGEPAGE
+                    && error.raw_os_error() == Some(libc::EINVAL) =>
+            {
+                Ok(())
+            }
+            result => result.map_err(|source| Failed {
+                doing: "advising on huge pages (madvise)",
+                source,
+            }),
+        }
+    }
+
+    fn madvise(&self, advice: i32) -> io::Result<()> {
+        // SAFETY: the range is this value's own, and none of the advice used here does more than
+        // populate or discard its contents.
+        match unsafe { libc::madvise(self.memory, self.len, advice) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Populates the memory, writable; it must be fresh, as a kernel that cannot do it by itself
+    /// (before Linux 5.14) has it done by writing a zero to every page.
+    pub fn populate(&self, plan: &Plan) -> Result<(), Failed> {
+        match self.madvise(libc::MADV_POPULATE_WRITE) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                self.touch(if plan.is_hugetlb() {
+                    plan.page()
+                } else {
+                    plan.base_page()
+                });
+                Ok(())
+            }
+            result => result.map_err(|source| Failed {
+                doing: "populating the memory (MADV_POPULATE_WRITE)",
+                source,
+            }),
+        }
+    }
+
+    /// Writes a zero to every page. Nothing is read first: a read would fix the zero page, and a
+    /// huge zero page is broken into small ones by the write behind it.
+    fn touch(&self, page: Bytes) {
+        let Ok(step) = usize::try_from(page.0) else {
+            return;
+        };
+        for offset in (0..self.len).step_by(step) {
+            let at = self.memory.cast::<u8>().wrapping_add(offset);
+            // SAFETY: `offset` is less than the length of the mapping, which is writable.
+            unsafe { at.write_volatile(0) };
+        }
+    }
+
+    /// Discards the contents with `MADV_DONTNEED`.
+    pub fn discard(&self) -> Result<(), Failed> {
+        self.madvise(libc::MADV_DONTNEED).map_err(|source| Failed {
+            doing: "dropping the memory (MADV_DONTNEED)",
+            source,
+        })
+    }
+
+    /// Discards the contents by a hole in the file as large as the file.
+    pub fn punch_hole(&self) -> Result<(), Failed> {
+        const DOING: &str = "dropping the memory (fallocate with a hole)";
+        let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
+        let len = libc::off_t::try_from(self.len).map_err(|_| too_large(DOING))?;
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: fallocate takes numbers only; the descriptor is this value's own.
+        match unsafe { libc::fallocate(fd, mode, 0, len) } {
+            0 => Ok(()),
+            _ => Err(failed(DOING)),
+        }
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory.cast()
+    }
+
+    /// The size in bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole range was reserved by this value and is given back once; users of the
+        // memory hold the value.
+        unsafe { libc::munmap(self.reserved, self.reserved_len) };
+    }
+}
+
+/// A new file in memory of `size` bytes.
+fn memory_file(flags: u32, size: Bytes) -> Result<File, Failed> {
+    // SAFETY: the name is a C string and lives as long as the program.
+    let fd = unsafe { libc::memfd_create(c"granule-memory".as_ptr(), flags) };
+    if fd < 0 {
+        return Err(failed("making a file in memory (memfd_create)"));
+    }
+    // SAFETY: the descriptor is new, valid and nobody else's.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(size.0).map_err(|source| Failed {
+        doing: "sizing the file in memory (ftruncate)",
+        source,
+    })?;
+    Ok(file)
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guest memory on any backing of the host's.
+//!
+//! A [`Backing`](granule_guest_tests::config::Backing) and the host's page sizes give a
+//! [`Plan`], which knows flags, advice, alignment and what counts as obtained. [`GuestRam`] then
+//! goes through four steps, in this order because a later one cannot repair an earlier one:
+//!
+//! 1. **map**: address space is reserved and the memory put into it at an address congruent to the
+//!    guest's, so that KVM can use blocks; hugetlb pools are checked before and promised by it;
+//! 2. **advise** on transparent huge pages, before the first touch (populating first would fill
+//!    the memory with small pages for good);
+//! 3. **populate**, only where asked;
+//! 4. **verify**: what the kernel says is mapped is read back; small pages where huge ones were
+//!    asked for are an error, never a silent loss.
+
+mod align;
+mod error;
+mod host_pages;
+mod mapping;
+mod plan;
+mod smaps;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use granule_guest_tests::{
+    results::Obtained,
+    units::{Bytes, GuestAddress},
+};
+use vm_memory::{GuestRegionMmap, mmap::MmapRegionBuilder};
+
+use mapping::{Failed, Mapping};
+
+pub use error::MemoryError;
+pub use host_pages::{HostPages, Pool, base_page, block_above};
+pub use plan::{DropBy, Plan};
+pub use smaps::Usage;
+
+/// A piece of guest memory and its mapping in this process.
+#[derive(Debug)]
+pub struct GuestRam {
+    plan: Plan,
+    start: GuestAddress,
+    mapping: Mapping,
+    prefault: bool,
+}
+
+impl GuestRam {
+    /// Maps `size` bytes of guest memory, at guest address `start`, as `plan` says.
+    ///
+    /// # Errors
+    /// The size is no multiple of the backing's page, the pool is short, the kernel refuses, or
+    /// it gave other pages than asked for.
+    pub fn new(
+        plan: Plan,
+        host: &HostPages,
+        start: GuestAddress,
+        size: Bytes,
+        prefault: bool,
+    ) -> Result<Arc<Self>, MemoryError> {
+        if !size.0.is_multiple_of(plan.page().0) || size.0 == 0 {
+            return Err(MemoryError::Size {
+                size,
+                page: plan.page(),
+            });
+        }
+        if plan.is_hugetlb() {
+            host.pool(plan.page())?.check(size)?;
+        }
+        let mapping = Mapping::new(&plan, size, start.0)
+            .map_err(|failed| call_failed(&plan, size, failed))?;
+        let ram = Self {
+            plan,
+            start,
+            mapping,
+            prefault,
+        };
+        ram.populate()?;
+        Ok(Arc::new(ram))
+    }
+
+    /// How the backing is obtained.
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Its first guest address.
+    pub const fn start(&self) -> GuestAddress {
+        self.start
+    }
+
+    /// Its size.
+    pub const fn size(&self) -> Bytes {
+        Bytes(self.mapping.len() as u64)
+    }
+
+    /// Its first byte's address in this process.
+    pub fn host_address(&self) -> u64 {
+        self.mapping.as_ptr().addr() as u64
+    }
+
+    /// The memory as the other virtualisation crates take it. It does not own the mapping: keep
+    /// this value alive as long as the region is used.
+    ///
+    /// # Errors
+    /// [`MemoryError::Range`]: the range leaves 64 bits.
+    pub fn region(&self) -> Result<GuestRegionMmap, MemoryError> {
+        let range = |why: String| MemoryError::Range {
+            start: self.start.0,
+            size: self.size(),
+            why,
+        };
+        let builder = MmapRegionBuilder::new(self.mapping.len())
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(self.plan.map_flags())
+            .with_hugetlbfs(self.plan.is_hugetlb());
+        // SAFETY: the pointer and the length are those of a mapping with this protection that
+        // `self` owns; the region does not unmap it.
+        let builder = unsafe { builder.with_raw_mmap_pointer(self.mapping.as_ptr()) };
+        let region = builder.build().map_err(|error| range(error.to_string()))?;
+        GuestRegionMmap::new(region, self.start)
+            .ok_or_else(|| range("it leaves 64 bits".to_owned()))
+    }
+
+    /// Reads back what is mapped now, by page size.
+    ///
+    /// # Errors
+    /// The kernel does not tell, or it is not what was asked for.
+    pub fn obtained(&self) -> Result<Obtained, MemoryError> {
+        let start = self.host_address();
+        let usage = Usage::of_range(start..start + self.size().0)?;
+        self.plan.check(&usage)?;
+        let parts = [
+            (self.plan.base_page(), usage.small),
+            (block_above(self.plan.base_page()), usage.huge),
+            (usage.kernel_page, usage.hugetlb),
+        ];
+        let mut resident = BTreeMap::new();
+        for (page, bytes) in parts {
+            if bytes.0 > 0 {
+                *resident.entry(page.0).or_insert(0) += bytes.0;
+            }
+        }
+        Ok(Obtained { resident })
+    }
+
+    /// Drops everything behind the memory: the next touch is a first one.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn drop_backing(&self) -> Result<(), MemoryError> {
+        match self.plan.drop_by() {
+            DropBy::Advice => self.mapping.discard(),
+            DropBy::Hole => self.mapping.punch_hole(),
+            DropBy::Remap => self.mapping.map(&self.plan),
+        }
+        .map_err(|failed| call_failed(&self.plan, self.size(), failed))
+    }
+
+    /// After [`GuestRam::drop_backing`]: makes the memory ready for a first touch again.
+    ///
+    /// # Errors
+    /// The kernel refuses, or what it gives is not what was asked for.
+    pub fn restore_backing(&self) -> Result<(), MemoryError> {
+        if self.plan.remap_after_drop() {
+            self.mapping
+                .map(&self.plan)
+                .map_err(|failed| call_failed(&self.plan, self.size(), failed))?;
+        }
+        self.populate()
+    }
+
+    /// Populates where asked to, and verifies that it was done.
+    fn populate(&self) -> Result<(), MemoryError> {
+        if self.prefault {
+            self.mapping
+                .populate(&self.plan)
+                .map_err(|failed| call_failed(&self.plan, self.size(), failed))?;
+        }
+        let resident = Bytes(self.obtained()?.resident.values().sum());
+        if self.prefault && resident < self.size() {
+            return Err(MemoryError::NotPopulated {
+                size: self.size(),
+                resident,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn call_failed(plan: &Plan, size: Bytes, Failed { doing, source }: Failed) -> MemoryError {
+    MemoryError::Call {
+        doing,
+        size,
+        backing: plan.backing(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Every backing, for real, on the machine the tests run on. What it does not offer is skipped
+//! aloud.
+
+use vm_memory::{Bytes as _, GuestMemoryRegion, MemoryRegionAddress};
+
+use super::*;
+
+const GUEST: GuestAddress = GuestAddress(0xffff_c000_0000);
+
+/// The memory, or `None` with the reason printed where this machine cannot give it.
+fn ram(name: &str, pages: u64, prefault: bool) -> Option<Arc<GuestRam>> {
+    let host = HostPages::of_this_host().unwrap();
+    let made = Plan::new(name.parse().unwrap(), &host).and_then(|plan| {
+        let size = Bytes(plan.page().0 * pages);
+        GuestRam::new(plan, &host, GUEST, size, prefault)
+    });
+    match made {
+        Ok(ram) => Some(ram),
+        Err(
+            error @ (MemoryError::PoolShort { .. }
+            | MemoryError::NoHugetlb { .. }
+            | MemoryError::ThpOff),
+        ) => {
+            println!("SKIP {name}: {error}");
+            None
+        }
+        Err(error) => panic!("{name}: {error}: {:?}", std::error::Error::source(&error)),
+    }
+}
+
+fn resident(ram: &GuestRam) -> u64 {
+    ram.obtained().unwrap().resident.values().sum()
+}
+
+fn goes_through_its_life(name: &str, pages: u64) {
+    let Some(ram) = ram(name, pages, false) else {
+        return;
+    };
+    let region = ram.region().unwrap();
+    let page = ram.plan().page().0;
+    assert_eq!(ram.host_address() % page, GUEST.0 % page, "congruent");
+    assert_eq!(resident(&ram), 0, "nothing is populated unasked");
+
+    for at in (0..ram.size().0).step_by(usize::try_from(page).unwrap()) {
+        region.write_obj(at | 1, MemoryRegionAddress(at)).unwrap();
+    }
+    let obtained = ram.obtained().unwrap();
+    assert_eq!(obtained.resident, BTreeMap::from([(page, ram.size().0)]));
+
+    ram.drop_backing().unwrap();
+    assert_eq!(resident(&ram), 0, "dropped");
+
+    ram.restore_backing().unwrap();
+    let value: u64 = region.read_obj(MemoryRegionAddress(page)).unwrap();
+    assert_eq!(value, 0, "contents are gone");
+    assert_eq!(region.start_addr(), GUEST);
+}
+
+fn is_whole_after_prefault(name: &str, pages: u64) {
+    let Some(ram) = ram(name, pages, true) else {
+        return;
+    };
+    let whole = BTreeMap::from([(ram.plan().page().0, ram.size().0)]);
+    assert_eq!(ram.obtained().unwrap().resident, whole);
+
+    ram.drop_backing().unwrap();
+    assert_eq!(resident(&ram), 0);
+
+    ram.restore_backing().unwrap();
+    assert_eq!(ram.obtained().unwrap().resident, whole);
+}
+
+#[test]
+fn anonymous_memory() {
+    goes_through_its_life("anonymous", 1024);
+    is_whole_after_prefault("anonymous", 1024);
+}
+
+#[test]
+fn transparent_huge_pages() {
+    goes_through_its_life("anonymous_thp", 4);
+    is_whole_after_prefault("anonymous_thp", 4);
+}
+
+#[test]
+fn shared_memory() {
+    goes_through_its_life("shmem", 1024);
+    is_whole_after_prefault("shmem", 1024);
+}
+
+// One test, so that no two draw from the pool at once.
+#[test]
+fn hugetlb_pages() {
+    for name in [
+        "anonymous_hugetlb",
+        "anonymous_hugetlb_1gb",
+        "shared_hugetlb",
+    ] {
+        goes_through_its_life(name, 2);
+        is_whole_after_prefault(name, 2);
+    }
+}
+
+#[test]
+fn small_pages_behind_huge_ones_are_told() {
+    let Some(ram) = ram("anonymous_thp", 2, true) else {
+        return;
+    };
+    let page = usize::try_from(ram.plan().base_page().0).unwrap();
+
+    // SAFETY: the first small page of the mapping, which nobody else uses; its contents may go.
+    let result = unsafe { libc::madvise(ram.mapping.as_ptr().cast(), page, libc::MADV_DONTNEED) };
+
+    assert_eq!(result, 0);
+    let error = ram.obtained().unwrap_err();
+    assert!(error.to_string().contains("are in small pages"), "{error}");
+}
+
+#[test]
+fn a_size_that_is_no_multiple_of_the_page_is_refused() {
+    let host = HostPages::of_this_host().unwrap();
+    let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
+
+    let error = GuestRam::new(plan, &host, GUEST, Bytes(1), false).unwrap_err();
+
+    assert!(matches!(error, MemoryError::Size { .. }), "{error}");
+}
