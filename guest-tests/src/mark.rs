@@ -26,8 +26,11 @@ pub const FOREIGN: u8 = 0x70;
 
 /// The immediate that stands for a phase.
 pub const fn immediate(phase: Phase) -> u8 {
-    // The discriminants count from 0 in the order of `Phase::ALL`; a test holds them to it.
-    FIRST_PHASE + phase as u8
+    match phase {
+        Phase::Whole => FOREIGN,
+        // The discriminants count from 0 in the order of `Phase::ALL`; a test holds them to it.
+        step => FIRST_PHASE + step as u8,
+    }
 }
 
 /// Marks the beginning of a phase.
@@ -40,6 +43,7 @@ pub fn phase(phase: Phase) {
         Phase::Rebuild => hint::<{ immediate(Phase::Rebuild) }>(),
         Phase::Exec => hint::<{ immediate(Phase::Exec) }>(),
         Phase::Unmap => hint::<{ immediate(Phase::Unmap) }>(),
+        Phase::Whole => foreign(),
     }
 }
 

@@ -26,10 +26,13 @@ pub enum Phase {
     Exec,
     /// The host drops the backing.
     Unmap,
+    /// All that a foreign test did, from its start to its end: counts cannot be taken apart there.
+    /// Not a step of an iteration, so not in [`Phase::ALL`].
+    Whole,
 }
 
 impl Phase {
-    /// Every phase, in order.
+    /// Every step of an iteration, in order.
     pub const ALL: [Self; 7] = [
         Self::Create,
         Self::LoggingOn,
@@ -50,6 +53,7 @@ impl Phase {
             Self::Rebuild => "rebuild",
             Self::Exec => "exec",
             Self::Unmap => "unmap",
+            Self::Whole => "whole",
         }
     }
 
@@ -67,7 +71,7 @@ impl Phase {
             Self::Create => Some("CREATE"),
             Self::Update => Some("UPDATE"),
             Self::Rebuild => Some("ADJUST"),
-            Self::LoggingOn | Self::LoggingOff | Self::Exec | Self::Unmap => None,
+            Self::LoggingOn | Self::LoggingOff | Self::Exec | Self::Unmap | Self::Whole => None,
         }
     }
 }
