@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//
+// The guest program of the page-table test, arm64. It runs at EL1 with the MMU and caches on from
+// its first instruction; the host has built the tables and set the system registers.
+//
+// Each vCPU has a mailbox, its address in TPIDR_EL1. The host writes a task into it and enters the
+// guest; the guest does the task and stores to the doorbell, an address without memory, which
+// takes it back to the host. The next entry continues behind that store, with the next task.
+// An exception is fatal: the vector leaves the syndrome in the mailbox and rings the other bell.
+//
+// It needs no stack, is position-independent, and is copied to an address aligned to 2K (the
+// vectors). Names in braces are numbers that the assembler is given by arch/aarch64/mailbox.rs.
+//
+//	x0  access		x5  how many reads behind each place
+//	x1  place		x6  from one of these reads to the next
+//	x2  places left		x7  seed
+//	x3  stride		x9 to x11  scratch
+//	x4  to the first read	x27 mailbox, x28 doorbell, x30 link of planted code
+
+	.pushsection .rodata.granule_guest, "a", %progbits
+	.balign	2048
+	.globl	granule_guest_start
+granule_guest_start:
+
+// --- Vectors: sixteen entries of 128 bytes. Each notes its number.
+
+	.macro	fatal_vector number
+	.balign	128
+	mrs	x27, tpidr_el1
+	mov	x26, #\number
+	b	.Lfatal
+	.endm
+
+	.irp	number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+	fatal_vector \number
+	.endr
+	.purgem	fatal_vector
+	.balign	128
+
+.Lfatal:
+	mrs	x25, esr_el1
+	stp	x26, x25, [x27, #{VECTOR}]	// vector, syndrome
+	mrs	x25, elr_el1
+	mrs	x24, far_el1
+	stp	x25, x24, [x27, #{ELR}]		// return address, fault address
+	ldr	x28, [x27, #{DOORBELL}]
+1:	str	xzr, [x28, #{FATAL_BELL}]
+	b	1b				// there is no way on
+
+// --- Entry, and back here after each task.
+
+	.balign	64
+	.globl	granule_guest_entry
+granule_guest_entry:
+	mrs	x27, tpidr_el1
+	ldr	x28, [x27, #{DOORBELL}]
+
+.Lnext:
+	ldp	x0, x1, [x27, #{ACCESS}]	// access, first place
+	ldp	x2, x3, [x27, #{COUNT}]		// count, stride
+	ldp	x4, x5, [x27, #{INNER_FIRST}]	// first and count of the reads behind a place
+	ldp	x6, x7, [x27, #{INNER_STRIDE}]	// their stride, seed
+	cbz	x2, .Ldone
+	cmp	x0, #{READ}
+	b.eq	.Lread
+	cmp	x0, #{WRITE}
+	b.eq	.Lwrite
+	cmp	x0, #{WRITE_THEN_READ}
+	b.eq	.Lwrite_then_read
+	cmp	x0, #{PLANT}
+	b.eq	.Lplant
+	cmp	x0, #{EXECUTE}
+	b.eq	.Lexecute
+	cmp	x0, #{VERIFY}
+	b.eq	.Lverify
+
+.Ldone:
+	str	xzr, [x28, #{DONE_BELL}]
+	b	.Lnext
+
+.Lread:
+	ldr	x9, [x1]
+	add	x1, x1, x3
+	subs	x2, x2, #1
+	b.ne	.Lread
+	b	.Ldone
+
+.Lwrite:
+	eor	x9, x7, x1
+	str	x9, [x1]
+	add	x1, x1, x3
+	subs	x2, x2, #1
+	b.ne	.Lwrite
+	b	.Ldone
+
+.Lwrite_then_read:
+	eor	x9, x7, x1
+	str	x9, [x1]
+	cbz	x5, 2f
+	add	x10, x1, x4
+	mov	x11, x5
+1:	ldr	x9, [x10]
+	add	x10, x10, x6
+	subs	x11, x11, #1
+	b.ne	1b
+2:	add	x1, x1, x3
+	subs	x2, x2, #1
+	b.ne	.Lwrite_then_read
+	b	.Ldone
+
+// A "ret" at PLANT_OFFSET behind the place, made visible to instruction fetch on every CPU (Arm
+// ARM B2.4.4); the 8 bytes at the place keep what Verify expects.
+.Lplant:
+	movz	w9, #0x03c0
+	movk	w9, #0xd65f, lsl #16
+1:	add	x10, x1, #{PLANT_OFFSET}
+	str	w9, [x10]
+	dc	cvau, x10
+	dsb	ish
+	ic	ivau, x10
+	dsb	ish
+	isb
+	add	x1, x1, x3
+	subs	x2, x2, #1
+	b.ne	1b
+	b	.Ldone
+
+.Lexecute:
+	isb					// others planted
+1:	add	x10, x1, #{PLANT_OFFSET}
+	blr	x10
+	add	x1, x1, x3
+	subs	x2, x2, #1
+	b.ne	1b
+	b	.Ldone
+
+.Lverify:
+	ldr	x9, [x1]
+	eor	x10, x7, x1
+	cmp	x9, x10
+	b.ne	.Ldiffers
+	add	x1, x1, x3
+	subs	x2, x2, #1
+	b.ne	.Lverify
+	b	.Ldone
+
+.Ldiffers:
+	stp	x1, x9, [x27, #{DIFFERS_AT}]	// place, what it holds
+	str	xzr, [x28, #{DIFFERS_BELL}]
+	b	.Lnext
+
+	.globl	granule_guest_end
+granule_guest_end:
+	.popsection

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Where things lie in the guest.
+//!
+//! ```text
+//! 0x0_8000   the bells: no memory, every store leaves the guest
+//! 0x1_0000   the program, vectors first          ┐
+//!            one mailbox a vCPU, a page each     │ low memory, one slot
+//!            stage-1 tables                      ┘
+//!    …
+//! the region under test: by default the top of the mode's physical addresses, one page short of
+//! their end, as the kernel's `kvm_page_table_test` places it
+//! ```
+//!
+//! Guest-virtual addresses are the physical ones, cut to the width of a virtual address (which
+//! makes a difference only with 52 bits of physical address).
+
+use thiserror::Error;
+
+use super::stage1::{MemoryKind, Stage1Error, Tables};
+use crate::{
+    guest_mode::GuestMode,
+    units::{Bytes, GuestAddress},
+};
+
+/// The bells' address, outside all memory.
+pub const DOORBELL: GuestAddress = GuestAddress(0x8000);
+
+/// Where low memory begins: aligned to every granule and host page.
+pub const LOW_MEMORY: GuestAddress = GuestAddress(0x1_0000);
+
+/// Room for the program.
+const PROGRAM_ROOM: u64 = 0x1_0000;
+
+/// Why the guest cannot be laid out.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LayoutError {
+    /// The region does not fit below the end of physical addresses.
+    #[error("{size} of memory do not fit {bits} bits of guest-physical address")]
+    TooLarge {
+        /// The region's size.
+        size: Bytes,
+        /// The width of a physical address.
+        bits: u8,
+    },
+    /// The region covers the test's own code.
+    #[error(
+        "a region at {start:#x} covers the test's own code, mailboxes and tables: \
+         use an offset of at least {free:#x}"
+    )]
+    Covers {
+        /// Where the region would begin.
+        start: u64,
+        /// The first address that is free.
+        free: u64,
+    },
+    /// The guest's tables cannot be built.
+    #[error("the guest's own tables cannot be built")]
+    Stage1(#[from] Stage1Error),
+}
+
+/// Where the region under test begins: at `offset`, or as high as the kernel's test puts it (the
+/// last guest page stays free); aligned down to `align`, a power of two.
+///
+/// # Errors
+/// [`LayoutError::TooLarge`].
+pub fn place_region(
+    pa_bits: u8,
+    granule: Bytes,
+    size: Bytes,
+    align: Bytes,
+    offset: Option<GuestAddress>,
+) -> Result<GuestAddress, LayoutError> {
+    let too_large = LayoutError::TooLarge {
+        size,
+        bits: pa_bits,
+    };
+    let end = 1u64 << pa_bits;
+    let start = match offset {
+        Some(GuestAddress(offset)) => Some(offset),
+        None => end.checked_sub(granule.0 + size.0),
+    };
+    start
+        .map(|start| start & !(align.0 - 1))
+        .filter(|start| start.checked_add(size.0).is_some_and(|last| last <= end))
+        .map(GuestAddress)
+        .ok_or(too_large)
+}
+
+/// How many tables a guest with a region of this size takes at most: the root, one a level for low
+/// memory, two a level for the ends of the region, and one for each 64 GiB between them (what one
+/// table of 16K-granule blocks maps; those of other granules map more).
+const fn most_tables(size: Bytes) -> u64 {
+    1 + 3 + 6 + (size.0 >> 36)
+}
+
+/// A guest laid out.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    mode: GuestMode,
+    unit: u64,
+    vcpus: u64,
+    tables: Tables,
+}
+
+impl Layout {
+    /// Lays a guest out: `vcpus` mailboxes, and tables that map them and the region.
+    ///
+    /// # Errors
+    /// The region covers low memory, or the tables cannot be built.
+    pub fn new(
+        mode: GuestMode,
+        host_page: Bytes,
+        vcpus: u32,
+        region: GuestAddress,
+        size: Bytes,
+    ) -> Result<Self, LayoutError> {
+        let granule = mode.page_size();
+        // Nothing shares a page, neither the host's nor the guest's.
+        let unit = host_page.0.max(granule.0);
+        let vcpus = u64::from(vcpus);
+        let tables_at = GuestAddress(LOW_MEMORY.0 + PROGRAM_ROOM + vcpus * unit);
+        let free = (tables_at.0 + most_tables(size) * granule.0).next_multiple_of(unit);
+        if region.0 < free {
+            return Err(LayoutError::Covers {
+                start: region.0,
+                free,
+            });
+        }
+        let mut layout = Self {
+            mode,
+            unit,
+            vcpus,
+            tables: Tables::new(tables_at, mode.page_shift(), mode.va_bits()),
+        };
+        let bells = DOORBELL.0 & !(granule.0 - 1);
+        let low = Bytes(tables_at.0 - LOW_MEMORY.0);
+        let maps = [
+            (GuestAddress(bells), granule, MemoryKind::Device),
+            (LOW_MEMORY, low, MemoryKind::Normal),
+            (region, size, MemoryKind::Normal),
+        ];
+        for (start, size, kind) in maps {
+            let virtual_start = layout.virtual_of(start);
+            layout.tables.map(virtual_start, start, size, kind)?;
+        }
+        Ok(layout)
+    }
+
+    /// The guest mode.
+    pub const fn mode(&self) -> GuestMode {
+        self.mode
+    }
+
+    /// The guest-virtual address of a physical one.
+    pub const fn virtual_of(&self, physical: GuestAddress) -> u64 {
+        physical.0 & ((1 << self.mode.va_bits()) - 1)
+    }
+
+    /// The guest-physical address of a virtual one, given any physical address of the same piece
+    /// of memory.
+    pub const fn physical_of(&self, address: u64, near: GuestAddress) -> GuestAddress {
+        GuestAddress(near.0 & !((1 << self.mode.va_bits()) - 1) | address)
+    }
+
+    /// The size of low memory, a multiple of the host's page.
+    pub fn low_size(&self) -> Bytes {
+        let end = self.tables.base().0 + self.tables.size().0;
+        Bytes((end - LOW_MEMORY.0).next_multiple_of(self.unit))
+    }
+
+    /// Where the program goes, aligned for its vectors.
+    pub const fn program(&self) -> GuestAddress {
+        LOW_MEMORY
+    }
+
+    /// How large the program may be.
+    pub const fn program_room(&self) -> Bytes {
+        Bytes(PROGRAM_ROOM)
+    }
+
+    /// A vCPU's mailbox.
+    pub fn mailbox(&self, vcpu: usize) -> GuestAddress {
+        let vcpu = (vcpu as u64).min(self.vcpus);
+        GuestAddress(LOW_MEMORY.0 + PROGRAM_ROOM + vcpu * self.unit)
+    }
+
+    /// The guest's tables.
+    pub const fn tables(&self) -> &Tables {
+        &self.tables
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_region_lies_where_the_kernels_test_puts_it() {
+        let at = |bits, size, align| {
+            place_region(bits, Bytes::kib(4), size, align, None)
+                .unwrap()
+                .0
+        };
+
+        // Printed by kvm_page_table_test of Linux 6.1 as "Guest physical test memory offset".
+        assert_eq!(at(48, Bytes::mib(64), Bytes::mib(2)), 0xffff_fbe0_0000);
+        assert_eq!(at(48, Bytes::mib(64), Bytes::kib(4)), 0xffff_fbff_f000);
+        assert_eq!(at(40, Bytes::gib(1), Bytes::gib(1)), 0xff_8000_0000);
+    }
+
+    #[test]
+    fn an_offset_is_aligned_down() {
+        let start = place_region(
+            40,
+            Bytes::kib(4),
+            Bytes::mib(64),
+            Bytes::mib(2),
+            Some(GuestAddress(0x4020_1234)),
+        );
+
+        assert_eq!(start, Ok(GuestAddress(0x4020_0000)));
+    }
+
+    #[test]
+    fn a_region_beyond_the_last_address_is_refused() {
+        let place = |size, offset| {
+            place_region(36, Bytes::kib(4), size, Bytes::kib(4), offset).unwrap_err()
+        };
+
+        assert!(matches!(
+            place(Bytes::gib(64), None),
+            LayoutError::TooLarge { .. }
+        ));
+        assert!(matches!(
+            place(Bytes::mib(4), Some(GuestAddress((1 << 36) - 0x1000))),
+            LayoutError::TooLarge { .. }
+        ));
+    }
+
+    #[test]
+    fn pieces_of_low_memory_do_not_overlap() {
+        for name in ["P48V48_4K", "P48V48_16K", "P48V48_64K"] {
+            let mode: GuestMode = name.parse().unwrap();
+            let size = Bytes::mib(64);
+            let region = GuestAddress(0xffff_f000_0000);
+
+            let layout = Layout::new(mode, Bytes::kib(4), 80, region, size).unwrap();
+
+            assert!(layout.mailbox(0).0 >= layout.program().0 + layout.program_room().0);
+            assert!(layout.mailbox(79).0 < layout.tables().base().0);
+            assert_eq!(layout.tables().base().0 % mode.page_size().0, 0);
+            let end = layout.tables().base().0 + layout.tables().size().0;
+            assert!(LOW_MEMORY.0 + layout.low_size().0 >= end);
+            assert!(layout.tables().size().0 <= most_tables(size) * mode.page_size().0);
+        }
+    }
+
+    #[test]
+    fn a_region_over_the_tests_own_memory_is_refused_with_the_first_free_address() {
+        let size = Bytes::mib(64);
+        let start = GuestAddress(0x20_0000 - 0x1000);
+        let try_at = |start| Layout::new(GuestMode::P40V48_4K, Bytes::kib(4), 1000, start, size);
+
+        let error = try_at(start).unwrap_err();
+
+        let LayoutError::Covers { free, .. } = error else {
+            panic!("{error}");
+        };
+        let layout = try_at(GuestAddress(free)).unwrap();
+        assert!(LOW_MEMORY.0 + layout.low_size().0 <= free);
+    }
+
+    #[test]
+    fn virtual_addresses_are_physical_ones_cut_to_their_width() {
+        let mode = "P52V48_64K".parse().unwrap();
+        let region = GuestAddress(0xf_ffff_0000_0000);
+        let layout = Layout::new(mode, Bytes::kib(4), 1, region, Bytes::mib(64)).unwrap();
+
+        assert_eq!(layout.virtual_of(region), 0xffff_0000_0000);
+        assert_eq!(
+            layout.physical_of(0xffff_0000_1000, region),
+            GuestAddress(0xf_ffff_0000_1000)
+        );
+    }
+}
