@@ -6,6 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Spread;
 use crate::{config::Backing, phase::Phase, results::Record, units::Bytes};
 
+/// Every phase a record can be of, in the order in which a reader wants them.
+pub fn phases() -> impl Iterator<Item = Phase> {
+    Phase::ALL.into_iter().chain([Phase::Whole])
+}
+
 /// What makes two records runs of the same thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
@@ -140,8 +145,7 @@ pub fn only_in(here: &[Group], there: &[Group]) -> Vec<String> {
             alone.push(group.key.name());
             continue;
         };
-        let phases: Vec<_> = Phase::ALL
-            .into_iter()
+        let phases: Vec<_> = phases()
             .filter(|&phase| group.of_phase(phase).next().is_some())
             .filter(|&phase| other.of_phase(phase).next().is_none())
             .map(Phase::name)

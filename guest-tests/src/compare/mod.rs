@@ -269,8 +269,7 @@ fn configuration(before: &Group, after: &Group, min_effect: f64) -> Configuratio
         vcpus,
         prefault,
     } = before.key.clone();
-    let phases = Phase::ALL
-        .into_iter()
+    let phases = group::phases()
         .filter_map(|phase| phase_change(phase, before, after, min_effect))
         .collect();
     Configuration {

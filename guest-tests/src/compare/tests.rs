@@ -193,6 +193,25 @@ fn the_kernels_test_and_ours_are_not_mixed() {
 }
 
 #[test]
+fn the_counts_of_a_foreign_test_are_those_of_the_whole() {
+    let mut create = record();
+    create.counters.clear();
+    let mut whole = record();
+    whole.phase = Phase::Whole;
+    let records = [whole, create];
+
+    let comparison = compare(&records, &records).unwrap();
+
+    let phases = &comparison.configurations[0].phases;
+    assert_eq!(
+        [phases[0].phase, phases[1].phase],
+        [Phase::Create, Phase::Whole]
+    );
+    assert!(phases[0].counters.is_empty());
+    assert_eq!(phases[1].counters.len(), 2);
+}
+
+#[test]
 fn what_stands_on_one_side_only_is_named() {
     let mut other = record();
     other.config.vcpus = 4;
