@@ -199,10 +199,16 @@ impl Comparison {
                     .to_owned(),
             );
         }
-        if let (Some(one), Some(two)) = (&self.before.image_sha256, &self.after.image_sha256)
-            && one == two
-        {
-            notes.push("Both sides ran the same kernel image.".to_owned());
+        match (&self.before.image_sha256, &self.after.image_sha256) {
+            (Some(one), Some(two)) if one == two => {
+                notes.push("Both sides ran the same kernel image.".to_owned());
+            }
+            (None, None) if !raw && self.before.kernel == self.after.kernel => notes.push(
+                "Nothing recorded tells the two kernels apart: that they differ is for you to \
+                 know."
+                    .to_owned(),
+            ),
+            _ => {}
         }
         let times = self.configurations.iter().flat_map(|c| &c.phases);
         let single = times
