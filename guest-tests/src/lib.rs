@@ -22,4 +22,6 @@ pub mod machine;
 pub mod mark;
 pub mod phase;
 pub mod results;
+#[cfg(test)]
+mod toy;
 pub mod units;
