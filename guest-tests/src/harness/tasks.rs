@@ -60,7 +60,7 @@ impl Tasks {
             Phase::Update => self.update(),
             Phase::Rebuild => with(Access::Read, self.walk(self.region.host_page, 0)),
             Phase::Exec => with(Access::Execute, self.planted()),
-            Phase::LoggingOn | Phase::LoggingOff | Phase::Unmap => self.nothing(),
+            Phase::LoggingOn | Phase::LoggingOff | Phase::Unmap | Phase::Whole => self.nothing(),
         }
     }
 

@@ -1,16 +1,319 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `granule bench`.
+//!
+//! `-m -p -b -v -s` and the lines on standard output are those of the kernel's
+//! `kvm_page_table_test`; the rest is ours. With `--json -` the records take standard output and
+//! the lines go to standard error.
 
-use super::{CommandResult, Outcome};
+use std::{
+    io::{self, Write},
+    num::NonZeroU32,
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::ValueEnum;
+use granule_guest_tests::{
+    config::{Backing, PhaseSelection},
+    guest_mode::GuestMode,
+    harness::{self, HarnessError, Plan},
+    log_lines::LogLines,
+    machine::Machine,
+    results::{RecordWriter, RunConfig},
+    units::{Bytes, GuestAddress},
+};
+
+use super::{CommandResult, Outcome, report};
+use crate::machine::{DirtyMode, KvmConfig, KvmMachine};
 
 /// Options of `granule bench`.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+#[command(
+    after_help = "Exit code: 0 done, 1 the test failed (a vCPU, a time limit, or what was read back), \
+                  2 it cannot be run as asked."
+)]
+pub struct Args {
+    /// What stands behind the memory under test: anonymous, anonymous_thp, anonymous_hugetlb,
+    /// anonymous_hugetlb_2mb (and other sizes), shmem, shared_hugetlb
+    #[arg(short = 's', long, value_name = "BACKING", default_value = "anonymous")]
+    backing: Backing,
+    /// Size of the memory under test, with K, M or G
+    #[arg(short = 'b', long, value_name = "SIZE", default_value = "1G", value_parser = size)]
+    memory: Bytes,
+    /// How many vCPUs
+    #[arg(short = 'v', long, value_name = "VCPUS", default_value = "1")]
+    vcpus: NonZeroU32,
+    /// Guest mode, by the kernel's number or name (2 or P48V48_4K); the host's default if left out
+    #[arg(short = 'm', long, value_name = "MODE")]
+    mode: Option<GuestMode>,
+    /// Guest physical address of the memory under test; the top of the mode's if left out
+    #[arg(short = 'p', long, value_name = "OFFSET", value_parser = address)]
+    phys_offset: Option<GuestAddress>,
+    /// How often to go through the phases, each time from untouched memory
+    #[arg(short = 'i', long, value_name = "N", default_value = "1")]
+    iterations: NonZeroU32,
+    /// Which phases, with commas between them; each brings those it needs
+    #[arg(long, value_name = "PHASES", default_value_t = PhaseSelection::all())]
+    phases: PhaseSelection,
+    /// What runs the guest
+    #[arg(long, value_enum, default_value_t)]
+    engine: Engine,
+    /// Write one JSON object a phase to this file; - is standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Populate the memory in the host first, so that its faults and zeroing are in no phase
+    #[arg(long)]
+    prefault: bool,
+    /// Go on when the host gives other pages than asked for; the results say which
+    #[arg(long)]
+    accept_fallback: bool,
+    /// Stagger the vCPUs' starts, the same way for the same seed; 0 does not
+    #[arg(long, value_name = "SEED", default_value = "0")]
+    seed: u64,
+    /// Pin the vCPUs to these CPUs (0-3,8), in turn if there are fewer
+    #[arg(long, value_name = "CPULIST", value_parser = CpuList::parse)]
+    pin: Option<CpuList>,
+    /// How many seconds the vCPUs may work in one phase
+    #[arg(long, value_name = "SECONDS", default_value = "600")]
+    deadline: NonZeroU32,
+    /// Width of guest physical addresses; the smallest that fits if left out
+    #[arg(long, value_name = "BITS")]
+    ipa_bits: Option<u8>,
+    /// How dirty pages are logged
+    #[arg(long, value_enum, default_value_t)]
+    dirty_log: DirtyLog,
+    /// Count the kernel's events (guest faults, exits); counting takes a little time
+    #[arg(long, value_enum, default_value_t)]
+    events: Switch,
+}
+
+/// What can run a guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Engine {
+    /// The kernel's hypervisor, /dev/kvm
+    #[default]
+    Kvm,
+}
+
+/// How dirty pages are logged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum DirtyLog {
+    /// Reading the log clears it
+    #[default]
+    Plain,
+    /// Clearing is a call of its own
+    Manual,
+    /// As manual, and at first every page counts as dirty
+    InitiallySet,
+}
+
+impl From<DirtyLog> for DirtyMode {
+    fn from(log: DirtyLog) -> Self {
+        match log {
+            DirtyLog::Plain => Self::Plain,
+            DirtyLog::Manual => Self::Manual,
+            DirtyLog::InitiallySet => Self::ManualInitiallySet,
+        }
+    }
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes
+    #[default]
+    On,
+    /// No
+    Off,
+}
+
+/// Host CPUs, in the order given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct CpuList(Vec<usize>);
+
+impl CpuList {
+    /// Reads `0-3,8`.
+    fn parse(text: &str) -> Result<Self, String> {
+        let wrong =
+            || format!("'{text}' is no list of CPUs: give numbers and ranges, such as 0-3,8");
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |text: &str| text.trim().parse::<u16>().map_err(|_| wrong());
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(wrong());
+            }
+            cpus.extend((first..=last).map(usize::from));
+        }
+        Ok(Self(cpus))
+    }
+
+    /// One CPU for each vCPU, beginning again where there are fewer.
+    fn for_vcpus(&self, vcpus: u32) -> Vec<usize> {
+        self.0
+            .iter()
+            .copied()
+            .cycle()
+            .zip(0..vcpus)
+            .map(|(cpu, _)| cpu)
+            .collect()
+    }
+}
 
 /// Carries `granule bench` out.
 ///
 /// # Errors
 /// What was asked for cannot be done; the error says why.
-pub fn run(_args: Args) -> CommandResult {
-    Ok(Outcome::Done)
+pub fn run(args: Args) -> CommandResult {
+    let mut machine = match args.engine {
+        Engine::Kvm => KvmMachine::new(args.machine())?,
+    };
+    // Behind the machine: a run that cannot be made leaves an older file alone.
+    let mut json = args.json.as_deref().map(RecordWriter::create).transpose()?;
+    let plan = Plan {
+        config: RunConfig {
+            mode: machine.mode().to_string(),
+            backing: args.backing,
+            memory: machine.region().size,
+            vcpus: args.vcpus.get(),
+            seed: args.seed,
+            iteration: 0,
+            prefault: args.prefault,
+        },
+        iterations: args.iterations.get(),
+        phases: args.phases,
+        deadline: Duration::from_secs(args.deadline.get().into()),
+        accept_fallback: args.accept_fallback,
+    };
+    let to: Box<dyn Write> = if args.json.is_some_and(|path| path.as_os_str() == "-") {
+        Box::new(io::stderr())
+    } else {
+        Box::new(io::stdout())
+    };
+    let mut lines = LogLines::new(to, plan.config.clone(), plan.iterations);
+    let result = harness::run(&mut machine, &plan, &mut |progress| {
+        lines.print(&progress)?;
+        if let (harness::Progress::Phase(record), Some(json)) = (&progress, &mut json) {
+            json.write(record)?;
+        }
+        Ok(())
+    });
+    match result {
+        Ok(()) => Ok(Outcome::Done),
+        Err(error @ HarnessError::Observer(_)) => Err(error.into()),
+        Err(error) => {
+            report(&error);
+            Ok(Outcome::Failed)
+        }
+    }
+}
+
+impl Args {
+    fn machine(&self) -> KvmConfig {
+        let vcpus = self.vcpus.get();
+        KvmConfig {
+            mode: self.mode,
+            phys_offset: self.phys_offset,
+            prefault: self.prefault,
+            pin: self
+                .pin
+                .as_ref()
+                .map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
+            ipa_bits: self.ipa_bits,
+            dirty: self.dirty_log.into(),
+            events: self.events == Switch::On,
+            ..KvmConfig::new(self.backing, self.memory, vcpus)
+        }
+    }
+}
+
+/// A size above zero.
+fn size(text: &str) -> Result<Bytes, String> {
+    match text.parse::<Bytes>() {
+        Ok(Bytes(0)) => Err("the memory under test cannot be empty".to_owned()),
+        Ok(size) => Ok(size),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn address(text: &str) -> Result<GuestAddress, String> {
+    match text.parse::<Bytes>() {
+        Ok(Bytes(offset)) => Ok(GuestAddress(offset)),
+        Err(_) => Err("give an address, such as 0x40000000 or 1G".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        bench: Args,
+    }
+
+    fn parse(line: &str) -> Result<Args, String> {
+        Cli::try_parse_from(line.split_whitespace())
+            .map(|cli| cli.bench)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_kernels_options_mean_what_they_mean_there() {
+        let args = parse("bench -m 2 -s anonymous_hugetlb_2mb -b 64M -v 16 -p 0x40000000").unwrap();
+
+        let machine = args.machine();
+
+        assert_eq!(machine.mode, Some(GuestMode::P48V48_4K));
+        assert_eq!(
+            machine.backing,
+            Backing::AnonymousHugetlb(Some(Bytes::mib(2)))
+        );
+        assert_eq!((machine.memory, machine.vcpus), (Bytes::mib(64), 16));
+        assert_eq!(machine.phys_offset, Some(GuestAddress(0x4000_0000)));
+    }
+
+    #[test]
+    fn defaults_are_the_kernels() {
+        let args = parse("bench").unwrap();
+
+        let machine = args.machine();
+
+        let kernels = KvmConfig::new(Backing::Anonymous, Bytes::gib(1), 1);
+        assert_eq!(machine, kernels);
+        assert_eq!(args.phases, PhaseSelection::all());
+    }
+
+    #[test]
+    fn vcpus_are_pinned_in_turn() {
+        let args = parse("bench -v 5 --pin 0-1,7 --events off --dirty-log manual").unwrap();
+
+        let machine = args.machine();
+
+        assert_eq!(machine.pin, [0, 1, 7, 0, 1]);
+        assert!(!machine.events);
+        assert_eq!(machine.dirty, DirtyMode::Manual);
+    }
+
+    #[test]
+    fn what_cannot_be_asked_for_is_refused() {
+        for line in [
+            "bench -b 0",
+            "bench -v 0",
+            "bench -i 0",
+            "bench -s huge",
+            "bench -m 99",
+            "bench --engine model",
+            "bench --phases destroy",
+            "bench --deadline 0",
+            "bench --pin 3-1",
+            "bench --pin ,",
+            "bench --pin 0-99999",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
 }

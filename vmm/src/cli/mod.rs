@@ -61,7 +61,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Prints an error and everything behind it, each cause on its own line.
-fn report(error: &dyn Error) {
+pub(crate) fn report(error: &dyn Error) {
     eprintln!("granule: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
