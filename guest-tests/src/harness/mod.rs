@@ -194,13 +194,13 @@ impl Run<'_> {
         let muster = self
             .crew
             .muster(&tasks, self.plan.config.seed)
-            .map_err(crew_error(phase.name()))?;
+            .map_err(crew_error(&in_phase(phase)))?;
         let before = self.machine.events().map_err(host_error("counting"))?;
         mark::phase(phase);
         let times = muster.release();
         mark::outside();
         let after = self.machine.events().map_err(host_error("counting"))?;
-        let times = times.map_err(crew_error(phase.name()))?;
+        let times = times.map_err(crew_error(&in_phase(phase)))?;
         if phase == Phase::Create {
             self.read_backing_back()?;
         }
@@ -218,7 +218,7 @@ impl Run<'_> {
         mark::outside();
         let after = self.machine.events().map_err(host_error("counting"))?;
         let times = RoundTimes {
-            total: total.map_err(host_error(phase.name()))?,
+            total: total.map_err(host_error(&in_phase(phase)))?,
             vcpus: Vec::new(),
         };
         self.record(phase, times, events::difference(&before, &after))
@@ -271,6 +271,10 @@ impl Run<'_> {
             .map_err(host_error("giving the dirty log"))?;
         check::dirty_log(&self.region, written, &log)
     }
+}
+
+fn in_phase(phase: Phase) -> String {
+    format!("in {phase}")
 }
 
 fn crew_error(doing: &str) -> impl FnOnce(crate::crew::CrewError) -> HarnessError {
