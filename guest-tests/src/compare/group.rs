@@ -79,6 +79,11 @@ impl Group<'_> {
             .any(|record| !record.counters.is_empty())
     }
 
+    /// Whether what really backs the region was read back anywhere.
+    pub fn has_obtained(&self) -> bool {
+        self.records.iter().any(|record| record.obtained.is_some())
+    }
+
     /// The names of what was counted more than 0 times in a phase.
     pub fn occurring(
         &self,

@@ -78,7 +78,7 @@ pub struct Comparison {
     pub after: Side,
     /// From which share of before on a slower phase is a regression.
     pub min_effect: f64,
-    /// What differs in provenance; empty unless forced, or both sides are raw logs.
+    /// What differs in provenance; empty unless forced.
     pub differences: Vec<Difference>,
     /// What a reader must know to judge the figures.
     pub notes: Vec<String>,
@@ -146,9 +146,13 @@ impl Comparison {
             .iter()
             .filter_map(|one| Some((one, groups_after.iter().find(|two| two.key == one.key)?)))
             .collect();
-        let differences = differences(&pairs);
+        let mut differences = differences(&pairs);
         let raw = before.iter().chain(after).all(is_raw);
-        if !differences.is_empty() && !raw && !options.force {
+        if raw {
+            // There is nothing else that a log could tell.
+            differences.retain(|difference| difference.field == provenance::ENGINE_FIELD);
+        }
+        if !differences.is_empty() && !options.force {
             return Err(CompareError::Unequal(differences));
         }
         let configurations: Vec<_> = pairs
@@ -168,7 +172,7 @@ impl Comparison {
             before: Side::of(label_before, before),
             after: Side::of(label_after, after),
             min_effect: options.min_effect,
-            differences: if raw { Vec::new() } else { differences },
+            differences,
             notes: Vec::new(),
             configurations,
         };
@@ -210,6 +214,17 @@ impl Comparison {
             ),
             _ => {}
         }
+        if !raw
+            && before
+                .iter()
+                .chain(after)
+                .all(|group| !group.has_obtained())
+        {
+            notes.push(
+                "That the memory was really backed as asked was checked on neither side."
+                    .to_owned(),
+            );
+        }
         let times = self.configurations.iter().flat_map(|c| &c.phases);
         let single = times
             .flat_map(|phase| [phase.time.before, phase.time.after])
@@ -250,7 +265,8 @@ const fn one_run(emulated: bool) -> &'static str {
 
 /// Whether a record was read from a raw log, which tells nothing of its host.
 fn is_raw(record: &Record) -> bool {
-    record.engine == raw_log::ENGINE && !provenance::is_known(&record.host)
+    [raw_log::ENGINE, raw_log::BENCH_ENGINE].contains(&record.engine.as_str())
+        && !provenance::is_known(&record.host)
 }
 
 /// What differs in provenance, over all pairs, each difference once.

@@ -48,6 +48,9 @@ impl fmt::Display for Difference {
     }
 }
 
+/// The name of the field that says what ran the guest.
+pub const ENGINE_FIELD: &str = "engine";
+
 /// How one field is read out of a record; `None` where it is unknown.
 type Field = (&'static str, fn(&Record) -> Option<String>);
 
@@ -62,7 +65,7 @@ const FIELDS: [Field; 7] = [
         r.host.page_size.map(|size| size.to_string())
     }),
     ("emulator", |r| is_known(&r.host).then(|| emulator(&r.host))),
-    ("engine", |r| known(&r.engine)),
+    (ENGINE_FIELD, |r| known(&r.engine)),
 ];
 
 /// What differs between runs of one configuration, in the order of importance to a reader.
@@ -190,7 +193,7 @@ mod tests {
             }),
             ("base page", |r| r.host.page_size = Some(Bytes::kib(64))),
             ("emulator", |r| r.host.emulator = None),
-            ("engine", |r| r.engine = "model".to_owned()),
+            (ENGINE_FIELD, |r| r.engine = "model".to_owned()),
             ("memory really backed by", |r| {
                 r.obtained = Some(Obtained {
                     resident: [(4096, 64 << 20)].into(),

@@ -14,6 +14,9 @@
 //! A line is known by its words, wherever they begin, so a console's time stamp or a test runner's
 //! `# ` in front does no harm; every other line is passed over. A file may hold several runs. A run
 //! that lacks a line was cut off or mixed up, and no figure is taken from such a file.
+//!
+//! `granule bench` prints these lines too, its iterations under one head, and phases of its own,
+//! which are in its JSON and are passed over here.
 
 use std::collections::HashMap;
 
@@ -28,12 +31,16 @@ use crate::{
 
 /// What a record of the kernel's own test carries as its engine.
 pub const ENGINE: &str = "kvm_page_table_test";
+/// What a record carries that was read from the lines `granule bench` prints.
+pub const BENCH_ENGINE: &str = "granule bench, its lines";
 
 const MODE: &str = "Testing guest mode: ";
 const BACKING: &str = "Testing memory backing src type: ";
 const MEMORY: &str = "Testing memory size(aligned): ";
 const VCPUS: &str = "Number of testing vCPUs: ";
 const TIME: &str = "_MAPPINGS: total execution time: ";
+const OURS: &str = "granule: ";
+const ITERATION: &str = "granule: iteration ";
 const FAILURE: &str = "==== Test Assertion Failure ====";
 const PHASES: [Phase; 3] = [Phase::Create, Phase::Update, Phase::Rebuild];
 
@@ -95,6 +102,8 @@ pub enum LogError {
 pub struct Run {
     /// The line it begins at, from 1.
     pub line: usize,
+    /// Who printed it: [`ENGINE`] or [`BENCH_ENGINE`].
+    pub engine: &'static str,
     /// The guest mode, as printed.
     pub mode: String,
     /// What was asked for behind the region.
@@ -113,7 +122,7 @@ impl Run {
         let record = |(phase, ns)| Record {
             schema: SCHEMA.to_owned(),
             host: host.clone(),
-            engine: ENGINE.to_owned(),
+            engine: self.engine.to_owned(),
             config: RunConfig {
                 mode: self.mode.clone(),
                 backing: self.backing,
@@ -140,7 +149,7 @@ pub fn records(runs: &[Run]) -> Vec<Record> {
     runs.iter()
         .flat_map(|run| {
             let next = iterations
-                .entry((&run.mode, run.backing, run.memory, run.vcpus))
+                .entry((run.engine, &run.mode, run.backing, run.memory, run.vcpus))
                 .or_insert(0);
             let iteration = *next;
             *next += 1;
@@ -169,6 +178,12 @@ pub fn read(text: &str) -> Result<Vec<Run>, LogError> {
         if let Some(mode) = behind(text, MODE) {
             runs.extend(open.take().map(Open::close).transpose()?);
             open = Some(Open::new(line, mode));
+        } else if let (true, Some(run)) = (text.contains(OURS), &mut open) {
+            run.engine = BENCH_ENGINE;
+            if text.contains(ITERATION) && run.times != [None; 3] {
+                let next = run.next_iteration(line);
+                runs.push(std::mem::replace(run, next).close()?);
+            }
         } else if let Some(known) = Line::of(line, text)? {
             let stray = || LogError::Stray {
                 line,
@@ -268,8 +283,10 @@ fn seconds(text: &str) -> Option<Nanoseconds> {
 }
 
 /// A run not yet at its end.
+#[derive(Clone)]
 struct Open {
     line: usize,
+    engine: &'static str,
     mode: String,
     backing: Option<Backing>,
     memory: Option<Bytes>,
@@ -281,11 +298,21 @@ impl Open {
     fn new(line: usize, mode: &str) -> Self {
         Self {
             line,
+            engine: ENGINE,
             mode: mode.to_owned(),
             backing: None,
             memory: None,
             vcpus: None,
             times: [None; 3],
+        }
+    }
+
+    /// The same head, its times still to come.
+    fn next_iteration(&self, line: usize) -> Self {
+        Self {
+            line,
+            times: [None; 3],
+            ..self.clone()
         }
     }
 
@@ -323,6 +350,7 @@ impl Open {
         };
         Ok(Run {
             line: self.line,
+            engine: self.engine,
             backing: self.backing.ok_or_else(|| lacks(BACKING))?,
             memory: self.memory.ok_or_else(|| lacks(MEMORY))?,
             vcpus: self.vcpus.ok_or_else(|| lacks(VCPUS))?,

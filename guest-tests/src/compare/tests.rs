@@ -175,6 +175,22 @@ fn a_raw_log_against_results_takes_force() {
 }
 
 #[test]
+fn logs_of_different_tests_take_force() {
+    let log = |engine: &str| {
+        let mut log = vec![record()];
+        log[0].host = Host::default();
+        log[0].obtained = None;
+        log[0].engine = engine.to_owned();
+        log
+    };
+    let (theirs, ours) = (log(raw_log::ENGINE), log(raw_log::BENCH_ENGINE));
+
+    assert!(compare(&ours, &ours).is_ok());
+    let refused = compare(&theirs, &ours).unwrap_err();
+    assert!(matches!(refused, CompareError::Unequal(list) if list.len() == 1));
+}
+
+#[test]
 fn the_kernels_test_and_ours_are_not_mixed() {
     let mut theirs = record();
     theirs.engine = raw_log::ENGINE.to_owned();

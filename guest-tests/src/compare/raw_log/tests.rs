@@ -15,6 +15,7 @@ fn a_console_gives_every_run_in_it() {
         runs[0],
         Run {
             line: 11,
+            engine: ENGINE,
             mode: "PA-bits:48,  VA-bits:48, 64K pages".to_owned(),
             backing: "anonymous_hugetlb_2mb".parse().unwrap(),
             memory: Bytes::mib(8),
@@ -51,6 +52,32 @@ fn equal_runs_are_iterations() {
             .iter()
             .all(|r| r.host == Host::default() && r.engine == ENGINE)
     );
+}
+
+#[test]
+fn the_benchs_iterations_share_one_head() {
+    let times = |create: u64| {
+        format!(
+            "KVM_CREATE_MAPPINGS: total execution time: 0.{create:09}s\n\n\
+             granule: logging-on took 0.000000007s\n\n\
+             KVM_UPDATE_MAPPINGS: total execution time: 0.000000002s\n\n\
+             KVM_ADJUST_MAPPINGS: total execution time: 0.000000003s\n\n"
+        )
+    };
+    let head = "Testing guest mode: m\nTesting memory backing src type: shmem\n\
+                Testing memory size(aligned): 0x1000\nNumber of testing vCPUs: 1\n";
+    let log = format!(
+        "{head}granule: iteration 1 of 2\n{}granule: iteration 2 of 2\n{}",
+        times(1),
+        times(5)
+    );
+
+    let runs = read(&log).unwrap();
+
+    let create: Vec<_> = runs.iter().map(|run| run.times[0].1.0).collect();
+    assert_eq!(create, [1, 5]);
+    assert!(runs.iter().all(|run| run.engine == BENCH_ENGINE));
+    assert_eq!(records(&runs)[3].config.iteration, 1);
 }
 
 #[test]
