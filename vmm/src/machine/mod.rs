@@ -1,24 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The page-table test's machine on KVM.
+//!
+//! The architecture builds the [`Parts`]; what the harness asks of a machine from then on (memory,
+//! dirty log, counts) is the same everywhere and is here.
 
 mod config;
 
-use std::convert::Infallible;
+use std::{collections::BTreeMap, fmt, time::Instant};
 
 use granule_guest_tests::{
-    events::EventCounts,
+    events::{EventCounters, EventCounts},
     guest_mode::GuestMode,
     machine::{Machine, MachineError, Region, Vcpu},
     results::{Host, Obtained},
     units::{GuestAddress, Nanoseconds},
 };
+use kvm_ioctls::VmFd;
+use vm_memory::Bytes as _;
+
+use crate::{
+    arch,
+    kvm::{dirty::DirtyLog, slot::Slot},
+    memory::GuestMemory,
+};
 
 pub use config::{DirtyMode, KvmConfig};
 
+/// What a machine is made of.
+pub(crate) struct Parts {
+    pub vm: VmFd,
+    pub slot: Slot,
+    pub low_slot: Slot,
+    pub dirty: DirtyLog,
+    pub memory: GuestMemory,
+    pub vcpus: Vec<Box<dyn Vcpu>>,
+    pub mode: GuestMode,
+    pub ipa_bits: u8,
+    pub features: BTreeMap<String, u64>,
+}
+
 /// A virtual machine under KVM with one region of memory under test.
-#[derive(Debug)]
 pub struct KvmMachine {
-    never: Infallible,
+    parts: Parts,
+    host: Host,
+    events: EventCounters,
 }
 
 impl KvmMachine {
@@ -26,32 +51,82 @@ impl KvmMachine {
     ///
     /// # Errors
     /// What was asked for cannot be had on this host; the error says what and what to do.
-    pub fn new(_config: KvmConfig) -> Result<Self, MachineError> {
-        Err(MachineError::new(
-            "making a KVM machine",
-            "not yet for this architecture",
-        ))
+    pub fn new(config: KvmConfig) -> Result<Self, MachineError> {
+        if !config.pin.is_empty() && config.pin.len() as u64 != u64::from(config.vcpus) {
+            return Err(MachineError::new(
+                "pinning vCPUs",
+                format!(
+                    "{} host CPUs are listed for {} vCPUs: list one for each",
+                    config.pin.len(),
+                    config.vcpus
+                ),
+            ));
+        }
+        let events = if config.events {
+            EventCounters::open()
+        } else {
+            EventCounters::none()
+        };
+        let parts = arch::build(&config)?;
+        let mut host = Host::of_this_machine()
+            .map_err(|error| MachineError::new("finding out what this host is", error))?;
+        for (name, value) in &parts.features {
+            host.features.entry(name.clone()).or_insert(*value);
+        }
+        Ok(Self {
+            parts,
+            host,
+            events,
+        })
     }
 
     /// The guest mode in use.
     pub const fn mode(&self) -> GuestMode {
-        match self.never {}
+        self.parts.mode
     }
 
     /// Width of the VM's guest-physical addresses, in bits.
     pub const fn ipa_bits(&self) -> u8 {
-        match self.never {}
+        self.parts.ipa_bits
     }
 
     /// Where the region under test lies in this process.
-    pub const fn host_address(&self) -> u64 {
-        match self.never {}
+    pub fn host_address(&self) -> u64 {
+        self.parts.slot.ram().host_address()
     }
+}
+
+impl fmt::Debug for KvmMachine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KvmMachine")
+            .field("mode", &self.parts.mode)
+            .field("ipa_bits", &self.parts.ipa_bits)
+            .field("slot", &self.parts.slot)
+            .field("low_slot", &self.parts.low_slot)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The time a call takes, and its error told with what was being done.
+fn timed<E>(
+    doing: &'static str,
+    call: impl FnOnce() -> Result<(), E>,
+) -> Result<Nanoseconds, MachineError>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    let start = Instant::now();
+    let result = call();
+    let spent = start.elapsed();
+    result.map_err(|error| MachineError::new(doing, error))?;
+    Ok(Nanoseconds(
+        u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX),
+    ))
 }
 
 impl Machine for KvmMachine {
     fn host(&self) -> &Host {
-        match self.never {}
+        &self.host
     }
 
     fn engine(&self) -> &'static str {
@@ -59,38 +134,68 @@ impl Machine for KvmMachine {
     }
 
     fn region(&self) -> Region {
-        match self.never {}
+        let ram = self.parts.slot.ram();
+        Region {
+            start: ram.start(),
+            size: ram.size(),
+            host_page: ram.plan().base_page(),
+            backing_page: ram.plan().page(),
+            host_address: Some(ram.host_address()),
+        }
     }
 
     fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>> {
-        match self.never {}
+        let vcpus = std::mem::take(&mut self.parts.vcpus);
+        assert!(!vcpus.is_empty(), "the vCPUs were taken before");
+        vcpus
     }
 
     fn obtained(&self) -> Result<Obtained, MachineError> {
-        match self.never {}
+        self.parts
+            .slot
+            .ram()
+            .obtained()
+            .map_err(|error| MachineError::new("checking the memory under test", error))
     }
 
-    fn set_dirty_logging(&mut self, _on: bool) -> Result<Nanoseconds, MachineError> {
-        match self.never {}
+    fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
+        let Parts {
+            vm, slot, dirty, ..
+        } = &mut self.parts;
+        timed("switching dirty logging", || dirty.switch(vm, slot, on))
     }
 
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        match self.never {}
+        let Parts {
+            vm, slot, dirty, ..
+        } = &mut self.parts;
+        dirty
+            .read(vm, slot)
+            .map_err(|error| MachineError::new("reading the dirty log", error))
     }
 
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {
-        match self.never {}
+        let ram = self.parts.slot.ram();
+        timed("dropping the memory under test", || ram.drop_backing())
     }
 
     fn restore_backing(&mut self) -> Result<(), MachineError> {
-        match self.never {}
+        self.parts
+            .slot
+            .ram()
+            .restore_backing()
+            .map_err(|error| MachineError::new("restoring the memory under test", error))
     }
 
-    fn read_u64(&self, _address: GuestAddress) -> Result<u64, MachineError> {
-        match self.never {}
+    fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError> {
+        self.parts.memory.map().read_obj(address).map_err(|error| {
+            MachineError::new(format!("reading guest memory at {:#x}", address.0), error)
+        })
     }
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
-        match self.never {}
+        self.events
+            .read()
+            .map_err(|error| MachineError::new("reading event counts", error))
     }
 }

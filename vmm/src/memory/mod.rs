@@ -26,7 +26,7 @@ use granule_guest_tests::{
     results::Obtained,
     units::{Bytes, GuestAddress},
 };
-use vm_memory::{GuestRegionMmap, mmap::MmapRegionBuilder};
+use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
 use mapping::{Failed, Mapping};
 
@@ -98,29 +98,6 @@ impl GuestRam {
         self.mapping.as_ptr().addr() as u64
     }
 
-    /// The memory as the other virtualisation crates take it. It does not own the mapping: keep
-    /// this value alive as long as the region is used.
-    ///
-    /// # Errors
-    /// [`MemoryError::Range`]: the range leaves 64 bits.
-    pub fn region(&self) -> Result<GuestRegionMmap, MemoryError> {
-        let range = |why: String| MemoryError::Range {
-            start: self.start.0,
-            size: self.size(),
-            why,
-        };
-        let builder = MmapRegionBuilder::new(self.mapping.len())
-            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-            .with_mmap_flags(self.plan.map_flags())
-            .with_hugetlbfs(self.plan.is_hugetlb());
-        // SAFETY: the pointer and the length are those of a mapping with this protection that
-        // `self` owns; the region does not unmap it.
-        let builder = unsafe { builder.with_raw_mmap_pointer(self.mapping.as_ptr()) };
-        let region = builder.build().map_err(|error| range(error.to_string()))?;
-        GuestRegionMmap::new(region, self.start)
-            .ok_or_else(|| range("it leaves 64 bits".to_owned()))
-    }
-
     /// Reads back what is mapped now, by page size.
     ///
     /// # Errors
@@ -185,6 +162,56 @@ impl GuestRam {
         }
         Ok(())
     }
+}
+
+/// All of a guest's memory, as the other virtualisation crates take it.
+#[derive(Debug, Clone)]
+pub struct GuestMemory {
+    map: GuestMemoryMmap,
+    /// What `map` describes and does not own.
+    _rams: Vec<Arc<GuestRam>>,
+}
+
+impl GuestMemory {
+    /// Puts pieces of memory together.
+    ///
+    /// # Errors
+    /// [`MemoryError::Range`]: a piece leaves 64 bits or overlaps another.
+    pub fn new(rams: Vec<Arc<GuestRam>>) -> Result<Self, MemoryError> {
+        let regions = rams
+            .iter()
+            .map(|ram| region(ram))
+            .collect::<Result<_, _>>()?;
+        let map = GuestMemoryMmap::from_regions(regions).map_err(|error| MemoryError::Range {
+            start: rams.first().map_or(0, |ram| ram.start.0),
+            size: Bytes(rams.iter().map(|ram| ram.size().0).sum()),
+            why: error.to_string(),
+        })?;
+        Ok(Self { map, _rams: rams })
+    }
+
+    /// The memory by guest-physical address.
+    pub const fn map(&self) -> &GuestMemoryMmap {
+        &self.map
+    }
+}
+
+/// One piece, described without owning it.
+fn region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
+    let range = |why: String| MemoryError::Range {
+        start: ram.start.0,
+        size: ram.size(),
+        why,
+    };
+    let builder = MmapRegionBuilder::new(ram.mapping.len())
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(ram.plan.map_flags())
+        .with_hugetlbfs(ram.plan.is_hugetlb());
+    // SAFETY: pointer and length are those of a mapping with this protection; [`GuestMemory`]
+    // holds its owner for as long as the region.
+    let builder = unsafe { builder.with_raw_mmap_pointer(ram.mapping.as_ptr()) };
+    let region = builder.build().map_err(|error| range(error.to_string()))?;
+    GuestRegionMmap::new(region, ram.start).ok_or_else(|| range("it leaves 64 bits".to_owned()))
 }
 
 fn call_failed(plan: &Plan, size: Bytes, Failed { doing, source }: Failed) -> MemoryError {

@@ -2,7 +2,7 @@
 //! Every backing, for real, on the machine the tests run on. What it does not offer is skipped
 //! aloud.
 
-use vm_memory::{Bytes as _, GuestMemoryRegion, MemoryRegionAddress};
+use vm_memory::Bytes as _;
 
 use super::*;
 
@@ -37,13 +37,16 @@ fn goes_through_its_life(name: &str, pages: u64) {
     let Some(ram) = ram(name, pages, false) else {
         return;
     };
-    let region = ram.region().unwrap();
+    let memory = GuestMemory::new(vec![Arc::clone(&ram)]).unwrap();
     let page = ram.plan().page().0;
     assert_eq!(ram.host_address() % page, GUEST.0 % page, "congruent");
     assert_eq!(resident(&ram), 0, "nothing is populated unasked");
 
     for at in (0..ram.size().0).step_by(usize::try_from(page).unwrap()) {
-        region.write_obj(at | 1, MemoryRegionAddress(at)).unwrap();
+        memory
+            .map()
+            .write_obj(at | 1, GuestAddress(GUEST.0 + at))
+            .unwrap();
     }
     let obtained = ram.obtained().unwrap();
     assert_eq!(obtained.resident, BTreeMap::from([(page, ram.size().0)]));
@@ -52,9 +55,8 @@ fn goes_through_its_life(name: &str, pages: u64) {
     assert_eq!(resident(&ram), 0, "dropped");
 
     ram.restore_backing().unwrap();
-    let value: u64 = region.read_obj(MemoryRegionAddress(page)).unwrap();
+    let value: u64 = memory.map().read_obj(GuestAddress(GUEST.0 + page)).unwrap();
     assert_eq!(value, 0, "contents are gone");
-    assert_eq!(region.start_addr(), GUEST);
 }
 
 fn is_whole_after_prefault(name: &str, pages: u64) {
@@ -115,6 +117,17 @@ fn small_pages_behind_huge_ones_are_told() {
     assert_eq!(result, 0);
     let error = ram.obtained().unwrap_err();
     assert!(error.to_string().contains("are in small pages"), "{error}");
+}
+
+#[test]
+fn pieces_that_overlap_are_refused() {
+    let (Some(one), Some(other)) = (ram("anonymous", 2, false), ram("anonymous", 2, false)) else {
+        return;
+    };
+
+    let error = GuestMemory::new(vec![one, other]).unwrap_err();
+
+    assert!(matches!(error, MemoryError::Range { .. }), "{error}");
 }
 
 #[test]

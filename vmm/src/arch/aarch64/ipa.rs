@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The width of a VM's guest-physical addresses (IPA).
+//!
+//! Each bit may cost: with 4K pages stage 2 has two levels up to 34 bits, three up to 43 and four
+//! from 44 on, and every level is one more access in every walk. So a VM gets the smallest width
+//! that holds its memory, 32 bits at least (the smallest that KVM makes, `KVM_CREATE_VM` in the
+//! kernel's `Documentation/virt/kvm/api.rst`).
+
+use granule_guest_tests::guest_mode::GuestMode;
+use thiserror::Error;
+
+/// The smallest width KVM makes.
+const SMALLEST: u8 = 32;
+/// The width of a VM where the kernel offers no choice (before Linux 4.20).
+const FIXED: u8 = 40;
+
+/// Why a width cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum IpaError {
+    /// More than the host can.
+    #[error(
+        "{asked} bits of guest-physical address were asked for; this host's KVM gives {SMALLEST} \
+         to {limit} (KVM_CAP_ARM_VM_IPA_SIZE)"
+    )]
+    Beyond {
+        /// What was asked for.
+        asked: u8,
+        /// The host's limit.
+        limit: u8,
+    },
+    /// Too few for the memory.
+    #[error("guest memory ends at {end:#x}, which takes {needed} bits of address, not {asked}")]
+    TooFew {
+        /// What was asked for.
+        asked: u8,
+        /// What it takes.
+        needed: u8,
+        /// The end of guest memory.
+        end: u64,
+    },
+    /// No mode fits the host.
+    #[error("this host's KVM gives {limit} bits of guest-physical address; no guest mode fits")]
+    NoMode {
+        /// The host's limit.
+        limit: u8,
+    },
+}
+
+/// The limit behind the value of `KVM_CAP_ARM_VM_IPA_SIZE`; 0 means that there is no choice.
+pub fn limit(capability: i32) -> u8 {
+    match u8::try_from(capability) {
+        Ok(bits) if bits >= SMALLEST => bits,
+        _ => FIXED,
+    }
+}
+
+/// The guest mode where none is named: the widest of 48, 40 and 36 bits that the host can.
+///
+/// # Errors
+/// [`IpaError::NoMode`].
+pub fn default_mode(limit: u8) -> Result<GuestMode, IpaError> {
+    [
+        GuestMode::P48V48_4K,
+        GuestMode::P40V48_4K,
+        GuestMode::P36V48_4K,
+    ]
+    .into_iter()
+    .find(|mode| mode.pa_bits() <= limit)
+    .ok_or(IpaError::NoMode { limit })
+}
+
+/// Checks that the host can give `bits`.
+///
+/// # Errors
+/// [`IpaError::Beyond`].
+pub const fn check(bits: u8, limit: u8) -> Result<(), IpaError> {
+    if bits < SMALLEST || bits > limit {
+        return Err(IpaError::Beyond { asked: bits, limit });
+    }
+    Ok(())
+}
+
+/// The width for memory that ends before `end`: as asked, or the smallest that fits.
+///
+/// # Errors
+/// The memory does not fit what was asked for, or the host cannot give it.
+pub const fn choose(end: u64, asked: Option<u8>, limit: u8) -> Result<u8, IpaError> {
+    let needed = bits_of(end);
+    let bits = match asked {
+        Some(asked) if asked < needed => {
+            return Err(IpaError::TooFew { asked, needed, end });
+        }
+        Some(asked) => asked,
+        None => needed,
+    };
+    match check(bits, limit) {
+        Ok(()) => Ok(bits),
+        Err(error) => Err(error),
+    }
+}
+
+/// The smallest width, at least [`SMALLEST`], that holds every address before `end`.
+const fn bits_of(end: u64) -> u8 {
+    let mut bits = SMALLEST;
+    while bits < 64 && (end.saturating_sub(1) >> bits) != 0 {
+        bits += 1;
+    }
+    bits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_width_that_fits_is_taken() {
+        for (end, bits) in [
+            (0x10_0000, 32),
+            (1 << 32, 32),
+            ((1 << 32) + 1, 33),
+            (1 << 40, 40),
+            (0xffff_ffe0_0000, 48),
+        ] {
+            assert_eq!(choose(end, None, 48), Ok(bits), "{end:#x}");
+        }
+    }
+
+    #[test]
+    fn a_width_can_be_asked_for() {
+        assert_eq!(choose(1 << 32, Some(44), 48), Ok(44));
+    }
+
+    #[test]
+    fn widths_beyond_the_host_and_below_the_memory_are_refused() {
+        assert_eq!(
+            choose(1 << 32, Some(49), 48),
+            Err(IpaError::Beyond {
+                asked: 49,
+                limit: 48
+            })
+        );
+        assert_eq!(
+            choose(1 << 41, None, 40),
+            Err(IpaError::Beyond {
+                asked: 41,
+                limit: 40
+            })
+        );
+        assert!(matches!(
+            choose(1 << 41, Some(40), 48),
+            Err(IpaError::TooFew { needed: 41, .. })
+        ));
+        assert!(choose(0, Some(31), 48).is_err());
+    }
+
+    #[test]
+    fn the_default_mode_follows_the_host() {
+        for (bits, name) in [
+            (52, "P48V48_4K"),
+            (48, "P48V48_4K"),
+            (44, "P40V48_4K"),
+            (36, "P36V48_4K"),
+        ] {
+            assert_eq!(default_mode(bits).unwrap().name(), name);
+        }
+        assert!(default_mode(34).is_err());
+    }
+
+    #[test]
+    fn a_kernel_without_the_choice_has_40_bits() {
+        assert_eq!(limit(0), 40);
+        assert_eq!(limit(-1), 40);
+        assert_eq!(limit(48), 48);
+    }
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! arm64.
+
+pub mod ipa;
+pub mod syndrome;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod machine;
+#[cfg(target_arch = "aarch64")]
+mod registers;
+#[cfg(target_arch = "aarch64")]
+mod vcpu;
