@@ -18,6 +18,7 @@
 mod error;
 mod group;
 pub mod input;
+mod notes;
 pub mod provenance;
 pub mod raw_log;
 pub mod render;
@@ -176,7 +177,7 @@ impl Comparison {
             notes: Vec::new(),
             configurations,
         };
-        comparison.notes = comparison.judge(&groups_before, &groups_after, raw);
+        comparison.notes = notes::notes(&comparison, &groups_before, &groups_after, raw);
         Ok(comparison)
     }
 
@@ -191,75 +192,6 @@ impl Comparison {
     /// Whether a time here is the virtual time of an emulator on both sides.
     pub fn is_emulated(&self) -> bool {
         self.before.is_emulated() && self.after.is_emulated()
-    }
-
-    /// What must be said beside the figures.
-    fn judge(&self, before: &[Group], after: &[Group], raw: bool) -> Vec<String> {
-        let mut notes = Vec::new();
-        if raw {
-            notes.push(
-                "Raw logs say nothing of kernel, CPU or emulator: whether the two may be \
-                 compared is for you to know."
-                    .to_owned(),
-            );
-        }
-        match (&self.before.image_sha256, &self.after.image_sha256) {
-            (Some(one), Some(two)) if one == two => {
-                notes.push("Both sides ran the same kernel image.".to_owned());
-            }
-            (None, None) if !raw && self.before.kernel == self.after.kernel => notes.push(
-                "Nothing recorded tells the two kernels apart: that they differ is for you to \
-                 know."
-                    .to_owned(),
-            ),
-            _ => {}
-        }
-        if !raw
-            && before
-                .iter()
-                .chain(after)
-                .all(|group| !group.has_obtained())
-        {
-            notes.push(
-                "That the memory was really backed as asked was checked on neither side."
-                    .to_owned(),
-            );
-        }
-        let times = self.configurations.iter().flat_map(|c| &c.phases);
-        let single = times
-            .flat_map(|phase| [phase.time.before, phase.time.after])
-            .flatten()
-            .any(|spread| spread.runs == 1);
-        if single {
-            notes.push(one_run(self.is_emulated()).to_owned());
-        }
-        if group::seeds(before) != group::seeds(after) {
-            notes.push("The two sides ran with different seeds.".to_owned());
-        }
-        for (label, here, there) in [
-            (&self.before.label, before, after),
-            (&self.after.label, after, before),
-        ] {
-            let alone = group::only_in(here, there);
-            if !alone.is_empty() {
-                notes.push(format!(
-                    "Only in {label}, not compared: {}.",
-                    alone.join("; ")
-                ));
-            }
-        }
-        notes
-    }
-}
-
-/// What one run is worth.
-const fn one_run(emulated: bool) -> &'static str {
-    if emulated {
-        "One run proves nothing for times: it is one interleaving of the vCPUs. Its virtual times \
-         and counts are exact for that one; compare over several seeds."
-    } else {
-        "One run proves nothing for times: repeat it. (From an emulator, times and counts are \
-         exact for the one interleaving that ran.)"
     }
 }
 
