@@ -1,2 +1,195 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Stub.
+//! The lab: a host kernel before and after a Linux series, under emulated EL2, and what changed.
+//!
+//! ```text
+//! sources ─ series ─ worktree ─ build ─┐
+//!            (fragment)                ├─ kernels ─┐
+//!                        given images ─┘           ├─ execute (one boot a job) ─ records ─ compare
+//! options ─ matrix ────────────────────────── jobs ┘     │
+//!            initramfs, emulator ────────────────────────┤ outside
+//!            init, frames, job ──────────────────────────┘ inside the emulated host
+//! ```
+//!
+//! Sources are fetched and unpacked once, kernels built once ([`build`]), and each job is one boot
+//! ([`matrix`]) whose results come out through the console ([`frames`]) and are paired with the
+//! instructions counted ([`counts`]). Under `-icount` the same inputs give the same bytes. All that
+//! a run did stays in its [run directory](rundir). Whatever goes to the outside goes through a
+//! [`step::Shell`], so a dry run prints exactly what a run would do.
+
+pub mod apt;
+pub mod build;
+pub mod counts;
+pub mod emulator;
+mod error;
+pub mod execute;
+pub mod fragment;
+pub mod frames;
+pub mod init;
+pub mod initramfs;
+pub mod job;
+pub mod kernel;
+pub mod matrix;
+pub mod options;
+mod pool;
+mod prepare;
+pub mod progress;
+pub mod rundir;
+pub mod series;
+pub mod sources;
+pub mod splat;
+pub mod step;
+pub mod upstream;
+mod verdicts;
+pub mod worktree;
+
+use std::io::{self, Write};
+
+pub use self::{
+    error::LabError,
+    options::{Kernels, Matrix, Options, Places, Test},
+};
+use self::{
+    execute::Bench, kernel::Kernel, pool::Work, prepare::prepare, progress::Progress,
+    rundir::RunDir, step::Shell,
+};
+use crate::compare::{self, Comparison, input, render};
+
+/// How a run that was carried out to its end came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing to complain about.
+    Fine,
+    /// A job failed, a phase became slower, or a selftest's verdict differs.
+    Failed,
+}
+
+/// Fetches and unpacks the source and prints where its plain tree lies.
+///
+/// # Errors
+/// It cannot be had.
+pub fn fetch(options: &Options) -> Result<(), LabError> {
+    let shell = Shell::new(options.dry_run);
+    let _lock = prepare::lock(shell, &options.places.cache)?;
+    let tree = sources::tree(shell, &options.places.cache, &options.kernels)?;
+    worktree::restore(shell, &tree)?;
+    print(&format!("{}\n", tree.path.display()))
+}
+
+/// Carries a run out and prints what changed.
+///
+/// # Errors
+/// What is needed is missing, a kernel was not built, or nothing can be compared.
+pub fn run(options: &Options) -> Result<Verdict, LabError> {
+    let shell = Shell::new(options.dry_run);
+    let progress = Progress::new(options.dry_run);
+    prepare::check(options)?;
+    let emulator = match emulator::version() {
+        Err(_) if options.dry_run => "QEMU".to_owned(),
+        version => version?,
+    };
+    let (kernels, tests) = prepare(shell, options, &progress)?;
+    let rundir = RunDir::create(shell, &options.places.out, &kernels)?;
+    let bench = Bench {
+        init: options.places.init.clone(),
+        plugin: options.places.plugin.clone(),
+        emulator,
+        deadline: options.deadline,
+        strict: options.kernels.debug,
+    };
+    let work = Work {
+        bench: &bench,
+        shell,
+        progress: &progress,
+        rundir: &rundir,
+        parallel: options.parallel,
+    };
+    let verdict = match options.matrix.test {
+        Test::Selftests => {
+            let jobs: Vec<_> = tests
+                .iter()
+                .map(|(path, test)| {
+                    let arguments: Vec<String> = test
+                        .arguments
+                        .split(' ')
+                        .filter(|a| !a.is_empty())
+                        .map(str::to_owned)
+                        .collect();
+                    matrix::selftest(&options.matrix, path.clone(), &arguments)
+                })
+                .collect();
+            let outcomes = work.run(&kernels, &jobs);
+            progress.finish();
+            verdicts::judge(shell, &rundir, &kernels, &jobs, outcomes)?
+        }
+        Test::Ours | Test::Upstream => {
+            let upstream = tests.first().map(|(path, _)| path);
+            let jobs = matrix::jobs(&options.matrix, upstream);
+            let outcomes = work.run(&kernels, &jobs);
+            let failed = rundir.keep(shell, &kernels, &jobs, outcomes, &progress)?;
+            progress.finish();
+            let compared = compare(options, &rundir, &kernels)?;
+            if failed { Verdict::Failed } else { compared }
+        }
+    };
+    if !options.dry_run {
+        eprintln!("lab: everything is in {}", rundir.path().display());
+    }
+    Ok(verdict)
+}
+
+/// Compares each kernel with the one before it where every patch has its own, and the last with
+/// the first.
+fn compare(options: &Options, rundir: &RunDir, kernels: &[Kernel]) -> Result<Verdict, LabError> {
+    let mut pairs: Vec<(&Kernel, &Kernel)> = Vec::new();
+    if kernels.len() > 2 {
+        pairs.extend(kernels.iter().zip(&kernels[1..]));
+    }
+    if let [first, .., last] = kernels {
+        pairs.push((first, last));
+    }
+    let mut verdict = Verdict::Fine;
+    let mut report = String::new();
+    let whole_series = pairs.len().saturating_sub(1);
+    for (index, (before, after)) in pairs.into_iter().enumerate() {
+        let [before_path, after_path] = [before, after].map(|kernel| rundir.results(kernel));
+        if options.dry_run {
+            println!(
+                "granule compare {} {}",
+                before_path.display(),
+                after_path.display()
+            );
+            continue;
+        }
+        if !before_path.is_file() || !after_path.is_file() {
+            continue;
+        }
+        let settings = compare::Options {
+            labels: [before.name.clone(), after.name.clone()],
+            force: false,
+            min_effect: options.min_effect_percent / 100.0,
+        };
+        let comparison = Comparison::of(
+            &input::read(&before_path)?,
+            &input::read(&after_path)?,
+            &settings,
+        )?;
+        if index == whole_series && comparison.regressions().next().is_some() {
+            verdict = Verdict::Failed;
+        }
+        report.push_str(&render::text(&comparison));
+        report.push('\n');
+    }
+    if !options.dry_run {
+        rundir.write_report(&report)?;
+        print(&report)?;
+    }
+    Ok(verdict)
+}
+
+fn print(text: &str) -> Result<(), LabError> {
+    match io::stdout().write_all(text.as_bytes()) {
+        // Whoever reads has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(LabError::Output),
+    }
+}

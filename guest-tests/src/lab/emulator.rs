@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The emulated arm64 host: QEMU's `virt` board with EL2, its options and nothing random.
+//!
+//! * `-icount shift=0,sleep=off`: virtual time is one nanosecond for each instruction executed, all
+//!   CPUs take turns in one thread, and waiting costs no real time. The same start gives the same
+//!   run to the bit.
+//! * `dtb-randomness=off` and `-rtc clock=vm` keep the host's entropy and clock out; `nokaslr
+//!   norandmaps` do so within the kernel, and let functions be counted by address.
+//! * `oops=panic panic=-1` with `-no-reboot`: a kernel that dies ends the emulator.
+
+use std::{
+    ffi::OsString,
+    fmt::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use super::step::{Step, StepError};
+use crate::units::Bytes;
+
+const PROGRAM: &str = "qemu-system-aarch64";
+
+/// The emulated host's hardware.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hardware {
+    /// QEMU's name of the CPU model.
+    pub cpu: String,
+    /// How many CPUs.
+    pub cpus: u32,
+    /// How much memory.
+    pub memory: Bytes,
+}
+
+/// One boot.
+#[derive(Debug, Clone)]
+pub struct Boot {
+    /// The hardware.
+    pub hardware: Hardware,
+    /// The kernel.
+    pub image: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+    /// More words on the kernel's command line.
+    pub append: String,
+    /// Where the console goes.
+    pub console: PathBuf,
+    /// Where the emulator's own messages go.
+    pub log: PathBuf,
+    /// The counting plugin.
+    pub plugin: Plugin,
+    /// The real time after which it is ended.
+    pub deadline: Duration,
+}
+
+/// The counting plugin and what it counts.
+#[derive(Debug, Clone)]
+pub struct Plugin {
+    /// The shared object.
+    pub library: PathBuf,
+    /// Where the segments go.
+    pub out: PathBuf,
+    /// Functions whose entries are counted: name and virtual address.
+    pub functions: Vec<(String, u64)>,
+}
+
+impl Hardware {
+    /// The options that change results, for the records.
+    pub fn describe(&self) -> String {
+        let Self { cpu, cpus, memory } = self;
+        format!("-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0")
+    }
+}
+
+impl Boot {
+    /// The command that boots.
+    pub fn step(&self) -> Step {
+        let Hardware { cpu, cpus, memory } = &self.hardware;
+        Step::new("the emulated host", PROGRAM)
+            .args([
+                "-M",
+                "virt,virtualization=on,gic-version=3,dtb-randomness=off",
+            ])
+            .args(["-cpu", cpu])
+            .args(["-smp", &cpus.to_string()])
+            .args(["-m", &(memory.0 >> 20).to_string()])
+            .args(["-icount", "shift=0,sleep=off"])
+            .args(["-rtc", "clock=vm,base=2000-01-01"])
+            .args(["-nic", "none", "-display", "none", "-monitor", "none"])
+            .arg("-no-reboot")
+            .arg("-chardev")
+            .arg(with_file("file,id=console,path=", &self.console))
+            .args(["-serial", "chardev:console"])
+            .arg("-plugin")
+            .arg(self.plugin.argument())
+            .arg("-kernel")
+            .arg(&self.image)
+            .arg("-initrd")
+            .arg(&self.initramfs)
+            .args(["-append", &self.command_line()])
+            .log(&self.log)
+            .deadline(self.deadline)
+    }
+
+    /// The kernel's command line.
+    pub fn command_line(&self) -> String {
+        let mut line = "console=ttyAMA0 nokaslr norandmaps oops=panic panic=-1".to_owned();
+        if !self.append.is_empty() {
+            line.push(' ');
+            line.push_str(&self.append);
+        }
+        line
+    }
+}
+
+impl Plugin {
+    fn argument(&self) -> OsString {
+        let mut argument = with_file("file=", &self.library);
+        argument.push(",");
+        argument.push(with_file("out=", &self.out));
+        let mut rest = String::new();
+        for (name, address) in &self.functions {
+            // Writing to a string cannot fail.
+            let _ = write!(rest, ",at={name}:{address:x}");
+        }
+        argument.push(rest);
+        argument
+    }
+}
+
+/// An option with a path in it: QEMU wants every comma in a value doubled.
+fn with_file(option: &str, path: &Path) -> OsString {
+    OsString::from(format!(
+        "{option}{}",
+        path.to_string_lossy().replace(',', ",,")
+    ))
+}
+
+/// The emulator's version, as it says it.
+///
+/// # Errors
+/// It is not installed.
+pub fn version() -> Result<String, StepError> {
+    let text = Step::new("asking for QEMU's version", PROGRAM)
+        .arg("--version")
+        .ask()?;
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+}
+
+/// The functions worth counting and the names they are counted under, best candidate first: what
+/// one kernel calls them, another calls otherwise.
+const FUNCTIONS: [(&str, &[&str]); 5] = [
+    ("guest_aborts", &["kvm_handle_guest_abort"]),
+    (
+        "page_lookups",
+        &["__gfn_to_pfn_memslot", "__kvm_faultin_pfn"],
+    ),
+    (
+        "notifier_unmaps",
+        &["kvm_unmap_hva_range", "kvm_unmap_gfn_range"],
+    ),
+    ("stage2_maps", &["kvm_pgtable_stage2_map"]),
+    (
+        "permission_relaxations",
+        &["kvm_pgtable_stage2_relax_perms"],
+    ),
+];
+
+/// The functions to count that a kernel's `System.map` has.
+pub fn functions(system_map: &str) -> Vec<(String, u64)> {
+    let address = |wanted: &str| {
+        system_map.lines().find_map(|line| {
+            let mut words = line.split_ascii_whitespace();
+            let address = u64::from_str_radix(words.next()?, 16).ok()?;
+            (words.nth(1)? == wanted).then_some(address)
+        })
+    };
+    FUNCTIONS
+        .iter()
+        .filter_map(|(name, candidates)| {
+            let address = candidates.iter().find_map(|candidate| address(candidate))?;
+            Some(((*name).to_owned(), address))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_in_paths_are_doubled() {
+        let plugin = Plugin {
+            library: PathBuf::from("/a,b/x.so"),
+            out: PathBuf::from("/c"),
+            functions: vec![("guest_aborts".to_owned(), 0xffff_8000_1002_e4d0)],
+        };
+
+        assert_eq!(
+            plugin.argument(),
+            "file=/a,,b/x.so,out=/c,at=guest_aborts:ffff80001002e4d0"
+        );
+    }
+
+    #[test]
+    fn functions_are_found_under_either_kernels_name() {
+        let old = "ffff800010000000 T _text\nffff80001002eeb0 T kvm_unmap_hva_range\n";
+        let new = "ffff80001002eeb8 T kvm_unmap_gfn_range\n\nffff8000ffffffff A\n";
+
+        assert_eq!(
+            functions(old),
+            [("notifier_unmaps".to_owned(), 0xffff_8000_1002_eeb0)]
+        );
+        assert_eq!(
+            functions(new),
+            [("notifier_unmaps".to_owned(), 0xffff_8000_1002_eeb8)]
+        );
+    }
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! PID 1 of the emulated host.
+//!
+//! The same `granule` program is the initramfs's `/init`. As PID 1 it mounts what tests read,
+//! reserves the huge pages that the [job](super::job) asks for, runs the test with a deadline, sends what
+//! came of it as [frames](super::frames) on the console, and switches the machine off. Between the
+//! start and the end of the test it sleeps: not one instruction of its own falls into a measured
+//! phase. What the test prints goes to a file in memory meanwhile, for the same reason.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::{fd::AsFd, unix::process::ExitStatusExt},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    mount::{MountFlags, mount},
+    process::{Pid, PidfdFlags, getpid, pidfd_open},
+    system::{RebootCommand, reboot},
+    time::Timespec,
+};
+use thiserror::Error;
+
+use super::{
+    frames,
+    job::{
+        ENDING_FRAME, Ending, FACTS_PATH, JOB_PATH, Job, RESULTS_FRAME, RESULTS_PATH, STDERR_FRAME,
+        STDOUT_FRAME,
+    },
+};
+use crate::{mark, results::FACTS_VARIABLE, units::Nanoseconds};
+
+const STDOUT_PATH: &str = "/tmp/stdout";
+const STDERR_PATH: &str = "/tmp/stderr";
+
+/// What PID 1 could not do.
+#[derive(Debug, Error)]
+#[error("{doing}")]
+struct InitError {
+    doing: String,
+    #[source]
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+trait Doing<T> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, InitError>;
+}
+
+impl<T, E: Into<Box<dyn std::error::Error + Send + Sync>>> Doing<T> for Result<T, E> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, InitError> {
+        self.map_err(|error| InitError {
+            doing: what(),
+            source: error.into(),
+        })
+    }
+}
+
+/// Whether this process is the emulated host's PID 1: process 1, with a job waiting for it.
+pub fn is_wanted() -> bool {
+    getpid() == Pid::INIT && Path::new(JOB_PATH).exists()
+}
+
+/// Does the job and switches the machine off; only a machine that cannot be switched off returns.
+pub fn run() {
+    let ending = mount_all().and_then(|()| do_job()).unwrap_or_else(|error| {
+        let mut text = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(error) = cause {
+            text.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+        Ending::Init { error: text }
+    });
+    if let Err(error) = send(&ending) {
+        eprintln!("granule: cannot send results: {error}");
+    }
+    if let Err(error) = reboot(RebootCommand::PowerOff) {
+        eprintln!("granule: cannot switch off: {error}");
+    }
+}
+
+fn mount_all() -> Result<(), InitError> {
+    for (kind, target, needed) in [
+        ("proc", "/proc", true),
+        ("sysfs", "/sys", true),
+        ("devtmpfs", "/dev", true),
+        ("tmpfs", "/tmp", true),
+        ("tmpfs", "/dev/shm", true),
+        ("hugetlbfs", "/dev/hugepages", false),
+        ("debugfs", "/sys/kernel/debug", false),
+        ("tracefs", "/sys/kernel/tracing", false),
+    ] {
+        if !target.starts_with("/sys/") {
+            fs::create_dir_all(target).doing(|| format!("cannot make {target}"))?;
+        }
+        let mounted = mount(kind, target, kind, MountFlags::empty(), None);
+        if needed {
+            mounted.doing(|| format!("cannot mount {kind} on {target}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn do_job() -> Result<Ending, InitError> {
+    let text = fs::read_to_string(JOB_PATH).doing(|| format!("cannot read {JOB_PATH}"))?;
+    let job: Job = serde_json::from_str(&text).doing(|| format!("{JOB_PATH} holds no job"))?;
+    if let Some(short) = reserve_pools(&job)? {
+        return Ok(short);
+    }
+    for _ in 0..job.spins {
+        std::hint::spin_loop();
+    }
+    run_test(&job)
+}
+
+/// Reserves huge pages; `Some` when the host has too few. A pool that was made at boot (pages too
+/// large to be found later) is left as it is.
+fn reserve_pools(job: &Job) -> Result<Option<Ending>, InitError> {
+    for (&page, &wanted) in &job.pools {
+        let path = format!(
+            "/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
+            page >> 10
+        );
+        let count = || -> Result<u64, InitError> {
+            let text = fs::read_to_string(&path).doing(|| format!("cannot read {path}"))?;
+            text.trim()
+                .parse()
+                .doing(|| format!("{path} holds no number"))
+        };
+        if count()? < wanted {
+            fs::write(&path, wanted.to_string()).doing(|| format!("cannot write {path}"))?;
+        }
+        let got = count()?;
+        if got < wanted {
+            return Ok(Some(Ending::ShortPool { page, wanted, got }));
+        }
+    }
+    Ok(None)
+}
+
+fn run_test(job: &Job) -> Result<Ending, InitError> {
+    let [program, arguments @ ..] = job.argv.as_slice() else {
+        return Err(io::Error::other("it is empty"))
+            .doing(|| "the job names no program".to_owned());
+    };
+    let output = |path: &str| File::create(path).doing(|| format!("cannot make {path}"));
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env(FACTS_VARIABLE, FACTS_PATH)
+        .stdin(Stdio::null())
+        .stdout(output(STDOUT_PATH)?)
+        .stderr(output(STDERR_PATH)?);
+    if job.foreign {
+        mark::foreign();
+    }
+    let start = Instant::now();
+    let mut child = command
+        .spawn()
+        .doing(|| format!("cannot run {program}; is it in the initramfs?"))?;
+    let in_time = wait(&child, job.deadline_seconds);
+    let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    if job.foreign {
+        mark::outside();
+    }
+    if !in_time? {
+        child.kill().doing(|| format!("cannot end {program}"))?;
+    }
+    let status = child
+        .wait()
+        .doing(|| format!("cannot wait for {program}"))?;
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => Ending::Exited {
+            code,
+            ns: Nanoseconds(ns),
+        },
+        (None, Some(9)) if Duration::from_nanos(ns).as_secs() >= job.deadline_seconds => {
+            Ending::Deadline {
+                seconds: job.deadline_seconds,
+            }
+        }
+        (None, signal) => Ending::Killed {
+            signal: signal.unwrap_or(0),
+        },
+    })
+}
+
+/// Sleeps until the child ends: true, or its time is up: false.
+fn wait(child: &std::process::Child, seconds: u64) -> Result<bool, InitError> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let pid = pid
+        .ok_or_else(|| io::Error::other("its number is no process number"))
+        .doing(|| "cannot watch the test".to_owned())?;
+    let watch =
+        pidfd_open(pid, PidfdFlags::empty()).doing(|| "cannot watch the test".to_owned())?;
+    let timeout = Timespec {
+        tv_sec: i64::try_from(seconds).unwrap_or(i64::MAX),
+        tv_nsec: 0,
+    };
+    let mut watched = [PollFd::from_borrowed_fd(watch.as_fd(), PollFlags::IN)];
+    let ready =
+        poll(&mut watched, Some(&timeout)).doing(|| "cannot wait for the test".to_owned())?;
+    Ok(ready != 0)
+}
+
+/// Sends everything there is. Kernel messages are held back meanwhile, and let through again
+/// behind it, so that a late complaint still reaches the console.
+fn send(ending: &Ending) -> io::Result<()> {
+    const LEVELS: &str = "/proc/sys/kernel/printk";
+    let levels = fs::read_to_string(LEVELS).unwrap_or_default();
+    // Without the file the messages stay on; the checksums then tell whether one got in between.
+    let _ = fs::write(LEVELS, "1");
+    let mut console = io::stdout().lock();
+    for (name, path) in [
+        (STDOUT_FRAME, STDOUT_PATH),
+        (STDERR_FRAME, STDERR_PATH),
+        (RESULTS_FRAME, RESULTS_PATH),
+    ] {
+        if let Ok(payload) = fs::read(path) {
+            frames::send(&mut console, name, &payload)?;
+        }
+    }
+    frames::send(&mut console, ENDING_FRAME, &serde_json::to_vec(ending)?)?;
+    rustix::termios::tcdrain(&console)?;
+    let _ = fs::write(LEVELS, levels);
+    Ok(())
+}

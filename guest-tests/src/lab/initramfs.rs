@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The initramfs: a cpio archive in the kernel's `newc` form, the same bytes for the same content.
+//!
+//! Owner 0, time 0, inode numbers counted from 1 in the order given (format as in the kernel's
+//! `Documentation/driver-api/early-userspace/buffer-format.rst`). It is left uncompressed: the
+//! emulated host would spend longer unpacking it than it takes to read.
+
+use std::io::{self, Write};
+
+const DIRECTORY: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+const DATA: u32 = 0o100_644;
+const CHARACTER_DEVICE: u32 = 0o020_600;
+
+/// An archive being written.
+#[derive(Debug)]
+pub struct Initramfs<W> {
+    to: W,
+    inode: u32,
+    written: usize,
+}
+
+impl<W: Write> Initramfs<W> {
+    /// An archive with the folders and the console that PID 1 needs before it has mounted anything.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn new(to: W) -> io::Result<Self> {
+        let mut archive = Self {
+            to,
+            inode: 0,
+            written: 0,
+        };
+        for name in ["dev", "proc", "sys", "tmp"] {
+            archive.entry(name, DIRECTORY, (0, 0), &[])?;
+        }
+        archive.entry("dev/console", CHARACTER_DEVICE, (5, 1), &[])?;
+        Ok(archive)
+    }
+
+    /// Adds a program.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn program(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
+        self.entry(name, PROGRAM, (0, 0), content)
+    }
+
+    /// Adds a file.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn file(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
+        self.entry(name, DATA, (0, 0), content)
+    }
+
+    /// Ends the archive and gives back what it was written to.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.inode = 0;
+        self.raw("TRAILER!!!", 0, 0, (0, 0), &[])?;
+        self.to.flush()?;
+        Ok(self.to)
+    }
+
+    fn entry(&mut self, name: &str, mode: u32, rdev: (u32, u32), content: &[u8]) -> io::Result<()> {
+        self.inode += 1;
+        let name = name.trim_start_matches('/');
+        self.raw(name, self.inode, mode, rdev, content)
+    }
+
+    fn raw(
+        &mut self,
+        name: &str,
+        inode: u32,
+        mode: u32,
+        (major, minor): (u32, u32),
+        content: &[u8],
+    ) -> io::Result<()> {
+        let too_large = |_| io::Error::other("a file of 4G or more does not fit an initramfs");
+        let size = u32::try_from(content.len()).map_err(too_large)?;
+        let name_size = u32::try_from(name.len() + 1).map_err(too_large)?;
+        let mut head = String::from("070701");
+        // inode, mode, uid, gid, links, mtime, size, device ×2, rdev ×2, name size, check
+        for field in [
+            inode, mode, 0, 0, 1, 0, size, 0, 0, major, minor, name_size, 0,
+        ] {
+            head.push_str(&format!("{field:08X}"));
+        }
+        self.put(head.as_bytes())?;
+        self.put(name.as_bytes())?;
+        self.put(&[0])?;
+        self.pad()?;
+        self.put(content)?;
+        self.pad()
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.written += bytes.len();
+        self.to.write_all(bytes)
+    }
+
+    /// Names and contents end on a multiple of four bytes.
+    fn pad(&mut self) -> io::Result<()> {
+        let missing = self.written.next_multiple_of(4) - self.written;
+        self.put(&[0; 3][..missing])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive() -> Vec<u8> {
+        let mut archive = Initramfs::new(Vec::new()).unwrap();
+        archive.program("/init", b"\x7fELF!").unwrap();
+        archive.file("job.json", b"{}").unwrap();
+        archive.finish().unwrap()
+    }
+
+    #[test]
+    fn the_same_content_is_the_same_bytes() {
+        assert_eq!(archive(), archive());
+    }
+
+    #[test]
+    fn every_entry_starts_on_a_multiple_of_four_and_the_trailer_ends_it() {
+        let bytes = archive();
+        let heads: Vec<usize> = (0..bytes.len())
+            .filter(|at| bytes[*at..].starts_with(b"070701"))
+            .collect();
+
+        assert_eq!(heads.len(), 8);
+        assert!(heads.iter().all(|at| at % 4 == 0));
+        assert_eq!(bytes.len() % 4, 0);
+        assert!(bytes.windows(10).any(|w| w == b"TRAILER!!!"));
+    }
+
+    #[test]
+    fn cpio_reads_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("archive");
+        std::fs::write(&path, archive()).unwrap();
+        let Ok(output) = std::process::Command::new("cpio")
+            .args(["-it", "--quiet", "-F"])
+            .arg(&path)
+            .output()
+        else {
+            eprintln!("NOT CHECKED: cpio is not installed");
+            return;
+        };
+
+        let names = String::from_utf8(output.stdout).unwrap();
+
+        assert_eq!(
+            names.lines().collect::<Vec<_>>(),
+            [
+                "dev",
+                "proc",
+                "sys",
+                "tmp",
+                "dev/console",
+                "init",
+                "job.json"
+            ]
+        );
+    }
+}

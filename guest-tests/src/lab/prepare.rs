@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Everything before the first boot: what must be there, kernels, the kernel tree's tests.
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    LabError, Options, Test,
+    build::Builder,
+    kernel::Kernel,
+    options::Kernels,
+    progress::Progress,
+    series::{self, Wanted},
+    sources,
+    step::{Shell, StepError},
+    upstream::{self, Selftest},
+};
+
+/// Checks for our own programs before anything takes long.
+pub fn check(options: &Options) -> Result<(), LabError> {
+    let places = &options.places;
+    for (what, path, option) in [
+        ("the static arm64 `granule`", &places.init, "--init"),
+        ("the counting plugin", &places.plugin, "--plugin"),
+    ] {
+        if !path.is_file() && !options.dry_run {
+            return Err(LabError::NotBuilt {
+                what,
+                path: path.clone(),
+                option,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Makes the cache this run's own until the file is dropped; waits for another run.
+pub fn lock(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
+    shell.make_dir(cache)?;
+    if shell.is_dry() {
+        return Ok(None);
+    }
+    let failed = |source| LabError::Lock {
+        path: cache.to_owned(),
+        source,
+    };
+    let file = File::create(cache.join("lock")).map_err(failed)?;
+    file.lock().map_err(failed)?;
+    Ok(Some(file))
+}
+
+/// Programs of the kernel tree, and what they are.
+pub type Tests = Vec<(PathBuf, Selftest)>;
+
+/// Kernels and tests, ready to run.
+pub fn prepare(
+    shell: Shell,
+    options: &Options,
+    progress: &Progress,
+) -> Result<(Vec<Kernel>, Tests), LabError> {
+    let _lock = lock(shell, &options.places.cache)?;
+    let tests = match options.matrix.test {
+        Test::Ours => Vec::new(),
+        Test::Upstream | Test::Selftests => tests(shell, options, progress)?,
+    };
+    let kernels = if options.kernels.images.is_empty() {
+        built(shell, options, progress)?
+    } else {
+        given(&options.kernels)?
+    };
+    Ok((kernels, tests))
+}
+
+fn tests(shell: Shell, options: &Options, progress: &Progress) -> Result<Tests, LabError> {
+    progress.stage(format!("tests of Linux {}", upstream::VERSION));
+    let cache = &options.places.cache;
+    let from = Kernels {
+        base: upstream::VERSION.to_owned(),
+        source: None,
+        suite: None,
+        ..options.kernels.clone()
+    };
+    let tree = sources::tree(shell, cache, &from)?;
+    let folder = upstream::build(shell, cache, &tree)?;
+    if shell.is_dry() || options.matrix.test == Test::Upstream {
+        let first = upstream::SELFTESTS[0];
+        return Ok(vec![(folder.join(upstream::PAGE_TABLE_TEST), first)]);
+    }
+    Ok(upstream::built(&folder))
+}
+
+fn given(kernels: &Kernels) -> Result<Vec<Kernel>, LabError> {
+    let several = kernels.images.len() > 1;
+    let mut found = Vec::new();
+    for (index, image) in kernels.images.iter().enumerate() {
+        let name = match index {
+            0 if several => "before".to_owned(),
+            1 if kernels.images.len() == 2 => "after".to_owned(),
+            _ => format!("image-{index}"),
+        };
+        found.push(Kernel::of(name, image, None)?);
+    }
+    Ok(found)
+}
+
+fn built(shell: Shell, options: &Options, progress: &Progress) -> Result<Vec<Kernel>, LabError> {
+    let Options {
+        kernels, places, ..
+    } = options;
+    let linux = places.root.join("stage2/linux");
+    let wanted = Wanted {
+        base: &kernels.base,
+        series: &kernels.series,
+        patches: kernels.patches,
+        each: kernels.each_patch,
+    };
+    let mut stacks = series::stacks(&linux, wanted)?;
+    if !kernels.only.is_empty() {
+        let known: Vec<String> = stacks.iter().map(|stack| stack.name.clone()).collect();
+        stacks.retain(|stack| kernels.only.contains(&stack.name));
+        if stacks.is_empty() {
+            return Err(LabError::NoKernel {
+                wanted: kernels.only.join(" or "),
+                known: known.join(", "),
+            });
+        }
+    }
+    progress.stage(format!("source of Linux {}", kernels.base));
+    let tree = sources::tree(shell, &places.cache, kernels)?;
+    let mut fragments = vec![linux.join("config/lab.config")];
+    if kernels.debug {
+        fragments.push(linux.join("config/debug.config"));
+    }
+    for fragment in &kernels.fragments {
+        let whole = std::path::absolute(fragment);
+        fragments.push(whole.map_err(|e| StepError::file("find", fragment.clone(), e))?);
+    }
+    let builder = Builder::new(shell, &places.cache, &tree, fragments)?;
+    let mut found: Vec<Kernel> = Vec::new();
+    for stack in &stacks {
+        if !builder.is_built(stack) {
+            progress.stage(format!("building the kernel '{}'", stack.name));
+        }
+        let (kernel, refused) = builder.kernel(stack)?;
+        if found.is_empty() {
+            for refused in refused {
+                progress.note(&format!(
+                    "{} asked for {}, is {}",
+                    refused.symbol, refused.wanted, refused.got
+                ));
+            }
+        }
+        found.push(kernel);
+    }
+    Ok(found)
+}
