@@ -17,6 +17,7 @@ mod align;
 mod error;
 mod host_pages;
 mod mapping;
+mod pagemap;
 mod plan;
 mod smaps;
 
@@ -32,6 +33,7 @@ use mapping::{Failed, Mapping};
 
 pub use error::MemoryError;
 pub use host_pages::{HostPages, Pool, base_page, block_above};
+pub use pagemap::Blocks;
 pub use plan::{DropBy, Plan};
 pub use smaps::Usage;
 
@@ -104,8 +106,21 @@ impl GuestRam {
     /// The kernel does not tell, or it is not what was asked for.
     pub fn obtained(&self) -> Result<Obtained, MemoryError> {
         let start = self.host_address();
-        let usage = Usage::of_range(start..start + self.size().0)?;
+        let range = start..start + self.size().0;
+        let usage = Usage::of_range(range.clone())?;
         self.plan.check(&usage)?;
+        let (page, base) = (self.plan.page(), self.plan.base_page());
+        if page > base
+            && let Some(blocks) = Blocks::of_range(range, page, base)
+            && blocks.broken > 0
+        {
+            return Err(MemoryError::NotOnePiece {
+                backing: self.plan.backing(),
+                broken: blocks.broken,
+                present: blocks.broken + blocks.whole + blocks.zero,
+                page,
+            });
+        }
         let parts = [
             (self.plan.base_page(), usage.small),
             (block_above(self.plan.base_page()), usage.huge),

@@ -105,6 +105,19 @@ fn hugetlb_pages() {
 }
 
 #[test]
+fn blocks_are_one_piece_of_physical_memory() {
+    let Some(ram) = ram("anonymous_thp", 3, true) else {
+        return;
+    };
+    let range = ram.host_address()..ram.host_address() + ram.size().0;
+
+    match Blocks::of_range(range, ram.plan().page(), ram.plan().base_page()) {
+        Some(blocks) => assert_eq!((blocks.whole, blocks.broken), (3, 0)),
+        None => println!("SKIP: this process may not read physical addresses"),
+    }
+}
+
+#[test]
 fn small_pages_behind_huge_ones_are_told() {
     let Some(ram) = ram("anonymous_thp", 2, true) else {
         return;

@@ -6,6 +6,11 @@ const fn class(syndrome: u64) -> u64 {
     (syndrome >> 26) & 0x3f
 }
 
+/// Whether `FAR_EL1` holds an address: after aborts and misaligned program counters.
+pub const fn has_address(syndrome: u64) -> bool {
+    matches!(class(syndrome), 0x20 | 0x21 | 0x22 | 0x24 | 0x25)
+}
+
 /// Describes an exception by its vector (0 to 15, in the order of the vector table) and syndrome.
 pub fn describe(vector: u64, syndrome: u64) -> String {
     let kind = match vector % 4 {
@@ -87,5 +92,12 @@ mod tests {
             "synchronous exception of class 0x3f"
         );
         assert!(describe(7, 0).contains("SError"));
+    }
+
+    #[test]
+    fn only_aborts_have_an_address() {
+        assert!(has_address(0x9600_0047));
+        assert!(has_address(0x8600_000f));
+        assert!(!has_address(0x0200_0000));
     }
 }

@@ -9,7 +9,6 @@ use granule_guest_tests::{
         mailbox::{Bell, Mailbox},
     },
     machine::{Kick, MachineError, Task, Vcpu, VcpuFailure},
-    units::GuestAddress,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::thread::{CpuSet, sched_setaffinity, set_name};
@@ -47,8 +46,8 @@ enum Left {
     Rang(Bell),
     /// The kernel was interrupted.
     Interrupted,
-    /// In a way nobody expected.
-    Unexpected(String),
+    /// In a way nobody expected: its name, and what more there is to say.
+    Unexpected(String, String),
 }
 
 impl GuestVcpu {
@@ -57,55 +56,64 @@ impl GuestVcpu {
         let detail = match self.fd.run() {
             Ok(VcpuExit::MmioWrite(address, _)) => match Bell::at(DOORBELL, address) {
                 Some(bell) => return Left::Rang(bell),
-                None => format!("it stored to {address:#x}, where there is no memory"),
+                None => format!("the guest stored to {address:#x}, where there is no memory"),
             },
             Ok(VcpuExit::MmioRead(address, _)) => {
-                format!("it read {address:#x}, where there is no memory")
+                format!("the guest read {address:#x}, where there is no memory")
             }
             Ok(other) => format!("{other:?}"),
-            Err(error) if error.errno() == libc::EINTR => return Left::Interrupted,
-            // Nothing happened; the kernel asks to be called again.
-            Err(error) if error.errno() == libc::EAGAIN => return Left::Interrupted,
+            // EAGAIN: nothing happened, and the kernel asks to be called again.
+            Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
+                return Left::Interrupted;
+            }
             Err(error) => {
-                return Left::Unexpected(format!("KVM_RUN failed: {}", io::Error::from(error)));
+                let hint = match error.errno() {
+                    libc::EFAULT => ": the host has no memory behind an address the guest used",
+                    _ => "",
+                };
+                let detail = format!("{}{hint}", io::Error::from(error));
+                return Left::Unexpected("an error of KVM_RUN".to_owned(), detail);
             }
         };
-        Left::Unexpected(detail)
+        let name = exit::name(self.fd.get_kvm_run().exit_reason);
+        Left::Unexpected(name, detail)
     }
 
-    fn failure(&mut self, detail: String) -> Box<VcpuFailure> {
-        Box::new(VcpuFailure {
+    fn failure(&self, exit: impl Into<String>, detail: impl Into<String>) -> VcpuFailure {
+        VcpuFailure {
             vcpu: self.index,
             pc: registers::get_pc(&self.fd).ok(),
-            exit: exit::name(self.fd.get_kvm_run().exit_reason),
+            exit: exit.into(),
             syndrome: None,
             address: None,
-            detail,
-        })
+            detail: detail.into(),
+        }
     }
 
-    fn answer(&mut self, bell: Bell, task: &Task) -> Result<(), Box<VcpuFailure>> {
+    /// What the guest's bell means.
+    fn answer(&self, bell: Bell, task: &Task) -> Result<(), VcpuFailure> {
         if bell == Bell::Done {
             return Ok(());
         }
-        let at = self.layout.mailbox(self.index);
-        let mailbox: Mailbox = match self.memory.map().read_obj(at) {
-            Ok(mailbox) => mailbox,
-            Err(error) => return Err(self.failure(format!("its mailbox is gone: {error}"))),
-        };
-        let mut failure = self.failure(String::new());
+        let mailbox: Mailbox = self
+            .memory
+            .map()
+            .read_obj(self.layout.mailbox(self.index))
+            .map_err(|error| self.failure("no mailbox", error.to_string()))?;
+        let mut failure = self.failure("KVM_EXIT_MMIO", "");
         if bell == Bell::Differs {
             let address = self.layout.physical_of(mailbox.differs_at, task.start);
             failure.address = Some(address);
             failure.detail = format!(
-                "it found {:#x} where {:#x} was written",
+                "the guest found {:#x} where {:#x} was written",
                 mailbox.differs_found,
                 Task::value_at(task.seed, address),
             );
         } else {
             failure.pc = Some(mailbox.elr);
             failure.syndrome = Some(mailbox.syndrome);
-            failure.address = Some(GuestAddress(mailbox.far));
+            failure.address = syndrome::has_address(mailbox.syndrome)
+                .then(|| self.layout.physical_of(mailbox.far, task.start));
             failure.detail = syndrome::describe(mailbox.vector, mailbox.syndrome);
         }
         Err(failure)
@@ -142,21 +150,18 @@ impl Vcpu for GuestVcpu {
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
         let mailbox = Mailbox::of_task(task, self.layout.virtual_of(task.start), DOORBELL.0);
-        if let Err(error) = self
-            .memory
+        self.memory
             .map()
             .write_obj(mailbox, self.layout.mailbox(self.index))
-        {
-            return Err(*self.failure(format!("its mailbox is gone: {error}")));
-        }
+            .map_err(|error| self.failure("no mailbox", error.to_string()))?;
         loop {
             match self.enter() {
-                Left::Rang(bell) => return self.answer(bell, task).map_err(|failure| *failure),
+                Left::Rang(bell) => return self.answer(bell, task),
                 Left::Interrupted if !self.anchor.kicked() => {}
                 Left::Interrupted => {
-                    return Err(*self.failure("it was stopped before it was done".to_owned()));
+                    return Err(self.failure("KVM_EXIT_INTR", "stopped before it was done"));
                 }
-                Left::Unexpected(detail) => return Err(*self.failure(detail)),
+                Left::Unexpected(name, detail) => return Err(self.failure(name, detail)),
             }
         }
     }
