@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The page-table test's machine on KVM.
 //!
-//! The architecture builds the [`Parts`]; what the harness asks of a machine from then on (memory,
+//! The architecture builds a machine's parts; what the harness asks of a machine from then on (memory,
 //! dirty log, counts) is the same everywhere and is here.
 
 mod config;
@@ -88,11 +88,6 @@ impl KvmMachine {
     /// Width of the VM's guest-physical addresses, in bits.
     pub const fn ipa_bits(&self) -> u8 {
         self.parts.ipa_bits
-    }
-
-    /// Where the region under test lies in this process.
-    pub fn host_address(&self) -> u64 {
-        self.parts.slot.ram().host_address()
     }
 }
 

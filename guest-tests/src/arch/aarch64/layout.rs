@@ -42,6 +42,9 @@ pub enum LayoutError {
         /// The width of a physical address.
         bits: u8,
     },
+    /// There is no region.
+    #[error("0 bytes of memory leave nothing to test: name a size")]
+    Empty,
     /// The region covers the test's own code.
     #[error(
         "a region at {start:#x} covers the test's own code, mailboxes and tables: \
@@ -62,7 +65,7 @@ pub enum LayoutError {
 /// last guest page stays free); aligned down to `align`, a power of two.
 ///
 /// # Errors
-/// [`LayoutError::TooLarge`].
+/// [`LayoutError::TooLarge`] or [`LayoutError::Empty`].
 pub fn place_region(
     pa_bits: u8,
     granule: Bytes,
@@ -70,6 +73,9 @@ pub fn place_region(
     align: Bytes,
     offset: Option<GuestAddress>,
 ) -> Result<GuestAddress, LayoutError> {
+    if size.0 == 0 {
+        return Err(LayoutError::Empty);
+    }
     let too_large = LayoutError::TooLarge {
         size,
         bits: pa_bits,
@@ -227,6 +233,7 @@ mod tests {
             place_region(36, Bytes::kib(4), size, Bytes::kib(4), offset).unwrap_err()
         };
 
+        assert_eq!(place(Bytes(0), None), LayoutError::Empty);
         assert!(matches!(
             place(Bytes::gib(64), None),
             LayoutError::TooLarge { .. }

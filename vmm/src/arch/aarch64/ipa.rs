@@ -38,6 +38,19 @@ pub enum IpaError {
         /// The end of guest memory.
         end: u64,
     },
+    /// A mode's physical addresses are wider than the host's.
+    #[error(
+        "guest mode {mode} has {bits} bits of guest-physical address; this host's KVM gives {limit} \
+         at most (KVM_CAP_ARM_VM_IPA_SIZE): name a narrower mode, or none for the host's default"
+    )]
+    Mode {
+        /// The mode's name.
+        mode: &'static str,
+        /// What it takes.
+        bits: u8,
+        /// The host's limit.
+        limit: u8,
+    },
     /// No mode fits the host.
     #[error("this host's KVM gives {limit} bits of guest-physical address; no guest mode fits")]
     NoMode {
@@ -69,13 +82,17 @@ pub fn default_mode(limit: u8) -> Result<GuestMode, IpaError> {
     .ok_or(IpaError::NoMode { limit })
 }
 
-/// Checks that the host can give `bits`.
+/// Checks that the host's addresses are as wide as a mode's.
 ///
 /// # Errors
-/// [`IpaError::Beyond`].
-pub const fn check(bits: u8, limit: u8) -> Result<(), IpaError> {
-    if bits < SMALLEST || bits > limit {
-        return Err(IpaError::Beyond { asked: bits, limit });
+/// [`IpaError::Mode`].
+pub const fn check_mode(mode: GuestMode, limit: u8) -> Result<(), IpaError> {
+    if mode.pa_bits() > limit {
+        return Err(IpaError::Mode {
+            mode: mode.name(),
+            bits: mode.pa_bits(),
+            limit,
+        });
     }
     Ok(())
 }
@@ -93,10 +110,10 @@ pub const fn choose(end: u64, asked: Option<u8>, limit: u8) -> Result<u8, IpaErr
         Some(asked) => asked,
         None => needed,
     };
-    match check(bits, limit) {
-        Ok(()) => Ok(bits),
-        Err(error) => Err(error),
+    if bits < SMALLEST || bits > limit {
+        return Err(IpaError::Beyond { asked: bits, limit });
     }
+    Ok(bits)
 }
 
 /// The smallest width, at least [`SMALLEST`], that holds every address before `end`.
@@ -151,6 +168,13 @@ mod tests {
             Err(IpaError::TooFew { needed: 41, .. })
         ));
         assert!(choose(0, Some(31), 48).is_err());
+    }
+
+    #[test]
+    fn a_mode_wider_than_the_host_is_refused() {
+        assert!(check_mode(GuestMode::P48V48_4K, 48).is_ok());
+        let error = check_mode(GuestMode::P48V48_4K, 44).unwrap_err();
+        assert!(error.to_string().contains("44 at most"), "{error}");
     }
 
     #[test]

@@ -56,14 +56,13 @@ pub(crate) fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
         None => ipa::default_mode(limit).map_err(doing(choosing))?,
     };
     guest_registers::check_mode(mode).map_err(doing(choosing))?;
-    ipa::check(mode.pa_bits(), limit).map_err(doing(choosing))?;
+    ipa::check_mode(mode, limit).map_err(doing(choosing))?;
 
     let placing = "placing guest memory";
     let align = Bytes(plan.page().0.max(mode.page_size().0));
     let size = config
         .memory
         .checked_align_up(align)
-        .filter(|size| size.0 > 0)
         .ok_or(LayoutError::TooLarge {
             size: config.memory,
             bits: mode.pa_bits(),
