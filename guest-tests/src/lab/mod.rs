@@ -38,6 +38,7 @@ pub mod series;
 pub mod sources;
 pub mod splat;
 pub mod step;
+pub mod summary;
 pub mod upstream;
 mod verdicts;
 pub mod worktree;
@@ -149,6 +150,9 @@ fn compare(options: &Options, rundir: &RunDir, kernels: &[Kernel]) -> Result<Ver
     }
     let mut verdict = Verdict::Fine;
     let mut report = String::new();
+    if let ([only], false) = (kernels, options.dry_run) {
+        report = summary::table(&input::read(&rundir.results(only))?);
+    }
     let whole_series = pairs.len().saturating_sub(1);
     for (index, (before, after)) in pairs.into_iter().enumerate() {
         let [before_path, after_path] = [before, after].map(|kernel| rundir.results(kernel));
