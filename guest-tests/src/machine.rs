@@ -28,9 +28,10 @@ pub enum Access {
     Write,
     /// Write at the place, then read at [`Task::inner_count`] places behind it.
     WriteThenRead,
-    /// Write a "return" instruction and make it visible to instruction fetch; not timed.
+    /// Write a "return" instruction behind the place, whose own 8 bytes stay, and make it visible to
+    /// instruction fetch; not timed.
     Plant,
-    /// Call the instruction planted there.
+    /// Call the instruction planted behind the place.
     Execute,
     /// Read and compare with [`Task::value_at`]; the first difference ends the task as a failure.
     Verify,

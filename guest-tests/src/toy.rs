@@ -174,7 +174,7 @@ impl Vcpu for ToyVcpu {
             let address = task.start.0 + place * task.stride.0;
             let value = Task::value_at(task.seed, GuestAddress(address));
             match task.access {
-                Access::Write | Access::WriteThenRead | Access::Plant => {
+                Access::Write | Access::WriteThenRead => {
                     self.shared.write(address, value);
                 }
                 Access::Verify if self.shared.word(address).load(Ordering::Relaxed) != value => {

@@ -17,10 +17,6 @@ use crate::{
     units::{Bytes, GuestAddress},
 };
 
-/// From a backing page's start to its planted instruction: beside the value that is verified, on
-/// a cache line of its own.
-const PLANT_OFFSET: u64 = 64;
-
 /// Places that hold known values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Written {
@@ -59,7 +55,7 @@ impl Tasks {
             Phase::Create => with(Access::Read, blocks),
             Phase::Update => self.update(),
             Phase::Rebuild => with(Access::Read, self.walk(self.region.host_page, 0)),
-            Phase::Exec => with(Access::Execute, self.planted()),
+            Phase::Exec => with(Access::Execute, blocks),
             Phase::LoggingOn | Phase::LoggingOff | Phase::Unmap | Phase::Whole => self.nothing(),
         }
     }
@@ -74,7 +70,7 @@ impl Tasks {
 
     /// Plants what [`Phase::Exec`] calls.
     pub(super) fn plant(self) -> Task {
-        with(Access::Plant, self.planted())
+        with(Access::Plant, self.walk(self.region.backing_page, 0))
     }
 
     /// Verifies what was written.
@@ -114,14 +110,6 @@ impl Tasks {
             inner_first: Bytes(backing_page.0 / 2),
             inner_count: backing_page.0 / host_page.0 / 2,
             inner_stride: host_page,
-            ..blocks
-        }
-    }
-
-    fn planted(self) -> Task {
-        let blocks = self.walk(self.region.backing_page, 0);
-        Task {
-            start: GuestAddress(blocks.start.0 + PLANT_OFFSET),
             ..blocks
         }
     }
@@ -198,18 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn instructions_are_planted_where_they_are_called_and_beside_the_values() {
+    fn instructions_are_planted_where_they_are_called() {
         let tasks = tasks(Bytes::mib(2));
 
         let (plant, exec) = (tasks.plant(), tasks.of(Phase::Exec, 5));
 
         assert_eq!((plant.start, plant.count), (exec.start, exec.count));
-        assert!(
-            tasks
-                .written_by(Phase::Update)
-                .addresses()
-                .all(|a| a.0 != plant.start.0)
-        );
+        assert_eq!(plant.stride, exec.stride);
     }
 
     #[test]
