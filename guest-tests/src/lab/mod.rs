@@ -152,6 +152,13 @@ fn compare(options: &Options, rundir: &RunDir, kernels: &[Kernel]) -> Result<Ver
     let mut report = String::new();
     if let ([only], false) = (kernels, options.dry_run) {
         report = summary::table(&input::read(&rundir.results(only))?);
+    } else if kernels.len() > 2 && !options.dry_run {
+        let sides = kernels
+            .iter()
+            .filter(|kernel| rundir.results(kernel).is_file())
+            .map(|kernel| Ok((kernel.name.clone(), input::read(&rundir.results(kernel))?)))
+            .collect::<Result<Vec<_>, LabError>>()?;
+        report = summary::ladder(&sides);
     }
     let whole_series = pairs.len().saturating_sub(1);
     for (index, (before, after)) in pairs.into_iter().enumerate() {
