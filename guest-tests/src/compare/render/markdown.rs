@@ -23,17 +23,46 @@ pub fn markdown(comparison: &Comparison) -> String {
             phase_rows(&mut out, phase);
         }
     }
+    if comparison.configurations.len() > 1 {
+        overview(&mut out, comparison);
+    }
     for note in super::foot(comparison) {
         let _ = writeln!(out, "\n{}", escaped(&note));
     }
     out
 }
 
+/// All ratios of times in one table.
+fn overview(out: &mut String, comparison: &Comparison) {
+    let phases = super::phases(comparison);
+    let names: Vec<_> = phases.iter().map(|phase| phase.name()).collect();
+    let _ = writeln!(out, "\n**Time after through time before**\n");
+    let _ = writeln!(
+        out,
+        "| | {} |\n|---|{}",
+        names.join(" | "),
+        "--:|".repeat(names.len())
+    );
+    for configuration in &comparison.configurations {
+        let title = super::short_title(comparison, configuration);
+        let _ = write!(out, "| {} |", escaped(&title));
+        for &wanted in &phases {
+            let found = configuration.phases.iter().find(|p| p.phase == wanted);
+            let ratio = found.map_or(String::new(), |phase| {
+                let mark = if phase.regression { " !" } else { "" };
+                figures::ratio(&phase.time) + mark
+            });
+            let _ = write!(out, " {ratio} |");
+        }
+        out.push('\n');
+    }
+}
+
 fn phase_rows(out: &mut String, phase: &PhaseChange) {
     let mark = if phase.regression { " !" } else { "" };
     let name = format!("**{}**{mark}", phase.phase);
     row(out, &name, &phase.time, Unit::of_time(&phase.time));
-    for (name, change) in phase.counters.iter().chain(&phase.events) {
+    for (name, change) in phase.events.iter().chain(&phase.counters) {
         row(out, &escaped(name), change, Unit::Count);
     }
 }

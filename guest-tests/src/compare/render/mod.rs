@@ -7,6 +7,7 @@ mod text;
 
 pub use self::{markdown::markdown, text::text};
 use super::{Comparison, Configuration, Side, group};
+use crate::phase::Phase;
 
 /// The comparison as JSON, schema [`super::SCHEMA`], its fields as in [`Comparison`].
 ///
@@ -51,8 +52,32 @@ fn one_mode(comparison: &Comparison) -> Option<&str> {
     modes.all(|mode| mode == first).then_some(first)
 }
 
+/// Every phase that is compared anywhere, in order.
+fn phases(comparison: &Comparison) -> Vec<Phase> {
+    let compared = |wanted: &Phase| {
+        let mut all = comparison.configurations.iter().flat_map(|c| &c.phases);
+        all.any(|phase| phase.phase == *wanted)
+    };
+    group::phases().filter(compared).collect()
+}
+
 /// What stands above one table.
 fn title(comparison: &Comparison, configuration: &Configuration) -> String {
+    let title = short_title(comparison, configuration);
+    let phases = &configuration.phases;
+    let runs = |side: fn(&super::Change) -> Option<super::Spread>| {
+        let spreads = phases.iter().filter_map(|phase| side(&phase.time));
+        spreads.map(|spread| spread.runs).max().unwrap_or(0)
+    };
+    match (runs(|change| change.before), runs(|change| change.after)) {
+        (1, 1) => title + "; 1 run a side",
+        (before, after) if before == after => title + &format!("; {before} runs a side"),
+        (before, after) => title + &format!("; runs: {before} before, {after} after"),
+    }
+}
+
+/// The same without the runs.
+fn short_title(comparison: &Comparison, configuration: &Configuration) -> String {
     let Configuration {
         engine,
         mode,
@@ -60,7 +85,7 @@ fn title(comparison: &Comparison, configuration: &Configuration) -> String {
         memory,
         vcpus,
         prefault,
-        phases,
+        phases: _,
     } = configuration;
     let mut title = group::name(*backing, *memory, *vcpus, *prefault);
     if one_mode(comparison).is_none() {
@@ -73,15 +98,7 @@ fn title(comparison: &Comparison, configuration: &Configuration) -> String {
     {
         title += &format!(", by {engine}");
     }
-    let runs = |side: fn(&super::Change) -> Option<super::Spread>| {
-        let spreads = phases.iter().filter_map(|phase| side(&phase.time));
-        spreads.map(|spread| spread.runs).max().unwrap_or(0)
-    };
-    match (runs(|change| change.before), runs(|change| change.after)) {
-        (1, 1) => title + "; 1 run a side",
-        (before, after) if before == after => title + &format!("; {before} runs a side"),
-        (before, after) => title + &format!("; runs: {before} before, {after} after"),
-    }
+    title
 }
 
 /// What stands below the tables: the notes, what was forced, and the verdict last.

@@ -7,11 +7,12 @@ use super::{
     super::{Change, Comparison, PhaseChange},
     figures::{self, Unit},
 };
+use crate::phase::Phase;
 
 /// No line is longer, unless a single word is.
 const WIDTH: usize = 75;
 /// The widths of name, before, after, ratio and gain.
-const NAME: usize = 22;
+const NAME: usize = 24;
 const FIGURE: usize = 15;
 const RATIO: usize = 9;
 const GAIN: usize = 10;
@@ -35,6 +36,10 @@ pub fn text(comparison: &Comparison) -> String {
             phase_rows(&mut out, phase);
         }
     }
+    if comparison.configurations.len() > 1 {
+        out.push('\n');
+        overview(&mut out, comparison);
+    }
     out.push('\n');
     for note in super::foot(comparison) {
         wrap(&mut out, "", &note);
@@ -46,8 +51,35 @@ fn phase_rows(out: &mut String, phase: &PhaseChange) {
     let mark = if phase.regression { " !" } else { "" };
     let name = format!("  {}", phase.phase);
     change_rows(out, &name, &phase.time, Unit::of_time(&phase.time), mark);
-    for (name, change) in phase.counters.iter().chain(&phase.events) {
+    for (name, change) in phase.events.iter().chain(&phase.counters) {
         change_rows(out, &format!("    {name}"), change, Unit::Count, "");
+    }
+}
+
+/// All ratios of times on a page: a column for each phase, two lines for each configuration.
+fn overview(out: &mut String, comparison: &Comparison) {
+    let phases = super::phases(comparison);
+    let width = |phase: Phase| phase.name().len().max("0.00000".len()) + 1;
+    out.push_str("Time after through time before:\n ");
+    for &phase in &phases {
+        // Writing into a String cannot fail.
+        let _ = write!(out, "{:>1$} ", phase.name(), width(phase) - 1);
+    }
+    out.truncate(out.trim_end().len());
+    out.push('\n');
+    for configuration in &comparison.configurations {
+        let _ = writeln!(out, "{}", super::short_title(comparison, configuration));
+        let mut line = " ".to_owned();
+        for &wanted in &phases {
+            let found = configuration.phases.iter().find(|p| p.phase == wanted);
+            let ratio = found.map_or(String::new(), |phase| {
+                let mark = if phase.regression { "!" } else { " " };
+                figures::ratio(&phase.time) + mark
+            });
+            let _ = write!(line, "{ratio:>0$}", width(wanted));
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
     }
 }
 
