@@ -104,6 +104,7 @@ mod tests {
             seed: 0,
             iteration: 0,
             prefault: false,
+            options: Default::default(),
         }
     }
 

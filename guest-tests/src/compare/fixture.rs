@@ -30,6 +30,7 @@ pub fn record() -> Record {
             seed: 0,
             iteration: 0,
             prefault: false,
+            options: Default::default(),
         },
         obtained: Some(Obtained {
             resident: [(2 << 20, 64 << 20)].into(),

@@ -22,6 +22,7 @@ pub struct Key {
     pub memory: Bytes,
     pub vcpus: u32,
     pub prefault: bool,
+    pub options: BTreeMap<String, String>,
 }
 
 impl Key {
@@ -38,20 +39,37 @@ impl Key {
             memory: config.memory,
             vcpus: config.vcpus,
             prefault: config.prefault,
+            options: config.options.clone(),
         }
     }
 
     /// What a reader calls it: `anonymous_thp, 64M, 16 vCPUs`.
     pub fn name(&self) -> String {
-        name(self.backing, self.memory, self.vcpus, self.prefault)
+        name(
+            self.backing,
+            self.memory,
+            self.vcpus,
+            self.prefault,
+            &self.options,
+        )
     }
 }
 
 /// The same from the parts.
-pub fn name(backing: Backing, memory: Bytes, vcpus: u32, prefault: bool) -> String {
+pub fn name(
+    backing: Backing,
+    memory: Bytes,
+    vcpus: u32,
+    prefault: bool,
+    options: &BTreeMap<String, String>,
+) -> String {
     let prefault = if prefault { ", prefaulted" } else { "" };
     let plural = if vcpus == 1 { "" } else { "s" };
-    format!("{backing}, {memory}, {vcpus} vCPU{plural}{prefault}")
+    let options: String = options
+        .iter()
+        .map(|(name, value)| format!(", {name}={value}"))
+        .collect();
+    format!("{backing}, {memory}, {vcpus} vCPU{plural}{prefault}{options}")
 }
 
 /// The records of one key on one side.

@@ -102,6 +102,9 @@ pub struct Configuration {
     pub vcpus: u32,
     /// Whether the host's memory was populated beforehand.
     pub prefault: bool,
+    /// Further options that change figures, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
     /// Its phases that both sides have, in the order in which they run.
     pub phases: Vec<PhaseChange>,
 }
@@ -222,6 +225,7 @@ fn configuration(before: &Group, after: &Group, min_effect: f64) -> Configuratio
         memory,
         vcpus,
         prefault,
+        options,
     } = before.key.clone();
     let phases = group::phases()
         .filter_map(|phase| phase_change(phase, before, after, min_effect))
@@ -233,6 +237,7 @@ fn configuration(before: &Group, after: &Group, min_effect: f64) -> Configuratio
         memory,
         vcpus,
         prefault,
+        options,
         phases,
     }
 }

@@ -131,6 +131,7 @@ impl Run {
                 seed,
                 iteration,
                 prefault: false,
+                options: Default::default(),
             },
             obtained: None,
             phase,

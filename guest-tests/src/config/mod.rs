@@ -27,6 +27,17 @@ pub enum Backing {
     SharedHugetlb,
 }
 
+/// How the guest's own tables map the region under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum GuestMap {
+    /// By the largest blocks that fit: few tables, so nearly all that faults is the region.
+    #[default]
+    Blocks,
+    /// Page by page, as the kernel's test does: each of the tables is itself a page that faults when
+    /// it is first walked, which is in `create`.
+    Pages,
+}
+
 /// Why a text names no backing.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(

@@ -20,6 +20,7 @@ fn plan(iterations: u32, phases: &str) -> Plan {
             seed: 5,
             iteration: 0,
             prefault: false,
+            options: Default::default(),
         },
         iterations,
         phases: phases.parse().unwrap(),

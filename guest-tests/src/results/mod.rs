@@ -104,6 +104,9 @@ pub struct RunConfig {
     /// Whether the host's memory was populated beforehand.
     #[serde(default)]
     pub prefault: bool,
+    /// Further options that change figures, by name, where they were not left at their defaults.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
 }
 
 /// What really backs a region.

@@ -115,6 +115,7 @@ pub(super) mod tests {
                 seed: 1,
                 iteration: 0,
                 prefault: false,
+                options: Default::default(),
             },
             obtained: None,
             phase: Phase::Create,

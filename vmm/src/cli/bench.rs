@@ -6,6 +6,8 @@
 //! the lines go to standard error.
 
 use std::{
+    collections::BTreeMap,
+    fmt,
     io::{self, Write},
     num::NonZeroU32,
     path::PathBuf,
@@ -14,7 +16,7 @@ use std::{
 
 use clap::ValueEnum;
 use granule_guest_tests::{
-    config::{Backing, PhaseSelection},
+    config::{Backing, GuestMap, PhaseSelection},
     guest_mode::GuestMode,
     harness::{self, HarnessError, Plan},
     log_lines::LogLines,
@@ -82,6 +84,9 @@ pub struct Args {
     /// How dirty pages are logged
     #[arg(long, value_enum, default_value_t)]
     dirty_log: DirtyLog,
+    /// How the guest's own tables map the memory under test
+    #[arg(long, value_enum, default_value_t)]
+    guest_map: Map,
     /// Count the kernel's events (guest faults, exits); counting takes a little time
     #[arg(long, value_enum, default_value_t)]
     events: Switch,
@@ -117,6 +122,25 @@ impl From<DirtyLog> for DirtyMode {
     }
 }
 
+/// How the guest's own tables map the memory under test.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Map {
+    /// By the largest blocks that fit
+    #[default]
+    Blocks,
+    /// Page by page, as the kernel's test does; the tables then fault in create too
+    Pages,
+}
+
+impl From<Map> for GuestMap {
+    fn from(map: Map) -> Self {
+        match map {
+            Map::Blocks => Self::Blocks,
+            Map::Pages => Self::Pages,
+        }
+    }
+}
+
 /// On or off.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
@@ -130,6 +154,13 @@ pub enum Switch {
 /// Host CPUs, in the order given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct CpuList(Vec<usize>);
+
+impl fmt::Display for CpuList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cpus: Vec<_> = self.0.iter().map(usize::to_string).collect();
+        f.write_str(&cpus.join(","))
+    }
+}
 
 impl CpuList {
     /// Reads `0-3,8`.
@@ -180,6 +211,7 @@ pub fn run(args: Args) -> CommandResult {
             seed: args.seed,
             iteration: 0,
             prefault: args.prefault,
+            options: args.options(),
         },
         iterations: args.iterations.get(),
         phases: args.phases,
@@ -210,6 +242,23 @@ pub fn run(args: Args) -> CommandResult {
 }
 
 impl Args {
+    /// What changes figures and is not at its default.
+    fn options(&self) -> BTreeMap<String, String> {
+        let named = |value: &dyn ToString| Some(value.to_string());
+        [
+            (
+                "ipa-bits",
+                self.ipa_bits.as_ref().and_then(|bits| named(bits)),
+            ),
+            ("pin", self.pin.as_ref().and_then(|list| named(list))),
+            ("dirty-log", unless_default(self.dirty_log)),
+            ("guest-map", unless_default(self.guest_map)),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect()
+    }
+
     fn machine(&self) -> KvmConfig {
         let vcpus = self.vcpus.get();
         KvmConfig {
@@ -222,10 +271,19 @@ impl Args {
                 .map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
             ipa_bits: self.ipa_bits,
             dirty: self.dirty_log.into(),
+            guest_map: self.guest_map.into(),
             events: self.events == Switch::On,
             ..KvmConfig::new(self.backing, self.memory, vcpus)
         }
     }
+}
+
+/// A choice's name on the command line, unless it is the default.
+fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Option<String> {
+    if value == T::default() {
+        return None;
+    }
+    Some(value.to_possible_value()?.get_name().to_owned())
 }
 
 /// A size above zero.
@@ -296,6 +354,18 @@ mod tests {
         assert_eq!(machine.pin, [0, 1, 7, 0, 1]);
         assert!(!machine.events);
         assert_eq!(machine.dirty, DirtyMode::Manual);
+    }
+
+    #[test]
+    fn results_name_the_options_that_change_figures() {
+        let plain = parse("bench --events off --json -").unwrap();
+        let special = parse("bench --guest-map pages --ipa-bits 40 --pin 0-1").unwrap();
+
+        let options: Vec<_> = special.options().into_iter().collect();
+
+        assert_eq!(plain.options(), BTreeMap::new());
+        let wanted = [("guest-map", "pages"), ("ipa-bits", "40"), ("pin", "0,1")];
+        assert_eq!(options, wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
     }
 
     #[test]

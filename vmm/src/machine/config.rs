@@ -2,7 +2,7 @@
 //! What a KVM machine is asked to be.
 
 use granule_guest_tests::{
-    config::Backing,
+    config::{Backing, GuestMap},
     guest_mode::GuestMode,
     units::{Bytes, GuestAddress},
 };
@@ -31,6 +31,8 @@ pub struct KvmConfig {
     pub vcpus: u32,
     /// Address widths and granule of the guest; `None` for the host's default.
     pub mode: Option<GuestMode>,
+    /// How the guest's own tables map the region.
+    pub guest_map: GuestMap,
     /// Where the region begins; `None` for the top of the mode's physical addresses, as the
     /// kernel's test does. Rounded down to the backing's page and the guest's granule.
     pub phys_offset: Option<GuestAddress>,
@@ -54,6 +56,7 @@ impl KvmConfig {
             memory,
             vcpus,
             mode: None,
+            guest_map: GuestMap::Blocks,
             phys_offset: None,
             prefault: false,
             pin: Vec::new(),

@@ -18,6 +18,7 @@ use thiserror::Error;
 
 use super::stage1::{MemoryKind, Stage1Error, Tables};
 use crate::{
+    config::GuestMap,
     guest_mode::GuestMode,
     units::{Bytes, GuestAddress},
 };
@@ -93,10 +94,15 @@ pub fn place_region(
 }
 
 /// How many tables a guest with a region of this size takes at most: the root, one a level for low
-/// memory, two a level for the ends of the region, and one for each 64 GiB between them (what one
-/// table of 16K-granule blocks maps; those of other granules map more).
-const fn most_tables(size: Bytes) -> u64 {
-    1 + 3 + 6 + (size.0 >> 36)
+/// memory, two a level for the ends of the region, and between them one for each 64 GiB (what one
+/// table of 16K-granule blocks maps; those of other granules map more), or, by pages, for each that
+/// a table of pages maps, and as many again for the levels above.
+const fn most_tables(size: Bytes, granule: Bytes, map: GuestMap) -> u64 {
+    let between = match map {
+        GuestMap::Blocks => size.0 >> 36,
+        GuestMap::Pages => 2 * (size.0 / (granule.0 * (granule.0 / 8))),
+    };
+    1 + 3 + 6 + between
 }
 
 /// A guest laid out.
@@ -109,7 +115,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays a guest out: `vcpus` mailboxes, and tables that map them and the region.
+    /// Lays a guest out: `vcpus` mailboxes, and tables that map them and the region,
+    /// the region as `map` says.
     ///
     /// # Errors
     /// The region covers low memory, or the tables cannot be built.
@@ -119,13 +126,15 @@ impl Layout {
         vcpus: u32,
         region: GuestAddress,
         size: Bytes,
+        map: GuestMap,
     ) -> Result<Self, LayoutError> {
         let granule = mode.page_size();
         // Nothing shares a page, neither the host's nor the guest's.
         let unit = host_page.0.max(granule.0);
         let vcpus = u64::from(vcpus);
         let tables_at = GuestAddress(LOW_MEMORY.0 + PROGRAM_ROOM + vcpus * unit);
-        let free = (tables_at.0 + most_tables(size) * granule.0).next_multiple_of(unit);
+        let free =
+            (tables_at.0 + most_tables(size, granule, map) * granule.0).next_multiple_of(unit);
         if region.0 < free {
             return Err(LayoutError::Covers {
                 start: region.0,
@@ -141,12 +150,18 @@ impl Layout {
         let bells = DOORBELL.0 & !(granule.0 - 1);
         let low = Bytes(tables_at.0 - LOW_MEMORY.0);
         let maps = [
-            (GuestAddress(bells), granule, MemoryKind::Device),
-            (LOW_MEMORY, low, MemoryKind::Normal),
-            (region, size, MemoryKind::Normal),
+            (
+                GuestAddress(bells),
+                granule,
+                MemoryKind::Device,
+                GuestMap::Blocks,
+            ),
+            (LOW_MEMORY, low, MemoryKind::Normal, GuestMap::Blocks),
+            (region, size, MemoryKind::Normal, map),
         ];
-        for (start, size, kind) in maps {
+        for (start, size, kind, map) in maps {
             let virtual_start = layout.virtual_of(start);
+            layout.tables.map_by(map);
             layout.tables.map(virtual_start, start, size, kind)?;
         }
         Ok(layout)
@@ -246,19 +261,26 @@ mod tests {
 
     #[test]
     fn pieces_of_low_memory_do_not_overlap() {
-        for name in ["P48V48_4K", "P48V48_16K", "P48V48_64K"] {
+        for (name, map) in [
+            ("P48V48_4K", GuestMap::Blocks),
+            ("P48V48_16K", GuestMap::Blocks),
+            ("P48V48_64K", GuestMap::Blocks),
+            ("P48V48_4K", GuestMap::Pages),
+            ("P48V48_16K", GuestMap::Pages),
+        ] {
             let mode: GuestMode = name.parse().unwrap();
             let size = Bytes::mib(64);
             let region = GuestAddress(0xffff_f000_0000);
 
-            let layout = Layout::new(mode, Bytes::kib(4), 80, region, size).unwrap();
+            let layout = Layout::new(mode, Bytes::kib(4), 80, region, size, map).unwrap();
 
             assert!(layout.mailbox(0).0 >= layout.program().0 + layout.program_room().0);
             assert!(layout.mailbox(79).0 < layout.tables().base().0);
             assert_eq!(layout.tables().base().0 % mode.page_size().0, 0);
             let end = layout.tables().base().0 + layout.tables().size().0;
             assert!(LOW_MEMORY.0 + layout.low_size().0 >= end);
-            assert!(layout.tables().size().0 <= most_tables(size) * mode.page_size().0);
+            let most = most_tables(size, mode.page_size(), map) * mode.page_size().0;
+            assert!(layout.tables().size().0 <= most, "{name}");
         }
     }
 
@@ -266,7 +288,16 @@ mod tests {
     fn a_region_over_the_tests_own_memory_is_refused_with_the_first_free_address() {
         let size = Bytes::mib(64);
         let start = GuestAddress(0x20_0000 - 0x1000);
-        let try_at = |start| Layout::new(GuestMode::P40V48_4K, Bytes::kib(4), 1000, start, size);
+        let try_at = |start| {
+            Layout::new(
+                GuestMode::P40V48_4K,
+                Bytes::kib(4),
+                1000,
+                start,
+                size,
+                GuestMap::Blocks,
+            )
+        };
 
         let error = try_at(start).unwrap_err();
 
@@ -281,7 +312,15 @@ mod tests {
     fn virtual_addresses_are_physical_ones_cut_to_their_width() {
         let mode = "P52V48_64K".parse().unwrap();
         let region = GuestAddress(0xf_ffff_0000_0000);
-        let layout = Layout::new(mode, Bytes::kib(4), 1, region, Bytes::mib(64)).unwrap();
+        let layout = Layout::new(
+            mode,
+            Bytes::kib(4),
+            1,
+            region,
+            Bytes::mib(64),
+            GuestMap::Blocks,
+        )
+        .unwrap();
 
         assert_eq!(layout.virtual_of(region), 0xffff_0000_0000);
         assert_eq!(

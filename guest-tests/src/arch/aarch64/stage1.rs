@@ -3,12 +3,15 @@
 //! VMSAv8-64 stage 1, single privilege level in use).
 //!
 //! A table fills one granule; each level resolves `granule bits - 3` bits of the address, the last
-//! level is 3. Everything is mapped by the largest blocks that fit, so that the guest's own walks
-//! touch few pages: what is measured is stage 2 of the region, not of these tables.
+//! level is 3. Unless asked otherwise everything is mapped by the largest blocks that fit, so that the
+//! guest's own walks touch few pages: what is measured is stage 2 of the region, not of these tables.
 
 use thiserror::Error;
 
-use crate::units::{Bytes, GuestAddress};
+use crate::{
+    config::GuestMap,
+    units::{Bytes, GuestAddress},
+};
 
 /// A valid entry.
 const VALID: u64 = 1 << 0;
@@ -90,6 +93,7 @@ pub struct Tables {
     base: GuestAddress,
     page_shift: u8,
     va_bits: u8,
+    map: GuestMap,
     words: Vec<u64>,
 }
 
@@ -100,8 +104,14 @@ impl Tables {
             base,
             page_shift,
             va_bits,
+            map: GuestMap::Blocks,
             words: vec![0; 1 << (page_shift - 3)],
         }
+    }
+
+    /// Maps what follows by blocks or by pages.
+    pub const fn map_by(&mut self, map: GuestMap) {
+        self.map = map;
     }
 
     /// Where the root lies (`TTBR0_EL1`).
@@ -133,10 +143,11 @@ impl Tables {
         self.page_shift + (3 - level) * self.index_bits()
     }
 
-    /// Whether an entry of a level can be a block (without FEAT_LPA2): 4K granules from level 1,
-    /// 16K and 64K from level 2.
-    const fn block_at(&self, level: u8) -> bool {
-        level == 3 || level == 2 || (level == 1 && self.page_shift == 12)
+    /// Whether an entry of a level can be a page, or a block (without FEAT_LPA2): 4K granules from
+    /// level 1, 16K and 64K from level 2.
+    const fn leaf_at(&self, level: u8) -> bool {
+        let block = level == 2 || (level == 1 && self.page_shift == 12);
+        level == 3 || (block && matches!(self.map, GuestMap::Blocks))
     }
 
     fn entry_index(&self, address: u64, level: u8) -> usize {
@@ -211,7 +222,7 @@ impl Tables {
             let fits = (address | physical) & (span - 1) == 0 && left >= span;
             let at = table + self.entry_index(address, level);
             let entry = self.words[at];
-            if fits && self.block_at(level) && entry & VALID == 0 {
+            if fits && self.leaf_at(level) && entry & VALID == 0 {
                 let page = if level == 3 { TABLE_OR_PAGE } else { 0 };
                 self.words[at] = self.encode_address(physical) | kind.attributes() | page | VALID;
                 return Ok(span);

@@ -85,9 +85,10 @@ fn short_title(comparison: &Comparison, configuration: &Configuration) -> String
         memory,
         vcpus,
         prefault,
+        options,
         phases: _,
     } = configuration;
-    let mut title = group::name(*backing, *memory, *vcpus, *prefault);
+    let mut title = group::name(*backing, *memory, *vcpus, *prefault, options);
     if one_mode(comparison).is_none() {
         title += &format!(", {mode}");
     }

@@ -71,7 +71,8 @@ pub(crate) fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     let pa_bits = config.ipa_bits.unwrap_or(64).min(mode.pa_bits());
     let start = place_region(pa_bits, mode.page_size(), size, align, config.phys_offset)
         .map_err(doing(placing))?;
-    let layout = Layout::new(mode, host.base, config.vcpus, start, size).map_err(doing(placing))?;
+    let layout = Layout::new(mode, host.base, config.vcpus, start, size, config.guest_map)
+        .map_err(doing(placing))?;
     let ipa_bits = ipa::choose(start.0 + size.0, config.ipa_bits, limit).map_err(doing(placing))?;
 
     let low_plan = Plan::new(Backing::Anonymous, &host).map_err(doing("choosing guest memory"))?;

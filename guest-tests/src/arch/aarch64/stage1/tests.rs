@@ -69,6 +69,27 @@ fn every_granule_is_translated_and_its_neighbours_are_not() {
 }
 
 #[test]
+fn by_pages_everything_is_mapped_at_the_last_level() {
+    for shift in [12, 14, 16] {
+        let mut tables = Tables::new(BASE, shift, 48);
+        tables.map_by(GuestMap::Pages);
+        let size = Bytes(1 << (shift + 10));
+
+        tables
+            .map(
+                0x4000_0000,
+                GuestAddress(0x4000_0000),
+                size,
+                MemoryKind::Normal,
+            )
+            .unwrap();
+
+        let (output, _, span) = walk(&tables, u32::from(shift), 48, 0x4000_2348).unwrap();
+        assert_eq!((output, span), (0x4000_2348, 1 << shift));
+    }
+}
+
+#[test]
 fn aligned_ranges_are_mapped_by_blocks() {
     for (shift, block) in [
         (12, 1 << 30),
