@@ -22,6 +22,7 @@ pub struct Key {
     pub memory: Bytes,
     pub vcpus: u32,
     pub prefault: bool,
+    /// Empty where engines are compared with each other: each has options of its own.
     pub options: BTreeMap<String, String>,
 }
 
@@ -39,7 +40,11 @@ impl Key {
             memory: config.memory,
             vcpus: config.vcpus,
             prefault: config.prefault,
-            options: config.options.clone(),
+            options: if by_engine {
+                config.options.clone()
+            } else {
+                BTreeMap::new()
+            },
         }
     }
 

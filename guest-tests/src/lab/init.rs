@@ -3,7 +3,7 @@
 //!
 //! The same `granule` program is the initramfs's `/init`. As PID 1 it mounts what tests read,
 //! reserves the huge pages that the [job](super::job) asks for, runs the test with a deadline, sends what
-//! came of it as [frames](super::frames) on the console, and switches the machine off. Between the
+//! came of it as [frames] on the console, and switches the machine off. Between the
 //! start and the end of the test it sleeps: not one instruction of its own falls into a measured
 //! phase. What the test prints goes to a file in memory meanwhile, for the same reason.
 

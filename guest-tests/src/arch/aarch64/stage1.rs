@@ -36,7 +36,7 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// The value of `MAIR_EL1` that [`MemoryKind::index`] indexes.
+    /// The value of `MAIR_EL1` that `index` indexes.
     pub const MAIR: u64 = 0xff << 8;
 
     const fn index(self) -> u64 {
