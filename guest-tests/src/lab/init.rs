@@ -21,6 +21,7 @@ use rustix::{
     mount::{MountFlags, mount},
     process::{Pid, PidfdFlags, getpid, pidfd_open},
     system::{RebootCommand, reboot},
+    thread::{CpuSet, sched_setaffinity},
     time::Timespec,
 };
 use thiserror::Error;
@@ -111,10 +112,40 @@ fn do_job() -> Result<Ending, InitError> {
     if let Some(short) = reserve_pools(&job)? {
         return Ok(short);
     }
-    for _ in 0..job.spins {
+    leave_every_other_cpu_idle()?;
+    interleave(job.spins)?;
+    run_test(&job)
+}
+
+/// Keeps this process and all that it starts to the CPUs with even numbers: the emulator needs an
+/// idle one behind each that works (see [`super::emulator`]).
+fn leave_every_other_cpu_idle() -> Result<(), InitError> {
+    let cpus = std::thread::available_parallelism().doing(|| "cannot count the CPUs".to_owned())?;
+    let mut even = CpuSet::new();
+    for cpu in (0..cpus.get()).step_by(2) {
+        even.set(cpu);
+    }
+    sched_setaffinity(None, &even).doing(|| "cannot keep to every other CPU".to_owned())
+}
+
+/// Makes another interleaving for each number of turns: a busy wait shifts the test against the
+/// timer ticks, and processes that come and go before it make its threads start on other CPUs.
+fn interleave(spins: u64) -> Result<(), InitError> {
+    for _ in 0..spins {
         std::hint::spin_loop();
     }
-    run_test(&job)
+    let children: Result<Vec<_>, _> = (0..spins % 17)
+        .map(|_| {
+            Command::new("/init")
+                .arg("--version")
+                .stdout(Stdio::null())
+                .spawn()
+        })
+        .collect();
+    for mut child in children.doing(|| "cannot run /init".to_owned())? {
+        child.wait().doing(|| "cannot wait for /init".to_owned())?;
+    }
+    Ok(())
 }
 
 /// Reserves huge pages; `Some` when the host has too few. A pool that was made at boot (pages too

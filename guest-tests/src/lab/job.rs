@@ -34,7 +34,8 @@ pub struct Job {
     pub argv: Vec<String>,
     /// Huge pages to reserve: how many of each size, in bytes.
     pub pools: BTreeMap<u64, u64>,
-    /// Turns of a busy wait before the test begins: what makes another interleaving.
+    /// Turns of a busy wait before the test begins: what makes another interleaving. Their number
+    /// also decides how many processes come and go before it.
     pub spins: u64,
     /// Whether the test knows nothing of marks, so that PID 1 gives them around it.
     pub foreign: bool,

@@ -89,7 +89,7 @@ pub struct Args {
     /// CPU model of the emulated host
     #[arg(long, value_name = "MODEL", default_value = "neoverse-n1")]
     cpu: String,
-    /// CPUs of the emulated host; without it one for each vCPU
+    /// Working CPUs of the emulated host (as many stay idle); without it one for each vCPU
     #[arg(long, value_name = "N")]
     smp: Option<u32>,
     /// Memory of the emulated host; without it what the job needs
