@@ -22,7 +22,7 @@ use super::{
     kernel::Kernel,
     series::{Patch, Stack},
     sources::Tree,
-    step::{self, Shell, Step, StepError},
+    step::{self, Shell, Step, StepError, partial},
     worktree,
 };
 
@@ -219,7 +219,7 @@ impl<'a> Builder<'a> {
     fn publish(&self, objects: &Path, patches: &[Patch]) -> Result<(), StepError> {
         let shell = self.shell;
         let dir = self.kernel_dir(patches);
-        let partial = dir.with_extension("partial");
+        let partial = partial(&dir);
         shell.remove_dir(&partial)?;
         shell.make_dir(&partial)?;
         for (from, to) in [

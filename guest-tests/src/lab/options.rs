@@ -22,6 +22,8 @@ pub struct Options {
     pub deadline: Duration,
     /// From how many percent on a slower phase is a regression.
     pub min_effect_percent: f64,
+    /// Whether a regression is a failure; a single short run a side is no ground to judge on.
+    pub judge: bool,
 }
 
 /// Which kernels are built or taken.

@@ -93,11 +93,11 @@ fn tests(shell: Shell, options: &Options, progress: &Progress) -> Result<Tests, 
     };
     let tree = sources::tree(shell, cache, &from)?;
     let folder = upstream::build(shell, cache, &tree)?;
-    if shell.is_dry() || options.matrix.test == Test::Upstream {
-        let first = upstream::SELFTESTS[0];
-        return Ok(vec![(folder.join(upstream::PAGE_TABLE_TEST), first)]);
+    let mut programs = upstream::programs(&folder);
+    if options.matrix.test == Test::Upstream {
+        programs.retain(|(_, test)| test.program == upstream::PAGE_TABLE_TEST);
     }
-    Ok(upstream::built(&folder))
+    Ok(programs)
 }
 
 fn given(kernels: &Kernels) -> Result<Vec<Kernel>, LabError> {

@@ -404,6 +404,13 @@ impl Shell {
     }
 }
 
+/// Where something is made before it is renamed to `path`, whole.
+pub fn partial(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    path.with_file_name(name)
+}
+
 /// Reads a file.
 ///
 /// # Errors

@@ -4,15 +4,12 @@
 //! They come from Linux 6.1: the first version of Debian's whose tests cover this path, and one
 //! whose tests still run on 5.10.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use super::{
     build::{jobs, make},
     sources::Tree,
-    step::{Shell, StepError},
+    step::{Shell, StepError, partial},
 };
 
 /// The version the tests are taken from.
@@ -66,21 +63,32 @@ pub fn build(shell: Shell, cache: &Path, tree: &Tree) -> Result<PathBuf, StepErr
     if folder.join(PAGE_TABLE_TEST).is_file() {
         return Ok(folder);
     }
-    let partial = folder.with_extension("partial");
+    let partial = partial(&folder);
     let log = partial.join("build.log");
     let headers = partial.join("headers");
+    let shim = partial.join("shim");
     shell.remove_dir(&partial)?;
-    shell.make_dir(&headers)?;
+    for folder in [&headers, &shim.join("linux")] {
+        shell.make_dir(folder)?;
+    }
     let install = make("installing the kernel's headers", &tree.path)
         .arg(format!("O={}", headers.display()))
         .arg("headers")
         .log(&log);
     shell.run(&install)?;
-    let source = tree.path.join("tools/testing/selftests/kvm");
+    // Two fixes that came to 6.1.y from later versions without what they need: a header of the
+    // kernel's own, and an assertion that 6.1 calls otherwise.
+    let header = "linux/bitfield.h";
+    shell.copy(&tree.path.join("include").join(header), &shim.join(header))?;
+    let flags = format!("-DTEST_ASSERT_EQ=ASSERT_EQ -I{}", shim.display());
+    let programs: Vec<&str> = SELFTESTS.iter().map(|test| test.program).collect();
     let include = headers.join("usr/include");
+    let source = tree.path.join("tools/testing/selftests/kvm");
     let tests = make("building the kernel's tests", &source)
         .arg(format!("OUTPUT={}", partial.display()))
+        .arg(format!("TEST_GEN_PROGS_aarch64={}", programs.join(" ")))
         .arg(format!("KHDR_INCLUDES=-isystem {}", include.display()))
+        .arg(format!("EXTRA_CFLAGS={flags}"))
         .arg("LDFLAGS=-static")
         .arg(format!("-j{}", jobs()))
         .log(&log);
@@ -91,11 +99,10 @@ pub fn build(shell: Shell, cache: &Path, tree: &Tree) -> Result<PathBuf, StepErr
     Ok(folder)
 }
 
-/// The selftests that were built.
-pub fn built(folder: &Path) -> Vec<(PathBuf, Selftest)> {
+/// Every selftest's program in the folder they were built into.
+pub fn programs(folder: &Path) -> Vec<(PathBuf, Selftest)> {
     SELFTESTS
         .iter()
         .map(|test| (folder.join(test.program), *test))
-        .filter(|(path, _)| fs::exists(path).unwrap_or(false))
         .collect()
 }

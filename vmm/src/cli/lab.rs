@@ -62,7 +62,8 @@ pub struct Args {
     /// Run the kernel tree's KVM selftests instead, for their verdict
     #[arg(long)]
     selftests: bool,
-    /// A tiny matrix: 4 vCPUs, 16M, 4K pages and hugetlb 2M, one seed
+    /// A tiny matrix: 4 vCPUs, 16M, 4K pages and hugetlb 2M, one seed; shows that the lab works and
+    /// fails for no regression
     #[arg(long, conflicts_with_all = ["backing", "vcpus", "size", "seeds"])]
     smoke: bool,
     /// Backing of the region; without it 4K, THP, hugetlb 2M and hugetlb 1G
@@ -220,6 +221,7 @@ fn options(args: Args) -> Result<Options, Box<dyn std::error::Error>> {
         parallel: args.jobs.map_or(cpus, NonZeroUsize::get),
         deadline: Duration::from_secs(args.deadline),
         min_effect_percent: args.min_effect,
+        judge: !args.smoke,
     })
 }
 
