@@ -265,6 +265,7 @@ impl Args {
             mode: self.mode,
             phys_offset: self.phys_offset,
             prefault: self.prefault,
+            accept_fallback: self.accept_fallback,
             pin: self
                 .pin
                 .as_ref()

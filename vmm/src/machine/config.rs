@@ -38,6 +38,8 @@ pub struct KvmConfig {
     pub phys_offset: Option<GuestAddress>,
     /// Whether the host populates the region before the guest touches it.
     pub prefault: bool,
+    /// Whether other pages than those asked for will do.
+    pub accept_fallback: bool,
     /// Host CPUs to pin vCPUs to, one for each vCPU in order; empty for no pinning.
     pub pin: Vec<usize>,
     /// Width of the VM's guest-physical addresses; `None` for the smallest that fits.
@@ -59,6 +61,7 @@ impl KvmConfig {
             guest_map: GuestMap::Blocks,
             phys_offset: None,
             prefault: false,
+            accept_fallback: false,
             pin: Vec::new(),
             ipa_bits: None,
             dirty: DirtyMode::Plain,

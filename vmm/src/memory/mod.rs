@@ -121,6 +121,20 @@ impl GuestRam {
                 page,
             });
         }
+        Ok(self.by_page_size(&usage))
+    }
+
+    /// Reads back what is mapped now, by page size, whether it was asked for or not.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn resident(&self) -> Result<Obtained, MemoryError> {
+        let start = self.host_address();
+        let usage = Usage::of_range(start..start + self.size().0)?;
+        Ok(self.by_page_size(&usage))
+    }
+
+    fn by_page_size(&self, usage: &Usage) -> Obtained {
         let parts = [
             (self.plan.base_page(), usage.small),
             (block_above(self.plan.base_page()), usage.huge),
@@ -132,7 +146,7 @@ impl GuestRam {
                 *resident.entry(page.0).or_insert(0) += bytes.0;
             }
         }
-        Ok(Obtained { resident })
+        Obtained { resident }
     }
 
     /// Drops everything behind the memory: the next touch is a first one.
