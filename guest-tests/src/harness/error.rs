@@ -16,6 +16,9 @@ use crate::{
 /// Why a run ended before its end.
 #[derive(Debug, Error)]
 pub enum HarnessError {
+    /// The vCPUs could not be started: nothing was tested.
+    #[error("the vCPUs cannot be started")]
+    Start(#[source] CrewError),
     /// The vCPUs did not do their work.
     #[error("the vCPUs failed {doing}")]
     Crew {
@@ -84,7 +87,8 @@ pub enum HarnessError {
     Observer(#[source] Box<dyn Error + Send + Sync>),
 }
 
-struct Listed<'a>(&'a Obtained);
+/// Lists what there is.
+pub(super) struct Listed<'a>(pub(super) &'a Obtained);
 
 impl fmt::Display for Listed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

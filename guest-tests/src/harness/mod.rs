@@ -77,7 +77,7 @@ pub fn run(
     let region = machine.region();
     let mut tell = |progress: Progress<'_>| observer(progress).map_err(HarnessError::Observer);
     tell(Progress::Ready(&region))?;
-    let crew = Crew::start(machine.take_vcpus(), plan.deadline).map_err(crew_error("to start"))?;
+    let crew = Crew::start(machine.take_vcpus(), plan.deadline).map_err(HarnessError::Start)?;
     let mut run = Run {
         tasks: Tasks::new(region, plan.config.seed, 0),
         region,
@@ -256,8 +256,10 @@ impl Run<'_> {
         let checked = check::backing(self.plan.config.backing, &self.region, &obtained);
         self.obtained = Some(obtained);
         match checked {
-            Err(error) if self.plan.accept_fallback => {
-                log::warn!("{error}");
+            Err(HarnessError::Backing {
+                backing, obtained, ..
+            }) if self.plan.accept_fallback => {
+                log::warn!("{backing} fell back to {}", error::Listed(&obtained));
                 Ok(())
             }
             checked => checked,

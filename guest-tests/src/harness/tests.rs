@@ -182,6 +182,16 @@ fn a_hanging_vcpu_ends_the_run_with_its_phase_and_place() {
 }
 
 #[test]
+fn vcpus_that_cannot_be_started_have_tested_nothing() {
+    let error = error_of(Defect::CannotBind(2), Bytes::kib(64));
+
+    assert!(
+        matches!(error, HarnessError::Start(CrewError::Bind { vcpu: 2, .. })),
+        "{error}"
+    );
+}
+
+#[test]
 fn an_observer_that_fails_ends_the_run() {
     let mut toy = Toy::new(2, Bytes::kib(64), Defect::None);
 

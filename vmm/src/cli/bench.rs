@@ -233,7 +233,7 @@ pub fn run(args: Args) -> CommandResult {
     });
     match result {
         Ok(()) => Ok(Outcome::Done),
-        Err(error @ HarnessError::Observer(_)) => Err(error.into()),
+        Err(error @ (HarnessError::Start(_) | HarnessError::Observer(_))) => Err(error.into()),
         Err(error) => {
             report(&error);
             Ok(Outcome::Failed)
