@@ -30,7 +30,7 @@ use super::{
     frames,
     job::{
         ENDING_FRAME, Ending, FACTS_PATH, JOB_PATH, Job, RESULTS_FRAME, RESULTS_PATH, STDERR_FRAME,
-        STDOUT_FRAME,
+        STDOUT_FRAME, Walk,
     },
 };
 use crate::{mark, results::FACTS_VARIABLE, units::Nanoseconds};
@@ -112,40 +112,39 @@ fn do_job() -> Result<Ending, InitError> {
     if let Some(short) = reserve_pools(&job)? {
         return Ok(short);
     }
-    leave_every_other_cpu_idle()?;
-    interleave(job.spins)?;
+    let working = working_cpus()?;
+    keep_to(&working)?;
+    if job.seed != 0 {
+        walk(job.seed, &working)?;
+    }
     run_test(&job)
 }
 
-/// Keeps this process and all that it starts to the CPUs with even numbers: the emulator needs an
-/// idle one behind each that works (see [`super::emulator`]).
-fn leave_every_other_cpu_idle() -> Result<(), InitError> {
+/// The CPUs with even numbers: the emulator needs an idle one behind each that works (see
+/// [`super::emulator`]).
+fn working_cpus() -> Result<Vec<usize>, InitError> {
     let cpus = std::thread::available_parallelism().doing(|| "cannot count the CPUs".to_owned())?;
-    let mut even = CpuSet::new();
-    for cpu in (0..cpus.get()).step_by(2) {
-        even.set(cpu);
-    }
-    sched_setaffinity(None, &even).doing(|| "cannot keep to every other CPU".to_owned())
+    Ok((0..cpus.get()).step_by(2).collect())
 }
 
-/// Makes another interleaving for each number of turns: a busy wait shifts the test against the
-/// timer ticks, and processes that come and go before it make its threads start on other CPUs.
-fn interleave(spins: u64) -> Result<(), InitError> {
-    for _ in 0..spins {
-        std::hint::spin_loop();
+/// Keeps this process, and all that it starts from now on, to these CPUs.
+fn keep_to(cpus: &[usize]) -> Result<(), InitError> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu);
     }
-    let children: Result<Vec<_>, _> = (0..spins % 17)
-        .map(|_| {
-            Command::new("/init")
-                .arg("--version")
-                .stdout(Stdio::null())
-                .spawn()
-        })
-        .collect();
-    for mut child in children.doing(|| "cannot run /init".to_owned())? {
-        child.wait().doing(|| "cannot wait for /init".to_owned())?;
+    sched_setaffinity(None, &set).doing(|| format!("cannot keep to the CPUs {cpus:?}"))
+}
+
+/// Goes over the CPUs as the seed says; see [`Walk`].
+fn walk(seed: u64, cpus: &[usize]) -> Result<(), InitError> {
+    for (cpu, turns) in Walk::new(seed, cpus) {
+        keep_to(&[cpu])?;
+        for _ in 0..turns {
+            std::hint::spin_loop();
+        }
     }
-    Ok(())
+    keep_to(cpus)
 }
 
 /// Reserves huge pages; `Some` when the host has too few. A pool that was made at boot (pages too

@@ -34,9 +34,8 @@ pub struct Job {
     pub argv: Vec<String>,
     /// Huge pages to reserve: how many of each size, in bytes.
     pub pools: BTreeMap<u64, u64>,
-    /// Turns of a busy wait before the test begins: what makes another interleaving. Their number
-    /// also decides how many processes come and go before it.
-    pub spins: u64,
+    /// What makes another interleaving; see [`Walk`]. 0 changes nothing.
+    pub seed: u64,
     /// Whether the test knows nothing of marks, so that PID 1 gives them around it.
     pub foreign: bool,
     /// After how many (virtual) seconds the test is killed.
@@ -80,16 +79,50 @@ pub enum Ending {
     },
 }
 
-/// Turns of the busy wait for a seed: none for seed 0, else up to 2^22, spread by a fixed mixing
-/// (the finalizer of SplitMix64), so that neighbouring seeds have nothing in common.
-pub const fn spins(seed: u64) -> u64 {
-    if seed == 0 {
-        return 0;
+/// How PID 1 goes over the CPUs before the test, to make the interleaving that belongs to a seed.
+///
+/// It runs on every CPU once, in an order of the seed's, spinning for a while of the seed's on each.
+/// The scheduler then puts new threads on the CPUs that became idle last first
+/// (`find_idlest_group_cpu()`), so vCPUs land on other CPUs and take their turns in another order;
+/// and the timer's ticks fall elsewhere.
+#[derive(Debug, Clone)]
+pub struct Walk {
+    state: u64,
+    left: Vec<usize>,
+}
+
+impl Walk {
+    /// The walk over these CPUs that belongs to a seed.
+    pub fn new(seed: u64, cpus: &[usize]) -> Self {
+        Self {
+            state: seed,
+            left: cpus.to_vec(),
+        }
     }
-    let mut mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (mixed ^ (mixed >> 31)) & ((1 << 22) - 1)
+
+    /// SplitMix64: neighbouring seeds have nothing in common.
+    fn draw(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+/// A CPU and for how many turns to spin there, up to 2^18.
+impl Iterator for Walk {
+    type Item = (usize, u64);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let choices = self.left.len() as u64;
+        if choices == 0 {
+            return None;
+        }
+        let chosen = usize::try_from(self.draw() % choices).unwrap_or(0);
+        let turns = self.draw() >> (64 - 18);
+        Some((self.left.swap_remove(chosen), turns))
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +134,7 @@ mod tests {
         let job = Job {
             argv: vec!["/init".to_owned(), "bench".to_owned()],
             pools: [(2 << 20, 34)].into(),
-            spins: 5,
+            seed: 5,
             foreign: true,
             deadline_seconds: 60,
         };
@@ -112,10 +145,17 @@ mod tests {
     }
 
     #[test]
-    fn seeds_wait_differently_and_seed_0_not_at_all() {
-        let waits: std::collections::BTreeSet<u64> = (0..64).map(spins).collect();
+    fn a_walk_visits_every_cpu_once_in_an_order_of_the_seeds() {
+        let all: Vec<usize> = (0..32).step_by(2).collect();
+        let order = |seed| -> Vec<usize> { Walk::new(seed, &all).map(|(cpu, _)| cpu).collect() };
+        let orders: std::collections::BTreeSet<_> = (1..32).map(order).collect();
 
-        assert_eq!(spins(0), 0);
-        assert_eq!(waits.len(), 64);
+        let mut cpus = order(7);
+        cpus.sort_unstable();
+
+        assert_eq!(cpus, all);
+        assert_eq!(order(7), order(7));
+        assert_eq!(orders.len(), 31);
+        assert!(Walk::new(7, &all).all(|(_, turns)| turns < 1 << 18));
     }
 }

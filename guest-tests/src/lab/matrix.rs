@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
     emulator::Hardware,
-    job::{FOREIGN_PATH, Job, RESULTS_PATH, spins},
+    job::{FOREIGN_PATH, Job, RESULTS_PATH},
     options::{Matrix, Test},
 };
 use crate::{config::Backing, units::Bytes};
@@ -113,7 +113,7 @@ fn job(
         job: Job {
             argv,
             pools,
-            spins: if foreign { spins(seed) } else { 0 },
+            seed,
             foreign,
             deadline_seconds: DEADLINE_SECONDS,
         },
@@ -144,7 +144,7 @@ pub fn selftest(matrix: &Matrix, program: PathBuf, arguments: &[String]) -> Plan
         job: Job {
             argv,
             pools,
-            spins: 0,
+            seed: 0,
             foreign: true,
             deadline_seconds: DEADLINE_SECONDS,
         },
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_test_gets_its_seed_as_a_wait() {
+    fn a_foreign_test_gets_its_seed_from_pid_1_alone() {
         let foreign = Matrix {
             test: Test::Upstream,
             ..matrix()
@@ -239,7 +239,7 @@ mod tests {
 
         assert_eq!(jobs[1].job.argv[0], FOREIGN_PATH);
         assert!(!jobs[1].job.argv.contains(&"--seed".to_owned()));
-        assert!(jobs[1].job.spins > 0 && jobs[0].job.spins == 0);
+        assert_eq!(jobs[1].job.seed, 1);
         assert!(jobs[1].foreign.is_some());
     }
 }
