@@ -27,7 +27,10 @@ use super::{
     emulator::{Boot, Plugin},
     frames::{self, FrameError, Frames},
     initramfs::Initramfs,
-    job::{ENDING_FRAME, Ending, FACTS_PATH, JOB_PATH, RESULTS_FRAME, STDERR_FRAME, STDOUT_FRAME},
+    job::{
+        ENDING_FRAME, Ending, FACTS_PATH, HOST_FRAME, JOB_PATH, RESULTS_FRAME, STDERR_FRAME,
+        STDOUT_FRAME,
+    },
     kernel::Kernel,
     matrix::PlannedJob,
     splat,
@@ -131,7 +134,6 @@ pub struct Outcome {
     pub stderr: String,
     frames: Frames,
     segments: Vec<Segment>,
-    host: Host,
 }
 
 impl Bench {
@@ -180,7 +182,7 @@ impl Bench {
         }
         // It is large and made of files that are at hand; the command is not needed to repeat it.
         let _ = fs::remove_file(&initramfs);
-        self.collect(&boot, ended, &facts).map(Some)
+        self.collect(&boot, ended).map(Some)
     }
 
     /// Packs the initramfs.
@@ -232,12 +234,7 @@ impl Bench {
     }
 
     /// Takes everything the boot left behind and judges it.
-    fn collect(
-        &self,
-        boot: &Boot,
-        ended: Result<(), StepError>,
-        facts: &Facts,
-    ) -> Result<Outcome, JobError> {
+    fn collect(&self, boot: &Boot, ended: Result<(), StepError>) -> Result<Outcome, JobError> {
         let folder = boot.console.parent().unwrap_or(Path::new("."));
         let console = fs::read(&boot.console).unwrap_or_default();
         let text = String::from_utf8_lossy(&console);
@@ -301,28 +298,8 @@ impl Bench {
             stdout: lossy(STDOUT_FRAME),
             stderr: lossy(STDERR_FRAME),
             segments: counts::read_segments(&segments)?,
-            host: host(facts, &text),
             frames,
         })
-    }
-}
-
-/// The host of a test that does not describe it by itself.
-fn host(facts: &Facts, console: &str) -> Host {
-    let kernel = console
-        .split("Linux version ")
-        .nth(1)
-        .and_then(|rest| rest.split_ascii_whitespace().next())
-        .unwrap_or_default();
-    Host {
-        arch: "aarch64".to_owned(),
-        kernel: kernel.to_owned(),
-        series: facts.series.map(<[Series]>::to_vec),
-        image_sha256: Some(facts.image_sha256.to_owned()),
-        cpu: Some(facts.cpu.to_owned()),
-        features: Default::default(),
-        page_size: Some(Bytes::kib(4)), // CONFIG_ARM64_4K_PAGES in lab.config
-        emulator: Some(facts.emulator.clone()),
     }
 }
 
@@ -342,10 +319,15 @@ impl Outcome {
             counts::merge(&self.segments, &mut records)?;
             return Ok(records);
         }
+        // The kernel's test says nothing of its host; PID 1 does.
+        let host: Host = match self.frames.get(HOST_FRAME) {
+            Some(host) => serde_json::from_slice(host).map_err(JobError::Ending)?,
+            None => Host::default(),
+        };
         let runs = raw_log::read(&self.stdout)?;
         let mut records: Vec<Record> = (0..)
             .zip(&runs)
-            .flat_map(|(iteration, run)| run.records(&self.host, job.seed, iteration))
+            .flat_map(|(iteration, run)| run.records(&host, job.seed, iteration))
             .collect();
         if let Some(first) = records.first() {
             let mut whole = [Record {

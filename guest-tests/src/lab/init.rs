@@ -29,11 +29,15 @@ use thiserror::Error;
 use super::{
     frames,
     job::{
-        ENDING_FRAME, Ending, FACTS_PATH, JOB_PATH, Job, RESULTS_FRAME, RESULTS_PATH, STDERR_FRAME,
-        STDOUT_FRAME, Walk,
+        ENDING_FRAME, Ending, FACTS_PATH, HOST_FRAME, JOB_PATH, Job, RESULTS_FRAME, RESULTS_PATH,
+        STDERR_FRAME, STDOUT_FRAME, Walk,
     },
 };
-use crate::{mark, results::FACTS_VARIABLE, units::Nanoseconds};
+use crate::{
+    mark,
+    results::{FACTS_VARIABLE, Host},
+    units::Nanoseconds,
+};
 
 const STDOUT_PATH: &str = "/tmp/stdout";
 const STDERR_PATH: &str = "/tmp/stderr";
@@ -112,6 +116,9 @@ fn do_job() -> Result<Ending, InitError> {
     if let Some(short) = reserve_pools(&job)? {
         return Ok(short);
     }
+    for (path, value) in &job.settings {
+        fs::write(path, value).doing(|| format!("cannot write {value} to {path}"))?;
+    }
     let working = working_cpus()?;
     keep_to(&working)?;
     if job.seed != 0 {
@@ -162,7 +169,8 @@ fn reserve_pools(job: &Job) -> Result<Option<Ending>, InitError> {
                 .doing(|| format!("{path} holds no number"))
         };
         if count()? < wanted {
-            fs::write(&path, wanted.to_string()).doing(|| format!("cannot write {path}"))?;
+            // A kernel that makes such pages at boot only refuses; the count then tells.
+            let _ = fs::write(&path, wanted.to_string());
         }
         let got = count()?;
         if got < wanted {
@@ -253,6 +261,10 @@ fn send(ending: &Ending) -> io::Result<()> {
         if let Ok(payload) = fs::read(path) {
             frames::send(&mut console, name, &payload)?;
         }
+    }
+    match Host::with_facts(Path::new(FACTS_PATH)) {
+        Ok(host) => frames::send(&mut console, HOST_FRAME, &serde_json::to_vec(&host)?)?,
+        Err(error) => eprintln!("granule: {error}"),
     }
     frames::send(&mut console, ENDING_FRAME, &serde_json::to_vec(ending)?)?;
     rustix::termios::tcdrain(&console)?;

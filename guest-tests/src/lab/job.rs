@@ -21,6 +21,8 @@ pub const FOREIGN_PATH: &str = "/test";
 pub const ENDING_FRAME: &str = "ending";
 /// The frame that holds the file at [`RESULTS_PATH`].
 pub const RESULTS_FRAME: &str = "results";
+/// The frame that holds the emulated host's [`Host`](crate::results::Host).
+pub const HOST_FRAME: &str = "host";
 /// The frame that holds what the test wrote to its standard output.
 pub const STDOUT_FRAME: &str = "stdout";
 /// The frame that holds what the test wrote to its standard error.
@@ -34,6 +36,8 @@ pub struct Job {
     pub argv: Vec<String>,
     /// Huge pages to reserve: how many of each size, in bytes.
     pub pools: BTreeMap<u64, u64>,
+    /// Files below `/sys` and what is written to them.
+    pub settings: BTreeMap<String, String>,
     /// What makes another interleaving; see [`Walk`]. 0 changes nothing.
     pub seed: u64,
     /// Whether the test knows nothing of marks, so that PID 1 gives them around it.
@@ -134,6 +138,7 @@ mod tests {
         let job = Job {
             argv: vec!["/init".to_owned(), "bench".to_owned()],
             pools: [(2 << 20, 34)].into(),
+            settings: [("/sys/x".to_owned(), "0".to_owned())].into(),
             seed: 5,
             foreign: true,
             deadline_seconds: 60,

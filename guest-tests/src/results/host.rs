@@ -67,8 +67,24 @@ impl Host {
     /// # Errors
     /// A file of facts is named but cannot be used.
     pub fn of_this_machine() -> Result<Self, FactsError> {
+        match env::var_os(FACTS_VARIABLE) {
+            Some(path) => Self::with_facts(Path::new(&path)),
+            None => Ok(Self::found()),
+        }
+    }
+
+    /// This machine, with the facts in a file.
+    ///
+    /// # Errors
+    /// The file cannot be used.
+    pub fn with_facts(path: &Path) -> Result<Self, FactsError> {
+        Self::found().overlaid(path)
+    }
+
+    /// What can be seen without facts.
+    fn found() -> Self {
         let name = rustix::system::uname();
-        let found = Self {
+        Self {
             arch: name.machine().to_string_lossy().into_owned(),
             kernel: name.release().to_string_lossy().into_owned(),
             series: None,
@@ -77,10 +93,6 @@ impl Host {
             features: cache_features(),
             page_size: Some(Bytes(rustix::param::page_size() as u64)),
             emulator: None,
-        };
-        match env::var_os(FACTS_VARIABLE) {
-            Some(path) => found.overlaid(Path::new(&path)),
-            None => Ok(found),
         }
     }
 
