@@ -163,7 +163,7 @@ pub fn version() -> Result<String, StepError> {
 
 /// The functions worth counting and the names they are counted under, best candidate first: what
 /// one kernel calls them, another calls otherwise.
-const FUNCTIONS: [(&str, &[&str]); 5] = [
+const FUNCTIONS: [(&str, &[&str]); 7] = [
     ("guest_aborts", &["kvm_handle_guest_abort"]),
     (
         "page_lookups",
@@ -174,6 +174,14 @@ const FUNCTIONS: [(&str, &[&str]); 5] = [
         &["kvm_unmap_hva_range", "kvm_unmap_gfn_range"],
     ),
     ("stage2_maps", &["kvm_pgtable_stage2_map"]),
+    (
+        "memcache_topups",
+        &["kvm_mmu_topup_memory_cache", "__kvm_mmu_topup_memory_cache"],
+    ),
+    (
+        "zeroed_pages",
+        &["get_zeroed_page", "get_zeroed_page_noprof"],
+    ),
     (
         "permission_relaxations",
         &["kvm_pgtable_stage2_relax_perms"],
