@@ -5,18 +5,18 @@
 //! `kvm_page_table_test`; the rest is ours. With `--json -` the records take standard output and
 //! the lines go to standard error.
 
+mod values;
+
 use std::{
     collections::BTreeMap,
-    fmt,
     io::{self, Write},
     num::NonZeroU32,
     path::PathBuf,
     time::Duration,
 };
 
-use clap::ValueEnum;
 use granule_guest_tests::{
-    config::{Backing, GuestMap, PhaseSelection},
+    config::{Backing, PhaseSelection},
     guest_mode::GuestMode,
     harness::{self, HarnessError, Plan},
     log_lines::LogLines,
@@ -26,7 +26,8 @@ use granule_guest_tests::{
 };
 
 use super::{CommandResult, Outcome, report};
-use crate::machine::{DirtyMode, KvmConfig, KvmMachine};
+use crate::machine::{KvmConfig, KvmMachine};
+use values::{CpuList, DirtyLog, Engine, Map, Switch, address, size, unless_default};
 
 /// Options of `granule bench`.
 #[derive(Debug, clap::Args)]
@@ -90,106 +91,6 @@ pub struct Args {
     /// Count the kernel's events (guest faults, exits); counting takes a little time
     #[arg(long, value_enum, default_value_t)]
     events: Switch,
-}
-
-/// What can run a guest.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Engine {
-    /// The kernel's hypervisor, /dev/kvm
-    #[default]
-    Kvm,
-}
-
-/// How dirty pages are logged.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum DirtyLog {
-    /// Reading the log clears it
-    #[default]
-    Plain,
-    /// Clearing is a call of its own
-    Manual,
-    /// As manual, and at first every page counts as dirty
-    InitiallySet,
-}
-
-impl From<DirtyLog> for DirtyMode {
-    fn from(log: DirtyLog) -> Self {
-        match log {
-            DirtyLog::Plain => Self::Plain,
-            DirtyLog::Manual => Self::Manual,
-            DirtyLog::InitiallySet => Self::ManualInitiallySet,
-        }
-    }
-}
-
-/// How the guest's own tables map the memory under test.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Map {
-    /// By the largest blocks that fit
-    #[default]
-    Blocks,
-    /// Page by page, as the kernel's test does; the tables then fault in create too
-    Pages,
-}
-
-impl From<Map> for GuestMap {
-    fn from(map: Map) -> Self {
-        match map {
-            Map::Blocks => Self::Blocks,
-            Map::Pages => Self::Pages,
-        }
-    }
-}
-
-/// On or off.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Switch {
-    /// Yes
-    #[default]
-    On,
-    /// No
-    Off,
-}
-
-/// Host CPUs, in the order given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct CpuList(Vec<usize>);
-
-impl fmt::Display for CpuList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let cpus: Vec<_> = self.0.iter().map(usize::to_string).collect();
-        f.write_str(&cpus.join(","))
-    }
-}
-
-impl CpuList {
-    /// Reads `0-3,8`.
-    fn parse(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("'{text}' is no list of CPUs: give numbers and ranges, such as 0-3,8");
-        let mut cpus = Vec::new();
-        for part in text.split(',') {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| text.trim().parse::<u16>().map_err(|_| wrong());
-            let (first, last) = (number(first)?, number(last)?);
-            if first > last {
-                return Err(wrong());
-            }
-            cpus.extend((first..=last).map(usize::from));
-        }
-        Ok(Self(cpus))
-    }
-
-    /// One CPU for each vCPU, beginning again where there are fewer.
-    fn for_vcpus(&self, vcpus: u32) -> Vec<usize> {
-        self.0
-            .iter()
-            .copied()
-            .cycle()
-            .zip(0..vcpus)
-            .map(|(cpu, _)| cpu)
-            .collect()
-    }
 }
 
 /// Carries `granule bench` out.
@@ -279,33 +180,10 @@ impl Args {
     }
 }
 
-/// A choice's name on the command line, unless it is the default.
-fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Option<String> {
-    if value == T::default() {
-        return None;
-    }
-    Some(value.to_possible_value()?.get_name().to_owned())
-}
-
-/// A size above zero.
-fn size(text: &str) -> Result<Bytes, String> {
-    match text.parse::<Bytes>() {
-        Ok(Bytes(0)) => Err("the memory under test cannot be empty".to_owned()),
-        Ok(size) => Ok(size),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-fn address(text: &str) -> Result<GuestAddress, String> {
-    match text.parse::<Bytes>() {
-        Ok(Bytes(offset)) => Ok(GuestAddress(offset)),
-        Err(_) => Err("give an address, such as 0x40000000 or 1G".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::DirtyMode;
     use clap::Parser;
 
     #[derive(Debug, Parser)]
