@@ -101,6 +101,14 @@ fn a_regression_begins_behind_the_least_effect() {
 }
 
 #[test]
+fn a_timer_tick_more_under_emulation_is_no_regression() {
+    for (us, regressions) in [(75, 0), (79, 0), (81, 1)] {
+        let comparison = compare(&runs(&[20], &[]), &patched(runs(&[us], &[]))).unwrap();
+        assert_eq!(comparison.regressions().count(), regressions, "{us}");
+    }
+}
+
+#[test]
 fn only_counts_that_occur_are_shown_and_uncounted_is_not_zero() {
     let before = vec![record()];
     let mut after = vec![record()];
