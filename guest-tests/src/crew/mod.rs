@@ -143,9 +143,11 @@ impl Crew {
         }
         // Between its token and the gate a thread does nothing that could fail or take long.
         match muster.crew.bell.recv() {
-            Ok(Ring::AllArrived) => Ok(muster),
-            _ => Err(CrewError::Spent),
+            Ok(Ring::AllArrived) => {}
+            _ => return Err(CrewError::Spent),
         }
+        stagger::wait(stagger::lead_turns(seed, round));
+        Ok(muster)
     }
 
     /// Waits until every end token is in, one vCPU fails, or the deadline passes; then, where that
