@@ -57,6 +57,7 @@ impl Unit {
 pub fn ratio(change: &Change) -> String {
     match change.ratio {
         Some(ratio) if ratio >= 10_000.0 => format!("{ratio:.2e}"),
+        Some(ratio) if ratio >= 1000.0 => format!("{ratio:.0}"),
         Some(ratio) if ratio > 0.0 && ratio < 0.01 => format!("{ratio:.5}"),
         Some(ratio) => format!("{ratio:.3}"),
         None => NONE.to_owned(),
@@ -66,7 +67,8 @@ pub fn ratio(change: &Change) -> String {
 /// The gain, with its sign.
 pub fn gain(change: &Change) -> String {
     match change.gain() {
-        Some(gain) if gain < -1_000_000.0 => format!("{gain:+.1e}%"),
+        Some(gain) if gain <= -1_000_000.0 => format!("{gain:+.0e}%"),
+        Some(gain) if gain <= -1000.0 => format!("{gain:+.0}%"),
         // Not "-0.0%".
         Some(gain) if gain.abs() < 0.05 => "0.0%".to_owned(),
         Some(gain) => format!("{gain:+.1}%"),

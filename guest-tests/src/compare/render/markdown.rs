@@ -62,7 +62,7 @@ fn phase_rows(out: &mut String, phase: &PhaseChange) {
     let mark = if phase.regression { " !" } else { "" };
     let name = format!("**{}**{mark}", phase.phase);
     row(out, &name, &phase.time, Unit::of_time(&phase.time));
-    for (name, change) in phase.events.iter().chain(&phase.counters) {
+    for (name, change) in super::counts(phase) {
         row(out, &escaped(name), change, Unit::Count);
     }
 }

@@ -6,7 +6,7 @@ mod markdown;
 mod text;
 
 pub use self::{markdown::markdown, text::text};
-use super::{Comparison, Configuration, Side, group};
+use super::{Change, Comparison, Configuration, PhaseChange, Side, group};
 use crate::phase::Phase;
 
 /// The comparison as JSON, schema [`super::SCHEMA`], its fields as in [`Comparison`].
@@ -61,11 +61,21 @@ fn phases(comparison: &Comparison) -> Vec<Phase> {
     group::phases().filter(compared).collect()
 }
 
+/// What is counted in a phase: what the kernel did first (its events, its functions), then the
+/// instructions, which begin with a capital.
+fn counts(phase: &PhaseChange) -> impl Iterator<Item = (&String, &Change)> {
+    let is_instruction = |name: &str| name.starts_with(|c: char| c.is_ascii_uppercase());
+    let counters = || phase.counters.iter();
+    let functions = counters().filter(move |(name, _)| !is_instruction(name));
+    let instructions = counters().filter(move |(name, _)| is_instruction(name));
+    phase.events.iter().chain(functions).chain(instructions)
+}
+
 /// What stands above one table.
 fn title(comparison: &Comparison, configuration: &Configuration) -> String {
     let title = short_title(comparison, configuration);
     let phases = &configuration.phases;
-    let runs = |side: fn(&super::Change) -> Option<super::Spread>| {
+    let runs = |side: fn(&Change) -> Option<super::Spread>| {
         let spreads = phases.iter().filter_map(|phase| side(&phase.time));
         spreads.map(|spread| spread.runs).max().unwrap_or(0)
     };
@@ -116,7 +126,10 @@ fn foot(comparison: &Comparison) -> Vec<String> {
             differences.join("; ")
         ));
     }
-    let effect = figures::percent(comparison.min_effect * 100.0);
+    let mut effect = figures::percent(comparison.min_effect * 100.0);
+    if comparison.is_emulated() {
+        effect += " and a timer tick";
+    }
     let slower = comparison.regressions().count();
     let all: usize = comparison
         .configurations

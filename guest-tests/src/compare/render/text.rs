@@ -12,10 +12,10 @@ use crate::phase::Phase;
 /// No line is longer, unless a single word is.
 const WIDTH: usize = 75;
 /// The widths of name, before, after, ratio and gain.
-const NAME: usize = 24;
+const NAME: usize = 26;
 const FIGURE: usize = 15;
-const RATIO: usize = 9;
-const GAIN: usize = 10;
+const RATIO: usize = 8;
+const GAIN: usize = 9;
 
 /// The comparison as text.
 pub fn text(comparison: &Comparison) -> String {
@@ -51,7 +51,7 @@ fn phase_rows(out: &mut String, phase: &PhaseChange) {
     let mark = if phase.regression { " !" } else { "" };
     let name = format!("  {}", phase.phase);
     change_rows(out, &name, &phase.time, Unit::of_time(&phase.time), mark);
-    for (name, change) in phase.events.iter().chain(&phase.counters) {
+    for (name, change) in super::counts(phase) {
         change_rows(out, &format!("    {name}"), change, Unit::Count, "");
     }
 }
@@ -98,7 +98,7 @@ fn change_rows(out: &mut String, name: &str, change: &Change, unit: Unit, mark: 
 
 fn row(out: &mut String, name: &str, cells: [&str; 4], mark: &str) {
     let mut line = name.to_owned();
-    if line.len() >= NAME {
+    if line.len() > NAME {
         // A long name stands on its own line.
         line.push('\n');
         out.push_str(&line);
