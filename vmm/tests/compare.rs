@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `granule compare` as a program: exit codes, and what goes to which output.
 
+#![allow(clippy::unwrap_used)] // A test may panic; clippy knows only #[test] functions for tests.
+
 use std::{
     fs,
     path::{Path, PathBuf},
