@@ -163,7 +163,7 @@ pub fn version() -> Result<String, StepError> {
 
 /// The functions worth counting and the names they are counted under, best candidate first: what
 /// one kernel calls them, another calls otherwise.
-const FUNCTIONS: [(&str, &[&str]); 7] = [
+const FUNCTIONS: [(&str, &[&str]); 6] = [
     ("guest_aborts", &["kvm_handle_guest_abort"]),
     (
         "page_lookups",
