@@ -179,10 +179,6 @@ const FUNCTIONS: [(&str, &[&str]); 6] = [
         &["kvm_mmu_topup_memory_cache", "__kvm_mmu_topup_memory_cache"],
     ),
     (
-        "zeroed_pages",
-        &["get_zeroed_page", "get_zeroed_page_noprof"],
-    ),
-    (
         "permission_relaxations",
         &["kvm_pgtable_stage2_relax_perms"],
     ),
