@@ -42,14 +42,15 @@ impl Unit {
         }
     }
 
-    /// Least and greatest, where they are not the same.
+    /// Least and greatest, where they differ in what can be shown.
     pub fn range(self, spread: Option<Spread>) -> Option<String> {
         let Spread { min, max, .. } = spread?;
         let text = |value| match self {
             Self::Count => short(value),
             Self::Time(size, _) => digits(value as f64 / size as f64),
         };
-        (min != max).then(|| format!("{}..{}", text(min), text(max)))
+        let (min, max) = (text(min), text(max));
+        (min != max).then(|| format!("{min}..{max}"))
     }
 }
 
@@ -69,6 +70,8 @@ pub fn gain(change: &Change) -> String {
     match change.gain() {
         Some(gain) if gain <= -1_000_000.0 => format!("{gain:+.0e}%"),
         Some(gain) if gain <= -1000.0 => format!("{gain:+.0}%"),
+        // What is left is not nothing.
+        Some(gain) if gain > 99.9 && gain < 100.0 => format!("{:+.2}%", gain.min(99.99)),
         // Not "-0.0%".
         Some(gain) if gain.abs() < 0.05 => "0.0%".to_owned(),
         Some(gain) => format!("{gain:+.1}%"),
@@ -163,6 +166,9 @@ mod tests {
         assert_eq!(gain(&change(100_000, 100_001)), "0.0%");
         assert_eq!(gain(&change(100, 105)), "-5.0%");
         assert_eq!(gain(&change(1000, 300)), "+70.0%");
+        assert_eq!(gain(&change(100_000, 25)), "+99.98%");
+        assert_eq!(gain(&change(100_000_000, 1)), "+99.99%");
+        assert_eq!(gain(&change(5, 0)), "+100.0%");
         assert_eq!(
             (ratio(&change(0, 3)), gain(&change(0, 3))),
             ("-".into(), "-".into())
