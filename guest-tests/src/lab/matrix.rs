@@ -208,6 +208,7 @@ mod tests {
             offset: None,
             iterations: 1,
             seeds: 2,
+            selftests: Vec::new(),
             extra: Vec::new(),
             cpu: "neoverse-n1".to_owned(),
             cpus: None,

@@ -108,15 +108,7 @@ pub fn run(options: &Options) -> Result<Verdict, LabError> {
         Test::Selftests => {
             let jobs: Vec<_> = tests
                 .iter()
-                .map(|(path, test)| {
-                    let arguments: Vec<String> = test
-                        .arguments
-                        .split(' ')
-                        .filter(|a| !a.is_empty())
-                        .map(str::to_owned)
-                        .collect();
-                    matrix::selftest(&options.matrix, path.clone(), &arguments)
-                })
+                .map(|(path, arguments)| matrix::selftest(&options.matrix, path.clone(), arguments))
                 .collect();
             let outcomes = work.run(&kernels, &jobs);
             progress.finish();

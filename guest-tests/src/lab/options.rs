@@ -81,6 +81,8 @@ pub struct Matrix {
     pub iterations: u32,
     /// How many boots with another interleaving each.
     pub seeds: u64,
+    /// Selftests to run, with their arguments; all of the lab's list where there are none.
+    pub selftests: Vec<String>,
     /// More arguments for `granule bench`.
     pub extra: Vec<String>,
     /// QEMU's name of the CPU model.

@@ -3,7 +3,7 @@
 
 use std::{
     fs::{File, TryLockError},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use super::{
@@ -15,7 +15,7 @@ use super::{
     series::{self, Wanted},
     sources,
     step::{Shell, StepError},
-    upstream::{self, Selftest},
+    upstream::{self, Invocation},
 };
 
 /// Checks for our own programs before anything takes long.
@@ -57,15 +57,12 @@ pub fn lock(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
     Ok(Some(file))
 }
 
-/// Programs of the kernel tree, and what they are.
-pub type Tests = Vec<(PathBuf, Selftest)>;
-
 /// Kernels and tests, ready to run.
 pub fn prepare(
     shell: Shell,
     options: &Options,
     progress: &Progress,
-) -> Result<(Vec<Kernel>, Tests), LabError> {
+) -> Result<(Vec<Kernel>, Vec<Invocation>), LabError> {
     if !options.kernels.images.is_empty() && options.matrix.test == Test::Ours {
         return Ok((given(&options.kernels)?, Vec::new()));
     }
@@ -82,7 +79,11 @@ pub fn prepare(
     Ok((kernels, tests))
 }
 
-fn tests(shell: Shell, options: &Options, progress: &Progress) -> Result<Tests, LabError> {
+fn tests(
+    shell: Shell,
+    options: &Options,
+    progress: &Progress,
+) -> Result<Vec<Invocation>, LabError> {
     progress.stage(format!("tests of Linux {}", upstream::VERSION));
     let cache = &options.places.cache;
     let from = Kernels {
@@ -93,11 +94,10 @@ fn tests(shell: Shell, options: &Options, progress: &Progress) -> Result<Tests, 
     };
     let tree = sources::tree(shell, cache, &from)?;
     let folder = upstream::build(shell, cache, &tree)?;
-    let mut programs = upstream::programs(&folder);
-    if options.matrix.test == Test::Upstream {
-        programs.retain(|(_, test)| test.program == upstream::PAGE_TABLE_TEST);
-    }
-    Ok(programs)
+    Ok(match options.matrix.test {
+        Test::Upstream => vec![(folder.join(upstream::PAGE_TABLE_TEST), Vec::new())],
+        _ => upstream::invocations(&folder, &options.matrix.selftests),
+    })
 }
 
 fn given(kernels: &Kernels) -> Result<Vec<Kernel>, LabError> {

@@ -99,10 +99,51 @@ pub fn build(shell: Shell, cache: &Path, tree: &Tree) -> Result<PathBuf, StepErr
     Ok(folder)
 }
 
-/// Every selftest's program in the folder they were built into.
-pub fn programs(folder: &Path) -> Vec<(PathBuf, Selftest)> {
-    SELFTESTS
+/// A program and its arguments.
+pub type Invocation = (PathBuf, Vec<String>);
+
+/// What to run of the folder that the tests were built into: all of [`SELFTESTS`], or those named.
+/// A name with arguments behind it (`dirty_log_test -m 2`) has these instead of the list's.
+pub fn invocations(folder: &Path, named: &[String]) -> Vec<Invocation> {
+    let invocation = |name: &str, arguments: &str| {
+        let arguments = arguments.split_ascii_whitespace().map(str::to_owned);
+        (folder.join(name), arguments.collect())
+    };
+    let listed = |name: &str| SELFTESTS.iter().find(|test| test.program == name);
+    if named.is_empty() {
+        return SELFTESTS
+            .iter()
+            .map(|test| invocation(test.program, test.arguments))
+            .collect();
+    }
+    named
         .iter()
-        .map(|test| (folder.join(test.program), *test))
+        .map(|text| match text.split_once(' ') {
+            Some((name, arguments)) => invocation(name, arguments),
+            None => invocation(text, listed(text).map_or("", |test| test.arguments)),
+        })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_the_lists_unless_given() {
+        let named = [
+            "rseq_test",
+            "kvm_page_table_test",
+            "dirty_log_test -m 2 -i 9",
+        ];
+
+        let all = invocations(Path::new("/t"), &[]);
+        let some = invocations(Path::new("/t"), &named.map(str::to_owned));
+
+        assert_eq!(all.len(), SELFTESTS.len());
+        assert!(some[0].1.is_empty());
+        assert_eq!(some[1].1.join(" "), SELFTESTS[0].arguments);
+        assert_eq!(some[2].0, Path::new("/t/dirty_log_test"));
+        assert_eq!(some[2].1, ["-m", "2", "-i", "9"]);
+    }
 }

@@ -62,6 +62,9 @@ pub struct Args {
     /// Run the kernel tree's KVM selftests instead, for their verdict
     #[arg(long)]
     selftests: bool,
+    /// Of the selftests only this one, with other arguments if any follow its name
+    #[arg(long, value_name = "NAME [ARGUMENTS]", conflicts_with_all = ["test", "fetch"])]
+    selftest: Vec<String>,
     /// A tiny matrix: 4 vCPUs, 16M, 4K pages and hugetlb 2M, one seed; shows that the lab works and
     /// fails for no regression
     #[arg(long, conflicts_with_all = ["backing", "vcpus", "size", "seeds"])]
@@ -185,7 +188,7 @@ fn options(args: Args) -> Result<Options, Box<dyn std::error::Error>> {
         ],
     };
     let test = match args.test {
-        _ if args.selftests => Test::Selftests,
+        _ if args.selftests || !args.selftest.is_empty() => Test::Selftests,
         TestName::Ours => Test::Ours,
         TestName::Upstream => Test::Upstream,
     };
@@ -211,6 +214,7 @@ fn options(args: Args) -> Result<Options, Box<dyn std::error::Error>> {
             offset: args.offset,
             iterations: args.iterations,
             seeds: if args.smoke { 1 } else { args.seeds },
+            selftests: args.selftest,
             extra: args.bench_arg,
             cpu: args.cpu,
             cpus: args.smp,
