@@ -4,8 +4,8 @@
 //! A round goes like this:
 //!
 //! 1. [`Crew::muster`] gives every vCPU its own start token (its task). Each thread takes its token
-//!    and stops behind the gate. `muster` returns when all stand there, so waking up threads is in
-//!    no time that is measured.
+//!    and stops behind the gate. `muster` returns when all stand there and the seed's wait is over, so
+//!    waking up threads is in no time that is measured.
 //! 2. [`Muster::release`] opens the gate, which wakes all with one call. Each vCPU waits its seeded
 //!    turns, takes the time, runs its task, takes the time again and hands in its own end token.
 //!    Only the last one, or one that failed, wakes the harness.
