@@ -9,7 +9,7 @@
 // An exception is fatal: the vector leaves the syndrome in the mailbox and rings the other bell.
 //
 // It needs no stack, is position-independent, and is copied to an address aligned to 2K (the
-// vectors). Names in braces are numbers that the assembler is given by arch/aarch64/mailbox.rs.
+// vectors). Names in braces are numbers that the assembler is given by arch/aarch64/payload.rs.
 //
 //	x0  access		x5  how many reads behind each place
 //	x1  place		x6  from one of these reads to the next

@@ -21,23 +21,10 @@ use std::{
 use perf_event::{Builder, Counter, events::Tracepoint};
 use thiserror::Error;
 
+use crate::arch::host::TRACEPOINTS;
+
 /// Counts by name, sorted by it. What the host does not count is absent, never zero.
 pub type EventCounts = BTreeMap<String, u64>;
-
-/// The tracepoints counted, all of the kernel's `kvm` group: what the guest's accesses cost, and
-/// what the host's memory management asks of KVM.
-#[cfg(target_arch = "aarch64")]
-const TRACEPOINTS: &[&str] = &[
-    "kvm_guest_fault",
-    "kvm_access_fault",
-    "kvm_exit",
-    "kvm_unmap_hva_range",
-    "kvm_set_spte_hva",
-];
-
-/// The tracepoints counted, all of the kernel's `kvm` group.
-#[cfg(not(target_arch = "aarch64"))]
-const TRACEPOINTS: &[&str] = &["kvm_page_fault", "kvm_exit", "kvm_unmap_hva_range"];
 
 /// Where tracefs may be mounted.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];

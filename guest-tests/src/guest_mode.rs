@@ -43,9 +43,11 @@ impl GuestMode {
     pub const P40V48_4K: Self = mode(5, "P40V48_4K", 40, 48, 12);
     /// 36-bit physical addresses: the default of the smallest hosts.
     pub const P36V48_4K: Self = mode(11, "P36V48_4K", 36, 48, 12);
+    /// As many bits of physical address as the CPU has: the only one where that is how it is done.
+    pub const PXXV48_4K: Self = mode(8, "PXXV48_4K", 0, 48, 12);
 
-    /// Every mode of the kernel's list that has fixed widths, by number.
-    pub const ALL: [Self; 14] = [
+    /// Every mode of the kernel's list, by number.
+    pub const ALL: [Self; 15] = [
         mode(0, "P52V48_4K", 52, 48, 12),
         mode(1, "P52V48_64K", 52, 48, 16),
         Self::P48V48_4K,
@@ -54,6 +56,7 @@ impl GuestMode {
         Self::P40V48_4K,
         mode(6, "P40V48_16K", 40, 48, 14),
         mode(7, "P40V48_64K", 40, 48, 16),
+        Self::PXXV48_4K,
         mode(9, "P47V64_4K", 47, 64, 12),
         mode(10, "P44V64_4K", 44, 64, 12),
         Self::P36V48_4K,
@@ -72,9 +75,15 @@ impl GuestMode {
         self.name
     }
 
-    /// Width of a guest-physical address, in bits.
+    /// Width of a guest-physical address, in bits; 0 in [`GuestMode::PXXV48_4K`] until it is
+    /// [given](Self::with_pa_bits).
     pub const fn pa_bits(self) -> u8 {
         self.pa_bits
+    }
+
+    /// The same mode with this width of a guest-physical address.
+    pub const fn with_pa_bits(self, pa_bits: u8) -> Self {
+        Self { pa_bits, ..self }
     }
 
     /// Width of a guest-virtual address, in bits.
@@ -116,12 +125,14 @@ impl FromStr for GuestMode {
 impl fmt::Display for GuestMode {
     /// As the kernel's test prints it: `PA-bits:48,  VA-bits:48,  4K pages`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (va_bits, kib) = (self.va_bits, 1 << (self.page_shift - 10));
+        if self.id == Self::PXXV48_4K.id {
+            return write!(f, "PA-bits:ANY, VA-bits:{va_bits}, {kib:>2}K pages");
+        }
         write!(
             f,
-            "PA-bits:{},  VA-bits:{}, {:>2}K pages",
-            self.pa_bits,
-            self.va_bits,
-            1 << (self.page_shift - 10)
+            "PA-bits:{},  VA-bits:{va_bits}, {kib:>2}K pages",
+            self.pa_bits
         )
     }
 }
@@ -144,8 +155,8 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_without_fixed_widths_is_refused_with_the_list() {
-        let error = "8".parse::<GuestMode>().unwrap_err();
+    fn what_is_no_mode_is_refused_with_the_list() {
+        let error = "99".parse::<GuestMode>().unwrap_err();
         assert!(error.to_string().contains("2 (P48V48_4K)"), "{error}");
     }
 
@@ -154,6 +165,10 @@ mod tests {
         assert_eq!(
             GuestMode::P48V48_4K.to_string(),
             "PA-bits:48,  VA-bits:48,  4K pages"
+        );
+        assert_eq!(
+            GuestMode::PXXV48_4K.with_pa_bits(46).to_string(),
+            "PA-bits:ANY, VA-bits:48,  4K pages"
         );
     }
 }

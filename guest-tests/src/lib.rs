@@ -2,7 +2,7 @@
 //! The page-table test: what is measured, how, and what became of it.
 //!
 //! Data flows one way: a configuration ([`config`]) and a [`machine::Machine`] go into the
-//! [`harness`], which drives the guest's program ([`arch`]) through the [`phase`]s with a [`crew`]
+//! [`harness`], which drives the [`guest`]'s program ([`arch`]) through the [`phase`]s with a [`crew`]
 //! of vCPU threads and yields [`results`]; [`compare`] puts two sets of results side by side; the
 //! [`lab`] makes both sets on an emulated arm64 host, before and after a Linux series.
 //!
@@ -14,6 +14,7 @@ pub mod compare;
 pub mod config;
 pub mod crew;
 pub mod events;
+pub mod guest;
 pub mod guest_mode;
 pub mod harness;
 pub mod lab;

@@ -120,6 +120,7 @@ mod tests {
             vcpu_ns: vec![],
             counters: Default::default(),
             events: Default::default(),
+            gauges: Default::default(),
         }
     }
 

@@ -74,7 +74,7 @@ pub struct VcpuFailure {
     pub pc: Option<u64>,
     /// Why the guest was left, in the interface's own words (`KVM_EXIT_FAIL_ENTRY`).
     pub exit: String,
-    /// The guest's exception syndrome (arm64 `ESR_EL1`), where it took an exception.
+    /// What the CPU says of the exception, where the guest took one.
     pub syndrome: Option<u64>,
     /// The address at fault, where there is one.
     pub address: Option<GuestAddress>,
@@ -217,4 +217,11 @@ pub trait Machine {
     /// # Errors
     /// A counter that was opened can no longer be read.
     fn events(&mut self) -> Result<EventCounts, MachineError>;
+
+    /// What rises and falls, as it stands now (pages mapped by size), by name; what the host does
+    /// not tell is absent.
+    ///
+    /// # Errors
+    /// What was told before can no longer be read.
+    fn gauges(&mut self) -> Result<EventCounts, MachineError>;
 }

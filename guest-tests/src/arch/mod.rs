@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What differs from one guest architecture to the next. The logic of each builds and is tested on
-//! every host; only its program needs an assembler of its own.
+//! What differs from one architecture to the next: the guest, and what only this host can tell. The
+//! logic of each builds and is tested on every host; only programs need an assembler of their own.
 
 pub mod aarch64;
+pub mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use aarch64::host;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86_64::host;

@@ -45,6 +45,7 @@ pub fn record() -> Record {
         ]
         .into(),
         events: [("kvm_guest_fault".to_owned(), 132_847)].into(),
+        gauges: Default::default(),
     }
 }
 

@@ -139,6 +139,7 @@ impl Run {
             vcpu_ns: Vec::new(),
             counters: Default::default(),
             events: Default::default(),
+            gauges: Default::default(),
         };
         self.times.map(record).into()
     }

@@ -244,6 +244,7 @@ impl Run<'_> {
             vcpu_ns: times.vcpus,
             counters: Default::default(),
             events,
+            gauges: self.machine.gauges().map_err(host_error("counting"))?,
         };
         (self.observer)(Progress::Phase(&record))
     }

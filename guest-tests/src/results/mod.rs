@@ -7,7 +7,7 @@ mod write;
 
 use std::collections::BTreeMap;
 
-pub use host::{FACTS_VARIABLE, FactsError, stage2_features};
+pub use host::{FACTS_VARIABLE, FactsError};
 pub use read::{ReadError, read_records};
 pub use write::{RecordWriter, WriteError};
 
@@ -51,6 +51,10 @@ pub struct Record {
     /// The host kernel's events, by name; absent where it offers none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub events: BTreeMap<String, u64>,
+    /// What rises and falls (pages mapped by size), as it stood when the phase was over; absent
+    /// where the host does not tell.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gauges: BTreeMap<String, u64>,
 }
 
 /// Where a result comes from. Two results compare only where these are known on both sides; an

@@ -123,6 +123,7 @@ pub(super) mod tests {
             vcpu_ns: vec![],
             counters: [("DC CIVAC".to_owned(), 34_625_989)].into(),
             events: Default::default(),
+            gauges: Default::default(),
         }
     }
 

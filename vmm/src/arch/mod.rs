@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What differs from one host architecture to the next: how a machine for the page-table test is
-//! built and its vCPUs are run. The arithmetic of each builds and is tested on every host.
+//! What differs from one host architecture to the next: a VM's addresses, a vCPU's registers, and how
+//! a guest's exits are read. The arithmetic of each builds and is tested on every host.
 
 pub mod aarch64;
-#[cfg(target_arch = "x86_64")]
-mod x86_64;
+pub mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::machine::build;
+pub(crate) use aarch64::{host::why_no_kvm, machine as native};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::build;
+pub(crate) use x86_64::{host::why_no_kvm, machine as native};

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What every machine under KVM needs, whatever its architecture: memory slots and their dirty
-//! log, the calls that `kvm-ioctls` lacks, and getting a vCPU out of the guest.
+//! log, KVM's statistics, the calls that `kvm-ioctls` lacks, and getting a vCPU out of the guest.
 
+pub mod access;
 pub mod dirty;
 pub mod exit;
 pub mod ioctls;
 pub mod kick;
 pub mod slot;
+pub mod stats;
 
 use std::io;
 
@@ -14,15 +16,14 @@ use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
+use crate::arch;
+
 /// Why KVM does not do as asked.
 #[derive(Debug, Error)]
 pub enum KvmError {
     /// There is no KVM to be used.
-    #[error(
-        "cannot use /dev/kvm: the host kernel needs CONFIG_KVM, its CPU EL2 (or VMX/SVM), and this \
-         user write access; `granule lab` emulates such a host"
-    )]
-    Open(#[source] io::Error),
+    #[error("`granule lab` needs none: it emulates a host that has one")]
+    Open(#[source] access::AccessError),
     /// A call failed.
     #[error("{doing} failed")]
     Call {
@@ -71,7 +72,7 @@ impl KvmError {
 /// # Errors
 /// [`KvmError::Open`].
 pub fn open() -> Result<Kvm, KvmError> {
-    Kvm::new().map_err(|error| KvmError::Open(error.into()))
+    Kvm::new().map_err(|error| KvmError::Open(access::explain(error.into(), arch::why_no_kvm)))
 }
 
 /// Checks a number of vCPUs against what KVM gives.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The page-table test's machine on KVM.
 //!
-//! The architecture builds a machine's parts; what the harness asks of a machine from then on (memory,
-//! dirty log, counts) is the same everywhere and is here.
+//! Its parts are built from a configuration; what the harness asks of a machine from then
+//! on (memory, dirty log, counts) is here, and a vCPU's part beside it.
 
+mod build;
 mod config;
+mod vcpu;
 
 use std::{collections::BTreeMap, fmt};
 
@@ -20,12 +22,17 @@ use kvm_ioctls::VmFd;
 use vm_memory::Bytes as _;
 
 use crate::{
-    arch,
-    kvm::{dirty::DirtyLog, slot::Slot},
+    kvm::{
+        dirty::DirtyLog,
+        slot::Slot,
+        stats::{Kind, Statistics},
+    },
     memory::GuestMemory,
 };
 
+pub(crate) use build::doing;
 pub use config::{DirtyMode, KvmConfig};
+pub(crate) use vcpu::Crash;
 
 /// What a machine is made of.
 pub(crate) struct Parts {
@@ -35,6 +42,7 @@ pub(crate) struct Parts {
     pub dirty: DirtyLog,
     pub memory: GuestMemory,
     pub vcpus: Vec<Box<dyn Vcpu>>,
+    pub statistics: Statistics,
     pub mode: GuestMode,
     pub ipa_bits: u8,
     pub features: BTreeMap<String, u64>,
@@ -69,7 +77,7 @@ impl KvmMachine {
         } else {
             EventCounters::none()
         };
-        let parts = arch::build(&config)?;
+        let parts = build::build(&config)?;
         let mut host = Host::of_this_machine()
             .map_err(|error| MachineError::new("finding out what this host is", error))?;
         for (name, value) in &parts.features {
@@ -91,6 +99,15 @@ impl KvmMachine {
     /// Width of the VM's guest-physical addresses, in bits.
     pub const fn ipa_bits(&self) -> u8 {
         self.parts.ipa_bits
+    }
+}
+
+impl KvmMachine {
+    fn statistics(&self, kind: Kind) -> Result<EventCounts, MachineError> {
+        self.parts
+            .statistics
+            .read(kind)
+            .map_err(|error| MachineError::new("reading KVM's statistics", error))
     }
 }
 
@@ -192,8 +209,15 @@ impl Machine for KvmMachine {
     }
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
-        self.events
+        let mut counts = self
+            .events
             .read()
-            .map_err(|error| MachineError::new("reading event counts", error))
+            .map_err(|error| MachineError::new("reading event counts", error))?;
+        counts.extend(self.statistics(Kind::Count)?);
+        Ok(counts)
+    }
+
+    fn gauges(&mut self) -> Result<EventCounts, MachineError> {
+        self.statistics(Kind::Gauge)
     }
 }

@@ -3,7 +3,7 @@
 
 use std::mem::offset_of;
 
-use super::mailbox::{self, Bell, Mailbox};
+use crate::guest::mailbox::{self, Bell, Mailbox};
 
 std::arch::global_asm!(
     include_str!("../../../payload/aarch64.S"),
@@ -13,7 +13,7 @@ std::arch::global_asm!(
     INNER_STRIDE = const offset_of!(Mailbox, inner_stride),
     DIFFERS_AT = const offset_of!(Mailbox, differs_at),
     VECTOR = const offset_of!(Mailbox, vector),
-    ELR = const offset_of!(Mailbox, elr),
+    ELR = const offset_of!(Mailbox, pc),
     DOORBELL = const offset_of!(Mailbox, doorbell),
     READ = const mailbox::READ_CODE,
     WRITE = const mailbox::WRITE_CODE,

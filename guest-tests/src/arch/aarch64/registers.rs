@@ -4,7 +4,7 @@
 
 use thiserror::Error;
 
-use super::stage1::MemoryKind;
+use super::stage1::MAIR;
 use crate::{guest_mode::GuestMode, units::GuestAddress};
 
 /// A system register by its encoding: the operands of `MRS`.
@@ -69,7 +69,8 @@ pub enum ModeError {
 /// # Errors
 /// [`ModeError::NotBuilt`].
 pub fn check_mode(mode: GuestMode) -> Result<(), ModeError> {
-    if mode.va_bits() > 48 || (mode.pa_bits() > 48 && mode.page_shift() != 16) {
+    let too_wide = mode.pa_bits() > 48 && mode.page_shift() != 16;
+    if mode.va_bits() > 48 || too_wide || mode.pa_bits() == 0 {
         return Err(ModeError::NotBuilt { mode: mode.name() });
     }
     Ok(())
@@ -134,7 +135,7 @@ pub const fn initial(
 ) -> [(SystemRegister, u64); 6] {
     [
         (CPACR_EL1, 3 << 20),
-        (MAIR_EL1, MemoryKind::MAIR),
+        (MAIR_EL1, MAIR),
         (TCR_EL1, tcr(mode)),
         (TTBR0_EL1, tables.0),
         (VBAR_EL1, vectors),
@@ -170,7 +171,7 @@ mod tests {
 
     #[test]
     fn modes_of_other_architectures_are_refused() {
-        for name in ["P52V48_4K", "P47V64_4K", "P44V64_4K"] {
+        for name in ["P52V48_4K", "PXXV48_4K", "P47V64_4K", "P44V64_4K"] {
             assert!(check_mode(mode(name)).is_err(), "{name}");
         }
         for name in ["P48V48_4K", "P40V48_4K", "P36V48_4K", "P52V48_64K"] {

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Builds an arm64 machine for the page-table test.
-//!
-//! First everything that can be refused without a VM (mode, place, memory), then the VM with the
-//! smallest address width, its two slots, its vCPUs; at last the guest's program, tables and
-//! registers.
+//! An arm64 machine: its address width, its vCPUs, and what its exits mean.
 
-use std::{error::Error, sync::Arc};
+use std::collections::BTreeMap;
 
 use granule_guest_tests::{
     arch::aarch64::{
-        layout::{LOW_MEMORY, Layout, LayoutError, place_region},
+        DOORBELL,
+        host::stage2_features,
         payload,
         registers::{self as guest_registers, ID_AA64MMFR0_EL1, SCTLR_EL1, SystemRegister},
     },
-    config::Backing,
-    machine::{MachineError, Vcpu},
-    results::stage2_features,
-    units::Bytes,
+    guest::{
+        layout::Layout,
+        mailbox::{Bell, Mailbox},
+    },
+    guest_mode::GuestMode,
+    machine::MachineError,
+    units::GuestAddress,
 };
 use kvm_bindings::kvm_vcpu_init;
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vm_memory::Bytes as _;
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
-use super::{ipa, registers, vcpu::GuestVcpu};
+use super::{ipa, registers, syndrome};
 use crate::{
-    kvm::{self, KvmError, dirty::DirtyLog, kick::Anchor, slot::Slot},
-    machine::{KvmConfig, Parts},
-    memory::{GuestMemory, GuestRam, HostPages, Plan},
+    kvm::KvmError,
+    machine::{Crash, doing},
 };
+
+pub use granule_guest_tests::arch::aarch64::{abi, payload::program};
 
 /// Features that decide what the fault path costs; user space reads them of a vCPU only.
 const ISAR0: SystemRegister = SystemRegister {
@@ -39,112 +39,39 @@ const MMFR2: SystemRegister = SystemRegister {
     encoding: [3, 0, 0, 7, 2],
 };
 
-/// Builds the machine.
+/// The guest mode, as asked or the host's default, and the end of its physical addresses.
 ///
 /// # Errors
-/// What was asked for cannot be had; the error says what, and what to do.
-pub(crate) fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
-    let kvm = kvm::open().map_err(doing("opening KVM"))?;
-    kvm::check_vcpus(&kvm, config.vcpus).map_err(doing("making vCPUs"))?;
-    let host = HostPages::of_this_host().map_err(doing("asking the host for its page sizes"))?;
-    let plan = Plan::new(config.backing, &host).map_err(doing("choosing guest memory"))?;
-
-    let limit = ipa::limit(kvm.get_host_ipa_limit());
+/// The host cannot run the mode.
+pub fn choose_mode(
+    kvm: &Kvm,
+    asked: Option<GuestMode>,
+) -> Result<(GuestMode, GuestAddress), MachineError> {
     let choosing = "choosing the guest mode";
-    let mode = match config.mode {
+    let limit = ipa::limit(kvm.get_host_ipa_limit());
+    let mode = match asked {
         Some(mode) => mode,
         None => ipa::default_mode(limit).map_err(doing(choosing))?,
     };
     guest_registers::check_mode(mode).map_err(doing(choosing))?;
     ipa::check_mode(mode, limit).map_err(doing(choosing))?;
-
-    let placing = "placing guest memory";
-    let align = Bytes(plan.page().0.max(mode.page_size().0));
-    let size = config
-        .memory
-        .checked_align_up(align)
-        .ok_or(LayoutError::TooLarge {
-            size: config.memory,
-            bits: mode.pa_bits(),
-        })
-        .map_err(doing(placing))?;
-    let pa_bits = config.ipa_bits.unwrap_or(64).min(mode.pa_bits());
-    let start = place_region(pa_bits, mode.page_size(), size, align, config.phys_offset)
-        .map_err(doing(placing))?;
-    let layout = Layout::new(mode, host.base, config.vcpus, start, size, config.guest_map)
-        .map_err(doing(placing))?;
-    let ipa_bits = ipa::choose(start.0 + size.0, config.ipa_bits, limit).map_err(doing(placing))?;
-
-    let low_plan = Plan::new(Backing::Anonymous, &host).map_err(doing("choosing guest memory"))?;
-    let low = GuestRam::new(low_plan, &host, LOW_MEMORY, layout.low_size(), true)
-        .map_err(doing("obtaining memory for the guest's program"))?;
-    let ram = GuestRam::new(plan, &host, start, size, config.prefault)
-        .map_err(doing("obtaining the memory under test"))?;
-    let memory = GuestMemory::new(vec![Arc::clone(&low), Arc::clone(&ram)])
-        .map_err(doing("describing guest memory"))?;
-    load(&layout, &memory)?;
-
-    let vm = make_vm(&kvm, ipa_bits).map_err(doing("making the VM"))?;
-    let dirty = DirtyLog::new(&vm, config.dirty).map_err(doing("preparing dirty logging"))?;
-    let slots = "giving the VM its memory";
-    let low_slot = Slot::new(&vm, 0, low).map_err(doing(slots))?;
-    let slot = Slot::new(&vm, 1, ram).map_err(doing(slots))?;
-
-    let layout = Arc::new(layout);
-    let mut vcpus: Vec<Box<dyn Vcpu>> = Vec::new();
-    let mut features = None;
-    for index in 0..usize::try_from(config.vcpus).unwrap_or(usize::MAX) {
-        let fd = make_vcpu(&vm, index, &layout)?;
-        if features.is_none() {
-            features = Some(read_features(&fd).map_err(doing("reading CPU features"))?);
-        }
-        vcpus.push(Box::new(GuestVcpu {
-            anchor: Anchor::default(),
-            fd,
-            index,
-            cpu: config.pin.get(index).copied(),
-            layout: Arc::clone(&layout),
-            memory: memory.clone(),
-        }));
-    }
-    Ok(Parts {
-        vm,
-        slot,
-        low_slot,
-        dirty,
-        memory,
-        vcpus,
-        mode,
-        ipa_bits,
-        features: features.unwrap_or_default(),
-    })
+    Ok((mode, GuestAddress(1 << mode.pa_bits())))
 }
 
-/// Copies program and tables into the guest.
-fn load(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineError> {
-    let loading = "loading the guest's program";
-    let program = payload::program();
-    if program.len() as u64 > layout.program_room().0 {
-        return Err(MachineError::new(loading, "it is larger than its room"));
-    }
-    memory
-        .map()
-        .write_slice(program, layout.program())
-        .map_err(doing(loading))?;
-    let tables: Vec<u8> = layout
-        .tables()
-        .words()
-        .iter()
-        .flat_map(|word| word.to_le_bytes())
-        .collect();
-    memory
-        .map()
-        .write_slice(&tables, layout.tables().base())
-        .map_err(doing(loading))
+/// The VM's address width for memory that ends before `end`.
+///
+/// # Errors
+/// The memory does not fit what was asked for, or the host cannot give it.
+pub fn choose_ipa_bits(kvm: &Kvm, end: u64, asked: Option<u8>) -> Result<u8, MachineError> {
+    let limit = ipa::limit(kvm.get_host_ipa_limit());
+    ipa::choose(end, asked, limit).map_err(doing("placing guest memory"))
 }
 
 /// A VM with addresses of `ipa_bits`.
-fn make_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
+///
+/// # Errors
+/// The kernel refuses.
+pub fn make_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     // A kernel without the choice takes no size; its VMs have 40 bits, as many as asked for then.
     let made = if kvm.get_host_ipa_limit() > 0 {
         kvm.create_vm_with_ipa_size(ipa_bits.into())
@@ -154,8 +81,21 @@ fn make_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     made.map_err(|error| KvmError::call("KVM_CREATE_VM", error))
 }
 
+/// Nothing lies beside the program: its vectors are part of it.
+pub const fn extra(_layout: &Layout) -> Vec<u64> {
+    Vec::new()
+}
+
 /// A vCPU that will begin with the guest's program, MMU and caches on.
-fn make_vcpu(vm: &VmFd, index: usize, layout: &Layout) -> Result<VcpuFd, MachineError> {
+///
+/// # Errors
+/// The kernel refuses, or the CPU cannot run the mode.
+pub fn make_vcpu(
+    _kvm: &Kvm,
+    vm: &VmFd,
+    index: usize,
+    layout: &Layout,
+) -> Result<VcpuFd, MachineError> {
     let mode = layout.mode();
     let fd = create(vm, index).map_err(doing("making a vCPU"))?;
     let setting = "setting a vCPU's registers";
@@ -189,14 +129,37 @@ fn create(vm: &VmFd, index: usize) -> Result<VcpuFd, KvmError> {
     Ok(fd)
 }
 
-fn read_features(fd: &VcpuFd) -> Result<std::collections::BTreeMap<String, u64>, KvmError> {
+/// The CPU's features that decide what the fault path costs.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn features(fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
     Ok(stage2_features(
         registers::get(fd, ISAR0)?,
         registers::get(fd, MMFR2)?,
     ))
 }
 
-/// Turns an error into the machine's, telling what was being done.
-fn doing<E: Error + Send + Sync + 'static>(what: &'static str) -> impl Fn(E) -> MachineError {
-    move |error| MachineError::new(what, error)
+/// The program counter.
+pub fn pc(fd: &VcpuFd) -> Option<u64> {
+    registers::get_pc(fd).ok()
+}
+
+/// What a mailbox says for its bells.
+pub const DOORBELL_IN_MAILBOX: u64 = DOORBELL.0;
+
+/// The bell that an exit stands for.
+pub fn bell(exit: &VcpuExit<'_>) -> Option<Bell> {
+    match exit {
+        VcpuExit::MmioWrite(address, _) => Bell::at(DOORBELL.0, *address),
+        _ => None,
+    }
+}
+
+/// What the exception in a mailbox means.
+pub fn explain(mailbox: &Mailbox) -> Crash {
+    Crash {
+        has_address: syndrome::has_address(mailbox.syndrome),
+        detail: syndrome::describe(mailbox.vector, mailbox.syndrome),
+    }
 }

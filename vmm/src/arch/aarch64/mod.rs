@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! arm64.
 
+pub mod host;
 pub mod ipa;
 pub mod syndrome;
 
@@ -8,5 +9,3 @@ pub mod syndrome;
 pub(crate) mod machine;
 #[cfg(target_arch = "aarch64")]
 mod registers;
-#[cfg(target_arch = "aarch64")]
-mod vcpu;

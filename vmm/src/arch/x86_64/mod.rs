@@ -1,18 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! x86_64: no machine yet.
+//! x86_64.
 
-use granule_guest_tests::machine::MachineError;
+pub mod addresses;
+pub mod host;
 
-use crate::machine::{KvmConfig, Parts};
-
-/// Refuses.
-///
-/// # Errors
-/// Always.
-pub(crate) fn build(_config: &KvmConfig) -> Result<Parts, MachineError> {
-    Err(MachineError::new(
-        "making a KVM machine",
-        "not yet for this architecture: the page-table test runs on arm64 hosts, and \
-         `granule lab` emulates one",
-    ))
-}
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod machine;
+#[cfg(target_arch = "x86_64")]
+mod registers;

@@ -1,9 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The tables against a walker of their own, written from the Arm manual and not from the builder.
 
-use super::*;
+use std::sync::Arc;
+
+use super::{MAIR, Stage1};
+use crate::{
+    config::GuestMap,
+    guest::tables::{MemoryKind, TableError, Tables},
+    units::{Bytes, GuestAddress},
+};
 
 const BASE: GuestAddress = GuestAddress(0x10_0000);
+
+fn tables(page_shift: u8, va_bits: u8) -> Tables {
+    Tables::new(
+        BASE,
+        Arc::new(Stage1 {
+            page_shift,
+            va_bits,
+        }),
+    )
+}
 
 /// What a walk ends at: the physical address, the attributes, the size of the leaf.
 fn walk(tables: &Tables, shift: u32, bits: u32, address: u64) -> Option<(u64, u64, u64)> {
@@ -47,7 +64,7 @@ fn every_granule_is_translated_and_its_neighbours_are_not() {
         let granule = 1u64 << shift;
         let start = (1 << bits) - 40 * granule;
         let physical = 0x40_0000_0000 - 40 * granule;
-        let mut tables = Tables::new(BASE, shift, bits);
+        let mut tables = tables(shift, bits);
 
         tables
             .map(
@@ -71,7 +88,7 @@ fn every_granule_is_translated_and_its_neighbours_are_not() {
 #[test]
 fn by_pages_everything_is_mapped_at_the_last_level() {
     for shift in [12, 14, 16] {
-        let mut tables = Tables::new(BASE, shift, 48);
+        let mut tables = tables(shift, 48);
         tables.map_by(GuestMap::Pages);
         let size = Bytes(1 << (shift + 10));
 
@@ -97,7 +114,7 @@ fn aligned_ranges_are_mapped_by_blocks() {
         (14, 32 << 20),
         (16, 512 << 20),
     ] {
-        let mut tables = Tables::new(BASE, shift, 48);
+        let mut tables = tables(shift, 48);
 
         tables
             .map(block, GuestAddress(block), Bytes(block), MemoryKind::Normal)
@@ -110,7 +127,7 @@ fn aligned_ranges_are_mapped_by_blocks() {
 
 #[test]
 fn an_unaligned_range_uses_pages_at_its_ends_and_blocks_between() {
-    let mut tables = Tables::new(BASE, 12, 48);
+    let mut tables = tables(12, 48);
     let start = (2 << 20) - 0x1000;
 
     tables
@@ -130,7 +147,7 @@ fn an_unaligned_range_uses_pages_at_its_ends_and_blocks_between() {
 
 #[test]
 fn normal_memory_is_cacheable_shareable_executable_and_device_memory_is_not() {
-    let mut tables = Tables::new(BASE, 12, 48);
+    let mut tables = tables(12, 48);
     tables
         .map(0, GuestAddress(0), Bytes::kib(4), MemoryKind::Device)
         .unwrap();
@@ -148,10 +165,10 @@ fn normal_memory_is_cacheable_shareable_executable_and_device_memory_is_not() {
 
     // AttrIndx[4:2], AP[7:6], SH[9:8], AF[10], PXN[53] of Arm ARM D8.3.
     assert_eq!((device >> 2) & 7, 0);
-    assert_eq!(MemoryKind::MAIR & 0xff, 0x00);
+    assert_eq!(MAIR & 0xff, 0x00);
     assert_eq!((device >> 53) & 1, 1);
     assert_eq!((normal >> 2) & 7, 1);
-    assert_eq!((MemoryKind::MAIR >> 8) & 0xff, 0xff);
+    assert_eq!((MAIR >> 8) & 0xff, 0xff);
     assert_eq!((normal >> 8) & 3, 3);
     assert_eq!((normal >> 53) & 1, 0);
     for entry in [device, normal] {
@@ -162,7 +179,7 @@ fn normal_memory_is_cacheable_shareable_executable_and_device_memory_is_not() {
 
 #[test]
 fn addresses_of_52_bits_fit_64k_granules() {
-    let mut tables = Tables::new(BASE, 16, 48);
+    let mut tables = tables(16, 48);
     let physical = 0xf_fff0_0000_0000;
 
     tables
@@ -179,7 +196,7 @@ fn addresses_of_52_bits_fit_64k_granules() {
 
 #[test]
 fn what_cannot_be_mapped_is_refused() {
-    let mut tables = Tables::new(BASE, 12, 48);
+    let mut tables = tables(12, 48);
     let normal = MemoryKind::Normal;
     tables
         .map(2 << 20, GuestAddress(2 << 20), Bytes::mib(2), normal)
@@ -189,7 +206,7 @@ fn what_cannot_be_mapped_is_refused() {
     let outside = tables.map(1 << 48, GuestAddress(0), Bytes::kib(4), normal);
     let twice = tables.map((2 << 20) + 0x1000, GuestAddress(0), Bytes::kib(4), normal);
 
-    assert!(matches!(unaligned, Err(Stage1Error::Unaligned { .. })));
-    assert!(matches!(outside, Err(Stage1Error::OutOfReach { .. })));
-    assert!(matches!(twice, Err(Stage1Error::Mapped { .. })));
+    assert!(matches!(unaligned, Err(TableError::Unaligned { .. })));
+    assert!(matches!(outside, Err(TableError::OutOfReach { .. })));
+    assert!(matches!(twice, Err(TableError::Mapped { .. })));
 }

@@ -2,16 +2,14 @@
 //! How host and guest talk: one mailbox for each vCPU, and three bells.
 //!
 //! The host writes a task while the vCPU stands still, then enters the guest. The guest answers by
-//! a store to a bell, a guest-physical address without memory: KVM leaves the guest for it
-//! (`KVM_EXIT_MMIO`), which orders everything before it. Nobody ever writes the mailbox while the
-//! other side runs, so plain loads and stores do.
+//! ringing a bell: a store to a guest-physical address without memory, or to a port, whichever the
+//! architecture has. KVM leaves the guest for it (`KVM_EXIT_MMIO`, `KVM_EXIT_IO`), which orders
+//! everything before it. Nobody ever writes the mailbox while the other side runs, so plain loads
+//! and stores do.
 
 use vm_memory::ByteValued;
 
-use crate::{
-    machine::{Access, Task},
-    units::GuestAddress,
-};
+use crate::machine::{Access, Task};
 
 /// One vCPU's mailbox, as it lies in guest memory.
 #[repr(C)]
@@ -37,15 +35,15 @@ pub struct Mailbox {
     pub differs_at: u64,
     /// Answer: what that place holds.
     pub differs_found: u64,
-    /// Answer: the number of the exception vector taken, 0 to 15.
+    /// Answer: the number of the exception vector taken.
     pub vector: u64,
-    /// Answer: `ESR_EL1`.
+    /// Answer: what the CPU says of the exception (syndrome, error code).
     pub syndrome: u64,
-    /// Answer: `ELR_EL1`, the instruction that did not complete.
-    pub elr: u64,
-    /// Answer: `FAR_EL1`, the guest-virtual address at fault.
-    pub far: u64,
-    /// Where the bells are, guest-virtual.
+    /// Answer: the instruction that did not complete.
+    pub pc: u64,
+    /// Answer: the guest-virtual address at fault.
+    pub fault_address: u64,
+    /// Where the bells are: guest-virtual, or a port.
     pub doorbell: u64,
 }
 
@@ -70,7 +68,7 @@ pub const VERIFY_CODE: u64 = 6;
 /// From a place to the instruction planted there: behind the 8 bytes that are written and verified.
 pub const PLANT_OFFSET: u64 = 8;
 
-/// A bell: its distance from the doorbell's address.
+/// A bell: its distance from the doorbell's address or port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bell {
     /// The task is done.
@@ -82,7 +80,7 @@ pub enum Bell {
 }
 
 impl Bell {
-    /// Its distance from the doorbell's address in bytes.
+    /// Its distance from the doorbell in bytes or ports.
     pub const fn offset(self) -> u64 {
         match self {
             Self::Done => 0,
@@ -91,11 +89,11 @@ impl Bell {
         }
     }
 
-    /// The bell rung by a store at `address`, if it is one.
-    pub fn at(doorbell: GuestAddress, address: u64) -> Option<Self> {
+    /// The bell rung by a store at an address or port, if it is one.
+    pub fn at(doorbell: u64, address: u64) -> Option<Self> {
         [Self::Done, Self::Differs, Self::Fatal]
             .into_iter()
-            .find(|bell| doorbell.0 + bell.offset() == address)
+            .find(|bell| doorbell + bell.offset() == address)
     }
 }
 
@@ -137,7 +135,7 @@ impl Mailbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Bytes;
+    use crate::units::{Bytes, GuestAddress};
 
     fn task(start: u64) -> Task {
         Task {
@@ -179,7 +177,7 @@ mod tests {
 
     #[test]
     fn each_bell_is_known_by_its_address() {
-        let doorbell = GuestAddress(0x8000);
+        let doorbell = 0x8000;
         for bell in [Bell::Done, Bell::Differs, Bell::Fatal] {
             assert_eq!(Bell::at(doorbell, 0x8000 + bell.offset()), Some(bell));
         }
@@ -196,7 +194,7 @@ mod tests {
             std::mem::offset_of!(Mailbox, inner_stride),
             std::mem::offset_of!(Mailbox, differs_at),
             std::mem::offset_of!(Mailbox, vector),
-            std::mem::offset_of!(Mailbox, elr),
+            std::mem::offset_of!(Mailbox, pc),
         ] {
             assert_eq!(pair % 16, 0);
         }

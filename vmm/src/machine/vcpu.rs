@@ -4,8 +4,8 @@
 use std::{fmt, io, sync::Arc};
 
 use granule_guest_tests::{
-    arch::aarch64::{
-        layout::{DOORBELL, Layout},
+    guest::{
+        layout::Layout,
         mailbox::{Bell, Mailbox},
     },
     machine::{Kick, MachineError, Task, Vcpu, VcpuFailure},
@@ -14,8 +14,8 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::thread::{CpuSet, sched_setaffinity, set_name};
 use vm_memory::Bytes as _;
 
-use super::{registers, syndrome};
 use crate::{
+    arch::native,
     kvm::{exit, kick::Anchor},
     memory::GuestMemory,
 };
@@ -50,18 +50,36 @@ enum Left {
     Unexpected(String, String),
 }
 
+/// What the architecture makes of an exception.
+#[derive(Debug)]
+pub struct Crash {
+    /// Whether there is an address at fault.
+    pub has_address: bool,
+    /// What happened, for people.
+    pub detail: String,
+}
+
+/// What to say of an exit that is no bell.
+fn unexpected(exit: &VcpuExit<'_>) -> String {
+    match exit {
+        VcpuExit::MmioWrite(address, _) => {
+            format!("the guest stored to {address:#x}, where there is no memory")
+        }
+        VcpuExit::MmioRead(address, _) => {
+            format!("the guest read {address:#x}, where there is no memory")
+        }
+        other => format!("{other:?}"),
+    }
+}
+
 impl GuestVcpu {
     /// Enters the guest once.
     fn enter(&mut self) -> Left {
         let detail = match self.fd.run() {
-            Ok(VcpuExit::MmioWrite(address, _)) => match Bell::at(DOORBELL, address) {
+            Ok(exit) => match native::bell(&exit) {
                 Some(bell) => return Left::Rang(bell),
-                None => format!("the guest stored to {address:#x}, where there is no memory"),
+                None => unexpected(&exit),
             },
-            Ok(VcpuExit::MmioRead(address, _)) => {
-                format!("the guest read {address:#x}, where there is no memory")
-            }
-            Ok(other) => format!("{other:?}"),
             // EAGAIN: nothing happened, and the kernel asks to be called again.
             Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
                 return Left::Interrupted;
@@ -82,7 +100,7 @@ impl GuestVcpu {
     fn failure(&self, exit: impl Into<String>, detail: impl Into<String>) -> VcpuFailure {
         VcpuFailure {
             vcpu: self.index,
-            pc: registers::get_pc(&self.fd).ok(),
+            pc: native::pc(&self.fd),
             exit: exit.into(),
             syndrome: None,
             address: None,
@@ -100,7 +118,7 @@ impl GuestVcpu {
             .map()
             .read_obj(self.layout.mailbox(self.index))
             .map_err(|error| self.failure("no mailbox", error.to_string()))?;
-        let mut failure = self.failure("KVM_EXIT_MMIO", "");
+        let mut failure = self.failure("a bell", "");
         if bell == Bell::Differs {
             let address = self.layout.physical_of(mailbox.differs_at, task.start);
             failure.address = Some(address);
@@ -110,11 +128,13 @@ impl GuestVcpu {
                 Task::value_at(task.seed, address),
             );
         } else {
-            failure.pc = Some(mailbox.elr);
+            let crash = native::explain(&mailbox);
+            failure.pc = Some(mailbox.pc);
             failure.syndrome = Some(mailbox.syndrome);
-            failure.address = syndrome::has_address(mailbox.syndrome)
-                .then(|| self.layout.physical_of(mailbox.far, task.start));
-            failure.detail = syndrome::describe(mailbox.vector, mailbox.syndrome);
+            failure.address = crash
+                .has_address
+                .then(|| self.layout.physical_of(mailbox.fault_address, task.start));
+            failure.detail = crash.detail;
         }
         Err(failure)
     }
@@ -149,7 +169,11 @@ impl Vcpu for GuestVcpu {
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
-        let mailbox = Mailbox::of_task(task, self.layout.virtual_of(task.start), DOORBELL.0);
+        let mailbox = Mailbox::of_task(
+            task,
+            self.layout.virtual_of(task.start),
+            native::DOORBELL_IN_MAILBOX,
+        );
         self.memory
             .map()
             .write_obj(mailbox, self.layout.mailbox(self.index))

@@ -2,46 +2,61 @@
 //! Where things lie in the guest.
 //!
 //! ```text
-//! 0x0_8000   the bells: no memory, every store leaves the guest
-//! 0x1_0000   the program, vectors first          ┐
+//! 0x0_8000   the bells, where they are addresses: no memory, every store leaves the guest
+//! 0x1_0000   the program; behind it what the     ┐
+//!            architecture wants besides          │
 //!            one mailbox a vCPU, a page each     │ low memory, one slot
-//!            stage-1 tables                      ┘
+//!            the guest's own tables              ┘
 //!    …
 //! the region under test: by default the top of the mode's physical addresses, one page short of
 //! their end, as the kernel's `kvm_page_table_test` places it
 //! ```
 //!
 //! Guest-virtual addresses are the physical ones, cut to the width of a virtual address (which
-//! makes a difference only with 52 bits of physical address).
+//! makes a difference only where that is less than a physical one's).
+
+use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::stage1::{MemoryKind, Stage1Error, Tables};
+use super::tables::{Format, MemoryKind, TableError, Tables};
 use crate::{
     config::GuestMap,
     guest_mode::GuestMode,
     units::{Bytes, GuestAddress},
 };
 
-/// The bells' address, outside all memory.
-pub const DOORBELL: GuestAddress = GuestAddress(0x8000);
-
 /// Where low memory begins: aligned to every granule and host page.
 pub const LOW_MEMORY: GuestAddress = GuestAddress(0x1_0000);
 
 /// Room for the program.
-const PROGRAM_ROOM: u64 = 0x1_0000;
+const PROGRAM_ROOM: u64 = 0x8000;
+/// Room for what the architecture wants besides.
+const EXTRA_ROOM: u64 = 0x8000;
+/// Where the mailboxes begin.
+const MAILBOXES: u64 = LOW_MEMORY.0 + PROGRAM_ROOM + EXTRA_ROOM;
+
+/// What an architecture says about its guests.
+#[derive(Debug, Clone)]
+pub struct Abi {
+    /// The guest mode.
+    pub mode: GuestMode,
+    /// What the guest's own tables look like.
+    pub format: Arc<dyn Format>,
+    /// Where the bells are, if they are addresses.
+    pub bells: Option<GuestAddress>,
+}
 
 /// Why the guest cannot be laid out.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LayoutError {
     /// The region does not fit below the end of physical addresses.
-    #[error("{size} of memory do not fit {bits} bits of guest-physical address")]
+    #[error("{size} of memory do not fit below the end of guest-physical addresses, {end:#x}")]
     TooLarge {
         /// The region's size.
         size: Bytes,
-        /// The width of a physical address.
-        bits: u8,
+        /// The end of physical addresses.
+        end: u64,
     },
     /// There is no region.
     #[error("0 bytes of memory leave nothing to test: name a size")]
@@ -59,16 +74,16 @@ pub enum LayoutError {
     },
     /// The guest's tables cannot be built.
     #[error("the guest's own tables cannot be built")]
-    Stage1(#[from] Stage1Error),
+    Tables(#[from] TableError),
 }
 
-/// Where the region under test begins: at `offset`, or as high as the kernel's test puts it (the
-/// last guest page stays free); aligned down to `align`, a power of two.
+/// Where the region under test begins: at `offset`, or as high below `end` as the kernel's test puts
+/// it (the last guest page stays free); aligned down to `align`, a power of two.
 ///
 /// # Errors
 /// [`LayoutError::TooLarge`] or [`LayoutError::Empty`].
 pub fn place_region(
-    pa_bits: u8,
+    end: GuestAddress,
     granule: Bytes,
     size: Bytes,
     align: Bytes,
@@ -77,11 +92,8 @@ pub fn place_region(
     if size.0 == 0 {
         return Err(LayoutError::Empty);
     }
-    let too_large = LayoutError::TooLarge {
-        size,
-        bits: pa_bits,
-    };
-    let end = 1u64 << pa_bits;
+    let GuestAddress(end) = end;
+    let too_large = LayoutError::TooLarge { size, end };
     let start = match offset {
         Some(GuestAddress(offset)) => Some(offset),
         None => end.checked_sub(granule.0 + size.0),
@@ -108,7 +120,7 @@ const fn most_tables(size: Bytes, granule: Bytes, map: GuestMap) -> u64 {
 /// A guest laid out.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    mode: GuestMode,
+    abi: Abi,
     unit: u64,
     vcpus: u64,
     tables: Tables,
@@ -121,18 +133,18 @@ impl Layout {
     /// # Errors
     /// The region covers low memory, or the tables cannot be built.
     pub fn new(
-        mode: GuestMode,
+        abi: Abi,
         host_page: Bytes,
         vcpus: u32,
         region: GuestAddress,
         size: Bytes,
         map: GuestMap,
     ) -> Result<Self, LayoutError> {
-        let granule = mode.page_size();
+        let granule = abi.mode.page_size();
         // Nothing shares a page, neither the host's nor the guest's.
         let unit = host_page.0.max(granule.0);
         let vcpus = u64::from(vcpus);
-        let tables_at = GuestAddress(LOW_MEMORY.0 + PROGRAM_ROOM + vcpus * unit);
+        let tables_at = GuestAddress(MAILBOXES + vcpus * unit);
         let free =
             (tables_at.0 + most_tables(size, granule, map) * granule.0).next_multiple_of(unit);
         if region.0 < free {
@@ -141,25 +153,23 @@ impl Layout {
                 free,
             });
         }
+        let low = Bytes(tables_at.0 - LOW_MEMORY.0);
+        let blocks = GuestMap::Blocks;
+        let bells = abi.bells.map(|bells| {
+            let page = GuestAddress(bells.0 & !(granule.0 - 1));
+            (page, granule, MemoryKind::Device, blocks)
+        });
         let mut layout = Self {
-            mode,
             unit,
             vcpus,
-            tables: Tables::new(tables_at, mode.page_shift(), mode.va_bits()),
+            tables: Tables::new(tables_at, Arc::clone(&abi.format)),
+            abi,
         };
-        let bells = DOORBELL.0 & !(granule.0 - 1);
-        let low = Bytes(tables_at.0 - LOW_MEMORY.0);
-        let maps = [
-            (
-                GuestAddress(bells),
-                granule,
-                MemoryKind::Device,
-                GuestMap::Blocks,
-            ),
-            (LOW_MEMORY, low, MemoryKind::Normal, GuestMap::Blocks),
+        let memory = [
+            (LOW_MEMORY, low, MemoryKind::Normal, blocks),
             (region, size, MemoryKind::Normal, map),
         ];
-        for (start, size, kind, map) in maps {
+        for (start, size, kind, map) in bells.into_iter().chain(memory) {
             let virtual_start = layout.virtual_of(start);
             layout.tables.map_by(map);
             layout.tables.map(virtual_start, start, size, kind)?;
@@ -169,18 +179,23 @@ impl Layout {
 
     /// The guest mode.
     pub const fn mode(&self) -> GuestMode {
-        self.mode
+        self.abi.mode
+    }
+
+    /// The bits of a physical address that a virtual one has.
+    fn mask(&self) -> u64 {
+        (1 << self.abi.format.address_bits()) - 1
     }
 
     /// The guest-virtual address of a physical one.
-    pub const fn virtual_of(&self, physical: GuestAddress) -> u64 {
-        physical.0 & ((1 << self.mode.va_bits()) - 1)
+    pub fn virtual_of(&self, physical: GuestAddress) -> u64 {
+        physical.0 & self.mask()
     }
 
     /// The guest-physical address of a virtual one, given any physical address of the same piece
     /// of memory.
-    pub const fn physical_of(&self, address: u64, near: GuestAddress) -> GuestAddress {
-        GuestAddress(near.0 & !((1 << self.mode.va_bits()) - 1) | address)
+    pub fn physical_of(&self, address: u64, near: GuestAddress) -> GuestAddress {
+        GuestAddress(near.0 & !self.mask() | address)
     }
 
     /// The size of low memory, a multiple of the host's page.
@@ -199,10 +214,15 @@ impl Layout {
         Bytes(PROGRAM_ROOM)
     }
 
-    /// A vCPU's mailbox.
+    /// Where what the architecture wants besides goes: 32 KiB.
+    pub const fn extra(&self) -> GuestAddress {
+        GuestAddress(LOW_MEMORY.0 + PROGRAM_ROOM)
+    }
+
+    /// A vCPU's mailbox, at the beginning of a page of its own.
     pub fn mailbox(&self, vcpu: usize) -> GuestAddress {
         let vcpu = (vcpu as u64).min(self.vcpus);
-        GuestAddress(LOW_MEMORY.0 + PROGRAM_ROOM + vcpu * self.unit)
+        GuestAddress(MAILBOXES + vcpu * self.unit)
     }
 
     /// The guest's tables.
@@ -214,11 +234,16 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::aarch64;
+
+    fn abi(mode: GuestMode) -> Abi {
+        aarch64::abi(mode)
+    }
 
     #[test]
     fn the_region_lies_where_the_kernels_test_puts_it() {
         let at = |bits, size, align| {
-            place_region(bits, Bytes::kib(4), size, align, None)
+            place_region(GuestAddress(1u64 << bits), Bytes::kib(4), size, align, None)
                 .unwrap()
                 .0
         };
@@ -232,7 +257,7 @@ mod tests {
     #[test]
     fn an_offset_is_aligned_down() {
         let start = place_region(
-            40,
+            GuestAddress(1 << 40),
             Bytes::kib(4),
             Bytes::mib(64),
             Bytes::mib(2),
@@ -245,7 +270,8 @@ mod tests {
     #[test]
     fn a_region_beyond_the_last_address_is_refused() {
         let place = |size, offset| {
-            place_region(36, Bytes::kib(4), size, Bytes::kib(4), offset).unwrap_err()
+            let end = GuestAddress(1 << 36);
+            place_region(end, Bytes::kib(4), size, Bytes::kib(4), offset).unwrap_err()
         };
 
         assert_eq!(place(Bytes(0), None), LayoutError::Empty);
@@ -272,7 +298,7 @@ mod tests {
             let size = Bytes::mib(64);
             let region = GuestAddress(0xffff_f000_0000);
 
-            let layout = Layout::new(mode, Bytes::kib(4), 80, region, size, map).unwrap();
+            let layout = Layout::new(abi(mode), Bytes::kib(4), 80, region, size, map).unwrap();
 
             assert!(layout.mailbox(0).0 >= layout.program().0 + layout.program_room().0);
             assert!(layout.mailbox(79).0 < layout.tables().base().0);
@@ -290,7 +316,7 @@ mod tests {
         let start = GuestAddress(0x20_0000 - 0x1000);
         let try_at = |start| {
             Layout::new(
-                GuestMode::P40V48_4K,
+                abi(GuestMode::P40V48_4K),
                 Bytes::kib(4),
                 1000,
                 start,
@@ -313,7 +339,7 @@ mod tests {
         let mode = "P52V48_64K".parse().unwrap();
         let region = GuestAddress(0xf_ffff_0000_0000);
         let layout = Layout::new(
-            mode,
+            abi(mode),
             Bytes::kib(4),
             1,
             region,

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//
+// The guest program of the page-table test, x86_64. It runs at privilege level 0 in long mode from
+// its first instruction; the host has built tables and descriptors and set the registers.
+//
+// Each vCPU has a mailbox, the base of its GS segment, and a stack at the end of the mailbox's
+// page. The host writes a task into the mailbox and enters the guest; the guest does the task and
+// rings a bell, a port, which takes it back to the host. The next entry continues behind that, with
+// the next task. An exception is fatal: its entry leaves what there is to know in the mailbox and
+// rings the other bell.
+//
+// It is position-independent. Names in braces are numbers that the assembler is given by
+// arch/x86_64/payload.rs.
+//
+//	rax access		r9  to the first read
+//	rsi place		r10 how many reads behind each place
+//	rcx places left		r11 from one of these reads to the next
+//	r8  stride		rbx seed
+//	rdx, rbp, rdi scratch
+
+	.pushsection .rodata.granule_guest, "a", @progbits
+	.balign	64
+	.globl	granule_guest_start
+granule_guest_start:
+
+// --- Exceptions: 32 entries. Each notes its number, and a code where the CPU gives none.
+
+	.macro	fatal_entry number, code
+	.balign	{ENTRY_SIZE}
+	.if	\code == 0
+	push	0
+	.endif
+	push	\number
+	jmp	.Lfatal
+	.endm
+
+	.irp	number, 0, 1, 2, 3, 4, 5, 6, 7
+	fatal_entry \number, 0
+	.endr
+	fatal_entry 8, 1
+	fatal_entry 9, 0
+	.irp	number, 10, 11, 12, 13, 14
+	fatal_entry \number, 1
+	.endr
+	fatal_entry 15, 0
+	fatal_entry 16, 0
+	fatal_entry 17, 1
+	.irp	number, 18, 19, 20
+	fatal_entry \number, 0
+	.endr
+	fatal_entry 21, 1
+	.irp	number, 22, 23, 24, 25, 26, 27, 28
+	fatal_entry \number, 0
+	.endr
+	fatal_entry 29, 1
+	fatal_entry 30, 1
+	fatal_entry 31, 0
+	.purgem	fatal_entry
+	.balign	{ENTRY_SIZE}
+
+.Lfatal:
+	pop	rax
+	mov	gs:[{VECTOR}], rax
+	pop	rax
+	mov	gs:[{SYNDROME}], rax
+	pop	rax
+	mov	gs:[{PC}], rax
+	mov	rax, cr2
+	mov	gs:[{FAULT_ADDRESS}], rax
+	mov	dx, {FATAL_BELL}
+1:	out	dx, al
+	jmp	1b				// there is no way on
+
+// --- Entry, and back here after each task.
+
+	.balign	64
+	.globl	granule_guest_entry
+granule_guest_entry:
+	mov	rax, gs:[{ACCESS}]
+	mov	rsi, gs:[{START}]
+	mov	rcx, gs:[{COUNT}]
+	mov	r8, gs:[{STRIDE}]
+	mov	r9, gs:[{INNER_FIRST}]
+	mov	r10, gs:[{INNER_COUNT}]
+	mov	r11, gs:[{INNER_STRIDE}]
+	mov	rbx, gs:[{SEED}]
+	test	rcx, rcx
+	jz	.Ldone
+	cmp	rax, {READ}
+	je	.Lread
+	cmp	rax, {WRITE}
+	je	.Lwrite
+	cmp	rax, {WRITE_THEN_READ}
+	je	.Lwrite_then_read
+	cmp	rax, {PLANT}
+	je	.Lplant
+	cmp	rax, {EXECUTE}
+	je	.Lexecute
+	cmp	rax, {VERIFY}
+	je	.Lverify
+
+.Ldone:
+	mov	dx, {DONE_BELL}
+	out	dx, al
+	jmp	granule_guest_entry
+
+	.balign	16
+.Lread:
+	mov	rdx, [rsi]
+	add	rsi, r8
+	dec	rcx
+	jnz	.Lread
+	jmp	.Ldone
+
+	.balign	16
+.Lwrite:
+	mov	rdx, rbx
+	xor	rdx, rsi
+	mov	[rsi], rdx
+	add	rsi, r8
+	dec	rcx
+	jnz	.Lwrite
+	jmp	.Ldone
+
+	.balign	16
+.Lwrite_then_read:
+	mov	rdx, rbx
+	xor	rdx, rsi
+	mov	[rsi], rdx
+	mov	rbp, r10
+	test	rbp, rbp
+	jz	2f
+	lea	rdi, [rsi + r9]
+1:	mov	rdx, [rdi]
+	add	rdi, r11
+	dec	rbp
+	jnz	1b
+2:	add	rsi, r8
+	dec	rcx
+	jnz	.Lwrite_then_read
+	jmp	.Ldone
+
+// A "ret" at PLANT_OFFSET behind the place; the 8 bytes at the place keep what Verify expects.
+	.balign	16
+.Lplant:
+	mov	byte ptr [rsi + {PLANT_OFFSET}], 0xc3
+	add	rsi, r8
+	dec	rcx
+	jnz	.Lplant
+	jmp	.Ldone
+
+	.balign	16
+.Lexecute:
+	mov	cr2, rcx			// others planted: serialise (Intel SDM volume 3, 9.3)
+1:	lea	rdi, [rsi + {PLANT_OFFSET}]
+	call	rdi
+	add	rsi, r8
+	dec	rcx
+	jnz	1b
+	jmp	.Ldone
+
+	.balign	16
+.Lverify:
+	mov	rdx, rbx
+	xor	rdx, rsi
+	mov	rdi, [rsi]
+	cmp	rdi, rdx
+	jne	.Ldiffers
+	add	rsi, r8
+	dec	rcx
+	jnz	.Lverify
+	jmp	.Ldone
+
+.Ldiffers:
+	mov	gs:[{DIFFERS_AT}], rsi
+	mov	gs:[{DIFFERS_FOUND}], rdi
+	mov	dx, {DIFFERS_BELL}
+	out	dx, al
+	jmp	granule_guest_entry
+
+	.globl	granule_guest_end
+granule_guest_end:
+	.popsection

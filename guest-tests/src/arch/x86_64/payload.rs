@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The guest program, assembled into this one between two symbols and copied from there.
+
+use std::mem::offset_of;
+
+use super::{DOORBELL, descriptors};
+use crate::guest::mailbox::{self, Bell, Mailbox};
+
+std::arch::global_asm!(
+    include_str!("../../../payload/x86_64.S"),
+    ACCESS = const offset_of!(Mailbox, access),
+    START = const offset_of!(Mailbox, start),
+    COUNT = const offset_of!(Mailbox, count),
+    STRIDE = const offset_of!(Mailbox, stride),
+    INNER_FIRST = const offset_of!(Mailbox, inner_first),
+    INNER_COUNT = const offset_of!(Mailbox, inner_count),
+    INNER_STRIDE = const offset_of!(Mailbox, inner_stride),
+    SEED = const offset_of!(Mailbox, seed),
+    DIFFERS_AT = const offset_of!(Mailbox, differs_at),
+    DIFFERS_FOUND = const offset_of!(Mailbox, differs_found),
+    VECTOR = const offset_of!(Mailbox, vector),
+    SYNDROME = const offset_of!(Mailbox, syndrome),
+    PC = const offset_of!(Mailbox, pc),
+    FAULT_ADDRESS = const offset_of!(Mailbox, fault_address),
+    READ = const mailbox::READ_CODE,
+    WRITE = const mailbox::WRITE_CODE,
+    WRITE_THEN_READ = const mailbox::WRITE_THEN_READ_CODE,
+    PLANT = const mailbox::PLANT_CODE,
+    EXECUTE = const mailbox::EXECUTE_CODE,
+    VERIFY = const mailbox::VERIFY_CODE,
+    PLANT_OFFSET = const mailbox::PLANT_OFFSET,
+    DONE_BELL = const DOORBELL as u64 + Bell::Done.offset(),
+    DIFFERS_BELL = const DOORBELL as u64 + Bell::Differs.offset(),
+    FATAL_BELL = const DOORBELL as u64 + Bell::Fatal.offset(),
+    ENTRY_SIZE = const descriptors::ENTRY_SIZE,
+);
+
+unsafe extern "C" {
+    static granule_guest_start: u8;
+    static granule_guest_entry: u8;
+    static granule_guest_end: u8;
+}
+
+/// The program; its first bytes are the entries of the exceptions.
+pub fn program() -> &'static [u8] {
+    let start = &raw const granule_guest_start;
+    let end = &raw const granule_guest_end;
+    let len = end.addr() - start.addr();
+    // SAFETY: the two symbols enclose one piece of read-only data, assembled above.
+    unsafe { std::slice::from_raw_parts(start, len) }
+}
+
+/// From the program's first byte to its first instruction.
+pub fn entry() -> u64 {
+    let start = &raw const granule_guest_start;
+    let entry = &raw const granule_guest_entry;
+    (entry.addr() - start.addr()) as u64
+}

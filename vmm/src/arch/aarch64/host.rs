@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What an arm64 host needs for KVM.
+
+/// Why there may be no KVM: it is part of the kernel or not there, and it needs EL2.
+pub fn why_no_kvm() -> String {
+    "the kernel needs CONFIG_KVM, and its CPUs must have been started at EL2, which a virtual \
+     machine without nested virtualisation does not have (`dmesg | grep -i kvm` says which it is)"
+        .to_owned()
+}
