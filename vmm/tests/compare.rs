@@ -26,6 +26,17 @@ fn log(folder: &Path, name: &str, times: [u64; 3]) -> PathBuf {
     path
 }
 
+/// A log of several runs, each with times a little off those of the others.
+fn logs(folder: &Path, name: &str, times: [u64; 3], runs: u64) -> PathBuf {
+    let run = |at| log(folder, name, times.map(|ns| ns + ns / 1000 * (at * 7 % 5)));
+    let runs: String = (0..runs)
+        .map(|at| fs::read_to_string(run(at)).unwrap())
+        .collect();
+    let path = folder.join(name);
+    fs::write(&path, runs).unwrap();
+    path
+}
+
 fn compare(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_granule"));
     command.arg("compare").args(arguments).output().unwrap()
@@ -34,8 +45,8 @@ fn compare(arguments: &[&str]) -> Output {
 #[test]
 fn faster_is_0_slower_is_1_and_the_least_effect_decides() {
     let folder = tempfile::tempdir().unwrap();
-    let before = log(folder.path(), "before", [1000, 2000, 3000]);
-    let after = log(folder.path(), "after", [500, 2100, 3000]);
+    let before = logs(folder.path(), "before", [100_000, 200_000, 300_000], 8);
+    let after = logs(folder.path(), "after", [50_000, 210_000, 300_000], 8);
     let (before, after) = (before.to_str().unwrap(), after.to_str().unwrap());
 
     let slower = compare(&[before, after]);
@@ -46,6 +57,64 @@ fn faster_is_0_slower_is_1_and_the_least_effect_decides() {
     let text = String::from_utf8(slower.stdout).unwrap();
     assert!(text.contains("create") && text.contains("0.500"), "{text}");
     assert!(slower.stderr.is_empty());
+}
+
+#[test]
+fn bisect_is_told_where_nothing_can_be_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = log(folder.path(), "one", [100_000, 200_000, 300_000]);
+    let slow = log(folder.path(), "slow", [900_000, 200_000, 300_000]);
+    let same = logs(folder.path(), "same", [100_000, 200_000, 300_000], 20);
+    let path = |path: &PathBuf| path.to_str().unwrap().to_owned();
+    let code = |arguments: &[&str]| compare(arguments).status.code();
+
+    assert_eq!(code(&[&path(&one), &path(&slow)]), Some(0));
+    assert_eq!(code(&["--bisect", &path(&one), &path(&slow)]), Some(125));
+    assert_eq!(code(&["--bisect", &path(&same), &path(&same)]), Some(0));
+    assert_eq!(code(&["--bisect", &path(&one), "/nowhere"]), Some(2));
+}
+
+#[test]
+fn several_files_a_side_are_runs_of_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = |name: &str, ns: u64| -> Vec<String> {
+        let file = |at: u64| {
+            log(
+                folder.path(),
+                &format!("{name}{at}"),
+                [ns + at * 10, 1000, 1000],
+            )
+        };
+        (0..6)
+            .map(|at| file(at).to_str().unwrap().to_owned())
+            .collect()
+    };
+    let (before, after) = (files("before", 100_000), files("after", 120_000));
+    let mut arguments: Vec<&str> = before.iter().map(String::as_str).collect();
+    arguments.push("--");
+    arguments.extend(after.iter().map(String::as_str));
+    let output = folder.path().join("out.txt");
+
+    let printed = compare(&arguments);
+    arguments.splice(0..0, ["-o", output.to_str().unwrap(), "--paired"]);
+    let written = compare(&arguments);
+
+    assert_eq!(printed.status.code(), Some(1));
+    let text = String::from_utf8(printed.stdout).unwrap();
+    assert!(text.contains("6 runs a side"), "{text}");
+    // Six pairs of three phases are too few to be found.
+    assert_eq!(written.status.code(), Some(0));
+    assert!(written.stdout.is_empty());
+    assert!(
+        fs::read_to_string(&output)
+            .unwrap()
+            .contains("6 runs a side")
+    );
+    assert_eq!(
+        compare(&arguments[3..9]).status.code(),
+        Some(2),
+        "no two sides"
+    );
 }
 
 #[test]
@@ -60,10 +129,10 @@ fn every_format_is_printed() {
     assert!(
         String::from_utf8(markdown)
             .unwrap()
-            .contains("| **create** |")
+            .contains("| **create** ? |")
     );
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
-    assert_eq!(json["schema"], "granule.comparison/1");
+    assert_eq!(json["schema"], "granule.comparison/2");
     assert_eq!(json["configurations"][0]["phases"][0]["time"]["ratio"], 1.0);
 }
 

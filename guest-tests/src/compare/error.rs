@@ -20,8 +20,8 @@ pub enum CompareError {
     Unequal(Vec<Difference>),
     /// Neither side ran what the other did.
     #[error(
-        "no phase of any configuration is on both sides. Before: {}. After: {}. \
-         Run the same on both.",
+        "{} of any configuration is on both sides. Before: {}. After: {}. Run the same on both.",
+        if .phases.is_empty() { "no phase".to_owned() } else { format!("none of {}", .phases.join(", ")) },
         .before.join("; "),
         .after.join("; ")
     )]
@@ -30,7 +30,26 @@ pub enum CompareError {
         before: Vec<String>,
         /// The configurations after.
         after: Vec<String>,
+        /// The phases asked for; empty for all.
+        phases: Vec<String>,
     },
+    /// What is to be judged was never counted.
+    #[error(
+        "'{name}' was counted nowhere on both sides: {}",
+        if .known.is_empty() { "nothing was".to_owned() } else { format!("choose one of {}", .known.join(", ")) }
+    )]
+    Metric {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: Vec<String>,
+    },
+    /// Runs said to be taken in turns are not equally many.
+    #[error(
+        "the runs of {0} are not the same on both sides, so they cannot have been taken in turns: \
+         leave --paired away"
+    )]
+    Unpaired(String),
 }
 
 fn list(differences: &[Difference]) -> String {

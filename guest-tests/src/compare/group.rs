@@ -1,146 +1,108 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Records of one configuration, gathered over seeds and iterations.
+//! Samples of one configuration, gathered over seeds and iterations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Spread;
-use crate::{config::Backing, phase::Phase, results::Record, units::Bytes};
+use super::{
+    Spread,
+    sample::{Sample, Setup, Step},
+};
 
-/// Every phase a record can be of, in the order in which a reader wants them.
-pub fn phases() -> impl Iterator<Item = Phase> {
-    Phase::ALL.into_iter().chain([Phase::Whole])
-}
-
-/// What makes two records runs of the same thing.
+/// What makes two samples runs of the same thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
     /// Empty where engines are compared with each other.
     pub engine: String,
-    /// With its white space made plain.
-    pub mode: String,
-    pub backing: Backing,
-    pub memory: Bytes,
-    pub vcpus: u32,
-    pub prefault: bool,
-    /// Empty where engines are compared with each other: each has options of its own.
-    pub options: BTreeMap<String, String>,
+    /// Its options are empty where engines are compared with each other: each has its own.
+    pub setup: Setup,
 }
 
 impl Key {
-    fn of(record: &Record, by_engine: bool) -> Self {
-        let config = &record.config;
-        Self {
-            engine: if by_engine {
-                record.engine.clone()
-            } else {
-                String::new()
-            },
-            mode: config.mode.split_whitespace().collect::<Vec<_>>().join(" "),
-            backing: config.backing,
-            memory: config.memory,
-            vcpus: config.vcpus,
-            prefault: config.prefault,
-            options: if by_engine {
-                config.options.clone()
-            } else {
-                BTreeMap::new()
-            },
+    fn of(sample: &Sample, by_engine: bool) -> Self {
+        let mut key = Self {
+            engine: sample.engine.clone(),
+            setup: sample.setup.clone(),
+        };
+        if !by_engine {
+            key.engine.clear();
+            key.setup.options.clear();
         }
-    }
-
-    /// What a reader calls it: `anonymous_thp, 64M, 16 vCPUs`.
-    pub fn name(&self) -> String {
-        name(
-            self.backing,
-            self.memory,
-            self.vcpus,
-            self.prefault,
-            &self.options,
-        )
+        key
     }
 }
 
-/// The same from the parts.
-pub fn name(
-    backing: Backing,
-    memory: Bytes,
-    vcpus: u32,
-    prefault: bool,
-    options: &BTreeMap<String, String>,
-) -> String {
-    let prefault = if prefault { ", prefaulted" } else { "" };
-    let plural = if vcpus == 1 { "" } else { "s" };
-    let options: String = options
-        .iter()
-        .map(|(name, value)| format!(", {name}={value}"))
-        .collect();
-    format!("{backing}, {memory}, {vcpus} vCPU{plural}{prefault}{options}")
-}
-
-/// The records of one key on one side.
+/// The samples of one key on one side.
 #[derive(Debug)]
 pub struct Group<'a> {
     pub key: Key,
-    pub records: Vec<&'a Record>,
+    pub samples: Vec<&'a Sample>,
 }
 
 impl Group<'_> {
-    fn of_phase(&self, phase: Phase) -> impl Iterator<Item = &Record> {
-        let records = self.records.iter().copied();
-        records.filter(move |record| record.phase == phase)
+    /// The samples of one step, in the order of runs.
+    pub fn of_step<'b>(&'b self, step: &'b Step) -> impl Iterator<Item = &'b Sample> {
+        let samples = self.samples.iter().copied();
+        samples.filter(move |sample| sample.step == *step)
+    }
+
+    /// Its steps, in the order in which they run.
+    pub fn steps(&self) -> BTreeSet<&Step> {
+        self.samples.iter().map(|sample| &sample.step).collect()
     }
 
     /// A figure's spread over the runs that have it.
-    pub fn spread(&self, phase: Phase, figure: impl Fn(&Record) -> Option<u64>) -> Option<Spread> {
-        Spread::of(self.of_phase(phase).filter_map(figure))
+    pub fn spread(&self, step: &Step, figure: impl Fn(&Sample) -> Option<u64>) -> Option<Spread> {
+        let figures = self.of_step(step).filter_map(figure);
+        Spread::of(figures.map(|figure| figure as f64))
     }
 
     /// Whether instructions were counted here at all.
     pub fn has_counters(&self) -> bool {
-        self.records
+        self.samples
             .iter()
-            .any(|record| !record.counters.is_empty())
+            .any(|sample| !sample.counters.is_empty())
     }
 
     /// Whether what really backs the region was read back anywhere.
     pub fn has_obtained(&self) -> bool {
-        self.records.iter().any(|record| record.obtained.is_some())
+        self.samples.iter().any(|sample| sample.obtained.is_some())
     }
 
     /// The names of what was counted more than 0 times in a phase.
     pub fn occurring(
         &self,
-        phase: Phase,
-        counts: fn(&Record) -> &BTreeMap<String, u64>,
+        step: &Step,
+        counts: fn(&Sample) -> &BTreeMap<String, u64>,
     ) -> BTreeSet<&str> {
-        self.of_phase(phase)
-            .flat_map(counts)
+        let samples = self.samples.iter().filter(|sample| sample.step == *step);
+        samples
+            .flat_map(|sample| counts(sample))
             .filter(|&(_, &count)| count > 0)
             .map(|(name, _)| name.as_str())
             .collect()
     }
 }
 
-/// Whether records of different engines are different things. They are, unless each side has one
+/// Whether samples of different engines are different things. They are, unless each side has one
 /// engine and not the same: then the engines themselves are compared, which takes force.
-pub fn by_engine(before: &[Record], after: &[Record]) -> bool {
-    let engines = |records: &[Record]| -> BTreeSet<_> {
-        records.iter().map(|record| record.engine.clone()).collect()
+pub fn by_engine(before: &[Sample], after: &[Sample]) -> bool {
+    let engines = |samples: &[Sample]| -> BTreeSet<_> {
+        samples.iter().map(|sample| sample.engine.clone()).collect()
     };
     let (before, after) = (engines(before), engines(after));
     before == after || before.len() != 1 || after.len() != 1
 }
 
-/// The records by key, in the order in which keys first appear.
-pub fn groups(records: &[Record], by_engine: bool) -> Vec<Group<'_>> {
+/// The samples by key, in the order in which keys first appear.
+pub fn groups(samples: &[Sample], by_engine: bool) -> Vec<Group<'_>> {
     let mut groups: Vec<Group> = Vec::new();
-    for record in records {
-        let key = Key::of(record, by_engine);
+    for sample in samples {
+        let key = Key::of(sample, by_engine);
         match groups.iter_mut().find(|group| group.key == key) {
-            Some(group) => group.records.push(record),
+            Some(group) => group.samples.push(sample),
             None => groups.push(Group {
                 key,
-                records: vec![record],
+                samples: vec![sample],
             }),
         }
     }
@@ -151,7 +113,7 @@ pub fn groups(records: &[Record], by_engine: bool) -> Vec<Group<'_>> {
 pub fn names(groups: &[Group]) -> Vec<String> {
     let mut names = Vec::new();
     for group in groups {
-        let name = group.key.name();
+        let name = group.key.setup.name();
         if !names.contains(&name) {
             names.push(name);
         }
@@ -161,25 +123,31 @@ pub fn names(groups: &[Group]) -> Vec<String> {
 
 /// Every seed of a side.
 pub fn seeds(groups: &[Group]) -> BTreeSet<u64> {
-    let records = groups.iter().flat_map(|group| &group.records);
-    records.map(|record| record.config.seed).collect()
+    let samples = groups.iter().flat_map(|group| &group.samples);
+    samples.map(|sample| sample.seed).collect()
 }
 
-/// What one side has and the other has not: whole configurations, or phases of one.
+/// What one side has and the other has not: whole configurations, or steps of one.
 pub fn only_in(here: &[Group], there: &[Group]) -> Vec<String> {
     let mut alone = Vec::new();
     for group in here {
         let Some(other) = there.iter().find(|other| other.key == group.key) else {
-            alone.push(group.key.name());
+            alone.push(group.key.setup.name());
             continue;
         };
-        let phases: Vec<_> = phases()
-            .filter(|&phase| group.of_phase(phase).next().is_some())
-            .filter(|&phase| other.of_phase(phase).next().is_none())
-            .map(Phase::name)
+        let known = other.steps();
+        let steps: Vec<_> = group
+            .steps()
+            .into_iter()
+            .filter(|step| !known.contains(step))
+            .map(Step::name)
             .collect();
-        if !phases.is_empty() {
-            alone.push(format!("{} of {}", phases.join(", "), group.key.name()));
+        if !steps.is_empty() {
+            alone.push(format!(
+                "{} of {}",
+                steps.join(", "),
+                group.key.setup.name()
+            ));
         }
     }
     alone

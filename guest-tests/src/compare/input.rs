@@ -1,19 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One side of a comparison from a path: a results file, a raw log, or a run directory.
+//! One side of a comparison from paths: results files, logs of the kernel's tests, run directories
+//! of the lab, and what criterion wrote.
 //!
 //! What a file is, its first character tells: results begin with `{`; anything else must be a log.
+//! Criterion's files are known by their names and by the folders they lie in.
 //! Results are held to be whole: every run of a configuration has the phases its other runs have,
 //! since a file cut off between two lines cannot be told otherwise.
 
+mod benchmarks;
+
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
 
 use thiserror::Error;
 
-use super::raw_log::{self, LogError};
+use super::{
+    criterion::CriterionError,
+    perf_log,
+    raw_log::{self, LogError},
+    sample::{Sample, Setup},
+};
 use crate::{
     phase::Phase,
     results::{ReadError, Record, read_records},
@@ -36,7 +45,8 @@ pub enum InputError {
     },
     /// A directory is none of the lab's.
     #[error(
-        "{} holds no {RESULTS_FILE}: give a directory that `granule lab` made, or a file",
+        "{} holds no {RESULTS_FILE} and nothing of criterion's: give a directory that `granule lab` \
+         made, target/criterion, or a file",
         .0.display()
     )]
     Directory(PathBuf),
@@ -45,8 +55,8 @@ pub enum InputError {
     Empty(PathBuf),
     /// It is neither results nor a log.
     #[error(
-        "{} is neither results ({}) nor a log of kvm_page_table_test: give what `granule bench \
-         --json` or the test itself wrote",
+        "{} is neither results ({}) nor a log of kvm_page_table_test, dirty_log_perf_test or \
+         demand_paging_test: give what `granule bench --json` or the test itself wrote",
         .0.display(),
         crate::results::SCHEMA
     )]
@@ -69,6 +79,15 @@ pub enum InputError {
         #[source]
         source: LogError,
     },
+    /// A file of criterion's is damaged.
+    #[error("{}", .path.display())]
+    Criterion {
+        /// Which.
+        path: PathBuf,
+        /// Where, and how.
+        #[source]
+        source: CriterionError,
+    },
     /// A run lacks phases.
     #[error(
         "{}: seed {seed}, iteration {iteration} of {configuration} lacks {}, which its other runs \
@@ -90,11 +109,68 @@ pub enum InputError {
     },
 }
 
-/// Reads every record behind a path.
+/// Reads one side: every sample behind some paths, each path's runs following those of the one
+/// before it.
+///
+/// # Errors
+/// There is nothing to read, or it is not whole; the error names file, line and remedy.
+pub fn side(paths: &[PathBuf]) -> Result<Vec<Sample>, InputError> {
+    let mut all: Vec<Sample> = Vec::new();
+    for path in paths {
+        let next = all
+            .iter()
+            .map(|s| s.iteration.saturating_add(1))
+            .max()
+            .unwrap_or(0);
+        for mut sample in one(path)? {
+            sample.iteration = sample.iteration.saturating_add(next);
+            all.push(sample);
+        }
+    }
+    Ok(all)
+}
+
+/// Reads every sample behind one path.
+fn one(path: &Path) -> Result<Vec<Sample>, InputError> {
+    if let Some(found) = benchmarks::read(path)? {
+        return Ok(found);
+    }
+    let (path, text) = text(path)?;
+    samples(&text).map_err(|error| error.of(path))
+}
+
+/// The samples in a text of any kind but criterion's.
+pub(super) fn samples(text: &str) -> Result<Vec<Sample>, TextError> {
+    match records_or_log(text)? {
+        Kind::Records(records) => Ok(super::samples(&records)),
+        Kind::Log(log) => {
+            let (rest, mut samples) = perf_log::take(&log).map_err(TextError::Log)?;
+            if samples.is_empty() || raw_log::is_log(&rest) {
+                let runs = raw_log::read(&rest).map_err(TextError::Log)?;
+                samples.extend(super::samples(&raw_log::records(&runs)));
+            }
+            Ok(samples)
+        }
+    }
+}
+
+/// Reads every record of the page-table test behind a path.
 ///
 /// # Errors
 /// There is nothing to read, or it is not whole; the error names file, line and remedy.
 pub fn read(path: &Path) -> Result<Vec<Record>, InputError> {
+    let (path, text) = text(path)?;
+    let read = || match records_or_log(&text)? {
+        Kind::Records(records) => Ok(records),
+        Kind::Log(log) => Ok(raw_log::records(
+            &raw_log::read(&log).map_err(TextError::Log)?,
+        )),
+    };
+    read().map_err(|error: TextError| error.of(path))
+}
+
+/// The text behind a path, and the file that it came from.
+fn text(path: &Path) -> Result<(PathBuf, String), InputError> {
     let mut path = path.to_owned();
     if path.is_dir() {
         let results = path.join(RESULTS_FILE);
@@ -104,43 +180,101 @@ pub fn read(path: &Path) -> Result<Vec<Record>, InputError> {
         path = results;
     }
     // A console may hold any byte; only ASCII matters here.
-    let text = match fs::read(&path) {
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(source) => return Err(InputError::Read { path, source }),
-    };
+    match fs::read(&path) {
+        Ok(bytes) => Ok((path, String::from_utf8_lossy(&bytes).into_owned())),
+        Err(source) => Err(InputError::Read { path, source }),
+    }
+}
+
+/// What a text turned out to be.
+enum Kind {
+    Records(Vec<Record>),
+    /// Without what only a terminal understands.
+    Log(String),
+}
+
+fn records_or_log(text: &str) -> Result<Kind, TextError> {
     let start = text.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
     if start.is_empty() {
-        return Err(InputError::Empty(path));
+        return Err(TextError::Empty);
     }
     if start.starts_with('{') {
-        return match read_records(&text) {
-            Ok(records) => whole(&path, &records).map(|()| records),
-            Err(source) => Err(InputError::Results { path, source }),
-        };
+        let records = read_records(text).map_err(TextError::Results)?;
+        whole(&records)?;
+        return Ok(Kind::Records(records));
     }
-    if !raw_log::is_log(&text) {
-        return Err(InputError::Foreign(path));
+    let log = raw_log::plain_text(text);
+    if raw_log::is_log(&log) {
+        Ok(Kind::Log(log))
+    } else {
+        Err(TextError::Foreign)
     }
-    match raw_log::read(&text) {
-        Ok(runs) => Ok(raw_log::records(&runs)),
-        Err(source) => Err(InputError::Log { path, source }),
+}
+
+/// Why a text gives no results; the file is not known here.
+#[derive(Debug)]
+pub(super) enum TextError {
+    Empty,
+    Foreign,
+    Results(ReadError),
+    Log(LogError),
+    Incomplete {
+        configuration: String,
+        seed: u64,
+        iteration: u32,
+        missing: Vec<Phase>,
+    },
+}
+
+impl TextError {
+    fn of(self, path: PathBuf) -> InputError {
+        match self {
+            Self::Empty => InputError::Empty(path),
+            Self::Foreign => InputError::Foreign(path),
+            Self::Results(source) => InputError::Results { path, source },
+            Self::Log(source) => InputError::Log { path, source },
+            Self::Incomplete {
+                configuration,
+                seed,
+                iteration,
+                missing,
+            } => InputError::Incomplete {
+                path,
+                configuration,
+                seed,
+                iteration,
+                missing,
+            },
+        }
     }
 }
 
 /// Checks that every run has the phases that the other runs of its configuration have.
-fn whole(path: &Path, records: &[Record]) -> Result<(), InputError> {
-    for group in super::group::groups(records, true) {
-        let phases = |record: &&&Record| record.phase;
-        let all: BTreeSet<_> = group.records.iter().map(|r| phases(&r)).collect();
-        let run = |record: &Record| (record.config.seed, record.config.iteration);
-        let runs: BTreeSet<_> = group.records.iter().map(|record| run(record)).collect();
-        for (seed, iteration) in runs {
-            let of_run = group.records.iter().filter(|r| run(r) == (seed, iteration));
-            let present: BTreeSet<_> = of_run.map(|r| phases(&r)).collect();
+fn whole(records: &[Record]) -> Result<(), TextError> {
+    /// The phases of each run, by seed and iteration.
+    type Phases = BTreeMap<(u64, u32), BTreeSet<Phase>>;
+    let mut configurations: Vec<(Setup, &str, Phases)> = Vec::new();
+    for record in records {
+        let setup = Sample::from(record).setup;
+        let known =
+            |(other, engine, _): &(Setup, &str, _)| *other == setup && *engine == record.engine;
+        let at = configurations.iter().position(known).unwrap_or_else(|| {
+            configurations.push((setup, &record.engine, BTreeMap::new()));
+            configurations.len() - 1
+        });
+        let run = (record.config.seed, record.config.iteration);
+        configurations[at]
+            .2
+            .entry(run)
+            .or_default()
+            .insert(record.phase);
+    }
+    for (setup, _, runs) in configurations {
+        let all: BTreeSet<Phase> = runs.values().flatten().copied().collect();
+        for ((seed, iteration), present) in runs {
             if present != all {
-                return Err(InputError::Incomplete {
-                    path: path.to_owned(),
-                    configuration: group.key.name(),
+                return Err(TextError::Incomplete {
+                    configuration: setup.name(),
                     seed,
                     iteration,
                     missing: all.difference(&present).copied().collect(),

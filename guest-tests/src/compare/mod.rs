@@ -2,50 +2,61 @@
 //! Two sets of results side by side: before and after.
 //!
 //! ```text
-//! results.jsonl ─┐
-//! run directory ─┼─ input ─ [Record] ─┐
-//! raw log ─ raw_log ─┘                ├─ Comparison::of ─┬─ render::text
-//!                (and once more) ─────┘   (provenance)   ├─ render::markdown
-//!                                                        └─ render::json
+//! results, run directories ─┐
+//! logs of the kernel's tests ├─ input ─ [Sample] ─┐                     ┌─ text, markdown, html
+//! criterion's estimates ────┘                     ├─ Comparison::of ────┼─ csv, json
+//!                            (and once more) ─────┘  (provenance,       └─ ktap, benchstat
+//!                                                     table, judge, stats)       (render)
 //! ```
 //!
-//! Records are put into one group for each configuration (engine, mode, backing, size, vCPUs) and
-//! phase; seeds and iterations are the runs within a group. Medians are set against each other,
-//! with the least and the greatest beside them. Before any figure is given, the two sides must have
-//! the same provenance ([`provenance`]). A phase whose median grew by more than the least effect
-//! asked for, and under emulation by more than a timer tick may add, is a regression; counts explain
-//! a time and are judged by the reader.
+//! Samples are put into one group for each configuration (engine, mode, backing, size, vCPUs) and
+//! step; seeds and iterations are the runs within a group. Before any figure is given, the two sides
+//! must have the same provenance ([`provenance`]). Then each step's runs are tested against each
+//! other and judged, over the whole table at once ([`judge`]). Counts explain a time and are judged
+//! by the reader, unless one of them is what is asked for ([`Options::metric`]).
 
+mod criterion;
 mod error;
 mod group;
 pub mod input;
+pub mod judge;
 mod notes;
+mod perf_log;
 pub mod provenance;
 pub mod raw_log;
 pub mod render;
+pub mod sample;
 mod side;
 mod spread;
+mod stats;
+mod table;
 
 #[cfg(test)]
 mod fixture;
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use self::group::{Group, Key};
 pub use self::{
     error::CompareError,
+    judge::{Tested, Verdict},
     provenance::Difference,
+    sample::{Sample, Setup, Step, samples},
     side::Side,
     spread::{Change, Spread},
 };
-use crate::{config::Backing, phase::Phase, results::Record, units::Bytes};
 
 /// The schema of a comparison in JSON.
-pub const SCHEMA: &str = "granule.comparison/1";
+pub const SCHEMA: &str = "granule.comparison/2";
+/// From which share of before on more is worse, unless told otherwise.
+pub const LEAST_EFFECT: f64 = 0.01;
+/// The same under emulation, where another interleaving alone makes a difference.
+pub const LEAST_EFFECT_EMULATED: f64 = 0.03;
 
 /// How to compare.
 #[derive(Debug, Clone)]
@@ -54,22 +65,35 @@ pub struct Options {
     pub labels: [String; 2],
     /// Compare in spite of unequal provenance.
     pub force: bool,
-    /// How much slower a phase must be to be a regression, as a share of before (0.03 is 3%).
-    pub min_effect: f64,
+    /// How much worse a step must be to be a regression, as a share of before (0.03 is 3%);
+    /// without it [`LEAST_EFFECT`] or [`LEAST_EFFECT_EMULATED`].
+    pub min_effect: Option<f64>,
+    /// Judge by this count instead of the time.
+    pub metric: Option<String>,
+    /// Only these steps; all where there is none.
+    pub phases: Vec<String>,
+    /// The runs were taken in turns, so each before belongs to one after.
+    pub paired: bool,
+    /// The command that makes this comparison, for reports.
+    pub command: Option<String>,
 }
 
 impl Default for Options {
-    /// Nothing forced, regressions from 3% on.
+    /// Nothing forced, times judged, runs independent.
     fn default() -> Self {
         Self {
             labels: ["before".to_owned(), "after".to_owned()],
             force: false,
-            min_effect: 0.03,
+            min_effect: None,
+            metric: None,
+            phases: Vec::new(),
+            paired: false,
+            command: None,
         }
     }
 }
 
-/// Two sets of results, configuration by configuration and phase by phase.
+/// Two sets of results, configuration by configuration and step by step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
     /// [`SCHEMA`].
@@ -78,216 +102,133 @@ pub struct Comparison {
     pub before: Side,
     /// What stands after.
     pub after: Side,
-    /// From which share of before on a slower phase is a regression.
+    /// From which share of before on more is worse.
     pub min_effect: f64,
+    /// What is judged: `time`, or a count's name.
+    pub metric: String,
+    /// Whether runs were taken in turns.
+    pub paired: bool,
+    /// The command that makes this comparison.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
     /// What differs in provenance; empty unless forced.
     pub differences: Vec<Difference>,
     /// What a reader must know to judge the figures.
     pub notes: Vec<String>,
+    /// Ratios of times taken together: each step that several configurations have, and all.
+    pub geomeans: Vec<Together>,
     /// One for each configuration that both sides have, in the order of before.
     pub configurations: Vec<Configuration>,
+}
+
+/// Many ratios of times taken together.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Together {
+    /// Of which step; `None` for all.
+    pub phase: Option<Step>,
+    /// How many ratios.
+    pub rows: usize,
+    /// Their geometric mean.
+    pub ratio: f64,
+    /// Its 95% bootstrap interval; `None` where a step ran once on a side.
+    pub interval: Option<[f64; 2]>,
 }
 
 /// One configuration on both sides.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Configuration {
-    /// What ran the guest; empty where different ones are compared by force.
+    /// What ran it; empty where different ones are compared by force.
     pub engine: String,
-    /// The guest mode, as the kernel's test prints it.
-    pub mode: String,
-    /// What was asked for behind the region.
-    pub backing: Backing,
-    /// The region's size.
-    pub memory: Bytes,
-    /// How many vCPUs.
-    pub vcpus: u32,
-    /// Whether the host's memory was populated beforehand.
-    pub prefault: bool,
-    /// Further options that change figures, by name.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub options: BTreeMap<String, String>,
-    /// Its phases that both sides have, in the order in which they run.
+    /// What was run.
+    #[serde(flatten)]
+    pub setup: Setup,
+    /// Its steps that both sides have, in the order in which they run.
     pub phases: Vec<PhaseChange>,
 }
 
-/// One phase on both sides.
+/// One step on both sides.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseChange {
-    /// Which phase.
-    pub phase: Phase,
+    /// Which step.
+    pub phase: Step,
     /// Its time in nanoseconds.
     pub time: Change,
-    /// Whether it became slower by more than the least effect.
-    pub regression: bool,
+    /// The time of every run.
+    pub runs: Runs,
+    /// The time of every vCPU of every run; empty where only the host worked.
+    pub vcpus: Runs,
+    /// What is shown of [`Comparison::metric`]; `None` where this step does not have it.
+    pub verdict: Option<Verdict>,
+    /// What the test of [`Comparison::metric`] says; `None` where there is nothing to be tested.
+    pub tested: Option<Tested>,
     /// System instructions by name; emulation only. Those that never occur are left out.
     pub counters: BTreeMap<String, Change>,
     /// The host kernel's events by name. Those that never occur are left out.
     pub events: BTreeMap<String, Change>,
+    /// What stood at the end of the step, by name. What was 0 throughout is left out.
+    pub gauges: BTreeMap<String, Change>,
+}
+
+/// Every single figure.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Runs {
+    /// Before.
+    #[serde(serialize_with = "spread::figures")]
+    pub before: Vec<f64>,
+    /// After.
+    #[serde(serialize_with = "spread::figures")]
+    pub after: Vec<f64>,
+}
+
+impl PhaseChange {
+    /// A count by its name.
+    pub fn count(&self, name: &str) -> Option<&Change> {
+        let kinds = [&self.counters, &self.events, &self.gauges];
+        kinds.into_iter().find_map(|counts| counts.get(name))
+    }
+
+    /// Whether it is worse by more than the least effect.
+    pub fn is_regression(&self) -> bool {
+        self.verdict == Some(Verdict::Worse)
+    }
 }
 
 impl Comparison {
     /// Compares `after` with `before`.
     ///
     /// # Errors
-    /// A side is empty, no configuration and phase is on both, or the provenance is unequal and
-    /// nothing forces the comparison. Raw logs on both sides tell nothing of where they come from,
-    /// and compare all the same, with a note.
+    /// A side is empty, no configuration and step is on both, the count to be judged is nowhere,
+    /// runs cannot be paired, or the provenance is unequal and nothing forces the comparison. Inputs
+    /// that tell nothing of where they come from compare all the same, with a note.
     pub fn of(
-        before: &[Record],
-        after: &[Record],
+        before: &[Sample],
+        after: &[Sample],
         options: &Options,
     ) -> Result<Self, CompareError> {
-        for (records, label) in [before, after].iter().zip(&options.labels) {
-            if records.is_empty() {
-                return Err(CompareError::Empty(label.clone()));
-            }
-        }
-        let by_engine = group::by_engine(before, after);
-        let (groups_before, groups_after) = (
-            group::groups(before, by_engine),
-            group::groups(after, by_engine),
-        );
-        let pairs: Vec<(&Group, &Group)> = groups_before
-            .iter()
-            .filter_map(|one| Some((one, groups_after.iter().find(|two| two.key == one.key)?)))
-            .collect();
-        let mut differences = differences(&pairs);
-        let raw = before.iter().chain(after).all(is_raw);
-        if raw {
-            // There is nothing else that a log could tell.
-            differences.retain(|difference| difference.field == provenance::ENGINE_FIELD);
-        }
-        if !differences.is_empty() && !options.force {
-            return Err(CompareError::Unequal(differences));
-        }
-        let configurations: Vec<_> = pairs
-            .iter()
-            .map(|(before, after)| configuration(before, after, options.min_effect))
-            .filter(|configuration| !configuration.phases.is_empty())
-            .collect();
-        if configurations.is_empty() {
-            return Err(CompareError::NothingInCommon {
-                before: group::names(&groups_before),
-                after: group::names(&groups_after),
-            });
-        }
-        let [label_before, label_after] = options.labels.clone();
-        let mut comparison = Self {
-            schema: SCHEMA,
-            before: Side::of(label_before, before),
-            after: Side::of(label_after, after),
-            min_effect: options.min_effect,
-            differences,
-            notes: Vec::new(),
-            configurations,
-        };
-        comparison.notes = notes::notes(&comparison, &groups_before, &groups_after, raw);
-        Ok(comparison)
+        table::compare(before, after, options)
     }
 
-    /// The phases that became slower by more than the least effect.
-    pub fn regressions(&self) -> impl Iterator<Item = (&Configuration, &PhaseChange)> {
+    /// Every step with its configuration.
+    pub fn rows(&self) -> impl Iterator<Item = (&Configuration, &PhaseChange)> {
         self.configurations.iter().flat_map(|configuration| {
-            let slower = configuration.phases.iter().filter(|phase| phase.regression);
-            slower.map(move |phase| (configuration, phase))
+            let phases = configuration.phases.iter();
+            phases.map(move |phase| (configuration, phase))
         })
+    }
+
+    /// How many steps have this verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        let of = |(_, phase): &(_, &PhaseChange)| phase.verdict == Some(verdict);
+        self.rows().filter(of).count()
+    }
+
+    /// The steps that are worse by more than the least effect.
+    pub fn regressions(&self) -> impl Iterator<Item = (&Configuration, &PhaseChange)> {
+        self.rows().filter(|(_, phase)| phase.is_regression())
     }
 
     /// Whether a time here is the virtual time of an emulator on both sides.
     pub fn is_emulated(&self) -> bool {
         self.before.is_emulated() && self.after.is_emulated()
     }
-}
-
-/// Whether a record was read from a raw log, which tells nothing of its host.
-fn is_raw(record: &Record) -> bool {
-    [raw_log::ENGINE, raw_log::BENCH_ENGINE].contains(&record.engine.as_str())
-        && !provenance::is_known(&record.host)
-}
-
-/// What differs in provenance, over all pairs, each difference once.
-fn differences(pairs: &[(&Group, &Group)]) -> Vec<Difference> {
-    let mut found = Vec::new();
-    for (before, after) in pairs {
-        for difference in provenance::differences(&before.records, &after.records) {
-            if !found.contains(&difference) {
-                found.push(difference);
-            }
-        }
-    }
-    found
-}
-
-fn configuration(before: &Group, after: &Group, min_effect: f64) -> Configuration {
-    let Key {
-        engine,
-        mode,
-        backing,
-        memory,
-        vcpus,
-        prefault,
-        options,
-    } = before.key.clone();
-    let phases = group::phases()
-        .filter_map(|phase| phase_change(phase, before, after, min_effect))
-        .collect();
-    Configuration {
-        engine,
-        mode,
-        backing,
-        memory,
-        vcpus,
-        prefault,
-        options,
-        phases,
-    }
-}
-
-/// Whether a time grew by no more than the timer ticks that may fall into it by chance. Under
-/// emulation one costs up to 30 us of work, several times what the host alone does in its phases.
-fn is_within_ticks(time: &Change, before: &Group, after: &Group) -> bool {
-    const TICKS: u64 = 60_000; // nanoseconds
-    let emulated = |group: &Group| group.records.iter().all(|r| r.host.emulator.is_some());
-    let grown = match (time.before, time.after) {
-        (Some(before), Some(after)) => after.median.saturating_sub(before.median),
-        _ => return false,
-    };
-    emulated(before) && emulated(after) && grown < TICKS
-}
-
-fn phase_change(phase: Phase, before: &Group, after: &Group, effect: f64) -> Option<PhaseChange> {
-    let time = Change::between(
-        before.spread(phase, |record| Some(record.ns.0)),
-        after.spread(phase, |record| Some(record.ns.0)),
-    );
-    time.before.and(time.after)?;
-    let counter = |group: &Group, name: &str| {
-        let counted = group.has_counters();
-        group.spread(phase, |record| {
-            // A counted run that did not meet the instruction counts 0.
-            counted.then(|| record.counters.get(name).copied().unwrap_or(0))
-        })
-    };
-    let event =
-        |group: &Group, name: &str| group.spread(phase, |record| record.events.get(name).copied());
-    let changes = |names: BTreeSet<&str>, spread: &dyn Fn(&Group, &str) -> Option<Spread>| {
-        let change = |name| Change::between(spread(before, name), spread(after, name));
-        names
-            .into_iter()
-            .map(|name| (name.to_owned(), change(name)))
-            .collect()
-    };
-    let occurring = |counts| {
-        let mut names = before.occurring(phase, counts);
-        names.extend(after.occurring(phase, counts));
-        names
-    };
-    Some(PhaseChange {
-        phase,
-        time,
-        regression: time.ratio.is_some_and(|ratio| ratio > 1.0 + effect)
-            && !is_within_ticks(&time, before, after),
-        counters: changes(occurring(|record| &record.counters), &counter),
-        events: changes(occurring(|record| &record.events), &event),
-    })
 }

@@ -9,7 +9,7 @@ const ONE_EMULATED_RUN: &str = "One run proves nothing for times: it is one inte
 /// One run a side, of anything else.
 const ONE_RUN: &str = "One run proves nothing for times: repeat it. (From an emulator, times and \
     counts are exact for the one interleaving that ran.)";
-const RAW: &str = "Raw logs say nothing of kernel, CPU or emulator: whether the two may be \
+const RAW: &str = "Logs say nothing of kernel, CPU or emulator: whether the two may be \
     compared is for you to know.";
 const NOT_OBTAINED: &str =
     "That the memory was really backed as asked was checked on neither side.";

@@ -11,8 +11,9 @@ use std::{collections::BTreeSet, fmt};
 
 use serde::Serialize;
 
+use super::sample::Sample;
 use crate::{
-    results::{Host, Obtained, Record},
+    results::{Host, Obtained},
     units::Bytes,
 };
 
@@ -51,8 +52,8 @@ impl fmt::Display for Difference {
 /// The name of the field that says what ran the guest.
 pub const ENGINE_FIELD: &str = "engine";
 
-/// How one field is read out of a record; `None` where it is unknown.
-type Field = (&'static str, fn(&Record) -> Option<String>);
+/// How one field is read out of a sample; `None` where it is unknown.
+type Field = (&'static str, fn(&Sample) -> Option<String>);
 
 const FIELDS: [Field; 7] = [
     ("architecture", |r| known(&r.host.arch)),
@@ -69,7 +70,7 @@ const FIELDS: [Field; 7] = [
 ];
 
 /// What differs between runs of one configuration, in the order of importance to a reader.
-pub fn differences(before: &[&Record], after: &[&Record]) -> Vec<Difference> {
+pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
     let known_alike = |difference: &Difference| {
         difference.before == difference.after
             && difference.before.len() == 1
@@ -85,10 +86,10 @@ pub fn differences(before: &[&Record], after: &[&Record]) -> Vec<Difference> {
         .filter(|difference| !known_alike(difference))
         .collect();
     // Huge pages come and go between runs, so several values are no fault, only different ones.
-    let backing = |records: &[&Record]| -> BTreeSet<_> {
-        records
+    let backing = |samples: &[&Sample]| -> BTreeSet<_> {
+        samples
             .iter()
-            .map(|record| record.obtained.as_ref().map(backed_by))
+            .map(|sample| sample.obtained.as_ref().map(backed_by))
             .collect()
     };
     let (before, after) = (backing(before), backing(after));
@@ -164,9 +165,13 @@ fn backed_by(obtained: &Obtained) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::fixture::record, *};
+    use super::{super::fixture, *};
 
-    fn fields(before: &[&Record], after: &[&Record]) -> Vec<&'static str> {
+    fn record() -> Sample {
+        Sample::from(&fixture::record())
+    }
+
+    fn fields(before: &[&Sample], after: &[&Sample]) -> Vec<&'static str> {
         differences(before, after).iter().map(|d| d.field).collect()
     }
 
@@ -183,7 +188,7 @@ mod tests {
 
     #[test]
     fn everything_else_must_be_alike() {
-        type Edit = fn(&mut Record);
+        type Edit = fn(&mut Sample);
         let edits: [(&str, Edit); 8] = [
             ("architecture", |r| r.host.arch = "x86_64".to_owned()),
             ("kernel version", |r| r.host.kernel = "5.10.263".to_owned()),

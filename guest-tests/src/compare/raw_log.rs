@@ -34,14 +34,16 @@ pub const ENGINE: &str = "kvm_page_table_test";
 /// What a record carries that was read from the lines `granule bench` prints.
 pub const BENCH_ENGINE: &str = "granule bench, its lines";
 
-const MODE: &str = "Testing guest mode: ";
+/// What begins a run of any of the kernel's KVM tests.
+pub(super) const MODE: &str = "Testing guest mode: ";
 const BACKING: &str = "Testing memory backing src type: ";
 const MEMORY: &str = "Testing memory size(aligned): ";
 const VCPUS: &str = "Number of testing vCPUs: ";
 const TIME: &str = "_MAPPINGS: total execution time: ";
 const OURS: &str = "granule: ";
 const ITERATION: &str = "granule: iteration ";
-const FAILURE: &str = "==== Test Assertion Failure ====";
+/// What a failed test prints.
+pub(super) const FAILURE: &str = "==== Test Assertion Failure ====";
 const PHASES: [Phase; 3] = [Phase::Create, Phase::Update, Phase::Rebuild];
 
 /// Why a text is no log of the kernel's test. Lines count from 1.
@@ -83,6 +85,26 @@ pub enum LogError {
         text: String,
         /// Where the run began.
         begun: usize,
+    },
+    /// A line of another test stands in a run.
+    #[error(
+        "line {line}: a line of another test in the run begun at line {begun}: two logs are mixed"
+    )]
+    Mixed {
+        /// Where.
+        line: usize,
+        /// Where the run began.
+        begun: usize,
+    },
+    /// An iteration is missing.
+    #[error("line {line}: iteration {found} follows {last}: lines are lost; run it again")]
+    OutOfTurn {
+        /// Where.
+        line: usize,
+        /// Which iteration stands there.
+        found: u32,
+        /// Which came before it; 0 for none.
+        last: u32,
     },
     /// A run ends early.
     #[error(
@@ -165,6 +187,39 @@ pub fn is_log(text: &str) -> bool {
     [MODE, BACKING, TIME].iter().any(|word| text.contains(word))
 }
 
+/// Whether a line is of this test and of no other of the kernel's.
+pub(super) fn is_distinctive(line: &str) -> bool {
+    [BACKING, MEMORY, TIME]
+        .iter()
+        .any(|word| line.contains(word))
+}
+
+/// A log without what a terminal takes for commands: colours, cursor, returns.
+pub(super) fn plain_text(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\u{1b}' if chars.next_if_eq(&'[').is_some() => {
+                // Up to the letter that ends a command; a broken one ends with its line.
+                while let Some(&next) = chars.peek() {
+                    if next == '\n' {
+                        break;
+                    }
+                    chars.next();
+                    if ('@'..='~').contains(&next) {
+                        break;
+                    }
+                }
+            }
+            '\n' | '\t' => out.push(c),
+            c if c.is_control() => {}
+            c => out.push(c),
+        }
+    }
+    out
+}
+
 /// Reads every run of a log.
 ///
 /// # Errors
@@ -202,7 +257,7 @@ pub fn read(text: &str) -> Result<Vec<Run>, LogError> {
 }
 
 /// What stands behind `words` in a line, if they are in it.
-fn behind<'a>(text: &'a str, words: &str) -> Option<&'a str> {
+pub(super) fn behind<'a>(text: &'a str, words: &str) -> Option<&'a str> {
     text.split_once(words).map(|(_, value)| value.trim())
 }
 
@@ -271,7 +326,7 @@ fn time_words(phase: Phase) -> String {
 }
 
 /// Seconds with exactly nine digits behind the point, as the test prints them.
-fn seconds(text: &str) -> Option<Nanoseconds> {
+pub(super) fn seconds(text: &str) -> Option<Nanoseconds> {
     let (whole, part) = text.strip_suffix('s')?.split_once('.')?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     if !digits(whole) || !digits(part) || part.len() != 9 {

@@ -3,13 +3,13 @@
 
 use serde::Serialize;
 
-use super::provenance;
+use super::{provenance, sample::Sample};
 use crate::{
-    results::{Host, Record, Series},
+    results::{Host, Series},
     units::Bytes,
 };
 
-/// One side. Where records differ (only by force), the first one speaks for all.
+/// One side. Where samples differ (only by force), the first one speaks for all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Side {
     /// What it is called.
@@ -31,8 +31,8 @@ pub struct Side {
 }
 
 impl Side {
-    pub(super) fn of(label: String, records: &[Record]) -> Self {
-        let host = records.first().map(|record| record.host.clone());
+    pub(super) fn of(label: String, samples: &[Sample]) -> Self {
+        let host = samples.first().map(|sample| sample.host.clone());
         let host = host.unwrap_or_default();
         let features = if provenance::is_known(&host) {
             provenance::features(&host)

@@ -168,12 +168,12 @@ fn compare(options: &Options, rundir: &RunDir, kernels: &[Kernel]) -> Result<Ver
         }
         let settings = compare::Options {
             labels: [before.name.clone(), after.name.clone()],
-            force: false,
-            min_effect: options.min_effect_percent / 100.0,
+            min_effect: Some(options.min_effect_percent / 100.0),
+            ..compare::Options::default()
         };
         let comparison = Comparison::of(
-            &input::read(&before_path)?,
-            &input::read(&after_path)?,
+            &input::side(&[before_path])?,
+            &input::side(&[after_path])?,
             &settings,
         )?;
         let slower = comparison.regressions().next().is_some();

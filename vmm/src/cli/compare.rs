@@ -2,37 +2,60 @@
 //! `granule compare`.
 
 use std::{
+    env, fs,
     io::{self, Write},
     path::PathBuf,
 };
 
 use clap::ValueEnum;
-use granule_guest_tests::compare::{Comparison, Options, input, render};
+use granule_guest_tests::compare::{Comparison, Options, Verdict, input, render};
 
 use super::{CommandResult, Outcome};
 
 /// Options of `granule compare`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit code: 0 no regression, 1 a phase is slower by more than --min-effect, \
-                        2 the two sides cannot be compared."
+    override_usage = "granule compare [OPTIONS] BEFORE AFTER\n       \
+                      granule compare [OPTIONS] BEFORE... -- AFTER...",
+    after_help = "Exit code: 0 no regression is shown, 1 a phase is worse by more than \
+                  --min-effect, 2 the two sides cannot be compared; with --bisect 125 where \
+                  nothing can be told."
 )]
 pub struct Args {
-    /// Results (`granule bench --json`), a log of the kernel's kvm_page_table_test, or a run
-    /// directory of `granule lab`
-    before: PathBuf,
-    /// What to hold against it, of any of these kinds
-    after: PathBuf,
-    /// How many percent slower a phase must be to be a regression
-    #[arg(long, value_name = "PERCENT", default_value = "3", value_parser = percent)]
-    min_effect: f64,
+    /// Before and after: results (`granule bench --json`), logs of the kernel's
+    /// kvm_page_table_test, dirty_log_perf_test or demand_paging_test, a kernel's folder in a run
+    /// directory of `granule lab`, or target/criterion (@NAME behind it takes that baseline)
+    #[arg(required = true, value_name = "BEFORE AFTER")]
+    paths: Vec<PathBuf>,
+    /// What stands after, where a side has several files
+    #[arg(last = true, value_name = "AFTER")]
+    after: Vec<PathBuf>,
+    /// How many percent worse a phase must be to be a regression; without it 1, and 3 under
+    /// emulation
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    min_effect: Option<f64>,
+    /// Judge by this count instead of the time, such as 'DC CIVAC'
+    #[arg(long, value_name = "COUNT")]
+    metric: Option<String>,
+    /// Only this phase; may be repeated
+    #[arg(long, value_name = "PHASE")]
+    phase: Vec<String>,
+    /// The runs were taken in turns, so that the first before belongs to the first after
+    #[arg(long)]
+    paired: bool,
     /// Compare although kernel version, CPU, page size, emulator, engine or backing differ or are
     /// not known
     #[arg(long)]
     force: bool,
+    /// Exit with 125 where neither a regression nor its absence is shown, for `git bisect run`
+    #[arg(long)]
+    bisect: bool,
     /// How to print
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+    /// Write to this file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 /// How a comparison is printed.
@@ -43,38 +66,84 @@ pub enum Format {
     Text,
     /// Markdown tables
     Markdown,
-    /// JSON (`granule.comparison/1`)
+    /// A row for each figure
+    Csv,
+    /// JSON (`granule.comparison/2`)
     Json,
+    /// The kernel's test protocol, worse being `not ok`
+    Ktap,
+    /// Every run as a line of the Go benchmark format; then `benchstat -col side FILE`
+    Benchstat,
 }
 
 /// Carries `granule compare` out.
 ///
 /// # Errors
-/// A side cannot be read, or the two do not compare.
+/// A side cannot be read, the two do not compare, or the file cannot be written.
 pub fn run(args: Args) -> CommandResult {
-    let before = input::read(&args.before)?;
-    let after = input::read(&args.after)?;
-    let options = Options {
-        labels: [&args.before, &args.after].map(|path| path.display().to_string()),
-        force: args.force,
-        min_effect: args.min_effect / 100.0,
+    let (before, after) = match (args.paths.as_slice(), args.after.as_slice()) {
+        ([before, after], []) => (std::slice::from_ref(before), std::slice::from_ref(after)),
+        (before, [_, ..]) => (before, args.after.as_slice()),
+        _ => {
+            return Err(
+                "give one path before and one after, or several of each with -- between \
+                        the two sides"
+                    .into(),
+            );
+        }
     };
-    let comparison = Comparison::of(&before, &after, &options)?;
+    let label = |paths: &[PathBuf]| match paths {
+        [path] => path.display().to_string(),
+        [path, rest @ ..] => format!("{} and {} more", path.display(), rest.len()),
+        [] => String::new(),
+    };
+    let options = Options {
+        labels: [label(before), label(after)],
+        force: args.force,
+        min_effect: args.min_effect.map(|percent| percent / 100.0),
+        metric: args.metric.filter(|metric| metric != "time"),
+        phases: args.phase,
+        paired: args.paired,
+        command: Some(command()),
+    };
+    let comparison = Comparison::of(&input::side(before)?, &input::side(after)?, &options)?;
     let text = match args.format {
         Format::Text => render::text(&comparison),
         Format::Markdown => render::markdown(&comparison),
+        Format::Csv => render::csv(&comparison),
         Format::Json => render::json(&comparison)?,
+        Format::Ktap => render::ktap(&comparison),
+        Format::Benchstat => render::benchstat(&comparison),
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough; the verdict stands.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        result => result?,
+    if let Some(path) = &args.output {
+        fs::write(path, text)
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    } else {
+        match io::stdout().write_all(text.as_bytes()) {
+            // Whoever reads has seen enough; the verdict stands.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            result => result?,
+        }
     }
     Ok(if comparison.regressions().next().is_some() {
         Outcome::Failed
+    } else if args.bisect && comparison.count(Verdict::CannotTell) > 0 {
+        Outcome::CannotTell
     } else {
         Outcome::Done
     })
+}
+
+/// This command as a shell would take it.
+fn command() -> String {
+    let arguments = env::args_os().skip(1).map(|argument| {
+        let argument = argument.to_string_lossy().into_owned();
+        shlex::try_quote(&argument).map_or_else(|_| argument.clone(), |quoted| quoted.into_owned())
+    });
+    let words: Vec<String> = std::iter::once("granule".to_owned())
+        .chain(arguments)
+        .collect();
+    words.join(" ")
 }
 
 /// A percentage from 0 on, with or without its sign.

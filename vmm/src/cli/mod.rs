@@ -34,6 +34,8 @@ pub enum Outcome {
     Done,
     /// A test failed or a regression was found: 1.
     Failed,
+    /// Neither a regression nor its absence is shown: 125, by which `git bisect run` skips.
+    CannotTell,
 }
 
 /// What a command gives: its outcome, or why it could not be carried out (exit code 2).
@@ -58,6 +60,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Failed) => ExitCode::from(1),
+        Ok(Outcome::CannotTell) => ExitCode::from(125),
         Err(error) => {
             report(error.as_ref());
             ExitCode::from(2)

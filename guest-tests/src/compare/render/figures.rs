@@ -10,7 +10,7 @@ pub enum Unit {
     /// A plain count.
     Count,
     /// Time: nanoseconds in one of these, and its name.
-    Time(u64, &'static str),
+    Time(u32, &'static str),
 }
 
 /// What stands where there is no figure.
@@ -20,9 +20,13 @@ impl Unit {
     /// The largest unit of time that keeps the greater of two medians at 1 or more.
     pub fn of_time(change: &Change) -> Self {
         let medians = [change.before, change.after].into_iter().flatten();
-        let greatest = medians.map(|spread| spread.median).max().unwrap_or(0);
+        Self::of_nanoseconds(medians.map(|spread| spread.median).fold(0.0, f64::max))
+    }
+
+    /// The largest unit that keeps a time at 1 or more.
+    pub fn of_nanoseconds(greatest: f64) -> Self {
         for (size, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")] {
-            if greatest >= size {
+            if greatest >= f64::from(size) {
                 return Self::Time(size, name);
             }
         }
@@ -31,37 +35,59 @@ impl Unit {
 
     /// The median with its unit, at most 14 characters up to a day or 100 billion.
     pub fn median(self, spread: Option<Spread>) -> String {
-        let Some(Spread { median, .. }) = spread else {
-            return NONE.to_owned();
-        };
+        spread.map_or_else(|| NONE.to_owned(), |spread| self.value(spread.median))
+    }
+
+    /// A figure with its unit.
+    pub fn value(self, value: f64) -> String {
         match self {
-            Self::Count if median >= 100_000_000_000 => short(median),
-            Self::Count => grouped(median),
-            Self::Time(1, name) => format!("{median} {name}"),
-            Self::Time(size, name) => format!("{:.3} {name}", median as f64 / size as f64),
+            Self::Count if value >= 1e11 => short(value),
+            Self::Count => grouped(value),
+            Self::Time(1, name) if value.fract() == 0.0 => format!("{value:.0} {name}"),
+            Self::Time(size, name) => format!("{:.3} {name}", value / f64::from(size)),
         }
     }
 
-    /// Least and greatest, where they differ in what can be shown.
-    pub fn range(self, spread: Option<Spread>) -> Option<String> {
-        let Spread { min, max, .. } = spread?;
-        let text = |value| match self {
+    /// A figure in this unit without its name, in few digits.
+    pub fn bare(self, value: f64) -> String {
+        match self {
             Self::Count => short(value),
-            Self::Time(size, _) => digits(value as f64 / size as f64),
-        };
-        let (min, max) = (text(min), text(max));
-        (min != max).then(|| format!("{min}..{max}"))
+            Self::Time(size, _) => digits(value / f64::from(size)),
+        }
     }
+
+    /// Least and greatest, or the quartiles of four runs and more, where they differ in what can be
+    /// shown.
+    pub fn range(self, spread: Option<Spread>, quartiles: bool) -> Option<String> {
+        let spread = spread?;
+        let (low, high) = if quartiles {
+            (spread.q1, spread.q3)
+        } else {
+            (spread.min, spread.max)
+        };
+        let (low, high) = (self.bare(low), self.bare(high));
+        (low != high).then(|| format!("{low}..{high}"))
+    }
+}
+
+/// Whether the spread of a row is told by its quartiles: there must be runs enough on both sides.
+pub fn has_quartiles(change: &Change) -> bool {
+    let sides = [change.before, change.after].into_iter().flatten();
+    sides.map(|spread| spread.runs).min().unwrap_or(0) >= 4
 }
 
 /// Three digits behind the point, five where that would leave too little.
 pub fn ratio(change: &Change) -> String {
-    match change.ratio {
-        Some(ratio) if ratio >= 10_000.0 => format!("{ratio:.2e}"),
-        Some(ratio) if ratio >= 1000.0 => format!("{ratio:.0}"),
-        Some(ratio) if ratio > 0.0 && ratio < 0.01 => format!("{ratio:.5}"),
-        Some(ratio) => format!("{ratio:.3}"),
-        None => NONE.to_owned(),
+    change.ratio.map_or_else(|| NONE.to_owned(), factor)
+}
+
+/// The same of any ratio.
+pub fn factor(ratio: f64) -> String {
+    match ratio {
+        ratio if ratio >= 10_000.0 => format!("{ratio:.2e}"),
+        ratio if ratio >= 1000.0 => format!("{ratio:.0}"),
+        ratio if ratio > 0.0 && ratio < 0.01 => format!("{ratio:.5}"),
+        ratio => format!("{ratio:.3}"),
     }
 }
 
@@ -87,8 +113,8 @@ pub fn percent(value: f64) -> String {
 }
 
 /// Digits in groups of three.
-fn grouped(value: u64) -> String {
-    let digits = value.to_string();
+pub fn grouped(value: f64) -> String {
+    let digits = format!("{value:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
         if index > 0 && (digits.len() - index).is_multiple_of(3) {
@@ -100,14 +126,23 @@ fn grouped(value: u64) -> String {
 }
 
 /// A count in at most six characters.
-fn short(value: u64) -> String {
+pub fn short(value: f64) -> String {
     for (size, name) in [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "K")] {
-        if value as f64 >= size {
+        if value >= size {
             let size = if name == "K" { 1e3 } else { size };
-            return digits(value as f64 / size) + name;
+            return digits(value / size) + name;
         }
     }
-    value.to_string()
+    format!("{value:.0}")
+}
+
+/// A p-value: four digits behind the point, or its order.
+pub fn p_value(p: f64) -> String {
+    match p {
+        p if p >= 0.0001 => format!("{p:.4}"),
+        0.0 => "0".to_owned(),
+        p => format!("{p:.0e}"),
+    }
 }
 
 /// Four digits.
@@ -126,17 +161,12 @@ mod tests {
     use super::*;
 
     fn spread(min: u64, median: u64, max: u64) -> Option<Spread> {
-        Some(Spread {
-            median,
-            min,
-            max,
-            runs: 3,
-        })
+        Spread::of([min, median, max].map(|value| value as f64))
     }
 
     #[test]
     fn a_row_has_one_unit() {
-        let change = Change::between(spread(1, 42_209_280, 2), spread(1, 950, 2));
+        let change = Change::between(spread(1, 42_209_280, 43_000_000), spread(1, 950, 2000));
         let unit = Unit::of_time(&change);
 
         assert_eq!(unit.median(change.before), "42.209 ms");
@@ -149,10 +179,10 @@ mod tests {
         let counts = spread(34_600_000, 34_625_989, 135_000_000);
 
         assert_eq!(Unit::Count.median(counts), "34,625,989");
-        assert_eq!(Unit::Count.range(counts).unwrap(), "34.60M..135.0M");
-        assert_eq!(Unit::Count.range(spread(33, 33, 33)), None);
+        assert_eq!(Unit::Count.range(counts, false).unwrap(), "34.60M..135.0M");
+        assert_eq!(Unit::Count.range(spread(33, 33, 33), false), None);
         assert_eq!(
-            Unit::Count.range(spread(33, 100, 10_000)).unwrap(),
+            Unit::Count.range(spread(33, 100, 10_000), false).unwrap(),
             "33..10.00K"
         );
     }
@@ -177,9 +207,12 @@ mod tests {
 
     #[test]
     fn no_figure_leaves_its_column() {
-        let all = spread(0, u64::MAX, u64::MAX);
+        let all = Some(Spread {
+            min: 0.0,
+            ..spread(u64::MAX, u64::MAX, u64::MAX).unwrap()
+        });
         for unit in [Unit::Count, Unit::Time(1_000_000_000, "s")] {
-            assert!(unit.range(all).unwrap().len() <= 20);
+            assert!(unit.range(all, false).unwrap().len() <= 20);
         }
         assert!(Unit::Count.median(all).len() <= 14);
     }

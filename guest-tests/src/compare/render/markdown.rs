@@ -18,9 +18,12 @@ pub fn markdown(comparison: &Comparison) -> String {
     for configuration in &comparison.configurations {
         let title = escaped(&super::title(comparison, configuration));
         let _ = writeln!(out, "\n**{title}**\n");
-        out.push_str("| phase | before | after | ratio | gain |\n|---|--:|--:|--:|--:|\n");
+        out.push_str(
+            "| phase | before | after | ratio | gain | 95% of ratio | p | Holm | delta |\n",
+        );
+        out.push_str("|---|--:|--:|--:|--:|--:|--:|--:|--:|\n");
         for phase in &configuration.phases {
-            phase_rows(&mut out, phase);
+            phase_rows(&mut out, comparison, phase);
         }
     }
     if comparison.configurations.len() > 1 {
@@ -47,33 +50,51 @@ fn overview(out: &mut String, comparison: &Comparison) {
         let title = super::short_title(comparison, configuration);
         let _ = write!(out, "| {} |", escaped(&title));
         for &wanted in &phases {
-            let found = configuration.phases.iter().find(|p| p.phase == wanted);
+            let found = configuration.phases.iter().find(|p| p.phase == *wanted);
             let ratio = found.map_or(String::new(), |phase| {
-                let mark = if phase.regression { " !" } else { "" };
-                figures::ratio(&phase.time) + mark
+                let ratio = figures::ratio(&phase.time);
+                format!("{ratio} {}", super::time_mark(comparison, phase))
             });
-            let _ = write!(out, " {ratio} |");
+            let _ = write!(out, " {} |", ratio.trim_end());
         }
         out.push('\n');
     }
 }
 
-fn phase_rows(out: &mut String, phase: &PhaseChange) {
-    let mark = if phase.regression { " !" } else { "" };
-    let name = format!("**{}**{mark}", phase.phase);
-    row(out, &name, &phase.time, Unit::of_time(&phase.time));
+fn phase_rows(out: &mut String, comparison: &Comparison, phase: &PhaseChange) {
+    let judged = |name: &str| (name == comparison.metric).then_some(phase);
+    let name = format!("**{}**", phase.phase);
+    let unit = Unit::of_time(&phase.time);
+    row(out, &name, &phase.time, unit, judged("time"));
     for (name, change) in super::counts(phase) {
-        row(out, &escaped(name), change, Unit::Count);
+        row(out, &escaped(name), change, Unit::Count, judged(name));
     }
 }
 
-fn row(out: &mut String, name: &str, change: &Change, unit: Unit) {
+fn row(out: &mut String, name: &str, change: &Change, unit: Unit, judged: Option<&PhaseChange>) {
+    let quartiles = figures::has_quartiles(change);
     let [before, after] = [change.before, change.after].map(|spread| {
-        let range = unit.range(spread).map(|range| format!(" ({range})"));
+        let range = unit
+            .range(spread, quartiles)
+            .map(|range| format!(" ({range})"));
         unit.median(spread) + &range.unwrap_or_default()
     });
     let (ratio, gain) = (figures::ratio(change), figures::gain(change));
-    let _ = writeln!(out, "| {name} | {before} | {after} | {ratio} | {gain} |");
+    let mark = judged
+        .and_then(|phase| phase.verdict)
+        .map_or("", |verdict| verdict.mark());
+    let tested = judged.and_then(|phase| phase.tested).map(|tested| {
+        let interval = tested.interval.map(super::interval).unwrap_or_default();
+        let [p, holm] = [tested.p, tested.p_holm].map(figures::p_value);
+        format!("{interval} | {p} | {holm} | {:+.2}", tested.delta)
+    });
+    let tested = tested.unwrap_or_else(|| " | | |".to_owned());
+    let name = format!("{name} {mark}");
+    let name = name.trim_end();
+    let _ = writeln!(
+        out,
+        "| {name} | {before} | {after} | {ratio} | {gain} | {tested} |"
+    );
 }
 
 /// What Markdown would take for its own is escaped.

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A comparison for people and for programs.
+//! A comparison for people ([`text()`], [`markdown()`], [`html()`]) and for programs ([`json`],
+//! [`csv()`], [`ktap()`], [`benchstat()`]).
 
+mod benchstat;
+mod csv;
 mod figures;
+mod ktap;
 mod markdown;
 mod text;
 
-pub use self::{markdown::markdown, text::text};
-use super::{Change, Comparison, Configuration, PhaseChange, Side, group};
-use crate::phase::Phase;
+use std::collections::BTreeSet;
+
+pub use self::{benchstat::benchstat, csv::csv, ktap::ktap, markdown::markdown, text::text};
+use super::{Change, Comparison, Configuration, PhaseChange, Side, Step, Verdict, judge};
 
 /// The comparison as JSON, schema [`super::SCHEMA`], its fields as in [`Comparison`].
 ///
@@ -47,18 +52,16 @@ fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
 
 /// The guest mode, where there is only one.
 fn one_mode(comparison: &Comparison) -> Option<&str> {
-    let mut modes = comparison.configurations.iter().map(|c| c.mode.as_str());
+    let setups = comparison.configurations.iter().map(|c| &c.setup);
+    let mut modes = setups.map(|setup| setup.mode.as_str());
     let first = modes.next()?;
-    modes.all(|mode| mode == first).then_some(first)
+    (!first.is_empty() && modes.all(|mode| mode == first)).then_some(first)
 }
 
-/// Every phase that is compared anywhere, in order.
-fn phases(comparison: &Comparison) -> Vec<Phase> {
-    let compared = |wanted: &Phase| {
-        let mut all = comparison.configurations.iter().flat_map(|c| &c.phases);
-        all.any(|phase| phase.phase == *wanted)
-    };
-    group::phases().filter(compared).collect()
+/// Every step that is compared anywhere, in order.
+fn phases(comparison: &Comparison) -> Vec<&Step> {
+    let steps: BTreeSet<&Step> = comparison.rows().map(|(_, phase)| &phase.phase).collect();
+    steps.into_iter().collect()
 }
 
 /// What is counted in a phase: what the kernel did first (its events, its functions), then the
@@ -68,7 +71,8 @@ fn counts(phase: &PhaseChange) -> impl Iterator<Item = (&String, &Change)> {
     let counters = || phase.counters.iter();
     let functions = counters().filter(move |(name, _)| !is_instruction(name));
     let instructions = counters().filter(move |(name, _)| is_instruction(name));
-    phase.events.iter().chain(functions).chain(instructions)
+    let kernel = phase.events.iter().chain(&phase.gauges);
+    kernel.chain(functions).chain(instructions)
 }
 
 /// What stands above one table.
@@ -88,28 +92,56 @@ fn title(comparison: &Comparison, configuration: &Configuration) -> String {
 
 /// The same without the runs.
 fn short_title(comparison: &Comparison, configuration: &Configuration) -> String {
-    let Configuration {
-        engine,
-        mode,
-        backing,
-        memory,
-        vcpus,
-        prefault,
-        options,
-        phases: _,
-    } = configuration;
-    let mut title = group::name(*backing, *memory, *vcpus, *prefault, options);
-    if one_mode(comparison).is_none() {
-        title += &format!(", {mode}");
+    let mut title = configuration.setup.name();
+    if one_mode(comparison).is_none() && !configuration.setup.mode.is_empty() {
+        title += &format!(", {}", configuration.setup.mode);
     }
-    if comparison
-        .configurations
-        .iter()
-        .any(|other| other.engine != *engine)
-    {
+    let engine = &configuration.engine;
+    let mut others = comparison.configurations.iter();
+    if *engine != configuration.setup.subject && others.any(|other| other.engine != *engine) {
         title += &format!(", by {engine}");
     }
     title
+}
+
+/// What stands behind the ratio of a time.
+fn time_mark(comparison: &Comparison, phase: &PhaseChange) -> &'static str {
+    let judged = phase.verdict.filter(|_| comparison.metric == "time");
+    judged.map_or("", Verdict::mark)
+}
+
+/// An interval of a ratio.
+fn interval([low, high]: [f64; 2]) -> String {
+    format!("{}..{}", figures::factor(low), figures::factor(high))
+}
+
+/// What the test of a step says, in a line or two.
+fn tested(phase: &PhaseChange) -> Vec<String> {
+    let Some(tested) = phase.tested else {
+        return Vec::new();
+    };
+    let ratio = match (tested.ratio, tested.interval) {
+        (Some(ratio), Some(ends)) => {
+            format!("ratio {}, 95% {}; ", figures::factor(ratio), interval(ends))
+        }
+        (Some(ratio), None) => format!("ratio {}; ", figures::factor(ratio)),
+        _ => String::new(),
+    };
+    let [p, holm] = [tested.p, tested.p_holm].map(figures::p_value);
+    let test = if tested.test == "student" {
+        "p (t)"
+    } else {
+        "p"
+    };
+    let mut lines = vec![format!(
+        "{ratio}{test} {p}, Holm {holm}; delta {:+.2}",
+        tested.delta
+    )];
+    if let (false, Some(least)) = (tested.is_found(), tested.detectable) {
+        let least = (least - 1.0) * 100.0;
+        lines.push(format!("nothing found; {least:.1}% more would have been"));
+    }
+    lines
 }
 
 /// What stands below the tables: the notes, what was forced, and the verdict last.
@@ -126,20 +158,64 @@ fn foot(comparison: &Comparison) -> Vec<String> {
             differences.join("; ")
         ));
     }
+    foot.extend(comparison.geomeans.iter().map(together));
+    foot.extend(verdict(comparison));
+    foot
+}
+
+/// Ratios taken together, in one line.
+fn together(together: &super::Together) -> String {
+    let of = together.phase.as_ref().map_or("all", Step::name);
+    let ends = together
+        .interval
+        .map(|ends| format!(", 95% {}", interval(ends)));
+    format!(
+        "Geometric mean of {} ratios of {of}: {}{}.",
+        together.rows,
+        figures::factor(together.ratio),
+        ends.unwrap_or_default()
+    )
+}
+
+/// The verdict, last.
+fn verdict(comparison: &Comparison) -> Vec<String> {
+    let time = comparison.metric == "time";
     let mut effect = figures::percent(comparison.min_effect * 100.0);
-    if comparison.is_emulated() {
+    if comparison.is_emulated() && time {
         effect += " and a timer tick";
     }
-    let slower = comparison.regressions().count();
-    let all: usize = comparison
-        .configurations
-        .iter()
-        .map(|c| c.phases.len())
-        .sum();
-    foot.push(if slower == 0 {
-        format!("No phase of {all} is slower by more than {effect}.")
+    let (subject, more) = if time {
+        ("phase".to_owned(), "slower")
     } else {
-        format!("Regression: {slower} of {all} phases slower by more than {effect}, marked with !.")
-    });
-    foot
+        (format!("phase's {}", comparison.metric), "more")
+    };
+    let judged = comparison
+        .rows()
+        .filter(|(_, phase)| phase.verdict.is_some())
+        .count();
+    let worse = comparison.count(Verdict::Worse);
+    let unsure = comparison.count(Verdict::CannotTell);
+    let mut lines = Vec::new();
+    if worse == 0 {
+        let shown = if unsure == 0 { "is" } else { "is shown to be" };
+        lines.push(format!(
+            "No {subject} of {judged} {shown} {more} by more than {effect}."
+        ));
+    } else {
+        lines.push(format!(
+            "Regression: {worse} of {judged} phases {more} by more than {effect}, marked with !."
+        ));
+    }
+    if unsure > 0 {
+        let tested = comparison
+            .rows()
+            .filter(|(_, phase)| phase.tested.is_some())
+            .count();
+        let runs = judge::least_runs(judged.max(tested), comparison.paired);
+        lines.push(format!(
+            "Cannot tell for {unsure} of {judged}, marked with ?: too few runs or too wide a \
+             spread. A table of {judged} takes {runs} runs a side and more."
+        ));
+    }
+    lines
 }

@@ -4,10 +4,9 @@
 use std::fmt::Write;
 
 use super::{
-    super::{Change, Comparison, PhaseChange},
+    super::{Change, Comparison, PhaseChange, Step},
     figures::{self, Unit},
 };
-use crate::phase::Phase;
 
 /// No line is longer, unless a single word is.
 const WIDTH: usize = 75;
@@ -33,7 +32,7 @@ pub fn text(comparison: &Comparison) -> String {
             "",
         );
         for phase in &configuration.phases {
-            phase_rows(&mut out, phase);
+            phase_rows(&mut out, comparison, phase);
         }
     }
     if comparison.configurations.len() > 1 {
@@ -47,19 +46,34 @@ pub fn text(comparison: &Comparison) -> String {
     out
 }
 
-fn phase_rows(out: &mut String, phase: &PhaseChange) {
-    let mark = if phase.regression { " !" } else { "" };
+fn phase_rows(out: &mut String, comparison: &Comparison, phase: &PhaseChange) {
+    let judged = |name: &str| phase.verdict.filter(|_| name == comparison.metric);
+    let mark = |name: &str| judged(name).map_or("", |verdict| verdict.mark());
     let name = format!("  {}", phase.phase);
-    change_rows(out, &name, &phase.time, Unit::of_time(&phase.time), mark);
+    let unit = Unit::of_time(&phase.time);
+    change_rows(out, &name, &phase.time, unit, mark("time"));
+    if judged("time").is_some() {
+        tested_rows(out, phase);
+    }
     for (name, change) in super::counts(phase) {
-        change_rows(out, &format!("    {name}"), change, Unit::Count, "");
+        change_rows(out, &format!("    {name}"), change, Unit::Count, mark(name));
+        if judged(name).is_some() {
+            tested_rows(out, phase);
+        }
+    }
+}
+
+/// What the test says, below its row.
+fn tested_rows(out: &mut String, phase: &PhaseChange) {
+    for line in super::tested(phase) {
+        wrap(out, "      ", &line);
     }
 }
 
 /// All ratios of times on a page: a column for each phase, two lines for each configuration.
 fn overview(out: &mut String, comparison: &Comparison) {
     let phases = super::phases(comparison);
-    let width = |phase: Phase| phase.name().len().max("0.00000".len()) + 1;
+    let width = |phase: &Step| phase.name().len().max("0.00000".len()) + 1;
     out.push_str("Time after through time before:\n ");
     for &phase in &phases {
         // Writing into a String cannot fail.
@@ -71,10 +85,13 @@ fn overview(out: &mut String, comparison: &Comparison) {
         let _ = writeln!(out, "{}", super::short_title(comparison, configuration));
         let mut line = " ".to_owned();
         for &wanted in &phases {
-            let found = configuration.phases.iter().find(|p| p.phase == wanted);
+            let found = configuration.phases.iter().find(|p| p.phase == *wanted);
             let ratio = found.map_or(String::new(), |phase| {
-                let mark = if phase.regression { "!" } else { " " };
-                figures::ratio(&phase.time) + mark
+                format!(
+                    "{}{:1}",
+                    figures::ratio(&phase.time),
+                    super::time_mark(comparison, phase)
+                )
             });
             let _ = write!(line, "{ratio:>0$}", width(wanted));
         }
@@ -89,10 +106,16 @@ fn change_rows(out: &mut String, name: &str, change: &Change, unit: Unit, mark: 
     let [before, after] = &medians;
     let (ratio, gain) = (figures::ratio(change), figures::gain(change));
     row(out, name, [before, after, &ratio, &gain], mark);
-    let ranges = [unit.range(change.before), unit.range(change.after)];
+    let quartiles = figures::has_quartiles(change);
+    let ranges = [change.before, change.after].map(|spread| unit.range(spread, quartiles));
     if ranges.iter().any(Option::is_some) {
         let [before, after] = ranges.map(|range| range.unwrap_or_else(|| "same".to_owned()));
-        row(out, "      min..max", [&before, &after, "", ""], "");
+        let name = if quartiles {
+            "      quartiles"
+        } else {
+            "      min..max"
+        };
+        row(out, name, [&before, &after, "", ""], "");
     }
 }
 
@@ -108,7 +131,7 @@ fn row(out: &mut String, name: &str, cells: [&str; 4], mark: &str) {
     // Writing into a String cannot fail.
     let _ = write!(
         line,
-        "{:<pad$}{before:>FIGURE$}{after:>FIGURE$}{ratio:>RATIO$}{gain:>GAIN$}{mark}",
+        "{:<pad$}{before:>FIGURE$}{after:>FIGURE$}{ratio:>RATIO$}{gain:>GAIN$} {mark}",
         "",
         pad = NAME - line.len(),
     );

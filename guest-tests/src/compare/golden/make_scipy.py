@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Makes scipy.json: what SciPy says to samples with and without ties, tiny ones included.
+
+    pip install scipy && python3 make_scipy.py > scipy.json
+
+Ratios are Hodges-Lehmann estimates on logarithms. Their intervals are found by nothing but SciPy's
+own p-values: between two neighbouring candidates a shift is tried, and the interval holds those that
+are not rejected at 5%.
+"""
+
+import json
+
+import numpy as np
+import scipy
+from scipy import stats
+
+ALPHA = 0.05
+random = np.random.default_rng(20261121)
+
+
+def inverted(candidates, rejected):
+    """The ends of the set of shifts that are not rejected, among sorted candidates."""
+    middles = (candidates[:-1] + candidates[1:]) / 2
+    trials = np.concatenate([[candidates[0] - 1], middles, [candidates[-1] + 1]])
+    kept = [k for k, trial in enumerate(trials) if not rejected(trial)]
+    if not kept and len(candidates) == 1:
+        return [float(np.exp(candidates[0]))] * 2
+    low, high = min(kept), max(kept)
+    if low == 0 or high == len(trials) - 1:
+        return None
+    return [float(np.exp(candidates[low - 1])), float(np.exp(candidates[high]))]
+
+
+def unpaired(x, y):
+    test = stats.mannwhitneyu(x, y)
+    a, b = np.log(x), np.log(y)
+    differences = np.sort(np.subtract.outer(b, a).ravel())
+    pairs = len(x) * len(y)
+    below = np.sign(np.subtract.outer(y, x)).sum()
+
+    def rejected(shift):
+        return stats.mannwhitneyu(a, b - shift).pvalue <= ALPHA
+
+    # Equal candidates leave no room for a trial between them: step over them.
+    distinct = np.unique(np.round(differences, 12))
+    whole = len(distinct) == len(differences)
+    return {
+        "u": float(test.statistic),
+        "p": float(test.pvalue),
+        "delta": float(below / pairs),
+        "student": float(stats.ttest_ind(a, b).pvalue) if min(len(a), len(b)) > 1 and a.std() > 0
+        else None,
+        "ratio": float(np.exp(np.median(differences))),
+        "interval": inverted(distinct if not whole else differences, rejected),
+    }
+
+
+def paired(x, y):
+    d = np.log(y) - np.log(x)
+    test = stats.wilcoxon(d, correction=True)
+    if test.statistic is None:
+        return None
+    positive = float(sum(stats.rankdata(np.abs(d[d != 0])) * (d[d != 0] > 0)))
+    walsh = np.sort([(d[i] + d[j]) / 2 for i in range(len(d)) for j in range(i, len(d))])
+
+    def rejected(shift):
+        return stats.wilcoxon(d - shift, correction=True).pvalue <= ALPHA
+
+    distinct = np.unique(np.round(walsh, 12))
+    whole = len(distinct) == len(walsh)
+    return {
+        "positive": positive,
+        "p": float(test.pvalue),
+        "ratio": float(np.exp(np.median(walsh))),
+        # With equal averages SciPy itself meets ties while it is inverted; those are left out.
+        "interval": inverted(walsh, rejected) if whole else None,
+        "inverted": whole,
+    }
+
+
+def sets():
+    for n, m in [(2, 2), (2, 3), (3, 3), (3, 5), (4, 4), (4, 9), (5, 5), (6, 6), (7, 30), (8, 8),
+                 (9, 9), (10, 12), (15, 15), (20, 20), (30, 25), (51, 60)]:
+        centre = random.uniform(5, 5000)
+        yield "untied", centre * np.exp(random.normal(0, 0.05, n)), \
+            1.02 * centre * np.exp(random.normal(0, 0.05, m))
+    for n, m, levels in [(2, 2, 2), (3, 3, 3), (4, 5, 4), (6, 6, 5), (8, 8, 6), (10, 10, 7),
+                         (12, 20, 9), (20, 20, 12), (40, 40, 15)]:
+        yield "tied", random.integers(10, 10 + levels, n).astype(float), \
+            random.integers(11, 11 + levels, m).astype(float)
+    yield "apart", np.arange(1.0, 6.0), np.arange(11.0, 17.0)
+    yield "alike", np.full(6, 7.0), np.full(5, 7.0)
+    yield "one against many", np.array([5.5]), np.arange(1.0, 40.0)
+
+
+def pairs():
+    for n in [2, 3, 5, 6, 8, 12, 20, 35, 50, 51, 80]:
+        base = random.uniform(50, 500) * np.exp(random.normal(0, 0.5, n))
+        yield "untied", base, base * np.exp(random.normal(0.02, 0.03, n))
+    # Powers of two: equal differences stay equal as logarithms.
+    for n in [4, 7, 10, 13, 14, 30]:
+        base = 2.0 ** random.integers(3, 6, n)
+        yield "tied", base, base * 2.0 ** random.integers(-1, 3, n)
+
+
+def quantiles(values):
+    return [float(np.quantile(values, share)) for share in (0.25, 0.5, 0.75)]
+
+
+result = {"scipy": scipy.__version__, "unpaired": [], "paired": []}
+for kind, x, y in sets():
+    case = {"kind": kind, "before": x.tolist(), "after": y.tolist(), "quartiles": quantiles(x)}
+    result["unpaired"].append(case | unpaired(x, y))
+for kind, x, y in pairs():
+    result["paired"].append({"kind": kind, "before": x.tolist(), "after": y.tolist()} | paired(x, y))
+print(json.dumps(result, indent=1))

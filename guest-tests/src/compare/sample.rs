@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! One step of one run, of any test that can be compared: what all inputs are brought to.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt};
+
+use serde::{Serialize, Serializer};
+
+use crate::{
+    config::Backing,
+    phase::Phase,
+    results::{Host, Obtained, Record},
+    units::Bytes,
+};
+
+/// One step of one run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// Where it ran; the default where the input does not tell.
+    pub host: Host,
+    /// What ran it: `kvm`, `model`, or the name of a foreign test.
+    pub engine: String,
+    /// What was run.
+    pub setup: Setup,
+    /// Which interleaving.
+    pub seed: u64,
+    /// Which repeat.
+    pub iteration: u32,
+    /// What really backed the memory.
+    pub obtained: Option<Obtained>,
+    /// Which step.
+    pub step: Step,
+    /// Its time in nanoseconds.
+    pub ns: f64,
+    /// Each vCPU's own time in nanoseconds.
+    pub vcpu_ns: Vec<f64>,
+    /// Instructions and functions counted by the emulator's plugin.
+    pub counters: BTreeMap<String, u64>,
+    /// The host kernel's events.
+    pub events: BTreeMap<String, u64>,
+    /// What stood at the end of the step.
+    pub gauges: BTreeMap<String, u64>,
+}
+
+/// What makes two samples runs of the same thing, but for what ran them.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Setup {
+    /// What a foreign test is called; empty for the page-table test.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub subject: String,
+    /// The guest mode, as the kernel's tests print it, its white space made plain.
+    pub mode: String,
+    /// What was asked for behind the region, where the input tells.
+    pub backing: Option<Backing>,
+    /// The region's size, where the input tells.
+    pub memory: Option<Bytes>,
+    /// How many vCPUs, where the input tells.
+    pub vcpus: Option<u32>,
+    /// Whether the host's memory was populated beforehand.
+    pub prefault: bool,
+    /// Further options that change figures, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
+}
+
+impl Setup {
+    /// What a reader calls it: `anonymous_thp, 64M, 16 vCPUs`.
+    pub fn name(&self) -> String {
+        let mut parts = Vec::new();
+        if !self.subject.is_empty() {
+            parts.push(self.subject.clone());
+        }
+        parts.extend(self.backing.map(|backing| backing.to_string()));
+        parts.extend(self.memory.map(|memory| memory.to_string()));
+        parts.extend(self.vcpus.map(|vcpus| {
+            let plural = if vcpus == 1 { "" } else { "s" };
+            format!("{vcpus} vCPU{plural}")
+        }));
+        if self.prefault {
+            parts.push("prefaulted".to_owned());
+        }
+        let option = |(name, value)| format!("{name}={value}");
+        parts.extend(self.options.iter().map(option));
+        parts.join(", ")
+    }
+}
+
+/// What was timed: a phase of the page-table test, or a step of another test. Steps are ordered as
+/// they run.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Step {
+    rank: usize,
+    name: Cow<'static, str>,
+}
+
+impl Step {
+    /// A step of a foreign test; `rank` says where in its order.
+    pub const fn foreign(rank: usize, name: &'static str) -> Self {
+        Self {
+            rank: 100 + rank,
+            name: Cow::Borrowed(name),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl From<Phase> for Step {
+    fn from(phase: Phase) -> Self {
+        let rank = Phase::ALL.iter().position(|&known| known == phase);
+        Self {
+            rank: rank.unwrap_or(Phase::ALL.len()),
+            name: Cow::Borrowed(phase.name()),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name)
+    }
+}
+
+impl Serialize for Step {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.name)
+    }
+}
+
+impl From<&Record> for Sample {
+    fn from(record: &Record) -> Self {
+        let config = &record.config;
+        Self {
+            host: record.host.clone(),
+            engine: record.engine.clone(),
+            setup: Setup {
+                subject: String::new(),
+                mode: plain(&config.mode),
+                backing: Some(config.backing),
+                memory: Some(config.memory),
+                vcpus: Some(config.vcpus),
+                prefault: config.prefault,
+                options: config.options.clone(),
+            },
+            seed: config.seed,
+            iteration: config.iteration,
+            obtained: record.obtained.clone(),
+            step: record.phase.into(),
+            ns: record.ns.0 as f64,
+            vcpu_ns: record.vcpu_ns.iter().map(|ns| ns.0 as f64).collect(),
+            counters: record.counters.clone(),
+            events: record.events.clone(),
+            gauges: record.gauges.clone(),
+        }
+    }
+}
+
+/// Records as samples.
+pub fn samples(records: &[Record]) -> Vec<Sample> {
+    records.iter().map(Sample::from).collect()
+}
+
+/// Text with its white space made plain.
+pub fn plain(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::fixture::record, *};
+
+    #[test]
+    fn steps_come_in_the_order_in_which_they_run() {
+        let mut steps = [
+            Step::foreign(0, "populate"),
+            Phase::Whole.into(),
+            Phase::Update.into(),
+            Phase::Create.into(),
+        ];
+        steps.sort();
+        let names: Vec<_> = steps.iter().map(Step::name).collect();
+        assert_eq!(names, ["create", "update", "whole", "populate"]);
+    }
+
+    #[test]
+    fn a_setup_is_called_by_what_is_known_of_it() {
+        let sample = Sample::from(&record());
+        let foreign = Setup {
+            subject: "demand_paging_test".to_owned(),
+            ..Setup::default()
+        };
+        assert_eq!(sample.setup.name(), "anonymous_hugetlb_2mb, 64M, 16 vCPUs");
+        assert_eq!(sample.setup.mode, "PA-bits:48, VA-bits:48, 4K pages");
+        assert_eq!(foreign.name(), "demand_paging_test");
+    }
+}
