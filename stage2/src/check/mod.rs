@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The checker: holds a stream of events against the rules of the architecture and of the protocol.
+//!
+//! Emulation has neither caches nor weak memory, so a missing clean or barrier never fails there. The
+//! checker assumes the worst that the architecture allows: every CPU holds every entry that it may
+//! hold ([`tlb`]), every byte that the host wrote is in a cache until it has been cleaned
+//! ([`caches`]). It keeps its own copy of the tables ([`tables`]) and reports what breaks a
+//! [`Rule`] at the event where it shows.
+//!
+//! Events come from a [`Recorder`] around the engine's operations, or from a [trace](Trace) of
+//! whatever origin.
+//!
+//! What it does not model: stage 1 by itself, hardware's own updates of the access flag and the
+//! dirty state, the re-ordering of plain stores other than by the rules above, more than one VMID's
+//! tables at a time.
+
+mod caches;
+mod event;
+mod guest;
+mod ranges;
+mod recorder;
+mod rule;
+mod tables;
+mod tlb;
+mod trace;
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    format,
+    string::String,
+    vec,
+    vec::Vec,
+};
+use core::fmt;
+
+pub use event::{Action, Event, How, Setup};
+pub use guest::{Sight, Sights};
+pub use recorder::{Recorder, Sink};
+pub use rule::Rule;
+pub use trace::{ParseTraceError, Trace};
+
+use crate::engine::FaultStatus;
+use crate::operations::{Note, TableAddress, Tlbi, Vmid};
+use caches::Caches;
+use ranges::Ranges;
+use tables::Tables;
+use tlb::{Change, Tlbs};
+
+/// A broken rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub rule: Rule,
+    /// At which event, counted from 0.
+    pub event: u64,
+    /// By which CPU.
+    pub cpu: u8,
+    /// What was found.
+    pub detail: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rule,
+            event,
+            cpu,
+            detail,
+        } = self;
+        write!(
+            f,
+            "event {event}, CPU {cpu}: {rule} ({}): {detail}",
+            rule.source()
+        )
+    }
+}
+
+/// What a CPU is doing.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cpu {
+    vmid: Vmid,
+    /// The VMID was switched and no ISB followed.
+    unsynchronized: bool,
+    /// The lock is held: exclusively or not, and the VMID it was taken with.
+    lock: Option<(bool, Vmid)>,
+    /// Since which event a shared walk runs.
+    walk: Option<u64>,
+    /// The invalidation sequence at the page lookup.
+    looked_up: Option<u64>,
+}
+
+/// Holds events against the rules.
+#[derive(Debug)]
+pub struct Checker {
+    setup: Setup,
+    cpus: Vec<Cpu>,
+    tables: Tables,
+    tlbs: Tlbs,
+    caches: Caches,
+    /// What is the guest's, by guest address: host address, bytes, whether it is a device.
+    slots: BTreeMap<u64, (u64, u64, bool)>,
+    logged: Ranges,
+    marked: Ranges,
+    unmarked: Ranges,
+    sequence: u64,
+    events: u64,
+    now: u8,
+    violations: Vec<Violation>,
+    seen: BTreeSet<Rule>,
+}
+
+impl Sink for Checker {
+    fn event(&mut self, event: Event) {
+        self.check(&event);
+    }
+}
+
+impl Checker {
+    /// A checker of a table that is empty.
+    pub fn new(setup: Setup) -> Self {
+        let cpus = usize::from(setup.cpus);
+        Self {
+            tables: Tables::new(&setup),
+            tlbs: Tlbs::new(cpus),
+            caches: Caches::new(cpus),
+            cpus: vec![Cpu::default(); cpus],
+            setup,
+            slots: BTreeMap::new(),
+            logged: Ranges::default(),
+            marked: Ranges::default(),
+            unmarked: Ranges::default(),
+            sequence: 0,
+            events: 0,
+            now: 0,
+            violations: Vec::new(),
+            seen: BTreeSet::new(),
+        }
+    }
+
+    /// What was found, in order.
+    pub fn violations(&self) -> &[Violation] {
+        &self.violations
+    }
+
+    /// The rules that were broken.
+    pub fn broken(&self) -> &BTreeSet<Rule> {
+        &self.seen
+    }
+
+    /// Events so far.
+    pub const fn events(&self) -> u64 {
+        self.events
+    }
+
+    fn report(&mut self, rule: Rule, detail: String) {
+        self.seen.insert(rule);
+        // The first thousand tell enough.
+        if self.violations.len() < 1000 {
+            self.violations.push(Violation {
+                rule,
+                event: self.events,
+                cpu: self.now,
+                detail,
+            });
+        }
+    }
+
+    /// Takes the next event.
+    pub fn check(&mut self, event: &Event) {
+        let cpu = usize::from(event.cpu);
+        self.now = event.cpu;
+        if cpu < self.cpus.len() {
+            self.act(cpu, event.action);
+        } else {
+            self.report(Rule::LockDiscipline, format!("there is no CPU {cpu}"));
+        }
+        self.events += 1;
+    }
+
+    fn act(&mut self, cpu: usize, action: Action) {
+        match action {
+            Action::Store {
+                entry,
+                old,
+                new,
+                how,
+            } => self.stored(cpu, entry, (old, new), how),
+            Action::Dsb(kind) => {
+                self.tlbs.dsb(cpu, kind);
+                self.tables.published(cpu);
+                let old = &self.tlbs.old;
+                self.caches.complete(cpu, |phys, size| {
+                    old.iter().any(|old| {
+                        old.table.is_none()
+                            && old.change == Change::Removed
+                            && old.was.address() < phys + size
+                            && phys < old.was.address() + old.size
+                    })
+                });
+            }
+            Action::Isb => self.cpus[cpu].unsynchronized = false,
+            Action::Tlbi(kind) => self.tlbi(cpu, kind),
+            Action::Vmid(vmid) => {
+                self.cpus[cpu].vmid = vmid;
+                self.cpus[cpu].unsynchronized = true;
+            }
+            Action::Clean { phys, size } => self.clean(cpu, phys, size),
+            Action::Instructions(range) => {
+                let coherent = self.setup.features.fwb;
+                self.caches.invalidate_instructions(cpu, range, coherent);
+            }
+            Action::Allocate(table) => {
+                if self.cpus[cpu].lock.is_some() {
+                    self.report(Rule::SleepUnderLock, format!("table {:#x}", table.0));
+                }
+                self.tables.allocated(cpu, table);
+            }
+            Action::Free(table) => self.freed(cpu, table),
+            Action::BeginWalk => self.cpus[cpu].walk = Some(self.events),
+            Action::EndWalk => {
+                self.cpus[cpu].walk = None;
+                self.leave(cpu);
+            }
+            Action::References(table, change) => self.tables.referenced(table, change),
+            Action::Note(note) => self.noted(cpu, note),
+            Action::HostWrite { phys, size } => self.caches.host_write(phys, size),
+            Action::Give {
+                ipa,
+                phys,
+                size,
+                device,
+            } => {
+                self.slots.insert(ipa, (phys, size, device));
+                if !device {
+                    self.caches.given(phys, size);
+                }
+            }
+            Action::TakeBack { ipa, size } => self.taken_back(ipa, size),
+            Action::Logging { ipa, size, on } => self.logging(ipa, size, on),
+            Action::ReadLog { ipa, size } => self.read_log(ipa, size),
+            Action::Resume {
+                ipa,
+                access,
+                status,
+                level,
+            } => {
+                if status == FaultStatus::Permission {
+                    self.resumed(cpu, ipa, access, level);
+                }
+            }
+        }
+    }
+
+    fn tlbi(&mut self, cpu: usize, kind: Tlbi) {
+        if self.cpus[cpu].unsynchronized || self.cpus[cpu].vmid != self.setup.vmid {
+            let vmid = self.cpus[cpu].vmid.0;
+            self.report(Rule::VmidNotCurrent, format!("VMID {vmid}: {kind:?}"));
+            return;
+        }
+        if let Tlbi::Range { size, .. } = kind
+            && !crate::range::is_encodable(size >> self.setup.geometry.granule().shift())
+        {
+            self.report(Rule::RangeNotEncodable, format!("{size:#x} bytes"));
+        }
+        if self.tlbs.tlbi(cpu, kind) {
+            self.report(Rule::WrongTtl, format!("{kind:?}"));
+        }
+    }
+
+    fn clean(&mut self, cpu: usize, phys: u64, size: u64) {
+        if self.setup.features.fwb {
+            self.report(
+                Rule::NeedlessMaintenance,
+                format!("{phys:#x}, {size:#x} bytes"),
+            );
+        }
+        let device = self
+            .slots
+            .values()
+            .any(|(at, bytes, device)| *device && *at < phys + size && phys < *at + *bytes);
+        if device {
+            self.report(
+                Rule::DeviceMaintained,
+                format!("{phys:#x}, {size:#x} bytes"),
+            );
+        }
+        self.caches.clean(cpu, phys, size);
+    }
+
+    fn noted(&mut self, cpu: usize, note: Note) {
+        match note {
+            Note::Lock { exclusive } => {
+                let held = |c: &Cpu| c.lock.is_some_and(|(other, _)| other || exclusive);
+                if self.cpus[cpu].lock.is_some() || self.cpus.iter().any(held) {
+                    self.report(Rule::LockDiscipline, String::from("taken while it is held"));
+                }
+                self.cpus[cpu].lock = Some((exclusive, self.cpus[cpu].vmid));
+            }
+            Note::Unlock => self.unlocked(cpu),
+            Note::TopUp if self.cpus[cpu].lock.is_some() => {
+                self.report(
+                    Rule::SleepUnderLock,
+                    String::from("the memcache is topped up"),
+                );
+            }
+            Note::TopUp => {}
+            Note::Empty => self.report(Rule::EmptyMemcache, String::new()),
+            Note::MarkDirty { ipa, size } => {
+                self.marked.add(ipa, size);
+                self.unmarked.remove(ipa, size);
+            }
+            Note::LookUp => self.cpus[cpu].looked_up = Some(self.sequence),
+            Note::Sequence => self.sequence += 1,
+        }
+    }
+
+    /// An operation is over: nothing may be left half done.
+    fn unlocked(&mut self, cpu: usize) {
+        let Some((exclusive, vmid)) = self.cpus[cpu].lock.take() else {
+            return self.report(Rule::LockDiscipline, String::from("released, not held"));
+        };
+        if self.cpus[cpu].vmid != vmid || self.cpus[cpu].unsynchronized {
+            self.report(
+                Rule::VmidNotRestored,
+                format!("VMID {} at the end", self.cpus[cpu].vmid.0),
+            );
+        }
+        self.cpus[cpu].looked_up = None;
+        self.leave(cpu);
+        if exclusive {
+            for (table, held, valid) in self.tables.miscounted() {
+                let table = table.0;
+                self.report(
+                    Rule::WrongReferences,
+                    format!("table {table:#x}: {held} counted, {valid} valid entries"),
+                );
+            }
+        }
+        // Others may be between break and make.
+        if self.cpus.iter().all(|cpu| cpu.lock.is_none()) {
+            self.caches.settle();
+        }
+    }
+
+    /// A walk is over: its locked entries and what it took away are done with.
+    fn leave(&mut self, cpu: usize) {
+        for entry in self.tables.locked_by(cpu) {
+            self.report(
+                Rule::LockedEntry,
+                format!("entry {:#x} is left locked", entry.0),
+            );
+        }
+        let left: Vec<_> = self
+            .tlbs
+            .old
+            .iter()
+            .filter(|old| old.by == cpu && old.change != Change::Widened)
+            .map(|old| {
+                let rule = if old.only_combined() {
+                    Rule::CombinedNotInvalidated
+                } else if old.table.is_some() || old.below_table {
+                    Rule::TableRemovalSpan
+                } else {
+                    Rule::ReductionNotComplete
+                };
+                (
+                    rule,
+                    format!(
+                        "{:#x}, {:#x} bytes: {:?} may be held",
+                        old.ipa, old.size, old.was
+                    ),
+                )
+            })
+            .collect();
+        for (rule, detail) in left {
+            self.report(rule, detail);
+        }
+        // Told once.
+        self.tlbs
+            .old
+            .retain(|old| old.by != cpu || old.change == Change::Widened);
+    }
+
+    fn freed(&mut self, cpu: usize, table: TableAddress) {
+        let address = table.0;
+        let held = self.tlbs.old.iter().any(|old| {
+            old.table == Some(table)
+                || (old.entry.0 >= address
+                    && old.entry.0 < address + self.setup.geometry.granule().size())
+        });
+        if held || self.tables.is_linked(table) {
+            self.report(Rule::FreedWhileWalked, format!("table {address:#x}"));
+        }
+        let since = self.tables.unlinked_at(table);
+        let walked = self.cpus.iter().enumerate().any(|(other, state)| {
+            other != cpu
+                && state
+                    .walk
+                    .is_some_and(|from| since.is_some_and(|at| from <= at))
+        });
+        if walked {
+            self.report(Rule::FreedInGracePeriod, format!("table {address:#x}"));
+        }
+        match self.tables.freed(table) {
+            None => self.report(Rule::TableNotOwned, format!("table {address:#x} is freed")),
+            Some(count) if count != 1 && since.is_some() => self.report(
+                Rule::WrongReferences,
+                format!("table {address:#x} is freed with a count of {count}"),
+            ),
+            Some(_) => {}
+        }
+    }
+}

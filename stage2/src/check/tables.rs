@@ -1,0 +1,520 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The checker's copy of the tables, and what each store to them means.
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    format,
+    vec::Vec,
+};
+
+use super::{
+    Checker, How, Rule, Setup,
+    tlb::{Change, Changed},
+};
+use crate::{
+    descriptor::{Descriptor, Kind, MemoryType},
+    geometry::Level,
+    operations::{EntryAddress, TableAddress},
+};
+
+/// One table.
+#[derive(Debug)]
+struct Table {
+    /// Bytes: more than a granule for a root of several.
+    size: u64,
+    level: Option<Level>,
+    ipa: u64,
+    linked: bool,
+    unlinked_at: Option<u64>,
+    entries: BTreeMap<u64, Descriptor>,
+    count: i64,
+    /// Who has written it without ordering that before what comes next.
+    writer: Option<usize>,
+    root: bool,
+}
+
+/// All tables by address.
+#[derive(Debug)]
+pub(super) struct Tables {
+    all: BTreeMap<u64, Table>,
+    locked: BTreeMap<EntryAddress, usize>,
+    changed: BTreeSet<u64>,
+    granule_size: u64,
+}
+
+impl Tables {
+    pub(super) fn new(setup: &Setup) -> Self {
+        let g = &setup.geometry;
+        let size = g.root_tables() * g.granule().size();
+        let root = Table {
+            size,
+            level: Some(g.start()),
+            ipa: 0,
+            linked: true,
+            unlinked_at: None,
+            entries: BTreeMap::new(),
+            count: 1,
+            writer: None,
+            root: true,
+        };
+        Self {
+            all: [(setup.root.0, root)].into(),
+            locked: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            granule_size: g.granule().size(),
+        }
+    }
+
+    fn holding(&mut self, entry: EntryAddress) -> Option<(u64, &mut Table)> {
+        let (at, table) = self.all.range_mut(..=entry.0).next_back()?;
+        (entry.0 < at + table.size).then_some((*at, table))
+    }
+
+    pub(super) fn allocated(&mut self, cpu: usize, table: TableAddress) {
+        let fresh = Table {
+            size: self.granule_size,
+            level: None,
+            ipa: 0,
+            linked: false,
+            unlinked_at: None,
+            entries: BTreeMap::new(),
+            count: 1,
+            writer: Some(cpu),
+            root: false,
+        };
+        self.all.insert(table.0, fresh);
+    }
+
+    pub(super) fn freed(&mut self, table: TableAddress) -> Option<i64> {
+        self.changed.remove(&table.0);
+        self.all.remove(&table.0).map(|table| table.count)
+    }
+
+    pub(super) fn is_linked(&self, table: TableAddress) -> bool {
+        self.all.get(&table.0).is_some_and(|table| table.linked)
+    }
+
+    pub(super) fn unlinked_at(&self, table: TableAddress) -> Option<u64> {
+        self.all.get(&table.0)?.unlinked_at
+    }
+
+    pub(super) fn published(&mut self, cpu: usize) {
+        for table in self.all.values_mut() {
+            if table.writer == Some(cpu) {
+                table.writer = None;
+            }
+        }
+    }
+
+    pub(super) fn referenced(&mut self, table: TableAddress, change: i64) {
+        if let Some(table) = self.all.get_mut(&table.0) {
+            table.count += change;
+        }
+        self.changed.insert(table.0);
+    }
+
+    pub(super) fn locked_by(&mut self, cpu: usize) -> Vec<EntryAddress> {
+        let left: Vec<_> = self
+            .locked
+            .iter()
+            .filter(|(_, owner)| **owner == cpu)
+            .map(|(entry, _)| *entry)
+            .collect();
+        self.locked.retain(|_, owner| *owner != cpu);
+        left
+    }
+
+    /// Tables that have changed and whose count is not right: count and valid entries.
+    pub(super) fn miscounted(&mut self) -> Vec<(TableAddress, i64, usize)> {
+        core::mem::take(&mut self.changed)
+            .into_iter()
+            .filter_map(|at| {
+                let table = self.all.get(&at)?;
+                let valid = table.entries.values().filter(|e| e.is_valid()).count();
+                let right = i64::try_from(valid).is_ok_and(|valid| table.count == valid + 1);
+                (!right && !table.root).then_some((TableAddress(at), table.count, valid))
+            })
+            .collect()
+    }
+
+    /// Every leaf below a linked table: entry, descriptor, level, guest address.
+    fn leaves(
+        &self,
+        at: u64,
+        out: &mut Vec<(EntryAddress, Descriptor, Level, u64)>,
+        tables: &mut Vec<u64>,
+        span: &impl Fn(Level) -> u64,
+    ) {
+        let Some(table) = self.all.get(&at) else {
+            return;
+        };
+        let Some(level) = table.level else { return };
+        tables.push(at);
+        for (index, entry) in &table.entries {
+            let ipa = table.ipa + index * span(level);
+            match entry.kind(level) {
+                Kind::Leaf(_) => out.push((EntryAddress(at + index * 8), *entry, level, ipa)),
+                Kind::Table(child) => self.leaves(child, out, tables, span),
+                _ => {}
+            }
+        }
+    }
+
+    /// The entry that an address's walk ends at, and its level.
+    pub(super) fn find(&self, setup: &Setup, ipa: u64) -> Option<(Descriptor, Level)> {
+        let mut at = setup.root.0;
+        let mut level = setup.geometry.start();
+        loop {
+            let index = setup.geometry.index(ipa, level);
+            let entry = self
+                .all
+                .get(&at)?
+                .entries
+                .get(&index)
+                .copied()
+                .unwrap_or_default();
+            match (entry.kind(level), level.down()) {
+                (Kind::Table(child), Some(below)) => (at, level) = (child, below),
+                _ => return Some((entry, level)),
+            }
+        }
+    }
+
+    /// Writable leaves of a range, by guest address.
+    pub(super) fn writable_in(&self, setup: &Setup, ipa: u64, size: u64) -> Option<u64> {
+        let (mut leaves, mut tables) = (Vec::new(), Vec::new());
+        self.leaves(setup.root.0, &mut leaves, &mut tables, &|l| {
+            setup.geometry.span(l)
+        });
+        leaves.into_iter().find_map(|(_, leaf, level, at)| {
+            let overlaps = at < ipa + size && ipa < at + setup.geometry.span(level);
+            (overlaps && leaf.attributes().write).then_some(at)
+        })
+    }
+}
+
+impl Checker {
+    pub(super) fn stored(
+        &mut self,
+        cpu: usize,
+        entry: EntryAddress,
+        (old, new): (Descriptor, Descriptor),
+        how: How,
+    ) {
+        self.check_lock(cpu, entry, (old, new), how);
+        let Some((at, table)) = self.tables.holding(entry) else {
+            return self.report(
+                Rule::TableNotOwned,
+                format!("entry {:#x} is written", entry.0),
+            );
+        };
+        let index = (entry.0 - at) / 8;
+        if new == Descriptor::EMPTY {
+            table.entries.remove(&index);
+        } else {
+            table.entries.insert(index, new);
+        }
+        if how == How::Plain {
+            table.writer = Some(cpu);
+        }
+        let (linked, level, base) = (table.linked, table.level, table.ipa);
+        self.tables.changed.insert(at);
+        let (true, Some(level)) = (linked, level) else {
+            return;
+        };
+        let ipa = base + index * self.setup.geometry.span(level);
+        let place = Place { entry, level, ipa };
+        match (old.is_valid(), new.is_valid()) {
+            (true, true) => self.exchanged(cpu, &place, old, new, how),
+            (true, false) => self.removed(cpu, &place, old),
+            (false, true) => {
+                self.check_remains(&place, new);
+                self.made(cpu, &place, new, how);
+            }
+            (false, false) => {}
+        }
+    }
+
+    fn check_lock(
+        &mut self,
+        cpu: usize,
+        entry: EntryAddress,
+        (old, new): (Descriptor, Descriptor),
+        how: How,
+    ) {
+        let owner = self.tables.locked.get(&entry).copied();
+        if old.is_locked() && owner != Some(cpu) {
+            self.report(
+                Rule::LockedEntry,
+                format!("entry {:#x} is another CPU's", entry.0),
+            );
+        }
+        if new.is_locked() {
+            self.tables.locked.insert(entry, cpu);
+        } else {
+            self.tables.locked.remove(&entry);
+        }
+        let linked = self
+            .tables
+            .holding(entry)
+            .is_some_and(|(_, table)| table.linked);
+        match self.cpus[cpu].lock {
+            Some((false, _)) if linked && how != How::Swap && !old.is_locked() => {
+                self.report(Rule::SharedStore, format!("entry {:#x}", entry.0));
+            }
+            None if linked => {
+                self.report(
+                    Rule::LockDiscipline,
+                    format!("entry {:#x} without the lock", entry.0),
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Valid to valid.
+    fn exchanged(&mut self, cpu: usize, place: &Place, old: Descriptor, new: Descriptor, how: How) {
+        let level = place.level;
+        match (old.kind(level), new.kind(level)) {
+            (Kind::Table(a), Kind::Table(b)) if a == b => {}
+            (Kind::Leaf(_), Kind::Leaf(_))
+                if !old.untranslated(false).needs_break(new.untranslated(false)) =>
+            {
+                self.changed_in_place(cpu, place, old, new);
+            }
+            (was, is) => {
+                self.check_exchange(place, old, new, was, is);
+                self.removed(cpu, place, old);
+                self.made(cpu, place, new, how);
+            }
+        }
+    }
+
+    fn check_exchange(
+        &mut self,
+        place: &Place,
+        old: Descriptor,
+        new: Descriptor,
+        was: Kind,
+        is: Kind,
+    ) {
+        let detail = format!("{:#x}: {old:?} → {new:?}", place.ipa);
+        let bbm = self.setup.features.bbm;
+        let quiet = match (was, is) {
+            (Kind::Leaf(_), Kind::Table(_)) => old.is_untranslated(),
+            (Kind::Table(_), Kind::Leaf(_)) => new.is_untranslated(),
+            _ => return self.report(Rule::BreakBeforeMake, detail),
+        };
+        if bbm == 0 {
+            self.report(Rule::BreakBeforeMake, detail);
+        } else if bbm < 3 && !quiet {
+            self.report(Rule::BlockSizeChange, detail);
+        }
+    }
+
+    /// Permissions, access flag, software bits.
+    fn changed_in_place(&mut self, cpu: usize, place: &Place, old: Descriptor, new: Descriptor) {
+        let (a, b) = (old.attributes(), new.attributes());
+        let less = (a.read && !b.read)
+            || (a.write && !b.write)
+            || (a.execute && !b.execute)
+            || (new.is_untranslated() && !old.is_untranslated());
+        let more = (!a.read && b.read) || (!a.write && b.write) || (!a.execute && b.execute);
+        for (is, change) in [(less, Change::Reduced), (more, Change::Widened)] {
+            // No CPU holds an entry that has no access flag, or nT.
+            if is && a.accessed && !old.is_untranslated() {
+                self.hold(cpu, place, old, change, false);
+            }
+        }
+        if more {
+            self.check_leaf(place, new, a.execute);
+        }
+    }
+
+    fn hold(
+        &mut self,
+        cpu: usize,
+        place: &Place,
+        was: Descriptor,
+        change: Change,
+        below_table: bool,
+    ) {
+        let size = self.setup.geometry.span(place.level);
+        let table = match was.kind(place.level) {
+            Kind::Table(child) => Some(TableAddress(child)),
+            _ => None,
+        };
+        self.tlbs.changed(
+            cpu,
+            Changed {
+                entry: place.entry,
+                was,
+                level: place.level,
+                ipa: place.ipa,
+                size,
+                change,
+                table,
+                below_table,
+            },
+        );
+    }
+
+    /// Valid to invalid, or the old half of an exchange.
+    fn removed(&mut self, cpu: usize, place: &Place, old: Descriptor) {
+        if !old.is_untranslated() || !old.is_leaf(place.level) {
+            self.hold(cpu, place, old, Change::Removed, false);
+        }
+        match old.kind(place.level) {
+            Kind::Leaf(phys) => {
+                let size = self.setup.geometry.span(place.level);
+                self.caches.unmap(phys, size);
+                self.unmarked.remove(place.ipa, size);
+            }
+            Kind::Table(child) => self.unlinked(cpu, child),
+            _ => {}
+        }
+    }
+
+    fn unlinked(&mut self, cpu: usize, child: u64) {
+        let (mut leaves, mut tables) = (Vec::new(), Vec::new());
+        let geometry = self.setup.geometry;
+        self.tables
+            .leaves(child, &mut leaves, &mut tables, &|l| geometry.span(l));
+        for (entry, leaf, level, ipa) in leaves {
+            self.hold(
+                cpu,
+                &Place { entry, level, ipa },
+                leaf,
+                Change::Removed,
+                true,
+            );
+            self.caches.unmap(leaf.address(), geometry.span(level));
+            self.unmarked.remove(ipa, geometry.span(level));
+        }
+        for at in tables {
+            if let Some(table) = self.tables.all.get_mut(&at) {
+                table.linked = false;
+                table.unlinked_at = Some(self.events);
+            }
+        }
+    }
+
+    /// Whether a CPU may still hold what was here before.
+    fn check_remains(&mut self, place: &Place, new: Descriptor) {
+        let size = self.setup.geometry.span(place.level);
+        let remains = self.tlbs.old.iter().find(|old| {
+            old.overlaps(place.ipa, size) && old.change == Change::Removed && {
+                let same = old.table.is_none()
+                    && old.level == place.level
+                    && new.is_leaf(place.level)
+                    && old.was == new;
+                !same
+            }
+        });
+        if let Some(old) = remains {
+            let rule = if old.only_combined() {
+                Rule::CombinedNotInvalidated
+            } else {
+                Rule::MakeBeforeInvalidated
+            };
+            let detail = format!("{:#x}: {:?} may be held, {new:?} is made", old.ipa, old.was);
+            self.report(rule, detail);
+        }
+    }
+
+    /// An entry has become valid.
+    fn made(&mut self, cpu: usize, place: &Place, new: Descriptor, how: How) {
+        if let Some(at) = self.cpus[cpu].looked_up
+            && at != self.sequence
+        {
+            self.report(Rule::StaleLookUp, format!("{:#x}", place.ipa));
+        }
+        match new.kind(place.level) {
+            Kind::Table(child) => self.linked(cpu, place, child, how),
+            Kind::Leaf(_) => self.check_leaf(place, new, false),
+            _ => {}
+        }
+    }
+
+    fn linked(&mut self, cpu: usize, place: &Place, child: u64, how: How) {
+        let Some(below) = place.level.down() else {
+            return;
+        };
+        let Some(table) = self.tables.all.get_mut(&child) else {
+            return self.report(Rule::TableNotOwned, format!("table {child:#x} is linked"));
+        };
+        let unpublished = how == How::Plain && table.writer.is_some();
+        table.level = Some(below);
+        table.ipa = place.ipa;
+        table.linked = true;
+        table.unlinked_at = None;
+        let entries: Vec<_> = table.entries.iter().map(|(i, e)| (*i, *e)).collect();
+        if unpublished {
+            self.report(Rule::TableNotPublished, format!("table {child:#x}"));
+        }
+        for (index, entry) in entries {
+            let at = Place {
+                entry: EntryAddress(child + index * 8),
+                level: below,
+                ipa: place.ipa + index * self.setup.geometry.span(below),
+            };
+            if entry.is_valid() {
+                self.made(cpu, &at, entry, How::Release);
+            }
+        }
+    }
+
+    /// Everything that must hold for a leaf to be reachable; of the I-side only if it was not
+    /// executable before.
+    fn check_leaf(&mut self, place: &Place, leaf: Descriptor, was_executable: bool) {
+        let (phys, size) = (leaf.address(), self.setup.geometry.span(place.level));
+        let a = leaf.attributes();
+        let what = |why: &str| format!("{:#x} → {phys:#x}, {size:#x} bytes: {why}", place.ipa);
+        if !leaf.is_aligned(place.level, self.setup.geometry.granule())
+            || place.ipa & (size - 1) != 0
+        {
+            self.report(Rule::Misaligned, what("not aligned"));
+        }
+        let inside =
+            self.slots
+                .range(..=place.ipa)
+                .next_back()
+                .is_some_and(|(ipa, (at, bytes, device))| {
+                    place.ipa + size <= ipa + bytes
+                        && phys == at + (place.ipa - ipa)
+                        && *device == (a.memory == MemoryType::Device)
+                });
+        if !inside {
+            self.report(Rule::OutsideSlot, what("not the guest's memory there"));
+        }
+        if a.memory == MemoryType::Normal {
+            if !self.setup.features.fwb
+                && let Some(at) = self.caches.dirty(phys, size)
+            {
+                self.report(
+                    Rule::UncleanReachable,
+                    what(&format!("{at:#x} is not clean")),
+                );
+            }
+            if a.execute
+                && !was_executable
+                && !self.setup.features.dic
+                && let Some(at) = self.caches.stale(phys, size)
+            {
+                self.report(
+                    Rule::StaleInstructions,
+                    what(&format!("{at:#x} may be stale")),
+                );
+            }
+        }
+        self.caches.map(phys, size, a.execute);
+        self.check_logged(place.ipa, size, a.write);
+    }
+}
+
+/// Where an entry is.
+struct Place {
+    entry: EntryAddress,
+    level: Level,
+    ipa: u64,
+}

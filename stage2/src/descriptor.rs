@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Stage-2 descriptors (Arm ARM D8.3.1 and D8.3.2, VMSAv8-64 stage 2, output addresses of 48 bits).
+//!
+//! ```text
+//!  63    58   55 54 53 52    51 48 47                     12 16 10 9  8 7 6 5      2 1 0
+//!  ├ ign ┼ sw ──┤ XN  │ Cont │    │   output address        │nT│AF│ SH  │S2AP│MemAttr│T│V│
+//! ```
+//!
+//! V = 0 is invalid whatever else is there. T is 1 for a table (levels 0 to 2) and for a page
+//! (level 3), 0 for a block. An invalid entry with [`LOCKED`](Descriptor::LOCKED) is being changed
+//! by one walker, the others keep off; a valid one with software bit 55 is
+//! [claimed](Descriptor::is_claimed): still in use by CPUs, but about to be broken.
+
+use core::fmt;
+
+use crate::geometry::{Granule, Level};
+
+const VALID: u64 = 1;
+const TABLE_OR_PAGE: u64 = 1 << 1;
+const MEMATTR: u64 = 0xf << 2;
+const READ: u64 = 1 << 6;
+const WRITE: u64 = 1 << 7;
+const INNER_SHAREABLE: u64 = 3 << 8;
+const ACCESSED: u64 = 1 << 10;
+const NOT_EXECUTABLE: u64 = 1 << 54;
+const NO_TRANSLATION: u64 = 1 << 16;
+const CONTIGUOUS: u64 = 1 << 52;
+const CLAIMED: u64 = 1 << 55;
+const SOFTWARE_SHIFT: u32 = 56;
+const SOFTWARE: u64 = 0x7 << SOFTWARE_SHIFT;
+const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
+
+/// What a CPU may do with the memory, and what the host notes beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Attributes {
+    /// How the memory is accessed.
+    pub memory: MemoryType,
+    /// S2AP bit 0.
+    pub read: bool,
+    /// S2AP bit 1.
+    pub write: bool,
+    /// Not XN.
+    pub execute: bool,
+    /// The access flag.
+    pub accessed: bool,
+    /// One of a contiguous group.
+    pub contiguous: bool,
+    /// Software bits 58:56, 0 to 7.
+    pub software: u8,
+}
+
+/// The memory type of a leaf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MemoryType {
+    /// Write-back cacheable, as far as the guest's own attributes agree.
+    Normal,
+    /// Normal without caches.
+    NonCacheable,
+    /// Device-nGnRE.
+    Device,
+}
+
+impl Attributes {
+    /// Normal memory that may be read, accessed; nothing else.
+    pub const READ: Self = Self {
+        memory: MemoryType::Normal,
+        read: true,
+        write: false,
+        execute: false,
+        accessed: true,
+        contiguous: false,
+        software: 0,
+    };
+    /// As [`Attributes::READ`] and written.
+    pub const READ_WRITE: Self = Self {
+        write: true,
+        ..Self::READ
+    };
+
+    /// These and the permissions of others; whatever is no permission stays.
+    pub const fn widened(self, by: Self) -> Self {
+        Self {
+            read: self.read || by.read,
+            write: self.write || by.write,
+            execute: self.execute || by.execute,
+            accessed: self.accessed || by.accessed,
+            ..self
+        }
+    }
+}
+
+/// One entry of a table, as memory holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Descriptor(pub u64);
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// No translation.
+    Invalid,
+    /// Being changed by one walker.
+    Locked,
+    /// The address of a table.
+    Table(u64),
+    /// The address of memory.
+    Leaf(u64),
+}
+
+impl Descriptor {
+    /// Nothing.
+    pub const EMPTY: Self = Self(0);
+    /// Invalid, and one walker's own until it stores something else (Linux:
+    /// `KVM_INVALID_PTE_LOCKED`, the same bit).
+    pub const LOCKED: Self = Self(1 << 10);
+
+    /// A table's entry.
+    pub const fn table(table: u64) -> Self {
+        Self((table & ADDRESS) | TABLE_OR_PAGE | VALID)
+    }
+
+    /// A leaf at `level`. With `fwb` (FEAT_S2FWB) the memory type is encoded as HCR_EL2.FWB
+    /// requires (Arm ARM D8.6.6).
+    pub const fn leaf(phys: u64, level: Level, a: Attributes, fwb: bool) -> Self {
+        let kind = if level.number() == 3 {
+            TABLE_OR_PAGE
+        } else {
+            0
+        };
+        let memory = match (a.memory, fwb) {
+            (MemoryType::Normal, false) => 0b1111,
+            (MemoryType::Normal, true) => 0b0110,
+            (MemoryType::NonCacheable, _) => 0b0101,
+            (MemoryType::Device, _) => 0b0001,
+        };
+        let mut bits = (phys & ADDRESS) | kind | VALID | memory << 2;
+        if !matches!(a.memory, MemoryType::Device) {
+            bits |= INNER_SHAREABLE;
+        }
+        bits |= on(a.read, READ) | on(a.write, WRITE) | on(!a.execute, NOT_EXECUTABLE);
+        bits |= on(a.accessed, ACCESSED) | on(a.contiguous, CONTIGUOUS);
+        Self(bits | ((a.software as u64) << SOFTWARE_SHIFT) & SOFTWARE)
+    }
+
+    /// What it is at `level`.
+    pub const fn kind(self, level: Level) -> Kind {
+        if self.0 & VALID == 0 {
+            return if self.0 == Self::LOCKED.0 {
+                Kind::Locked
+            } else {
+                Kind::Invalid
+            };
+        }
+        if level.number() < 3 && self.0 & TABLE_OR_PAGE != 0 {
+            Kind::Table(self.address())
+        } else {
+            Kind::Leaf(self.address())
+        }
+    }
+
+    /// Whether a CPU may use it.
+    pub const fn is_valid(self) -> bool {
+        self.0 & VALID != 0
+    }
+
+    /// Whether it is a valid leaf at `level`.
+    pub const fn is_leaf(self, level: Level) -> bool {
+        matches!(self.kind(level), Kind::Leaf(_))
+    }
+
+    /// Whether it is one walker's own.
+    pub const fn is_locked(self) -> bool {
+        self.0 == Self::LOCKED.0
+    }
+
+    /// Whether a walker has announced that it will break it.
+    pub const fn is_claimed(self) -> bool {
+        self.is_valid() && self.0 & CLAIMED != 0
+    }
+
+    /// The same, claimed. Software bits need no break (rule `break-before-make`).
+    pub const fn claimed(self) -> Self {
+        Self(self.0 | CLAIMED)
+    }
+
+    /// The same, not claimed.
+    pub const fn unclaimed(self) -> Self {
+        Self(self.0 & !CLAIMED)
+    }
+
+    /// The output address, or the next table's.
+    pub const fn address(self) -> u64 {
+        // No block is small enough for bit 16 to be part of its address.
+        let block = self.0 & TABLE_OR_PAGE == 0;
+        self.0 & ADDRESS & !on(block, NO_TRANSLATION)
+    }
+
+    /// A leaf's attributes.
+    pub const fn attributes(self) -> Attributes {
+        Attributes {
+            memory: match (self.0 & MEMATTR) >> 2 {
+                0b1111 | 0b0110 => MemoryType::Normal,
+                0b0101 => MemoryType::NonCacheable,
+                _ => MemoryType::Device,
+            },
+            read: self.0 & READ != 0,
+            write: self.0 & WRITE != 0,
+            execute: self.0 & NOT_EXECUTABLE == 0,
+            accessed: self.0 & ACCESSED != 0,
+            contiguous: self.0 & CONTIGUOUS != 0,
+            software: ((self.0 & SOFTWARE) >> SOFTWARE_SHIFT) as u8,
+        }
+    }
+
+    /// The same with other permissions and access flag; the rest stays.
+    pub const fn with_permissions(self, a: Attributes) -> Self {
+        let kept = self.0 & !(READ | WRITE | NOT_EXECUTABLE | ACCESSED);
+        Self(
+            kept | on(a.read, READ)
+                | on(a.write, WRITE)
+                | on(!a.execute, NOT_EXECUTABLE)
+                | on(a.accessed, ACCESSED),
+        )
+    }
+
+    /// The leaf's part for one entry of a table below: the same attributes at `level`, `offset`
+    /// bytes on.
+    pub const fn part(self, level: Level, offset: u64) -> Self {
+        let kind = if level.number() == 3 {
+            TABLE_OR_PAGE
+        } else {
+            0
+        };
+        let kept = self.0 & !(TABLE_OR_PAGE | CLAIMED | CONTIGUOUS | ADDRESS);
+        Self(kept | kind | ((self.address() + offset) & ADDRESS))
+    }
+
+    /// With the bit that stops CPUs from caching a block while its size changes (FEAT_BBM level 1).
+    pub const fn untranslated(self, on: bool) -> Self {
+        Self(if on {
+            self.0 | NO_TRANSLATION
+        } else {
+            self.0 & !NO_TRANSLATION
+        })
+    }
+
+    /// Whether it has the nT bit; only a block's means that.
+    pub const fn is_untranslated(self) -> bool {
+        self.0 & (NO_TRANSLATION | TABLE_OR_PAGE) == NO_TRANSLATION
+    }
+
+    /// Whether two leaves of one level differ in more than permissions, access flag and software
+    /// bits: then one can take the other's place only by break-before-make (Arm ARM D8.16.1).
+    pub const fn needs_break(self, new: Self) -> bool {
+        let free = READ | WRITE | NOT_EXECUTABLE | ACCESSED | CLAIMED | SOFTWARE;
+        (self.0 ^ new.0) & !free != 0
+    }
+
+    /// Whether the leaf's address fits its level.
+    pub const fn is_aligned(self, level: Level, granule: Granule) -> bool {
+        self.address() & (level.span(granule) - 1) == 0
+    }
+}
+
+const fn on(condition: bool, bits: u64) -> u64 {
+    if condition { bits } else { 0 }
+}
+
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every combination of attributes that a leaf can have.
+    fn all() -> impl Iterator<Item = Attributes> {
+        let types = [
+            MemoryType::Normal,
+            MemoryType::NonCacheable,
+            MemoryType::Device,
+        ];
+        (0..=u8::MAX).flat_map(move |bits| {
+            types.map(|memory| Attributes {
+                memory,
+                read: bits & 1 != 0,
+                write: bits & 2 != 0,
+                execute: bits & 4 != 0,
+                accessed: bits & 8 != 0,
+                contiguous: bits & 16 != 0,
+                software: bits >> 5,
+            })
+        })
+    }
+
+    #[test]
+    fn attributes_come_back_from_every_leaf() {
+        for (number, fwb) in [(1, false), (2, true), (3, false), (3, true)] {
+            let level = Level::new(number).unwrap();
+            for attributes in all() {
+                let leaf = Descriptor::leaf(0x4000_0000, level, attributes, fwb);
+                assert_eq!(leaf.attributes(), attributes);
+                assert_eq!(leaf.kind(level), Kind::Leaf(0x4000_0000));
+                assert!(!leaf.is_claimed());
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_is_read_as_a_table_one_level_up() {
+        let page = Descriptor::leaf(0x5000, Level::PAGE, Attributes::READ, false);
+
+        assert_eq!(page.kind(Level::new(2).unwrap()), Kind::Table(0x5000));
+    }
+
+    #[test]
+    fn only_permissions_access_flag_and_software_bits_change_without_a_break() {
+        let level = Level::new(2).unwrap();
+        for a in all() {
+            for b in all().step_by(7) {
+                let leaf = |a| Descriptor::leaf(0x20_0000, level, a, false);
+                let needed = a.memory != b.memory || a.contiguous != b.contiguous;
+                assert_eq!(leaf(a).needs_break(leaf(b)), needed, "{a:?} {b:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_has_the_attributes_of_the_whole() {
+        let block = Descriptor::leaf(
+            0x4000_0000,
+            Level::new(2).unwrap(),
+            Attributes::READ_WRITE,
+            true,
+        );
+
+        let page = block.claimed().part(Level::PAGE, 0x7000);
+
+        assert_eq!(
+            page,
+            Descriptor::leaf(0x4000_7000, Level::PAGE, Attributes::READ_WRITE, true)
+        );
+    }
+
+    #[test]
+    fn locked_and_claimed_are_told_apart_from_the_rest() {
+        let level = Level::new(2).unwrap();
+        let table = Descriptor::table(0x9000);
+
+        assert_eq!(Descriptor::LOCKED.kind(level), Kind::Locked);
+        assert_eq!(Descriptor::EMPTY.kind(level), Kind::Invalid);
+        assert_eq!(table.claimed().kind(level), Kind::Table(0x9000));
+        assert_eq!(table.claimed().unclaimed(), table);
+    }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Permissions and the access flag of leaves that stay where they are: no break is needed.
+//!
+//! A permission that *grows* may be missed by a CPU that holds the old entry: it takes a fault and
+//! comes here itself. Its own entry must go, or it would fault for ever; even if the leaf has been
+//! widened by somebody else. A permission that *shrinks* must be gone everywhere before anyone
+//! relies on it.
+
+use super::{MapError, Slot, Stage2, Walk};
+use crate::{
+    descriptor::{Attributes, Descriptor, Kind},
+    geometry::Level,
+    operations::{Operations, Order, TableAddress},
+};
+
+impl<O: Operations> Walk<'_, O> {
+    /// The entry that an address's translation ends at.
+    pub(super) fn find(&self, ipa: u64) -> (Slot, Descriptor) {
+        let (table, entry, level) = self.stage2.walker().find(self.ops, ipa);
+        (self.slot(table, level, ipa), entry)
+    }
+
+    fn relax(&self, ipa: u64, by: Attributes) -> Result<(), MapError> {
+        self.stage2
+            .check(ipa & !(self.stage2.geometry.granule().size() - 1), 0, 0)?;
+        let (slot, old) = self.find(ipa);
+        if !old.is_leaf(slot.level) || old.is_claimed() {
+            return Err(MapError::Again);
+        }
+        let new = old.with_permissions(old.attributes().widened(by));
+        if new != old {
+            self.ready_to_execute(&slot, old, new);
+            self.put(&slot, old, new, Order::Plain)?;
+        }
+        if self.stage2.policy.local_relax {
+            self.invalidate_own(slot.ipa, slot.level);
+        } else {
+            self.invalidate_leaf(slot.ipa, slot.level);
+        }
+        Ok(())
+    }
+
+    /// Changes every leaf of a range; gives whether one was changed.
+    fn change_in(
+        &self,
+        table: TableAddress,
+        level: Level,
+        (ipa, end): (u64, u64),
+        change: &impl Fn(Descriptor) -> Descriptor,
+    ) -> bool {
+        let mut at = ipa;
+        let mut changed = false;
+        while at < end {
+            let slot = self.slot(table, level, at);
+            let next = self.end(&slot);
+            let old = self.ops.load(slot.entry);
+            match (old.kind(level), level.down()) {
+                (Kind::Table(child), Some(below)) => {
+                    changed |=
+                        self.change_in(TableAddress(child), below, (at, end.min(next)), change);
+                }
+                (Kind::Leaf(_), _) => {
+                    let new = change(old);
+                    if new != old {
+                        self.ops.store(slot.entry, new, Order::Plain);
+                        changed = true;
+                    }
+                }
+                _ => {}
+            }
+            at = next;
+        }
+        changed
+    }
+}
+
+impl Stage2 {
+    /// Gives the leaf at an address further permissions, the only walker. Only the CPU that calls
+    /// is sure to see them.
+    ///
+    /// # Errors
+    /// [`MapError::Again`]: there is no such leaf now.
+    pub fn relax<O: Operations>(
+        &mut self,
+        ops: &O,
+        ipa: u64,
+        by: Attributes,
+    ) -> Result<(), MapError> {
+        self.exclusive(ops).relax(ipa, by)
+    }
+
+    /// As [`Stage2::relax`], beside other walkers.
+    ///
+    /// # Errors
+    /// As [`Stage2::relax`].
+    pub fn relax_shared<O: Operations>(
+        &self,
+        ops: &O,
+        ipa: u64,
+        by: Attributes,
+    ) -> Result<(), MapError> {
+        ops.begin_walk();
+        let result = self.shared(ops).relax(ipa, by);
+        ops.end_walk();
+        result
+    }
+
+    /// Takes the permission to write from every leaf of a range. When it returns no CPU writes
+    /// through an older one.
+    ///
+    /// # Errors
+    /// The range is no range of pages in the IPA space.
+    pub fn write_protect<O: Operations>(
+        &mut self,
+        ops: &O,
+        ipa: u64,
+        size: u64,
+    ) -> Result<(), MapError> {
+        self.check(ipa, 0, size)?;
+        let (root, start) = (self.root, self.geometry.start());
+        let walk = self.exclusive(ops);
+        let protect = |leaf: Descriptor| {
+            leaf.with_permissions(Attributes {
+                write: false,
+                ..leaf.attributes()
+            })
+        };
+        if walk.change_in(root, start, (ipa, ipa + size), &protect) {
+            walk.invalidate_range(ipa, size);
+        }
+        Ok(())
+    }
+
+    /// Clears the access flag of every leaf of a range and gives whether one was set. CPUs that hold
+    /// the old entry may go on for a while without setting it: that is no harm (Arm ARM D8.4.5), so
+    /// nothing is invalidated.
+    ///
+    /// # Errors
+    /// The range is no range of pages in the IPA space.
+    pub fn age<O: Operations>(&mut self, ops: &O, ipa: u64, size: u64) -> Result<bool, MapError> {
+        self.check(ipa, 0, size)?;
+        let (root, start) = (self.root, self.geometry.start());
+        let age = |leaf: Descriptor| {
+            leaf.with_permissions(Attributes {
+                accessed: false,
+                ..leaf.attributes()
+            })
+        };
+        Ok(self
+            .exclusive(ops)
+            .change_in(root, start, (ipa, ipa + size), &age))
+    }
+
+    /// Sets the access flag of the leaf at an address, after an access flag fault. No CPU holds a
+    /// leaf without it, so nothing is invalidated.
+    pub fn mark_accessed<O: Operations>(&mut self, ops: &O, ipa: u64) {
+        let walk = self.exclusive(ops);
+        let (slot, old) = walk.find(ipa);
+        if old.is_leaf(slot.level) && !old.attributes().accessed {
+            let new = old.with_permissions(Attributes {
+                accessed: true,
+                ..old.attributes()
+            });
+            ops.store(slot.entry, new, Order::Plain);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A stage-2 table: what can be done to it, and under which lock.
+//!
+//! A [`Stage2`] belongs into a read-write lock. What takes `&mut self` is done by one CPU at a time
+//! and changes entries by plain stores. What takes `&self` may be done by many: an entry is changed
+//! only by compare-and-swap from the value seen, whoever has locked or claimed one brings it to an
+//! end, and a table that no entry points at any more is freed after a grace period
+//! ([`Operations::defer`]). Both are the same code; [`Walk`] knows which it is.
+//!
+//! The order of every change that needs a break is the same (Arm ARM D8.16.1):
+//! make the memory ready → store invalid → DSB, TLBI, DSB → store the new entry → take down what
+//! the old one led to. The [`Policy`] moves maintenance and takedown to where kernels have them.
+
+mod change;
+mod exchange;
+mod lookup;
+mod maintain;
+mod map;
+mod shape;
+mod unmap;
+
+use thiserror::Error;
+
+pub use lookup::{Access, Fault, FaultStatus, Translation, Walker};
+pub use map::MapRequest;
+
+use crate::{
+    descriptor::{Descriptor, Kind},
+    geometry::{Geometry, Level},
+    memcache::Memcache,
+    operations::{EntryAddress, Operations, TableAddress, Unlinked, Vmid},
+    policy::Policy,
+};
+
+/// What the CPUs can do, all of them alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Features {
+    /// FEAT_S2FWB: the guest cannot go around the caches.
+    pub fwb: bool,
+    /// CTR_EL0.DIC: no I-cache invalidation is needed.
+    pub dic: bool,
+    /// FEAT_TLBIRANGE.
+    pub tlb_range: bool,
+    /// FEAT_BBM: 0 to 3, where 3 stands for level 2 on CPUs that give no conflict aborts.
+    pub bbm: u8,
+}
+
+/// Why a change was not made, or not all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum MapError {
+    /// Addresses or size are no multiples of the page.
+    #[error("{ipa:#x} to {phys:#x}, {size:#x} bytes: not on boundaries of the granule")]
+    Unaligned {
+        /// Guest address.
+        ipa: u64,
+        /// Host address.
+        phys: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The range leaves the IPA space.
+    #[error("{ipa:#x} and {size:#x} bytes from there leave the IPA space")]
+    OutOfRange {
+        /// Guest address.
+        ipa: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// A table is needed and the memcache has none: top it up and try again.
+    #[error("the memcache is empty: top it up and try again")]
+    NoTable,
+    /// Another CPU was faster, or is at it: the guest should just try again.
+    #[error("another CPU has changed the entry: try again")]
+    Again,
+}
+
+/// A stage-2 translation table.
+#[derive(Debug)]
+pub struct Stage2 {
+    geometry: Geometry,
+    features: Features,
+    policy: Policy,
+    vmid: Vmid,
+    root: TableAddress,
+}
+
+/// One entry and what it spans.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    pub entry: EntryAddress,
+    pub table: TableAddress,
+    pub level: Level,
+    pub ipa: u64,
+}
+
+/// One walk over a table.
+#[derive(Debug)]
+pub(crate) struct Walk<'a, O> {
+    pub stage2: &'a Stage2,
+    pub ops: &'a O,
+    pub shared: bool,
+}
+
+impl Stage2 {
+    /// A table over `root`: [`Geometry::root_tables`] zeroed tables side by side.
+    pub const fn new(
+        geometry: Geometry,
+        features: Features,
+        policy: Policy,
+        vmid: Vmid,
+        root: TableAddress,
+    ) -> Self {
+        Self {
+            geometry,
+            features,
+            policy,
+            vmid,
+            root,
+        }
+    }
+
+    /// Its shape.
+    pub const fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What it goes by.
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// What the CPUs can do.
+    pub const fn features(&self) -> &Features {
+        &self.features
+    }
+
+    /// The guest's number.
+    pub const fn vmid(&self) -> Vmid {
+        self.vmid
+    }
+
+    /// The first table.
+    pub const fn root(&self) -> TableAddress {
+        self.root
+    }
+
+    /// Tables that any one mapping may need: the memcache's sizing rule (Linux:
+    /// `kvm_mmu_cache_min_pages()`).
+    pub const fn memcache_least(&self) -> usize {
+        self.geometry.depth()
+    }
+
+    fn shared<'a, O>(&'a self, ops: &'a O) -> Walk<'a, O> {
+        Walk {
+            stage2: self,
+            ops,
+            shared: true,
+        }
+    }
+
+    fn exclusive<'a, O>(&'a mut self, ops: &'a O) -> Walk<'a, O> {
+        Walk {
+            stage2: self,
+            ops,
+            shared: false,
+        }
+    }
+
+    /// Maps a range, the only walker.
+    ///
+    /// # Errors
+    /// [`MapError`]; after [`MapError::Again`] and [`MapError::NoTable`] part of it may be mapped.
+    pub fn map<O: Operations>(
+        &mut self,
+        ops: &O,
+        memcache: &mut Memcache,
+        request: &MapRequest,
+    ) -> Result<(), MapError> {
+        self.exclusive(ops).map(memcache, request)
+    }
+
+    /// Maps a range beside other walkers.
+    ///
+    /// # Errors
+    /// As [`Stage2::map`].
+    pub fn map_shared<O: Operations>(
+        &self,
+        ops: &O,
+        memcache: &mut Memcache,
+        request: &MapRequest,
+    ) -> Result<(), MapError> {
+        ops.begin_walk();
+        let result = self.shared(ops).map(memcache, request);
+        ops.end_walk();
+        result
+    }
+
+    fn check(&self, ipa: u64, phys: u64, size: u64) -> Result<(), MapError> {
+        if (ipa | phys | size) & (self.geometry.granule().size() - 1) != 0 {
+            return Err(MapError::Unaligned { ipa, phys, size });
+        }
+        match ipa.checked_add(size) {
+            Some(end) if end <= self.geometry.size() => Ok(()),
+            _ => Err(MapError::OutOfRange { ipa, size }),
+        }
+    }
+
+    /// Frees a table that nothing points at any more, with all below it: what
+    /// [`Operations::defer`] hands on comes here after the grace period.
+    pub fn free_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked) {
+        let Unlinked { table, level } = unlinked;
+        let mut counted = 0;
+        for index in 0..self.geometry.granule().entries() {
+            let old = ops.load(table.entry(index));
+            if let (Kind::Table(child), Some(below)) = (old.kind(level), level.down()) {
+                self.free_unlinked(
+                    ops,
+                    Unlinked {
+                        table: TableAddress(child),
+                        level: below,
+                    },
+                );
+            }
+            counted += u32::from(old.is_valid());
+        }
+        ops.drop_references(table, counted);
+        ops.free(table);
+    }
+
+    /// Takes everything down; the root's tables remain and are empty.
+    pub fn clear<O: Operations>(&mut self, ops: &O) {
+        let size = self.geometry.size();
+        // The whole space is a valid range.
+        let _ = self.unmap(ops, 0, size);
+    }
+}
+
+impl<O: Operations> Walk<'_, O> {
+    /// The slot of an address in a table of `level`.
+    pub(crate) fn slot(&self, table: TableAddress, level: Level, ipa: u64) -> Slot {
+        let geometry = &self.stage2.geometry;
+        let index = geometry.index(ipa, level);
+        // Concatenated tables: the one that holds the entry has its own count.
+        let within = geometry.granule().entries();
+        Slot {
+            entry: table.entry(index),
+            table: TableAddress(table.0 + index / within * geometry.granule().size()),
+            level,
+            ipa: ipa & !(geometry.span(level) - 1),
+        }
+    }
+
+    /// The first address behind a slot.
+    pub(crate) fn end(&self, slot: &Slot) -> u64 {
+        slot.ipa + self.stage2.geometry.span(slot.level)
+    }
+
+    /// A leaf at a level.
+    pub(crate) fn leaf(
+        &self,
+        phys: u64,
+        level: Level,
+        attributes: crate::descriptor::Attributes,
+    ) -> Descriptor {
+        Descriptor::leaf(phys, level, attributes, self.stage2.features.fwb)
+    }
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Unmapping a range: break → invalidate → clean → free, in this order, for one entry or many.
+//!
+//! Entries that were broken wait in a batch until it is full or the walk ends. Then one
+//! invalidation covers them all, the memory is cleaned (what the guest wrote past the caches must
+//! not be hidden by a line that the host reads), and tables are freed. Nothing below is touched by
+//! a CPU from the invalidation on.
+
+use super::{MapError, Slot, Stage2, Walk};
+use crate::{
+    descriptor::{Descriptor, Kind, MemoryType},
+    geometry::Level,
+    operations::{Operations, Order, TableAddress, Unlinked},
+    policy::Unmap,
+};
+
+const MOST: usize = 64;
+
+/// An entry that was broken and not invalidated yet.
+#[derive(Debug, Clone, Copy)]
+struct Broken {
+    slot: Slot,
+    old: Descriptor,
+    /// A table below which there were leaves.
+    live: bool,
+}
+
+struct Batch {
+    broken: [Option<Broken>; MOST],
+    len: usize,
+    most: usize,
+    tables: bool,
+}
+
+impl<O: Operations> Walk<'_, O> {
+    fn unmap_in(
+        &self,
+        table: TableAddress,
+        level: Level,
+        (ipa, end): (u64, u64),
+        batch: &mut Batch,
+    ) {
+        let mut at = ipa;
+        while at < end {
+            let slot = self.slot(table, level, at);
+            let next = self.end(&slot);
+            let old = self.ops.load(slot.entry);
+            match (old.kind(level), level.down()) {
+                (Kind::Table(child), Some(below)) => {
+                    let whole = batch.tables && at == slot.ipa && next <= end;
+                    if !whole {
+                        self.unmap_in(TableAddress(child), below, (at, end.min(next)), batch);
+                    }
+                    let empty = self.ops.references(TableAddress(child)) == 1;
+                    if whole || empty {
+                        self.break_later(slot, old, !empty, batch);
+                    }
+                }
+                (Kind::Leaf(_), _) => self.break_later(slot, old, false, batch),
+                _ => {}
+            }
+            at = next;
+        }
+    }
+
+    fn break_later(&self, slot: Slot, old: Descriptor, live: bool, batch: &mut Batch) {
+        self.ops.store(slot.entry, Descriptor::EMPTY, Order::Plain);
+        self.ops.drop_references(slot.table, 1);
+        batch.broken[batch.len] = Some(Broken { slot, old, live });
+        batch.len += 1;
+        if batch.len == batch.most {
+            self.flush(batch);
+        }
+    }
+
+    fn flush(&self, batch: &mut Batch) {
+        let broken = || batch.broken[..batch.len].iter().flatten();
+        let (Some(first), Some(last)) = (broken().next(), broken().last()) else {
+            return;
+        };
+        let ends = broken().map(|b| self.end(&b.slot));
+        let (from, to) = (
+            broken().map(|b| b.slot.ipa).min().unwrap_or(first.slot.ipa),
+            ends.max().unwrap_or(self.end(&last.slot)),
+        );
+        if broken().any(|b| b.live) || (batch.len > 1 && self.stage2.features.tlb_range) {
+            self.invalidate_range(from, to - from);
+        } else {
+            self.invalidate_ipas(broken().map(|b| {
+                let leaf = b.old.is_leaf(b.slot.level);
+                (b.slot.ipa, leaf.then_some(b.slot.level))
+            }));
+        }
+        broken().for_each(|b| self.clean_broken(b));
+        for b in broken() {
+            if let (Kind::Table(child), Some(level)) =
+                (b.old.kind(b.slot.level), b.slot.level.down())
+            {
+                let table = TableAddress(child);
+                if b.live {
+                    self.stage2
+                        .free_unlinked(self.ops, Unlinked { table, level });
+                } else {
+                    self.ops.free(table);
+                }
+            }
+        }
+        batch.len = 0;
+    }
+
+    fn clean_broken(&self, b: &Broken) {
+        match (b.old.kind(b.slot.level), b.slot.level.down()) {
+            (Kind::Table(child), Some(below)) if b.live && !self.stage2.features.fwb => {
+                self.clean_unlinked(TableAddress(child), below);
+            }
+            (Kind::Leaf(phys), _) if b.old.attributes().memory == MemoryType::Normal => {
+                self.clean(phys, self.stage2.geometry.span(b.slot.level));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Stage2 {
+    /// Unmaps a range; a block that it cuts goes as a whole. When it returns no CPU reaches the
+    /// memory, and the host sees what the guest wrote.
+    ///
+    /// # Errors
+    /// The range is no range of pages in the IPA space.
+    pub fn unmap<O: Operations>(&mut self, ops: &O, ipa: u64, size: u64) -> Result<(), MapError> {
+        self.check(ipa, 0, size)?;
+        let (root, start) = (self.root, self.geometry.start());
+        let (tables, most) = match self.policy.unmap {
+            Unmap::Batch(most) => (false, most),
+            Unmap::Tables(most) => (true, most),
+        };
+        let mut batch = Batch {
+            broken: [None; MOST],
+            len: 0,
+            most: usize::from(most).clamp(1, MOST),
+            tables,
+        };
+        let walk = self.exclusive(ops);
+        walk.unmap_in(root, start, (ipa, ipa + size), &mut batch);
+        walk.flush(&mut batch);
+        Ok(())
+    }
+}

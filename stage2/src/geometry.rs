@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Granules, levels, and where in its tables an address is looked up.
+//!
+//! A table fills one granule and holds 8-byte entries, so each level resolves 9, 11 or 13 bits of
+//! the intermediate physical address (IPA). The walk begins at the level that leaves the fewest
+//! tables: up to 16 tables of the first level lie side by side instead of one more level above
+//! them (Arm ARM D8.2.3, concatenated translation tables).
+
+use core::fmt;
+
+use thiserror::Error;
+
+/// The size of a page and of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Granule {
+    /// 4 KiB
+    K4,
+    /// 16 KiB
+    K16,
+    /// 64 KiB
+    K64,
+}
+
+impl Granule {
+    /// Bits of an address within a page.
+    pub const fn shift(self) -> u32 {
+        match self {
+            Self::K4 => 12,
+            Self::K16 => 14,
+            Self::K64 => 16,
+        }
+    }
+
+    /// Bytes in a page.
+    pub const fn size(self) -> u64 {
+        1 << self.shift()
+    }
+
+    /// Bits of an address that one level resolves.
+    pub const fn level_bits(self) -> u32 {
+        self.shift() - 3
+    }
+
+    /// Entries in a table.
+    pub const fn entries(self) -> u64 {
+        1 << self.level_bits()
+    }
+
+    /// The granule with pages of this many bytes.
+    pub const fn of_size(bytes: u64) -> Option<Self> {
+        match bytes {
+            0x1000 => Some(Self::K4),
+            0x4000 => Some(Self::K16),
+            0x1_0000 => Some(Self::K64),
+            _ => None,
+        }
+    }
+}
+
+/// A level of lookup, 0 to 3; pages are at 3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Level(u8);
+
+impl Level {
+    /// The level of pages.
+    pub const PAGE: Self = Self(3);
+
+    /// The level with this number, up to 3.
+    pub const fn new(number: u8) -> Option<Self> {
+        if number <= 3 {
+            Some(Self(number))
+        } else {
+            None
+        }
+    }
+
+    /// Its number.
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+
+    /// The level below; `None` below pages.
+    pub const fn down(self) -> Option<Self> {
+        Self::new(self.0 + 1)
+    }
+
+    /// The level above; `None` above 0.
+    pub const fn up(self) -> Option<Self> {
+        match self.0 {
+            0 => None,
+            n => Some(Self(n - 1)),
+        }
+    }
+
+    /// Bits of an address within what one entry spans.
+    pub const fn shift(self, granule: Granule) -> u32 {
+        granule.shift() + (3 - self.0 as u32) * granule.level_bits()
+    }
+
+    /// Bytes that one entry spans.
+    pub const fn span(self, granule: Granule) -> u64 {
+        1 << self.shift(granule)
+    }
+
+    /// Whether an entry may map memory itself, with addresses of up to 48 bits (Arm ARM D8.3.1):
+    /// pages at 3; blocks at 1 and 2 with 4K, at 2 with 16K and 64K.
+    pub const fn can_map(self, granule: Granule) -> bool {
+        match granule {
+            Granule::K4 => self.0 >= 1,
+            Granule::K16 | Granule::K64 => self.0 >= 2,
+        }
+    }
+
+    /// Entries of a contiguous group (Arm ARM D8.7.1, the contiguous bit); 1 where there is none.
+    pub const fn contiguous(self, granule: Granule) -> u64 {
+        match (granule, self.0) {
+            (Granule::K4, 1..=3) => 16,
+            (Granule::K16, 3) => 128,
+            (Granule::K16, 2) | (Granule::K64, 2 | 3) => 32,
+            _ => 1,
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// An IPA space: granule, width, and the shape of its tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    granule: Granule,
+    ipa_bits: u32,
+    start: Level,
+    root_tables: u64,
+}
+
+/// Why there is no such IPA space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("an IPA space has 32 to 48 bits, not {bits}")]
+pub struct GeometryError {
+    /// The width asked for.
+    pub bits: u32,
+}
+
+impl Geometry {
+    /// The IPA space of `ipa_bits`, with as few levels as concatenation allows.
+    ///
+    /// # Errors
+    /// The width is not from 32 to 48.
+    pub const fn new(granule: Granule, ipa_bits: u32) -> Result<Self, GeometryError> {
+        if ipa_bits < 32 || ipa_bits > 48 {
+            return Err(GeometryError { bits: ipa_bits });
+        }
+        // 16 concatenated tables resolve 4 bits; as stage2_pgtable_levels() of Linux.
+        let resolved = ipa_bits - 4 - granule.shift();
+        let levels = resolved.div_ceil(granule.level_bits());
+        let start = match levels {
+            0..=1 => Level(3),
+            2 => Level(2),
+            3 => Level(1),
+            _ => Level(0),
+        };
+        let table_bits = start.shift(granule) + granule.level_bits();
+        let root_tables = 1 << ipa_bits.saturating_sub(table_bits);
+        Ok(Self {
+            granule,
+            ipa_bits,
+            start,
+            root_tables,
+        })
+    }
+
+    /// The granule.
+    pub const fn granule(&self) -> Granule {
+        self.granule
+    }
+
+    /// The width of addresses.
+    pub const fn ipa_bits(&self) -> u32 {
+        self.ipa_bits
+    }
+
+    /// Bytes of the IPA space.
+    pub const fn size(&self) -> u64 {
+        1 << self.ipa_bits
+    }
+
+    /// The level that the walk begins at.
+    pub const fn start(&self) -> Level {
+        self.start
+    }
+
+    /// Tables of the first level, side by side.
+    pub const fn root_tables(&self) -> u64 {
+        self.root_tables
+    }
+
+    /// Tables below the first level that a walk to a page goes through.
+    pub const fn depth(&self) -> usize {
+        (3 - self.start.0) as usize
+    }
+
+    /// The index of an address's entry in its table; at the first level in all the tables.
+    pub const fn index(&self, ipa: u64, level: Level) -> u64 {
+        let index = ipa >> level.shift(self.granule);
+        if level.0 == self.start.0 {
+            index
+        } else {
+            index & (self.granule.entries() - 1)
+        }
+    }
+
+    /// Bytes that an entry of this level spans.
+    pub const fn span(&self, level: Level) -> u64 {
+        level.span(self.granule)
+    }
+
+    /// Entries that a table of this level holds; at the first level in all the tables.
+    pub const fn entries(&self, level: Level) -> u64 {
+        if level.0 == self.start.0 {
+            self.granule.entries() * self.root_tables
+        } else {
+            self.granule.entries()
+        }
+    }
+}
+
+/// A 64-bit count or offset as an index. Tables and pools are addressed by 64-bit hosts only.
+pub(crate) const fn index(n: u64) -> usize {
+    const { assert!(usize::BITS == 64) }
+    #[expect(clippy::cast_possible_truncation, reason = "asserted above")]
+    let index = n as usize;
+    index
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Granule; 3] = [Granule::K4, Granule::K16, Granule::K64];
+
+    #[test]
+    fn levels_are_those_of_linux() {
+        let levels = |granule, bits| 4 - Geometry::new(granule, bits).unwrap().start().number();
+
+        assert_eq!(
+            [32, 34, 35, 40, 43, 44, 48].map(|b| levels(Granule::K4, b)),
+            [2, 2, 3, 3, 3, 4, 4]
+        );
+        assert_eq!(
+            [32, 40, 42, 48].map(|b| levels(Granule::K64, b)),
+            [1, 2, 2, 3].map(|n: u8| n.max(1))
+        );
+        assert_eq!(levels(Granule::K16, 40), 2);
+    }
+
+    #[test]
+    fn an_entry_spans_what_a_table_below_it_spans() {
+        for granule in ALL {
+            for number in 0..3 {
+                let level = Level::new(number).unwrap();
+                let below = level.down().unwrap();
+                assert_eq!(level.span(granule), below.span(granule) * granule.entries());
+            }
+        }
+        assert_eq!(Level(1).span(Granule::K4), 1 << 30);
+        assert_eq!(Level(2).span(Granule::K16), 32 << 20);
+        assert_eq!(Level(2).span(Granule::K64), 512 << 20);
+    }
+
+    #[test]
+    fn every_width_is_covered_by_its_tables_to_the_byte() {
+        for granule in ALL {
+            for bits in 32..=48 {
+                let g = Geometry::new(granule, bits).unwrap();
+                assert!((1..=16).contains(&g.root_tables()), "{g:?}");
+                assert!(g.entries(g.start()) * g.span(g.start()) >= g.size());
+                assert!(g.index(g.size() - 1, g.start()) < g.entries(g.start()));
+            }
+        }
+        assert!(Geometry::new(Granule::K4, 31).is_err());
+        assert!(Geometry::new(Granule::K4, 49).is_err());
+    }
+
+    #[test]
+    fn contiguous_groups_are_those_of_the_manual() {
+        let of = |granule, level| Level(level).contiguous(granule) * Level(level).span(granule);
+
+        assert_eq!(of(Granule::K4, 3), 64 << 10);
+        assert_eq!(of(Granule::K4, 2), 32 << 20);
+        assert_eq!(of(Granule::K16, 3), 2 << 20);
+        assert_eq!(of(Granule::K16, 2), 1 << 30);
+        assert_eq!(of(Granule::K64, 3), 2 << 20);
+        assert_eq!(of(Granule::K64, 2), 16 << 30);
+    }
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tables put aside before the lock is taken.
+//!
+//! Building a table needs memory, and memory may make one sleep: not under the lock. So whoever
+//! might need tables fills a [`Memcache`] beforehand. It is topped up as a whole or not used: to
+//! draw from an empty one is an error that leaves the tables unchanged, and the fault is taken
+//! again with a full one (Linux: `kvm_mmu_topup_memory_cache()`).
+
+use crate::operations::{Note, Operations, TableAddress};
+
+/// Tables in hand, at most [`Memcache::CAPACITY`].
+#[derive(Debug)]
+pub struct Memcache {
+    tables: [TableAddress; Self::CAPACITY],
+    len: usize,
+    /// Stands for no memcache at all: drawing from it is no mistake.
+    withheld: bool,
+}
+
+impl Default for Memcache {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Memcache {
+    /// What a top-up fills to (Linux: `KVM_ARCH_NR_OBJS_PER_MEMORY_CACHE`).
+    pub const CAPACITY: usize = 40;
+
+    /// An empty one.
+    pub const fn new() -> Self {
+        Self {
+            tables: [TableAddress(0); Self::CAPACITY],
+            len: 0,
+            withheld: false,
+        }
+    }
+
+    /// None: what needs a table fails, and nobody is to blame.
+    pub const fn withheld() -> Self {
+        Self {
+            withheld: true,
+            ..Self::new()
+        }
+    }
+
+    /// Tables in hand.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Unless `least` are in hand, fills up to `most`. Not under the lock. Gives whether `least`
+    /// are in hand.
+    pub fn top_up<O: Operations>(&mut self, ops: &O, least: usize, most: usize) -> bool {
+        if self.len >= least {
+            return true;
+        }
+        ops.note(Note::TopUp);
+        while self.len < most.min(Self::CAPACITY) {
+            let Some(table) = ops.allocate() else { break };
+            self.tables[self.len] = table;
+            self.len += 1;
+        }
+        self.len >= least
+    }
+
+    /// Takes a table; `None` if there is none.
+    pub fn draw<O: Operations>(&mut self, ops: &O) -> Option<TableAddress> {
+        if self.len == 0 {
+            if !self.withheld {
+                ops.note(Note::Empty);
+            }
+            return None;
+        }
+        self.len -= 1;
+        Some(self.tables[self.len])
+    }
+
+    /// Puts an unused table back, still zeroed.
+    pub(crate) fn put_back(&mut self, table: TableAddress) -> bool {
+        let fits = self.len < Self::CAPACITY;
+        if fits {
+            self.tables[self.len] = table;
+            self.len += 1;
+        }
+        fits
+    }
+
+    /// Gives all tables back.
+    pub fn drain<O: Operations>(&mut self, ops: &O) {
+        while self.len > 0 {
+            self.len -= 1;
+            ops.free(self.tables[self.len]);
+        }
+    }
+}

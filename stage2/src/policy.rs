@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How the engine and the fault path go about their work, one choice at a time.
+//!
+//! Each field is one idea that a kernel has or has not; the presets put them together as kernels do.
+//! The line numbers behind the presets are in Linux's `arch/arm64/kvm/hyp/pgtable.c` and `mmu.c`.
+
+use core::str::FromStr;
+
+use thiserror::Error;
+
+/// Which lock the fault path takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Locking {
+    /// One at a time.
+    Exclusive,
+    /// Shared where a leaf's permissions grow while the log is on, otherwise exclusive (6.1).
+    SharedRelax,
+    /// Shared: entries are changed by compare-and-swap.
+    Shared,
+}
+
+/// Where memory is made ready for the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Maintenance {
+    /// In the fault path, for every fault, whatever the map then does.
+    FaultPath,
+    /// Where a leaf is installed, between break and make.
+    InsideWindow,
+    /// Where a leaf is installed, before the break.
+    BeforeBreak,
+}
+
+/// When a table that a block replaces is taken down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coalesce {
+    /// Before the block is installed.
+    FreeFirst,
+    /// After.
+    InstallFirst,
+}
+
+/// What is done with a leaf that is there already and differs in permissions alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SameLeaf {
+    /// It is broken and made anew (5.10).
+    Remake,
+    /// It is left, and the guest tries again (6.1 on).
+    Retry,
+    /// It is given the permissions that it lacks.
+    Widen,
+}
+
+/// When the memcache is topped up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TopUp {
+    /// For translation faults, and for writes while the log is on.
+    Always,
+    /// Where the entry that faulted spans more than what will be mapped.
+    ByFaultLevel,
+}
+
+/// How many leaves unmap takes away with one invalidation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unmap {
+    /// This many, at least 1.
+    Batch(u8),
+    /// Whole tables where they are in the range, otherwise this many.
+    Tables(u8),
+}
+
+/// All choices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// The fault path's lock.
+    pub locking: Locking,
+    /// Where memory is made ready.
+    pub maintenance: Maintenance,
+    /// When replaced tables go.
+    pub coalesce: Coalesce,
+    /// What becomes of a leaf that is there.
+    pub same_leaf: SameLeaf,
+    /// When the memcache is topped up.
+    pub top_up: TopUp,
+    /// Whether a split block's table is filled with its parts, or only where the fault is.
+    pub populate_on_split: bool,
+    /// Whether blocks are put together again when the log is switched off.
+    pub recover_blocks: bool,
+    /// Whether parts that are mapped already at the same address are left out of maintenance.
+    pub skip_mapped: bool,
+    /// Whether a walker that meets a locked entry waits for it a while, or has the guest fault
+    /// again.
+    pub wait_for_locked: bool,
+    /// Whether a permission that grows is invalidated on the faulting CPU alone.
+    pub local_relax: bool,
+    /// Unmap's invalidations.
+    pub unmap: Unmap,
+    /// Lines beyond which the whole I-cache is invalidated.
+    pub icache_lines: Option<u64>,
+    /// Whether block sizes change without a break where FEAT_BBM allows it.
+    pub use_bbm: bool,
+}
+
+/// Why a text names no policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("no such policy: use linux-5.10, linux-5.10+series, linux-6.1, linux-6.12 or granule")]
+pub struct UnknownPolicy;
+
+impl Policy {
+    /// Linux 5.10 as it is.
+    pub const LINUX_5_10: Self = Self {
+        locking: Locking::Exclusive,
+        maintenance: Maintenance::FaultPath,
+        coalesce: Coalesce::FreeFirst,
+        same_leaf: SameLeaf::Remake,
+        top_up: TopUp::Always,
+        populate_on_split: false,
+        recover_blocks: false,
+        skip_mapped: false,
+        wait_for_locked: false,
+        local_relax: false,
+        unmap: Unmap::Batch(1),
+        icache_lines: None,
+        use_bbm: false,
+    };
+    /// Linux 5.10 with this repository's series `stage2-fault-path`.
+    pub const LINUX_5_10_SERIES: Self = Self {
+        maintenance: Maintenance::BeforeBreak,
+        coalesce: Coalesce::InstallFirst,
+        same_leaf: SameLeaf::Widen,
+        top_up: TopUp::ByFaultLevel,
+        local_relax: true,
+        icache_lines: Some(512),
+        ..Self::LINUX_5_10
+    };
+    /// Linux 6.1: maintenance in the handlers, but the block comes last.
+    pub const LINUX_6_1: Self = Self {
+        locking: Locking::SharedRelax,
+        maintenance: Maintenance::InsideWindow,
+        same_leaf: SameLeaf::Retry,
+        ..Self::LINUX_5_10
+    };
+    /// Linux 6.12: shared walkers, the block first.
+    pub const LINUX_6_12: Self = Self {
+        locking: Locking::Shared,
+        coalesce: Coalesce::InstallFirst,
+        local_relax: true,
+        icache_lines: Some(512),
+        ..Self::LINUX_6_1
+    };
+    /// Everything at once.
+    pub const GRANULE: Self = Self {
+        maintenance: Maintenance::BeforeBreak,
+        same_leaf: SameLeaf::Widen,
+        top_up: TopUp::ByFaultLevel,
+        populate_on_split: true,
+        recover_blocks: true,
+        skip_mapped: true,
+        wait_for_locked: true,
+        unmap: Unmap::Tables(64),
+        use_bbm: true,
+        ..Self::LINUX_6_12
+    };
+    /// The presets by name.
+    pub const PRESETS: [(&'static str, Self); 5] = [
+        ("linux-5.10", Self::LINUX_5_10),
+        ("linux-5.10+series", Self::LINUX_5_10_SERIES),
+        ("linux-6.1", Self::LINUX_6_1),
+        ("linux-6.12", Self::LINUX_6_12),
+        ("granule", Self::GRANULE),
+    ];
+}
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        Self::PRESETS
+            .into_iter()
+            .find(|(preset, _)| *preset == name)
+            .map(|(_, policy)| policy)
+            .ok_or(UnknownPolicy)
+    }
+}

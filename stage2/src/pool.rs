@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tables out of one piece of memory, without an allocator and without `unsafe`.
+//!
+//! The root's tables lie at its beginning; the others are on a list of free ones, which any number
+//! of CPUs draw from and give back to by compare-and-swap (its head carries a tag, so that a table
+//! that left and came back is not mistaken for one that stayed). What is borrowed for it may be a
+//! `static`.
+
+use core::{
+    ops::Deref,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use crate::{
+    descriptor::Descriptor,
+    geometry::{Geometry, index},
+    operations::{EntryAddress, Order, TableAddress},
+};
+
+/// No table: the end of the list.
+const NONE: u64 = u32::MAX as u64;
+
+/// Tables, their reference counts, and which of them are free.
+#[derive(Debug)]
+pub struct TablePool<M> {
+    base: u64,
+    words_in_table: u64,
+    shift: u32,
+    root_tables: u64,
+    words: M,
+    /// For each table its count and the next free one.
+    meta: M,
+    /// Tag in the upper half, first free table in the lower.
+    head: AtomicU64,
+}
+
+impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
+    /// A pool over `words`, which CPUs see at physical address `base` (a multiple of the granule),
+    /// with two words of `meta` for each table. `None` if the root does not fit, or `meta` is
+    /// shorter than the tables need.
+    pub fn new(base: u64, geometry: &Geometry, words: M, meta: M) -> Option<Self> {
+        let words_in_table = geometry.granule().entries();
+        let count = words.len() as u64 / words_in_table;
+        let root_tables = geometry.root_tables();
+        if count < root_tables || count >= NONE || (meta.len() as u64) < 2 * count {
+            return None;
+        }
+        let pool = Self {
+            base,
+            words_in_table,
+            shift: geometry.granule().shift(),
+            root_tables,
+            words,
+            meta,
+            head: AtomicU64::new(NONE),
+        };
+        for table in (root_tables..count).rev() {
+            pool.push(table);
+        }
+        (0..root_tables).for_each(|table| pool.zero(table));
+        Some(pool)
+    }
+
+    /// The first table of the root.
+    pub const fn root(&self) -> TableAddress {
+        TableAddress(self.base)
+    }
+
+    fn number(&self, table: TableAddress) -> u64 {
+        (table.0 - self.base) >> self.shift
+    }
+
+    fn count(&self, table: TableAddress) -> &AtomicU64 {
+        &self.meta[index(2 * self.number(table))]
+    }
+
+    fn next(&self, table: u64) -> &AtomicU64 {
+        &self.meta[index(2 * table + 1)]
+    }
+
+    fn zero(&self, table: u64) {
+        let from = index(table * self.words_in_table);
+        let to = from + index(self.words_in_table);
+        for word in &self.words[from..to] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.meta[index(2 * table)].store(1, Ordering::Relaxed);
+    }
+
+    fn push(&self, table: u64) {
+        let mut head = self.head.load(Ordering::Relaxed);
+        loop {
+            self.next(table).store(head & NONE, Ordering::Relaxed);
+            let new = ((head >> 32).wrapping_add(1) << 32) | table;
+            match self
+                .head
+                .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// A zeroed table with one reference; `None` when there is none left.
+    pub fn allocate(&self) -> Option<TableAddress> {
+        let mut head = self.head.load(Ordering::Acquire);
+        loop {
+            let table = head & NONE;
+            if table == NONE {
+                return None;
+            }
+            let next = self.next(table).load(Ordering::Relaxed);
+            let new = ((head >> 32).wrapping_add(1) << 32) | next;
+            match self
+                .head
+                .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => {
+                    self.zero(table);
+                    return Some(TableAddress(self.base + (table << self.shift)));
+                }
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Puts a table back.
+    pub fn free(&self, table: TableAddress) {
+        debug_assert!(self.number(table) >= self.root_tables, "the root stays");
+        self.push(self.number(table));
+    }
+
+    /// Tables that are free; exact only while nobody else is at it.
+    pub fn available(&self) -> usize {
+        let mut count = 0;
+        let mut table = self.head.load(Ordering::Acquire) & NONE;
+        while table != NONE {
+            count += 1;
+            table = self.next(table).load(Ordering::Relaxed);
+        }
+        count
+    }
+
+    fn word(&self, entry: EntryAddress) -> &AtomicU64 {
+        &self.words[index((entry.0 - self.base) >> 3)]
+    }
+
+    /// Reads an entry.
+    pub fn load(&self, entry: EntryAddress) -> Descriptor {
+        Descriptor(self.word(entry).load(Ordering::Acquire))
+    }
+
+    /// Writes an entry.
+    pub fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
+        let ordering = match order {
+            Order::Plain => Ordering::Relaxed,
+            Order::Release => Ordering::Release,
+        };
+        self.word(entry).store(new.0, ordering);
+    }
+
+    /// Writes an entry if it is `old`.
+    ///
+    /// # Errors
+    /// What it is instead.
+    pub fn compare_exchange(
+        &self,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+    ) -> Result<(), Descriptor> {
+        self.word(entry)
+            .compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire)
+            .map(drop)
+            .map_err(Descriptor)
+    }
+
+    /// Adds to a table's count.
+    pub fn take_references(&self, table: TableAddress, count: u32) {
+        self.count(table).fetch_add(count.into(), Ordering::Relaxed);
+    }
+
+    /// Takes from a table's count and gives what is left.
+    pub fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
+        let before = self.count(table).fetch_sub(count.into(), Ordering::AcqRel);
+        u32::try_from(before.saturating_sub(count.into())).unwrap_or(u32::MAX)
+    }
+
+    /// A table's count.
+    pub fn references(&self, table: TableAddress) -> u32 {
+        u32::try_from(self.count(table).load(Ordering::Acquire)).unwrap_or(u32::MAX)
+    }
+}
+
+/// Zeroed words for a pool.
+pub fn words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Ranges as `TLBI RIPAS2E1IS` can name them.
+//!
+//! One instruction covers `(NUM + 1) << (5 × SCALE + 1)` pages, NUM 0 to 31 and SCALE 0 to 3 (Arm
+//! ARM C5.5, TLBI RIPAS2E1IS). A range is cut into a single page where its count is odd and one
+//! piece for each SCALE; together they cover it to the page, without a gap.
+
+use crate::geometry::Granule;
+
+/// Part of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Its first address.
+    pub ipa: u64,
+    /// Its pages; 1 is for the instruction that takes one address.
+    pub pages: u64,
+}
+
+/// The largest number of pages that one instruction covers.
+const MOST: u64 = 32 << 16;
+
+/// Whether one instruction covers this many pages.
+pub const fn is_encodable(pages: u64) -> bool {
+    let mut scale = 0;
+    while scale <= 3 {
+        let unit = 1 << (5 * scale + 1);
+        if pages.is_multiple_of(unit) && pages / unit >= 1 && pages / unit <= 32 {
+            return true;
+        }
+        scale += 1;
+    }
+    false
+}
+
+/// Cuts `size` bytes from `ipa`, both multiples of the granule, into pieces.
+pub fn pieces(granule: Granule, ipa: u64, size: u64) -> impl Iterator<Item = Piece> {
+    let mut at = ipa;
+    let mut left = size >> granule.shift();
+    core::iter::from_fn(move || {
+        let pages = match left {
+            0 => return None,
+            odd if !odd.is_multiple_of(2) => 1,
+            MOST.. => MOST,
+            _ => {
+                // The lowest digit, of five bits each behind the first bit.
+                let scale = (left.trailing_zeros() - 1) / 5;
+                let unit = 1 << (5 * scale + 1);
+                (left / unit % 32) * unit
+            }
+        };
+        let piece = Piece { ipa: at, pages };
+        at += pages << granule.shift();
+        left -= pages;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_every_range_without_a_gap() {
+        let interesting = (1..5000).chain([1 << 18, (1 << 21) - 1, 1 << 21, 5 * (1 << 21) + 77]);
+        for pages in interesting {
+            for granule in [Granule::K4, Granule::K16, Granule::K64] {
+                let mut at = 7 * granule.size();
+                for piece in pieces(granule, at, pages * granule.size()) {
+                    assert_eq!(piece.ipa, at, "{pages} pages");
+                    assert!(piece.pages == 1 || is_encodable(piece.pages), "{piece:?}");
+                    at += piece.pages * granule.size();
+                }
+                assert_eq!(at, (7 + pages) * granule.size());
+            }
+        }
+    }
+
+    #[test]
+    fn what_one_instruction_covers() {
+        assert!(is_encodable(2) && is_encodable(64) && is_encodable(512) && is_encodable(MOST));
+        assert!(
+            !is_encodable(0) && !is_encodable(1) && !is_encodable(66) && !is_encodable(MOST * 2)
+        );
+    }
+}

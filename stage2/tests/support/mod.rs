@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A guest and its host for tests: a table in a pool, memory in blocks of 2M that the host gives,
+//! writes and takes back, and CPUs that fault. Every step is told to a sink.
+#![allow(dead_code, reason = "each test uses its part")]
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use granule_stage2::{
+    Access, Fault, Features, Memcache, Operations, Policy, Stage2,
+    check::{Action, Recorder, Setup, Sink},
+    descriptor::Descriptor,
+    fault::{FaultError, Host, Mmu, Page, Resolution},
+    geometry::{Geometry, Granule},
+    grace::Grace,
+    operations::{Dsb, EntryAddress, Note, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    pool::{TablePool, words},
+};
+
+pub const BLOCK: u64 = 2 << 20;
+pub const PAGE: u64 = 4096;
+pub const TABLES: u64 = 0x8000_0000;
+pub const MEMORY: u64 = 0x1_0000_0000;
+pub const VMID: Vmid = Vmid(7);
+
+pub type Pool = TablePool<Box<[AtomicU64]>>;
+
+/// One CPU's operations on a pool; barriers, TLBs and caches are told, not done.
+#[derive(Debug)]
+pub struct Cpu<'a> {
+    pub pool: &'a Pool,
+    pub grace: &'a Grace,
+    pub index: usize,
+    pub vmid: AtomicU64,
+}
+
+impl Operations for Cpu<'_> {
+    fn load(&self, entry: EntryAddress) -> Descriptor {
+        self.pool.load(entry)
+    }
+    fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
+        self.pool.store(entry, new, order);
+    }
+    fn compare_exchange(
+        &self,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+    ) -> Result<(), Descriptor> {
+        self.pool.compare_exchange(entry, old, new)
+    }
+    fn allocate(&self) -> Option<TableAddress> {
+        self.pool.allocate()
+    }
+    fn free(&self, table: TableAddress) {
+        self.pool.free(table);
+    }
+    fn defer(&self, unlinked: Unlinked) {
+        self.grace.defer(unlinked);
+    }
+    fn begin_walk(&self) {
+        self.grace.begin(self.index);
+    }
+    fn end_walk(&self) {
+        self.grace.end(self.index);
+    }
+    fn take_references(&self, table: TableAddress, count: u32) {
+        self.pool.take_references(table, count);
+    }
+    fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
+        self.pool.drop_references(table, count)
+    }
+    fn references(&self, table: TableAddress) -> u32 {
+        self.pool.references(table)
+    }
+    fn dsb(&self, _: Dsb) {}
+    fn isb(&self) {}
+    fn tlbi(&self, _: Tlbi) {}
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
+        let before = self.vmid.swap(vmid.0.into(), Ordering::Relaxed);
+        Vmid(u16::try_from(before).unwrap())
+    }
+    fn clean_invalidate(&self, _: u64, _: u64) {}
+    fn invalidate_instructions(&self, _: Option<(u64, u64)>) {}
+    fn pause(&self) {
+        std::thread::yield_now();
+    }
+}
+
+/// What the host has given to the guest.
+#[derive(Debug, Default)]
+struct Given {
+    /// Blocks of 2M by number; whether they are one piece of host memory.
+    blocks: BTreeMap<u64, bool>,
+    logging: bool,
+    dirty: BTreeSet<u64>,
+}
+
+/// Guest and host.
+#[derive(Debug)]
+pub struct World {
+    pub pool: Pool,
+    pub grace: Grace,
+    pub mmu: Mmu<parking_lot::RawRwLock>,
+    pub setup: Setup,
+    pub blocks: u64,
+    sequence: AtomicU64,
+    given: Mutex<Given>,
+}
+
+impl World {
+    pub fn new(policy: Policy, features: Features, cpus: u8, blocks: u64) -> Self {
+        let geometry = Geometry::new(Granule::K4, 40).unwrap();
+        let count = 64 + 64 * usize::from(cpus) + 4 * usize::try_from(blocks).unwrap();
+        let pool = Pool::new(TABLES, &geometry, words(count * 512), words(count * 2)).unwrap();
+        let table = Stage2::new(geometry, features, policy, VMID, pool.root());
+        let setup = Setup {
+            geometry,
+            features,
+            vmid: VMID,
+            root: pool.root(),
+            cpus,
+        };
+        Self {
+            grace: Grace::new(cpus.into()),
+            mmu: Mmu::new(table),
+            setup,
+            blocks,
+            sequence: AtomicU64::new(0),
+            given: Mutex::default(),
+            pool,
+        }
+    }
+
+    pub fn cpu(&self, index: u8) -> Cpu<'_> {
+        Cpu {
+            pool: &self.pool,
+            grace: &self.grace,
+            index: index.into(),
+            vmid: AtomicU64::new(0),
+        }
+    }
+
+    fn given(&self) -> MutexGuard<'_, Given> {
+        self.given.lock().unwrap()
+    }
+
+    pub fn size(&self) -> u64 {
+        self.blocks * BLOCK
+    }
+}
+
+/// Blocks whose number is 3 modulo 4 are small pages in the host, each elsewhere.
+pub const fn is_small(block: u64) -> bool {
+    block % 4 == 3
+}
+
+pub const fn phys_of(ipa: u64) -> u64 {
+    MEMORY + ipa
+}
+
+/// One CPU of a world, and the sink that hears of it. `W` may change the operations.
+pub struct Vcpu<'a, O, S> {
+    pub world: &'a World,
+    pub ops: O,
+    pub told: Recorder<'a, Cpu<'a>, S>,
+    pub memcache: Memcache,
+}
+
+struct HostOf<'a, S> {
+    world: &'a World,
+    told: &'a Recorder<'a, Cpu<'a>, S>,
+}
+
+impl<S: Sink> Host for HostOf<'_, S> {
+    fn page(&self, ipa: u64, _: Access) -> Option<Page> {
+        let block = ipa / BLOCK;
+        if block >= self.world.blocks {
+            return None;
+        }
+        let mut given = self.world.given();
+        given.blocks.entry(block).or_insert_with(|| {
+            let ipa = block * BLOCK;
+            let phys = phys_of(ipa);
+            self.told.tell(Action::Give {
+                ipa,
+                phys,
+                size: BLOCK,
+                device: false,
+            });
+            !is_small(block)
+        });
+        let size = if is_small(block) { PAGE } else { BLOCK };
+        let ipa = ipa & !(size - 1);
+        Some(Page {
+            ipa,
+            phys: phys_of(ipa),
+            size,
+            writable: true,
+        })
+    }
+
+    fn logging(&self, _: u64) -> bool {
+        self.world.given().logging
+    }
+
+    fn sequence(&self) -> u64 {
+        self.world.sequence.load(Ordering::SeqCst)
+    }
+
+    fn mark_dirty(&self, ipa: u64, size: u64) {
+        let mut given = self.world.given();
+        if given.logging {
+            given.dirty.extend((ipa..ipa + size).step_by(4096));
+        }
+    }
+}
+
+impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
+    /// A CPU that the guest runs on. `ops` is what the engine is given; host events go to `told`.
+    pub fn new(world: &'a World, ops: O, told: Recorder<'a, Cpu<'a>, S>) -> Self {
+        Self {
+            world,
+            ops,
+            told,
+            memcache: Memcache::new(),
+        }
+    }
+
+    /// Accesses until it works; gives the number of faults.
+    pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
+        for faults in 0..10_000 {
+            let seen = self.world.mmu.walker().translate(&self.ops, ipa, access);
+            let Err(fault) = seen else { return Ok(faults) };
+            let host = HostOf {
+                world: self.world,
+                told: &self.told,
+            };
+            let done = self
+                .world
+                .mmu
+                .fault(&self.ops, &host, &mut self.memcache, fault)?;
+            if done == Resolution::Resolved {
+                let Fault {
+                    ipa,
+                    access,
+                    status,
+                    level,
+                } = fault;
+                self.told.tell(Action::Resume {
+                    ipa,
+                    access,
+                    status,
+                    level,
+                });
+            } else {
+                std::thread::yield_now();
+            }
+            self.drain();
+        }
+        panic!("{ipa:#x}: no progress");
+    }
+
+    /// Frees what has waited long enough.
+    pub fn drain(&self) {
+        while self.world.grace.is_waiting() {
+            let Some(unlinked) = self.world.grace.take() else {
+                return;
+            };
+            self.world
+                .mmu
+                .shared(&self.ops, |table| table.free_unlinked(&self.ops, unlinked));
+        }
+    }
+
+    pub fn set_logging(&self, on: bool) {
+        let size = self.world.size();
+        self.world.mmu.exclusive(&self.ops, |table| {
+            self.invalidate_lookups();
+            let mut given = self.world.given();
+            given.logging = on;
+            given.dirty.clear();
+            if on {
+                table.write_protect(&self.ops, 0, size).unwrap();
+            } else if table.policy().recover_blocks {
+                for (block, _) in given.blocks.iter().filter(|(_, whole)| **whole) {
+                    table
+                        .recover_blocks(&self.ops, block * BLOCK, BLOCK, BLOCK)
+                        .unwrap();
+                }
+            }
+            self.told.tell(Action::Logging { ipa: 0, size, on });
+        });
+    }
+
+    pub fn read_log(&self) -> BTreeSet<u64> {
+        let size = self.world.size();
+        self.world.mmu.exclusive(&self.ops, |table| {
+            let mut given = self.world.given();
+            if given.logging {
+                table.write_protect(&self.ops, 0, size).unwrap();
+                self.told.tell(Action::ReadLog { ipa: 0, size });
+            }
+            std::mem::take(&mut given.dirty)
+        })
+    }
+
+    fn invalidate_lookups(&self) {
+        self.world.sequence.fetch_add(1, Ordering::SeqCst);
+        self.ops.note(Note::Sequence);
+    }
+
+    /// The host takes a block back.
+    pub fn take_back(&self, block: u64) {
+        self.world.mmu.exclusive(&self.ops, |table| {
+            self.invalidate_lookups();
+            let mut given = self.world.given();
+            table.unmap(&self.ops, block * BLOCK, BLOCK).unwrap();
+            if given.blocks.remove(&block).is_some() {
+                self.told.tell(Action::TakeBack {
+                    ipa: block * BLOCK,
+                    size: BLOCK,
+                });
+            }
+            self.invalidate_lookups();
+        });
+    }
+
+    /// Mappings go, the memory stays the guest's.
+    pub fn unmap(&self, ipa: u64, size: u64) {
+        self.world.mmu.exclusive(&self.ops, |table| {
+            self.invalidate_lookups();
+            table.unmap(&self.ops, ipa, size).unwrap();
+            self.invalidate_lookups();
+        });
+    }
+
+    pub fn age(&self, ipa: u64, size: u64) {
+        self.world.mmu.exclusive(&self.ops, |table| {
+            table.age(&self.ops, ipa, size).unwrap();
+        });
+    }
+
+    pub fn split(&mut self, block: u64) {
+        self.memcache.top_up(&self.ops, 8, 8);
+        let memcache = &mut self.memcache;
+        self.world.mmu.exclusive(&self.ops, |table| {
+            table
+                .split(&self.ops, memcache, block * BLOCK, BLOCK)
+                .unwrap();
+        });
+    }
+
+    /// The host writes through its own mapping; not while a fault is being handled, as what it
+    /// writes in that very moment is its own race.
+    pub fn host_write(&self, ipa: u64, size: u64) {
+        self.world.mmu.exclusive(&self.ops, |_| {
+            let given = self.world.given();
+            if given.blocks.contains_key(&(ipa / BLOCK)) {
+                self.told.tell(Action::HostWrite {
+                    phys: phys_of(ipa),
+                    size,
+                });
+            }
+        });
+    }
+
+    /// Everything is unmapped and all tables are given back.
+    pub fn finish(&mut self) {
+        self.drain();
+        self.world.mmu.exclusive(&self.ops, |table| {
+            self.invalidate_lookups();
+            table.clear(&self.ops);
+        });
+        self.memcache.drain(&self.ops);
+    }
+}
+
+/// Numbers that look random and repeat (SplitMix64).
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+/// One random step.
+pub fn step<O: Operations, S: Sink>(vcpu: &mut Vcpu<'_, O, S>, random: &mut Random) {
+    let block = random.below(vcpu.world.blocks);
+    let ipa = block * BLOCK + random.below(512) * PAGE;
+    match random.below(100) {
+        0..=39 => drop(vcpu.touch(ipa, Access::Read).unwrap()),
+        40..=74 => drop(vcpu.touch(ipa, Access::Write).unwrap()),
+        75..=84 => drop(vcpu.touch(ipa, Access::Fetch).unwrap()),
+        85 => vcpu.set_logging(true),
+        86..=87 => vcpu.set_logging(false),
+        88..=89 => drop(vcpu.read_log()),
+        90..=91 => vcpu.take_back(block),
+        92..=93 => vcpu.unmap(ipa, PAGE),
+        94..=95 => vcpu.age(ipa, PAGE * 4),
+        96 => vcpu.split(block),
+        _ => vcpu.host_write(ipa, 64),
+    }
+}
