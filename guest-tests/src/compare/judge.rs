@@ -402,13 +402,13 @@ mod tests {
         assert_eq!(least_runs(1, true), 6);
     }
 
-    /// A table as a lab's default matrix gives it: 4 backings, 7 phases.
-    fn table(normal: &mut Normal, runs: usize, factor: f64, emulated: bool) -> Vec<Row> {
-        (0..28)
+    /// A table without a difference.
+    fn table(normal: &mut Normal, rows: i32, runs: usize, emulated: bool) -> Vec<Row> {
+        (0..rows)
             .map(|at| {
                 let centre = 1e6 * f64::from(1 + at * at);
                 let before = normal.sample(runs, centre, 0.02);
-                let after = normal.sample(runs, centre * factor, 0.02);
+                let after = normal.sample(runs, centre, 0.02);
                 Row {
                     emulated,
                     ..row(&before, &after)
@@ -419,18 +419,20 @@ mod tests {
 
     #[test]
     fn of_a_thousand_pairs_without_a_difference_few_report_any() {
-        for (seed, runs, effect, emulated) in [
-            (1, 20, 0.0, false),
-            (2, 8, 0.0, true),
-            (3, 5, 0.0, false),
-            (4, 3, 0.01, true),
+        // The first is a table as a lab's default matrix gives it: 4 backings, 7 phases.
+        for (seed, rows, runs, effect, emulated) in [
+            (1, 28, 20, 0.0, false),
+            (2, 7, 8, 0.0, true),
+            (3, 7, 5, 0.0, false),
+            (4, 28, 3, 0.01, true),
         ] {
             let mut normal = Normal::new(seed);
             let reported = (0..1000).filter(|_| {
-                let judged = judge(&table(&mut normal, runs, 1.0, emulated), effect);
+                let judged = judge(&table(&mut normal, rows, runs, emulated), effect);
                 judged.iter().any(|(_, verdict)| *verdict == Verdict::Worse)
             });
             let reported = reported.count();
+            println!("{runs} runs, {rows} rows: {reported} of 1000 tables report a regression");
             assert!(reported <= 50, "{runs} runs: {reported} of 1000 tables");
         }
     }
@@ -447,11 +449,11 @@ mod tests {
             let one = judge(&[row(&before, &after)], super::super::LEAST_EFFECT);
             alone += u32::from(one[0].1 == Verdict::Worse);
             // One row of a table, of one configuration's seven, in which nothing else differs.
-            let mut rows = table(&mut normal, 20, 1.0, false);
-            rows.truncate(7);
+            let mut rows = table(&mut normal, 7, 20, false);
             rows[3] = row(&before, &after);
             in_table += u32::from(judge(&rows, super::super::LEAST_EFFECT)[3].1 == Verdict::Worse);
         }
+        println!("found {alone} of 300 alone, {in_table} of 300 in a table of 7");
         assert!(alone >= 270, "alone: {alone} of 300");
         assert!(in_table >= 270, "in a table of 7: {in_table} of 300");
     }

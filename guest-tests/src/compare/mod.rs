@@ -193,6 +193,20 @@ impl PhaseChange {
     }
 }
 
+/// The command line of this process, as a shell would take it again; what a report says it was made
+/// by.
+pub fn command_line() -> String {
+    let words = std::env::args_os().enumerate().map(|(at, word)| {
+        let word = word.to_string_lossy().into_owned();
+        let word = match word.rsplit_once('/') {
+            Some((_, name)) if at == 0 => name.to_owned(),
+            _ => word,
+        };
+        shlex::try_quote(&word).map_or_else(|_| word.clone(), |quoted| quoted.into_owned())
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
 impl Comparison {
     /// Compares `after` with `before`.
     ///

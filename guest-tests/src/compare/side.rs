@@ -66,22 +66,26 @@ impl Side {
         self.emulator.is_some()
     }
 
+    /// The series applied; `None` where not known.
+    pub fn series_line(&self) -> Option<String> {
+        let series = self.series.as_deref()?;
+        if series.is_empty() {
+            return Some("no series".to_owned());
+        }
+        let each = series.iter().map(|series| {
+            let plural = if series.patches == 1 { "" } else { "es" };
+            format!("{} ({} patch{plural})", series.name, series.patches)
+        });
+        Some(each.collect::<Vec<_>>().join(" + "))
+    }
+
     /// Kernel, series and image in one line; `None` where nothing is known.
     pub fn kernel_line(&self) -> Option<String> {
         if self.kernel.is_empty() {
             return None;
         }
-        let series = match self.series.as_deref() {
-            None => "series not known".to_owned(),
-            Some([]) => "no series".to_owned(),
-            Some(series) => {
-                let each = series.iter().map(|series| {
-                    let plural = if series.patches == 1 { "" } else { "es" };
-                    format!("{} ({} patch{plural})", series.name, series.patches)
-                });
-                each.collect::<Vec<_>>().join(" + ")
-            }
-        };
+        let series = self.series_line();
+        let series = series.unwrap_or_else(|| "series not known".to_owned());
         let image = match self.image_sha256.as_deref().map(|hash| hash.get(..12)) {
             Some(Some(start)) => format!(", image {start}"),
             _ => String::new(),

@@ -76,7 +76,7 @@ pub fn fetch(options: &Options) -> Result<(), LabError> {
     print(&format!("{}\n", tree.path.display()))
 }
 
-/// Carries a run out and prints what changed.
+/// Carries a run out, prints what changed and leaves a report of it.
 ///
 /// # Errors
 /// What is needed is missing, a kernel was not built, or nothing can be compared.
@@ -142,6 +142,7 @@ fn compare(options: &Options, rundir: &RunDir, kernels: &[Kernel]) -> Result<Ver
     }
     let mut verdict = Verdict::Fine;
     let mut report = String::new();
+    let mut page = None;
     if let ([only], false) = (kernels, options.dry_run) {
         report = summary::table(&input::read(&rundir.results(only))?);
     } else if kernels.len() > 2 && !options.dry_run {
@@ -169,6 +170,7 @@ fn compare(options: &Options, rundir: &RunDir, kernels: &[Kernel]) -> Result<Ver
         let settings = compare::Options {
             labels: [before.name.clone(), after.name.clone()],
             min_effect: Some(options.min_effect_percent / 100.0),
+            command: Some(compare::command_line()),
             ..compare::Options::default()
         };
         let comparison = Comparison::of(
@@ -182,10 +184,20 @@ fn compare(options: &Options, rundir: &RunDir, kernels: &[Kernel]) -> Result<Ver
         }
         report.push_str(&render::text(&comparison));
         report.push('\n');
+        let path = rundir.write_page(
+            (index != whole_series).then_some(after),
+            &render::html(&comparison),
+        )?;
+        if index == whole_series {
+            page = Some(path);
+        }
     }
     if !options.dry_run {
         rundir.write_report(&report)?;
         print(&report)?;
+    }
+    if let Some(page) = page {
+        eprintln!("lab: with charts: {}", page.display());
     }
     Ok(verdict)
 }

@@ -4,6 +4,7 @@
 //! ```text
 //! lab-runs/NAME/
 //!   comparison.txt          what was printed
+//!   report.html             the same with charts; a step's in the folder of the kernel it led to
 //!   KERNEL/                 `base`, the series' name …: a side for `granule compare`
 //!     kernel.json           series, SHA-256 of the image
 //!     config                the kernel's configuration
@@ -101,6 +102,20 @@ impl RunDir {
     pub fn write_report(&self, report: &str) -> Result<(), StepError> {
         let path = self.path.join("comparison.txt");
         fs::write(&path, report).map_err(|e| StepError::file("write", path, e))
+    }
+
+    /// Writes the page of a comparison and tells where: that of the whole run, or of one step to a
+    /// kernel into the kernel's folder.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_page(&self, step: Option<&Kernel>, page: &str) -> Result<PathBuf, StepError> {
+        let folder = step.map_or_else(|| self.path.clone(), |kernel| self.kernel(kernel));
+        let path = folder.join("report.html");
+        match fs::write(&path, page) {
+            Ok(()) => Ok(path),
+            Err(error) => Err(StepError::file("write", path, error)),
+        }
     }
 
     /// Writes all records that there are and tells of each job that failed; true if one did.

@@ -2,13 +2,13 @@
 //! `granule compare`.
 
 use std::{
-    env, fs,
+    fs,
     io::{self, Write},
     path::PathBuf,
 };
 
 use clap::ValueEnum;
-use granule_guest_tests::compare::{Comparison, Options, Verdict, input, render};
+use granule_guest_tests::compare::{self, Comparison, Options, Verdict, input, render};
 
 use super::{CommandResult, Outcome};
 
@@ -66,6 +66,8 @@ pub enum Format {
     Text,
     /// Markdown tables
     Markdown,
+    /// A page with charts, in one file
+    Html,
     /// A row for each figure
     Csv,
     /// JSON (`granule.comparison/2`)
@@ -104,12 +106,13 @@ pub fn run(args: Args) -> CommandResult {
         metric: args.metric.filter(|metric| metric != "time"),
         phases: args.phase,
         paired: args.paired,
-        command: Some(command()),
+        command: Some(compare::command_line()),
     };
     let comparison = Comparison::of(&input::side(before)?, &input::side(after)?, &options)?;
     let text = match args.format {
         Format::Text => render::text(&comparison),
         Format::Markdown => render::markdown(&comparison),
+        Format::Html => render::html(&comparison),
         Format::Csv => render::csv(&comparison),
         Format::Json => render::json(&comparison)?,
         Format::Ktap => render::ktap(&comparison),
@@ -132,18 +135,6 @@ pub fn run(args: Args) -> CommandResult {
     } else {
         Outcome::Done
     })
-}
-
-/// This command as a shell would take it.
-fn command() -> String {
-    let arguments = env::args_os().skip(1).map(|argument| {
-        let argument = argument.to_string_lossy().into_owned();
-        shlex::try_quote(&argument).map_or_else(|_| argument.clone(), |quoted| quoted.into_owned())
-    });
-    let words: Vec<String> = std::iter::once("granule".to_owned())
-        .chain(arguments)
-        .collect();
-    words.join(" ")
 }
 
 /// A percentage from 0 on, with or without its sign.

@@ -5,13 +5,16 @@
 mod benchstat;
 mod csv;
 mod figures;
+mod html;
 mod ktap;
 mod markdown;
 mod text;
 
 use std::collections::BTreeSet;
 
-pub use self::{benchstat::benchstat, csv::csv, ktap::ktap, markdown::markdown, text::text};
+pub use self::{
+    benchstat::benchstat, csv::csv, html::html, ktap::ktap, markdown::markdown, text::text,
+};
 use super::{Change, Comparison, Configuration, PhaseChange, Side, Step, Verdict, judge};
 
 /// The comparison as JSON, schema [`super::SCHEMA`], its fields as in [`Comparison`].
@@ -146,21 +149,27 @@ fn tested(phase: &PhaseChange) -> Vec<String> {
 
 /// What stands below the tables: the notes, what was forced, and the verdict last.
 fn foot(comparison: &Comparison) -> Vec<String> {
-    let mut foot = comparison.notes.clone();
+    let mut foot = notes(comparison);
+    foot.extend(comparison.geomeans.iter().map(together));
+    foot.extend(verdict(comparison));
+    foot
+}
+
+/// What a reader must know, and what was forced.
+fn notes(comparison: &Comparison) -> Vec<String> {
+    let mut notes = comparison.notes.clone();
     if !comparison.differences.is_empty() {
         let differences: Vec<_> = comparison
             .differences
             .iter()
             .map(ToString::to_string)
             .collect();
-        foot.push(format!(
+        notes.push(format!(
             "Compared by force, although unequal or unknown: {}.",
             differences.join("; ")
         ));
     }
-    foot.extend(comparison.geomeans.iter().map(together));
-    foot.extend(verdict(comparison));
-    foot
+    notes
 }
 
 /// Ratios taken together, in one line.

@@ -88,7 +88,19 @@ pub fn signed_ranks(ranks: &[u64]) -> Cumulated {
 /// (from 0) whose two-sided p is above [`ALPHA`], by which both ends are counted in. `None` where no
 /// value is rejected, so that the interval has no ends.
 pub fn ends(candidates: usize, p: impl Fn(usize) -> f64) -> Option<(usize, usize)> {
-    let first = (0..=candidates / 2).find(|&value| p(value) > ALPHA)?;
+    // A less extreme value has a greater p.
+    let (mut first, mut end) = (0, candidates / 2 + 1);
+    while first < end {
+        let middle = first + (end - first) / 2;
+        if p(middle) > ALPHA {
+            end = middle;
+        } else {
+            first = middle + 1;
+        }
+    }
+    if first > candidates / 2 {
+        return None;
+    }
     let low = first.checked_sub(1)?;
     Some((low, candidates - first))
 }

@@ -45,7 +45,7 @@ impl Draws {
 }
 
 fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
+    values.sort_unstable_by(f64::total_cmp);
     quantile(&values, 0.5)
 }
 
@@ -92,7 +92,7 @@ pub fn geomean(rows: &[Resampled]) -> Option<Geomean> {
             (before, after)
         })?);
     }
-    means.sort_by(f64::total_cmp);
+    means.sort_unstable_by(f64::total_cmp);
     let (low, high) = (
         quantile(&means, ALPHA / 2.0)?,
         quantile(&means, 1.0 - ALPHA / 2.0)?,

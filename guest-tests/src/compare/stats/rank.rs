@@ -14,7 +14,7 @@ impl Ranks {
     /// Ranks some values.
     pub fn of(values: &[f64]) -> Self {
         let mut order: Vec<usize> = (0..values.len()).collect();
-        order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
+        order.sort_unstable_by(|&a, &b| values[a].total_cmp(&values[b]));
         let mut doubled = vec![0; values.len()];
         let mut ties = Vec::new();
         let mut start = 0;

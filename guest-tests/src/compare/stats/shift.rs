@@ -24,7 +24,7 @@ pub struct Estimate {
 impl Estimate {
     /// From differences of logarithms and the test's p for each count of them below zero.
     fn of(mut differences: Vec<f64>, p: impl Fn(usize) -> f64) -> Option<Self> {
-        differences.sort_by(f64::total_cmp);
+        differences.sort_unstable_by(f64::total_cmp);
         let ratio = quantile(&differences, 0.5)?.exp();
         let ends = ends(differences.len(), p);
         Some(Self {
@@ -41,7 +41,7 @@ fn logarithms(values: &[f64]) -> Option<Vec<f64>> {
         .map(|&value| (value > 0.0 && value.is_finite()).then(|| value.ln()))
         .collect::<Option<Vec<_>>>()?;
     if logs.len() > MOST_RUNS {
-        logs.sort_by(f64::total_cmp);
+        logs.sort_unstable_by(f64::total_cmp);
         let share = |at| at as f64 / (MOST_RUNS - 1) as f64;
         logs = (0..MOST_RUNS)
             .filter_map(|at| quantile(&logs, share(at)))

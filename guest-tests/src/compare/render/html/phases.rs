@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Charts of times: a phase over all configurations, and over growing numbers of vCPUs or sizes.
+
+use super::{
+    super::{
+        super::{Comparison, Configuration, PhaseChange, Setup, Spread, Step},
+        figures::{self, Unit},
+        short_title,
+    },
+    scale::Scale,
+    svg::{Anchor, Svg, WIDTH, figure},
+};
+
+const LEFT: f64 = 8.0;
+const RIGHT: f64 = WIDTH - 10.0;
+
+/// Both sides with the names of their classes.
+fn sides(phase: &PhaseChange) -> [(&'static str, Option<Spread>); 2] {
+    [("before", phase.time.before), ("after", phase.time.after)]
+}
+
+fn tooltip(side: &str, unit: Unit, spread: Spread) -> String {
+    format!(
+        "{side}: {}, quartiles {} to {}, {} runs",
+        unit.value(spread.median),
+        unit.value(spread.q1),
+        unit.value(spread.q3),
+        spread.runs
+    )
+}
+
+/// One phase: a lane for each configuration, in it before and after with their quartiles.
+pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
+    let rows: Vec<(&Configuration, &PhaseChange)> = comparison
+        .rows()
+        .filter(|(_, phase)| phase.phase == *step)
+        .collect();
+    let spreads = || {
+        rows.iter()
+            .flat_map(|(_, phase)| sides(phase))
+            .filter_map(|(_, s)| s)
+    };
+    let scale = Scale::of(spreads().flat_map(|s| [s.q1, s.median, s.q3]));
+    let unit = Unit::of_nanoseconds(spreads().map(|s| s.median).fold(0.0, f64::max));
+    let x = |ns: f64| LEFT + scale.at(ns) * (RIGHT - LEFT);
+    let mut svg = Svg::default();
+    const ROW: f64 = 52.0;
+    let bottom = ROW * rows.len() as f64 + 6.0;
+    for tick in scale.ticks() {
+        svg.line([x(tick), 0.0, x(tick), bottom], "rule");
+    }
+    for (at, (configuration, phase)) in rows.iter().enumerate() {
+        let top = ROW * at as f64;
+        let name = short_title(comparison, configuration);
+        svg.text(LEFT, top + 12.0, Anchor::Start, "", &name);
+        let own = Unit::of_time(&phase.time);
+        let medians = [phase.time.before, phase.time.after].map(|spread| own.median(spread));
+        let mut told = format!(
+            "{} → {}, ×{}",
+            medians[0],
+            medians[1],
+            figures::ratio(&phase.time)
+        );
+        if let Some([low, high]) = phase.tested.and_then(|tested| tested.interval) {
+            told += &format!(" ({} to {})", figures::factor(low), figures::factor(high));
+        }
+        svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &told);
+        for (lane, (side, spread)) in sides(phase).into_iter().enumerate() {
+            let Some(spread) = spread else { continue };
+            let y = top + 33.0 + 9.0 * lane as f64;
+            svg.line([x(spread.q1), y, x(spread.q3), y], side);
+            svg.circle(x(spread.median), y, 4.0, side, &tooltip(side, own, spread));
+        }
+    }
+    ticks(&mut svg, scale, unit, bottom, x);
+    let words = match scale {
+        Scale::Log(..) => format!("{}, logarithmic; median and quartiles", unit_name(unit)),
+        Scale::Linear(_) => format!("{}; median and quartiles", unit_name(unit)),
+    };
+    figure(&format!("{step}, by configuration"), &words, svg)
+}
+
+/// The names of ticks below a drawing, which ends there.
+fn ticks(svg: &mut Svg, scale: Scale, unit: Unit, bottom: f64, x: impl Fn(f64) -> f64) {
+    for tick in scale.ticks() {
+        let at = x(tick);
+        let anchor = match at {
+            at if at < LEFT + 20.0 => Anchor::Start,
+            at if at > RIGHT - 20.0 => Anchor::End,
+            _ => Anchor::Middle,
+        };
+        svg.text(at, bottom + 12.0, anchor, "soft", &name_of(tick, unit));
+    }
+    svg.height = bottom + 18.0;
+}
+
+/// A tick in as few digits as it takes.
+fn name_of(tick: f64, unit: Unit) -> String {
+    let text = match unit {
+        Unit::Count => figures::short(tick),
+        Unit::Time(size, _) => format!("{:.4}", tick / f64::from(size)),
+    };
+    if text.contains('.') && !text.ends_with(char::is_alphabetic) {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+fn unit_name(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Count => "count",
+        Unit::Time(_, name) => name,
+    }
+}
+
+/// What grows along an axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Growing {
+    Vcpus,
+    Memory,
+}
+
+impl Growing {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Vcpus => "vCPUs",
+            Self::Memory => "size",
+        }
+    }
+
+    fn of(self, setup: &Setup) -> Option<u64> {
+        match self {
+            Self::Vcpus => setup.vcpus.map(u64::from),
+            Self::Memory => setup.memory.map(|memory| memory.0),
+        }
+    }
+
+    /// The setup without what grows.
+    fn without(self, setup: &Setup) -> Setup {
+        let mut rest = setup.clone();
+        match self {
+            Self::Vcpus => rest.vcpus = None,
+            Self::Memory => rest.memory = None,
+        }
+        rest
+    }
+
+    fn label(self, value: u64) -> String {
+        match self {
+            Self::Vcpus => value.to_string(),
+            Self::Memory => crate::units::Bytes(value).to_string(),
+        }
+    }
+}
+
+/// Charts of one phase over what grows, one for each family of configurations that has at least two
+/// values of it.
+pub fn by_growth(comparison: &Comparison, step: &Step, growing: Growing) -> Vec<String> {
+    type Points<'a> = Vec<(u64, &'a PhaseChange)>;
+    let mut families: Vec<(Setup, &str, Points)> = Vec::new();
+    for (configuration, phase) in comparison.rows().filter(|(_, p)| p.phase == *step) {
+        let Some(value) = growing.of(&configuration.setup) else {
+            continue;
+        };
+        let rest = growing.without(&configuration.setup);
+        let engine = configuration.engine.as_str();
+        match families
+            .iter_mut()
+            .find(|(s, e, _)| *s == rest && *e == engine)
+        {
+            Some((_, _, points)) => points.push((value, phase)),
+            None => families.push((rest, engine, vec![(value, phase)])),
+        }
+    }
+    families
+        .into_iter()
+        .filter_map(|(rest, _, mut points)| {
+            points.sort_by_key(|(value, _)| *value);
+            points.dedup_by_key(|(value, _)| *value);
+            (points.len() > 1).then(|| curves(step, growing, &rest, &points))
+        })
+        .collect()
+}
+
+fn curves(step: &Step, growing: Growing, rest: &Setup, points: &[(u64, &PhaseChange)]) -> String {
+    const GUTTER: f64 = 46.0;
+    const TOP: f64 = 10.0;
+    const BOTTOM: f64 = 170.0;
+    let spreads = || {
+        points
+            .iter()
+            .flat_map(|(_, p)| sides(p))
+            .filter_map(|(_, s)| s)
+    };
+    let scale = Scale::from_zero(spreads().flat_map(|s| [s.median, s.q3]));
+    let unit = Unit::of_nanoseconds(spreads().map(|s| s.median).fold(0.0, f64::max));
+    let y = |ns: f64| BOTTOM - scale.at(ns) * (BOTTOM - TOP);
+    let (first, last) = (points[0].0 as f64, points[points.len() - 1].0 as f64);
+    let room = RIGHT - 14.0 - GUTTER;
+    let x = |value: u64| GUTTER + 8.0 + (value as f64 / first).ln() / (last / first).ln() * room;
+    let mut svg = Svg::default();
+    for tick in scale.ticks() {
+        svg.line([GUTTER, y(tick), RIGHT, y(tick)], "rule");
+        svg.text(
+            GUTTER - 5.0,
+            y(tick) + 4.0,
+            Anchor::End,
+            "soft",
+            &name_of(tick, unit),
+        );
+    }
+    let mut taken = f64::NEG_INFINITY;
+    for (value, _) in points {
+        let label = growing.label(*value);
+        let half = label.len() as f64 * 3.4;
+        if x(*value) - half > taken {
+            svg.text(x(*value), BOTTOM + 15.0, Anchor::Middle, "soft", &label);
+            taken = x(*value) + half + 3.0;
+        }
+    }
+    for side in 0..2 {
+        let of: Vec<(u64, &str, Spread)> = points
+            .iter()
+            .filter_map(|(value, phase)| {
+                let (class, spread) = sides(phase)[side];
+                Some((*value, class, spread?))
+            })
+            .collect();
+        let Some((_, class, _)) = of.first() else {
+            continue;
+        };
+        let line: Vec<_> = of.iter().map(|(v, _, s)| (x(*v), y(s.median))).collect();
+        svg.path(&line, class);
+        for (value, class, spread) in &of {
+            let title = format!(
+                "{} {}, {}",
+                growing.label(*value),
+                growing.name(),
+                tooltip(class, unit, *spread)
+            );
+            svg.line([x(*value), y(spread.q1), x(*value), y(spread.q3)], class);
+            svg.circle(x(*value), y(spread.median), 4.0, class, &title);
+        }
+    }
+    svg.height = BOTTOM + 20.0;
+    let words = format!("{}: {} by {}", rest.name(), unit_name(unit), growing.name());
+    figure(&format!("{step}, by {}", growing.name()), &words, svg)
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The page as text, and as Chromium shows it.
+
+use std::{fs, path::Path, process::Command};
+
+use super::{
+    super::super::{
+        Comparison, Options,
+        fixture::{patched, record, runs},
+        samples,
+    },
+    html,
+};
+use crate::{phase::Phase, results::Record, units::Nanoseconds};
+
+/// Two backings, four numbers of vCPUs, two sizes, all phases, ten runs: times from nanoseconds to
+/// minutes, counts from 0 to billions, and names that no chart has room for.
+fn matrix(factor: u64) -> Vec<Record> {
+    let mut records = Vec::new();
+    for (at, backing) in ["anonymous", "anonymous_hugetlb_2mb"]
+        .into_iter()
+        .enumerate()
+    {
+        for vcpus in [1, 2, 8, 80] {
+            for (step, phase) in (0..).zip(Phase::ALL) {
+                for run in 0..10 {
+                    let mut one = record();
+                    one.host.emulator = None;
+                    one.config.backing = backing.parse().unwrap();
+                    one.config.vcpus = vcpus;
+                    one.config.iteration = run;
+                    if at == 1 {
+                        one.config.memory.0 <<= vcpus % 2;
+                        let option = "a value that goes on for longer than any chart".to_owned();
+                        one.config.options.insert("dirty-log".to_owned(), option);
+                    }
+                    one.phase = phase;
+                    let ns =
+                        7_u64.pow(step * 2) * u64::from(vcpus) * factor + u64::from(run * 3 % 7);
+                    one.ns = Nanoseconds(ns);
+                    if phase.is_guest_work() {
+                        let of = |vcpu| Nanoseconds(ns * (100 - u64::from(vcpu) % 31) / 100);
+                        one.vcpu_ns = (0..vcpus).map(of).collect();
+                    }
+                    one.counters.insert("DC CIVAC".to_owned(), ns * 3);
+                    one.gauges.insert("pages_2m".to_owned(), 32 * factor);
+                    if at == 0 {
+                        let mut larger = one.clone();
+                        larger.config.memory.0 *= 4;
+                        larger.ns.0 *= 4;
+                        records.push(larger);
+                    }
+                    records.push(one);
+                }
+            }
+        }
+    }
+    records
+}
+
+fn page() -> String {
+    let options = Options {
+        labels: [
+            "before <&>".to_owned(),
+            "a/quite/long/path/that/must/break/somewhere/".repeat(3),
+        ],
+        command: Some("granule compare \"<before>\" after".to_owned()),
+        ..Options::default()
+    };
+    let (before, after) = (samples(&matrix(10)), samples(&patched(matrix(7))));
+    html(&Comparison::of(&before, &after, &options).unwrap())
+}
+
+#[test]
+fn the_page_needs_nothing_else_and_escapes_what_it_is_given() {
+    let page = page();
+    for foreign in ["<script", "http:", "https:", "src=", "@import", "url("] {
+        assert!(!page.contains(foreign), "{foreign}");
+    }
+    assert!(page.contains("before &lt;&amp;&gt;") && !page.contains("before <&>"));
+    assert!(page.contains("granule compare &quot;&lt;before&gt;&quot; after"));
+    for wanted in [
+        "create, by configuration",
+        "create, by vCPUs",
+        "rebuild, by size",
+        "create, time of each vCPU",
+        "prefers-color-scheme: dark",
+        "Every figure",
+    ] {
+        assert!(page.contains(wanted), "{wanted}");
+    }
+}
+
+#[test]
+fn one_run_of_one_phase_makes_a_page_too() {
+    let (before, after) = (samples(&runs(&[10], &[])), samples(&runs(&[10], &[])));
+    let page = html(&Comparison::of(&before, &after, &Options::default()).unwrap());
+    assert!(page.contains("cannot-tell") || page.contains("not worse"));
+    assert!(page.contains("data-marks=\"2\""));
+}
+
+/// What the probe says of a page in Chromium.
+fn probed(folder: &Path, page: &str, scheme: u8) -> String {
+    let text = serde_json::to_string(page).unwrap().replace("</", "<\\/");
+    let probe =
+        include_str!("probe.html").replace("const page = PAGE;", &format!("const page = {text};"));
+    let path = folder.join("probe.html");
+    fs::write(&path, probe).unwrap();
+    let output = Command::new("timeout")
+        .args([
+            "120",
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+        ])
+        .arg(format!(
+            "--user-data-dir={}",
+            folder.join("profile").display()
+        ))
+        .arg(format!("--blink-settings=preferredColorScheme={scheme}"))
+        .args([
+            "--window-size=1800,1200",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+        ])
+        .arg(format!("file://{}", path.display()))
+        .output()
+        .unwrap();
+    let dom = String::from_utf8_lossy(&output.stdout).into_owned();
+    let start = dom
+        .find("<pre id=\"result\">")
+        .map(|at| at + "<pre id=\"result\">".len());
+    let start = start.unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    dom[start..].split("</pre>").next().unwrap().to_owned()
+}
+
+#[test]
+#[ignore = "takes Chromium; scripts/test runs it where that is installed"]
+fn in_chromium_every_chart_has_its_data_and_nothing_overlaps() {
+    let folder = tempfile::tempdir().unwrap();
+    let spoilt = page().replace("y=\"12.0\"", "y=\"25.0\"");
+    assert!(
+        probed(folder.path(), &spoilt, 0).contains("lies upon"),
+        "the probe sees nothing"
+    );
+    for (scheme, name) in [(0, "dark=true"), (1, "dark=false")] {
+        let told = probed(folder.path(), &page(), scheme);
+        println!("{told}");
+        assert!(told.contains(name), "{told}");
+        assert!(told.ends_with("nothing to complain about"), "{told}");
+        let charts = told
+            .split_whitespace()
+            .next()
+            .unwrap()
+            .trim_start_matches("charts=");
+        assert!(charts.parse::<u32>().unwrap() >= 2 * 30, "{told}");
+    }
+}
