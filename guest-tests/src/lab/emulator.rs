@@ -8,10 +8,11 @@
 //!   norandmaps` do so within the kernel, and let functions be counted by address.
 //! * The CPUs' turns end when a timer fires. `skew_tick=1` spreads their ticks, so that a turn is a
 //!   fraction of a tick and work that should be parallel is not done by one CPU at a stretch.
-//! * Behind each CPU that works there is one that never does. QEMU before 8.1 gives the CPU behind
-//!   one that has used up its turn a turn of no length; if that CPU holds a lock that the others
-//!   retry for without sleeping, as faulting vCPUs do while an invalidation is under way, none of
-//!   them ever gets on. An idle CPU loses nothing by it.
+//! * Behind each CPU that works there is one that is switched off. QEMU before 8.1 gives the CPU
+//!   behind one that has used up its turn a turn of no length; if that CPU holds a lock that the
+//!   others retry for without sleeping, as faulting vCPUs do while an invalidation is under way, or
+//!   has to answer an interrupt that another spins for, none of them ever gets on. A CPU that is
+//!   off loses nothing by it.
 //! * `oops=panic panic=-1` with `-no-reboot`: a kernel that dies ends the emulator.
 
 use std::{
@@ -31,7 +32,7 @@ const PROGRAM: &str = "qemu-system-aarch64";
 pub struct Hardware {
     /// QEMU's name of the CPU model.
     pub cpu: String,
-    /// How many CPUs work; as many more stay idle.
+    /// How many CPUs work; as many more are switched off.
     pub cpus: u32,
     /// How much memory.
     pub memory: Bytes,
@@ -76,7 +77,7 @@ impl Hardware {
         let cpus = self.all_cpus();
         format!(
             "-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0, \
-             skew_tick=1, every other CPU idle"
+             skew_tick=1, every other CPU off"
         )
     }
 
