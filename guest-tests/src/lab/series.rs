@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A series: patches of one topic in `stage2/linux/BASE/NAME/`, in the order of the file `series`.
+//!
+//! A line `# after: OTHER` in that file says that the patches go on top of another series. Who asks
+//! for the one gets both, and the other as a kernel of its own to compare with.
 
 use std::{
     collections::BTreeSet,
@@ -84,9 +87,11 @@ pub fn stacks(linux: &Path, wanted: Wanted) -> Result<Vec<Stack>, SeriesError> {
         patches: Vec::new(),
     }];
     let mut below = stacks[0].clone();
-    for (index, name) in wanted.series.iter().enumerate() {
+    let mut below_is_required = false;
+    let series = with_required(linux, wanted);
+    for (index, (name, required)) in series.iter().enumerate() {
         let all = read(linux, wanted.base, name)?;
-        let last = index + 1 == wanted.series.len();
+        let last = index + 1 == series.len();
         let take = wanted.patches.filter(|_| last).unwrap_or(all.len());
         if take > all.len() {
             return Err(SeriesError::TooFew {
@@ -105,7 +110,8 @@ pub fn stacks(linux: &Path, wanted: Wanted) -> Result<Vec<Stack>, SeriesError> {
             } else {
                 format!("{name}-{count}")
             };
-            stack.name = match below.patches.is_empty() {
+            let on_top = below.patches.is_empty() || below_is_required;
+            stack.name = match on_top {
                 true => part,
                 false => format!("{}+{part}", below.name),
             };
@@ -120,12 +126,38 @@ pub fn stacks(linux: &Path, wanted: Wanted) -> Result<Vec<Stack>, SeriesError> {
             stacks.extend((1..take).map(with));
         }
         let whole = with(take);
-        if last {
+        if last || *required {
             stacks.push(whole.clone());
         }
         below = whole;
+        below_is_required = *required;
     }
     Ok(stacks)
+}
+
+/// The series wanted, each behind those that it goes on top of; of each whether it is there only
+/// for another.
+fn with_required(linux: &Path, wanted: Wanted) -> Vec<(String, bool)> {
+    let mut series: Vec<(String, bool)> = Vec::new();
+    for name in wanted.series {
+        let mut chain = vec![(name.clone(), false)];
+        while let Some(below) = required(linux, wanted.base, &chain[0].0)
+            && !chain.iter().chain(&series).any(|(name, _)| *name == below)
+        {
+            chain.insert(0, (below, true));
+        }
+        series.extend(chain);
+    }
+    series
+}
+
+/// The series that another goes on top of, if it says so.
+fn required(linux: &Path, base: &str, name: &str) -> Option<String> {
+    let list = fs::read_to_string(linux.join(base).join(name).join("series")).ok()?;
+    let below = list
+        .lines()
+        .find_map(|line| line.strip_prefix("# after:"))?;
+    Some(below.trim().to_owned())
 }
 
 /// The names of all series for a version.
@@ -197,13 +229,17 @@ mod tests {
 
     fn linux() -> tempfile::TempDir {
         let linux = tempfile::tempdir().unwrap();
-        for (name, patches) in [("one", 3), ("two", 2)] {
+        for (name, after, patches) in [
+            ("one", "order", 3),
+            ("two", "order", 2),
+            ("up", "after: one", 2),
+        ] {
             let folder = linux.path().join("5.10").join(name);
             fs::create_dir_all(&folder).unwrap();
             let files: Vec<String> = (1..=patches).map(|n| format!("000{n}.patch")).collect();
             fs::write(
                 folder.join("series"),
-                format!("# order\n{}\n", files.join("\n")),
+                format!("# {after}\n{}\n", files.join("\n")),
             )
             .unwrap();
             for file in files {
@@ -252,6 +288,21 @@ mod tests {
     }
 
     #[test]
+    fn a_series_brings_the_one_it_goes_on_top_of() {
+        let alone = names_of(&["up"], None, false);
+        let named = names_of(&["one", "up"], None, false);
+        let each = names_of(&["up"], None, true);
+
+        let pairs = |list: &[(&str, usize)]| -> Vec<(String, usize)> {
+            list.iter().map(|(n, c)| ((*n).to_owned(), *c)).collect()
+        };
+        assert_eq!(alone, pairs(&[("base", 0), ("one", 3), ("up", 5)]));
+        assert_eq!(named, pairs(&[("base", 0), ("one+up", 5)]));
+        let parts = [("base", 0), ("one", 3), ("up-1", 4), ("up", 5)];
+        assert_eq!(each, pairs(&parts));
+    }
+
+    #[test]
     fn what_is_not_there_is_refused_with_what_is() {
         let linux = linux();
         let ask = |series: &str, patches| {
@@ -264,7 +315,7 @@ mod tests {
             stacks(linux.path(), wanted).unwrap_err().to_string()
         };
 
-        assert!(ask("three", None).contains("there are: one, two"));
+        assert!(ask("three", None).contains("there are: one, two, up"));
         assert!(ask("one", Some(4)).contains("has 3 patches"));
     }
 
