@@ -6,6 +6,7 @@
 
 mod build;
 mod config;
+mod pace;
 mod vcpu;
 
 use std::{collections::BTreeMap, fmt};
@@ -13,6 +14,7 @@ use std::{collections::BTreeMap, fmt};
 use granule_guest_tests::{
     crew::clock,
     events::{EventCounters, EventCounts},
+    guest::layout::LOW_MEMORY,
     guest_mode::GuestMode,
     machine::{Machine, MachineError, Region, Vcpu},
     results::{Host, Obtained},
@@ -77,11 +79,17 @@ impl KvmMachine {
         } else {
             EventCounters::none()
         };
-        let parts = build::build(&config)?;
+        let mut parts = build::build(&config)?;
         let mut host = Host::of_this_machine()
             .map_err(|error| MachineError::new("finding out what this host is", error))?;
         for (name, value) in &parts.features {
             host.features.entry(name.clone()).or_insert(*value);
+        }
+        // An emulated host's time is counted in instructions: nothing to be found out there.
+        if let (None, Some(vcpu)) = (&host.emulator, parts.vcpus.first_mut()) {
+            let pace = pace::measure(vcpu.as_mut(), LOW_MEMORY)
+                .map_err(|error| MachineError::new("entering the guest", error))?;
+            pace::warn_if_slow(pace);
         }
         Ok(Self {
             parts,
