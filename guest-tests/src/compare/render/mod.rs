@@ -193,10 +193,10 @@ fn verdict(comparison: &Comparison) -> Vec<String> {
     if comparison.is_emulated() && time {
         effect += " and a timer tick";
     }
-    let (subject, more) = if time {
-        ("phase".to_owned(), "slower")
+    let more = if time {
+        "slower".to_owned()
     } else {
-        (format!("phase's {}", comparison.metric), "more")
+        format!("higher in {}", comparison.metric)
     };
     let judged = comparison
         .rows()
@@ -208,7 +208,7 @@ fn verdict(comparison: &Comparison) -> Vec<String> {
     if worse == 0 {
         let shown = if unsure == 0 { "is" } else { "is shown to be" };
         lines.push(format!(
-            "No {subject} of {judged} {shown} {more} by more than {effect}."
+            "No phase of {judged} {shown} {more} by more than {effect}."
         ));
     } else {
         lines.push(format!(
