@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Known defects of this field, as traces: each is caught, by the rule that it breaks.
+//!
+//! The first five are public defects of page-table code, the others the traps of the known series
+//! for Linux. Every trace has a twin without the defect that breaks no rule at all.
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::collections::BTreeSet;
+
+use granule_stage2::check::{Checker, Rule, Trace};
+
+const FIRST: &str = "granule-trace 1 granule=4096 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 \
+                     fwb=0 dic=0 tlbrange=0 bbm=0\n";
+
+/// A root of level 1, below it a table of level 2 (0x80004000), below that one of level 3
+/// (0x80005000) with two pages of the first 2M.
+const TWO_PAGES: &str = "
+    0 allocate 0x80004000
+    0 allocate 0x80005000
+    0 give 0x0 0x100000000 0x200000
+    0 dc 0x100000000 0x200000
+    0 dsb ish
+    0 lock exclusive
+    0 store 0x80000000 0 0x80004003 release
+    0 store 0x80004000 0 0x80005003 release
+    0 ref 0x80004000 1
+    0 store 0x80005000 0 PAGE0 release
+    0 store 0x80005008 0 PAGE1 release
+    0 ref 0x80005000 2
+    0 unlock
+";
+/// Writable normal pages of the memory, and the block of both, not executable.
+const WORDS: [(&str, u64); 4] = [
+    ("PAGE0", 0x0040_0001_0000_07ff),
+    ("PAGE1", 0x0040_0001_0000_17ff),
+    ("XBLOCK", 0x0000_0001_0000_07fd),
+    ("BLOCK", 0x0040_0001_0000_07fd),
+];
+/// An ISB-framed switch to the guest's VMID, and back.
+const ENTER: &str = "0 dsb ishst\n0 vmid 1\n0 isb\n";
+const LEAVE: &str = "0 vmid 0\n0 isb\n";
+const FLUSH: &str =
+    "0 dsb ishst\n0 vmid 1\n0 isb\n0 tlbi vmalls12e1is\n0 dsb ish\n0 vmid 0\n0 isb\n";
+
+fn rules(parts: &[&str]) -> BTreeSet<Rule> {
+    let mut text = parts.concat();
+    for (word, value) in WORDS {
+        text = text.replace(word, &format!("{value:#x}"));
+    }
+    let trace: Trace = (FIRST.to_owned() + &text).parse().unwrap();
+    let again: Trace = trace.to_string().parse().unwrap();
+    assert_eq!(again, trace, "a trace is read as it is written");
+    let mut checker = Checker::new(trace.setup);
+    trace.events.iter().for_each(|event| checker.check(event));
+    checker.broken().clone()
+}
+
+fn only(rule: Rule) -> BTreeSet<Rule> {
+    [rule].into()
+}
+
+#[test]
+fn aarch64_paging_0_12_2_invalidated_only_the_first_address_of_a_removed_subtable() {
+    let unlink = "0 lock exclusive\n0 store 0x80004000 0x80005003 0 plain\n0 ref 0x80004000 -1\n";
+    let first = "0 tlbi ipas2e1is 0x0\n0 dsb ish\n0 tlbi vmalle1is\n0 dsb ish\n";
+    let rest = "0 ref 0x80005000 -2\n0 free 0x80005000\n0 unlock\n";
+
+    let wrong = rules(&[TWO_PAGES, unlink, ENTER, first, LEAVE, "0 unlock\n"]);
+    let right = rules(&[TWO_PAGES, unlink, FLUSH, rest]);
+
+    assert_eq!(wrong, only(Rule::TableRemovalSpan));
+    assert_eq!(right, BTreeSet::new());
+}
+
+#[test]
+fn aarch64_paging_leaves_combined_entries_behind() {
+    let unmap = "0 lock exclusive\n0 store 0x80005000 PAGE0 0 plain\n0 ref 0x80005000 -1\n";
+    let half = "0 tlbi ipas2e1is 0x0 ttl=3\n0 dsb ish\n";
+    let whole = "0 tlbi ipas2e1is 0x0 ttl=3\n0 dsb ish\n0 tlbi vmalle1is\n0 dsb ish\n";
+
+    let wrong = rules(&[TWO_PAGES, unmap, ENTER, half, LEAVE, "0 unlock\n"]);
+    let right = rules(&[TWO_PAGES, unmap, ENTER, whole, LEAVE, "0 unlock\n"]);
+
+    assert_eq!(wrong, only(Rule::CombinedNotInvalidated));
+    assert_eq!(right, BTreeSet::new());
+}
+
+#[test]
+fn bao_writes_a_table_over_a_live_block() {
+    let block = "
+        0 allocate 0x80004000
+        0 allocate 0x80005000
+        0 give 0x0 0x100000000 0x200000
+        0 dc 0x100000000 0x200000
+        0 dsb ish
+        0 lock exclusive
+        0 store 0x80000000 0 0x80004003 release
+        0 store 0x80004000 0 BLOCK release
+        0 ref 0x80004000 1
+    ";
+    let over = "0 store 0x80004000 BLOCK 0x80005003 release\n";
+    let broken = "0 store 0x80004000 BLOCK 0 plain\n";
+    let made = "0 store 0x80004000 0 0x80005003 release\n";
+
+    let wrong = rules(&[block, over, FLUSH, "0 unlock\n"]);
+    let right = rules(&[block, broken, FLUSH, made, "0 unlock\n"]);
+
+    assert!(wrong.contains(&Rule::BreakBeforeMake), "{wrong:?}");
+    assert_eq!(right, BTreeSet::new());
+}
+
+#[test]
+fn hvisor_flushes_nothing() {
+    let unmap = "0 lock exclusive\n0 store 0x80005000 PAGE0 0 plain\n0 ref 0x80005000 -1\n";
+
+    let wrong = rules(&[TWO_PAGES, unmap, "0 unlock\n"]);
+
+    assert_eq!(wrong, only(Rule::ReductionNotComplete));
+}
+
+#[test]
+fn rust_shyper_frees_empty_tables_without_an_invalidation() {
+    let unmap = "0 lock exclusive\n0 store 0x80005000 PAGE0 0 plain\n0 store 0x80005008 PAGE1 0 plain\n\
+                 0 ref 0x80005000 -2\n";
+    let unlink = "0 store 0x80004000 0x80005003 0 plain\n0 ref 0x80004000 -1\n";
+    let free = "0 free 0x80005000\n";
+
+    let wrong = rules(&[TWO_PAGES, unmap, FLUSH, unlink, free]);
+    let right = rules(&[TWO_PAGES, unmap, FLUSH, unlink, FLUSH, free, "0 unlock\n"]);
+
+    assert_eq!(wrong, only(Rule::FreedWhileWalked));
+    assert_eq!(right, BTreeSet::new());
+}
+
+#[test]
+fn axaddrspace_invalidates_the_wrong_regime_at_an_unshifted_address() {
+    let unmap = "0 lock exclusive\n0 store 0x80005008 PAGE1 0 plain\n0 ref 0x80005000 -1\n";
+    let wrong_regime = "0 tlbi vmalle1is\n0 dsb ish\n";
+    // The operand holds the address from bit 12 on: unshifted, another page is meant.
+    let unshifted = "0 tlbi ipas2e1is 0x1000000\n0 dsb ish\n0 tlbi vmalle1is\n0 dsb ish\n";
+
+    for flush in [wrong_regime, unshifted] {
+        let wrong = rules(&[TWO_PAGES, unmap, ENTER, flush, LEAVE, "0 unlock\n"]);
+        assert_eq!(wrong, only(Rule::ReductionNotComplete));
+    }
+}
+
+#[test]
+fn trap_1_maintenance_that_goes_by_the_old_entry_flushes_a_device() {
+    // Device-nGnRE, read and write, accessed, not executable.
+    let device = "
+        0 allocate 0x80004000
+        0 allocate 0x80005000
+        0 give 0x0 0x9000000 0x1000 device
+        0 lock exclusive
+        0 store 0x80000000 0 0x80004003 release
+        0 store 0x80004000 0 0x80005003 release
+        0 ref 0x80004000 1
+    ";
+    let map = "0 store 0x80005000 0 0x400000090004c7 release\n0 ref 0x80005000 1\n0 unlock\n";
+
+    let wrong = rules(&[device, "0 dc 0x9000000 0x1000\n0 dsb ish\n", map]);
+    let right = rules(&[device, map]);
+
+    assert_eq!(wrong, only(Rule::DeviceMaintained));
+    assert_eq!(right, BTreeSet::new());
+}
+
+/// One page mapped and clean, the rest of its 2M never; then a block in the table's place.
+fn coalesce(maintenance: &str, block: &str) -> BTreeSet<Rule> {
+    let page = "
+        0 allocate 0x80004000
+        0 allocate 0x80005000
+        0 give 0x0 0x100000000 0x200000
+        0 lock exclusive
+        0 dc 0x100000000 0x1000
+        0 dsb ish
+        0 store 0x80000000 0 0x80004003 release
+        0 store 0x80004000 0 0x80005003 release
+        0 ref 0x80004000 1
+        0 store 0x80005000 0 PAGE0 release
+        0 ref 0x80005000 1
+    ";
+    let broken = "0 store 0x80004000 0x80005003 0 plain\n";
+    let made = format!(
+        "0 store 0x80004000 0 {block} release\n0 ref 0x80005000 -1\n0 free 0x80005000\n0 unlock\n"
+    );
+    rules(&[page, maintenance, broken, FLUSH, &made])
+}
+
+#[test]
+fn trap_2_a_block_put_together_without_maintenance_reaches_the_guest_unclean() {
+    let clean = "0 dc 0x100000000 0x200000\n0 dsb ish\n";
+    let both = format!("{clean}0 ic\n0 dsb ish\n0 isb\n");
+    let i_side_first = format!("0 ic\n0 dsb ish\n{clean}");
+
+    assert_eq!(coalesce("", "BLOCK"), only(Rule::UncleanReachable));
+    assert_eq!(coalesce(clean, "BLOCK"), BTreeSet::new());
+    assert_eq!(coalesce(clean, "XBLOCK"), only(Rule::StaleInstructions));
+    assert_eq!(
+        coalesce(&i_side_first, "XBLOCK"),
+        only(Rule::StaleInstructions)
+    );
+    assert_eq!(coalesce(&both, "XBLOCK"), BTreeSet::new());
+}
+
+#[test]
+fn trap_3_a_top_up_under_the_lock_sleeps_and_an_early_return_leaks_it() {
+    let sleeps = rules(&["0 lock exclusive\n0 top-up\n0 unlock\n"]);
+    let leaks = rules(&[
+        "0 lock exclusive\n0 empty\n",
+        "1 lock exclusive\n1 unlock\n",
+    ]);
+    let right = rules(&["0 top-up\n0 lock exclusive\n0 unlock\n1 lock exclusive\n1 unlock\n"]);
+
+    assert_eq!(sleeps, only(Rule::SleepUnderLock));
+    assert_eq!(leaks, [Rule::EmptyMemcache, Rule::LockDiscipline].into());
+    assert_eq!(right, BTreeSet::new());
+}
+
+#[test]
+fn a_local_invalidation_left_out_makes_a_vcpu_fault_for_ever() {
+    let read_only = "0 lock exclusive\n0 store 0x80005000 PAGE0 0x004000010000077f plain\n";
+    let wide = "1 lock shared\n1 store 0x80005000 0x004000010000077f PAGE0 swap\n1 unlock\n";
+    let local = "0 dsb nshst\n0 vmid 1\n0 isb\n0 tlbi ipas2e1 0x0 ttl=3\n0 dsb nsh\n0 tlbi vmalle1\n\
+                 0 dsb nsh\n0 vmid 0\n0 isb\n";
+    let write = "0 resume 0x0 write permission 3\n";
+
+    let wrong = rules(&[TWO_PAGES, read_only, FLUSH, "0 unlock\n", wide, write]);
+    let right = rules(&[
+        TWO_PAGES,
+        read_only,
+        FLUSH,
+        "0 unlock\n",
+        wide,
+        local,
+        write,
+    ]);
+
+    assert_eq!(wrong, only(Rule::NoProgress));
+    assert_eq!(right, BTreeSet::new());
+}
+
+#[test]
+fn what_is_no_trace_is_refused_with_its_line() {
+    for (text, line) in [
+        ("", 1),
+        ("granule-trace 2 granule=4096", 1),
+        (&(FIRST.to_owned() + "0 dsb ish\n0 dsb osh"), 3),
+        (&(FIRST.to_owned() + "0 store 1 2 3"), 2),
+        (&(FIRST.to_owned() + "0 isb now"), 2),
+        (&(FIRST.to_owned() + "300 isb"), 2),
+    ] {
+        let error = text.parse::<Trace>().unwrap_err();
+        assert_eq!(error.line, line, "{error}");
+    }
+}
