@@ -21,6 +21,7 @@ pub mod lab;
 pub mod log_lines;
 pub mod machine;
 pub mod mark;
+pub mod model;
 pub mod phase;
 pub mod results;
 #[cfg(test)]

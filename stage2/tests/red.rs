@@ -224,15 +224,27 @@ fn a_local_invalidation_left_out_makes_a_vcpu_fault_for_ever() {
     let wide = "1 lock shared\n1 store 0x80005000 0x004000010000077f PAGE0 swap\n1 unlock\n";
     let local = "0 dsb nshst\n0 vmid 1\n0 isb\n0 tlbi ipas2e1 0x0 ttl=3\n0 dsb nsh\n0 tlbi vmalle1\n\
                  0 dsb nsh\n0 vmid 0\n0 isb\n";
-    let write = "0 resume 0x0 write permission 3\n";
+    let handled = "0 lock shared\n";
+    let write = "0 unlock\n0 resume 0x0 write permission 3\n";
 
-    let wrong = rules(&[TWO_PAGES, read_only, FLUSH, "0 unlock\n", wide, write]);
+    let wrong = rules(&[
+        TWO_PAGES,
+        read_only,
+        FLUSH,
+        "0 unlock
+",
+        wide,
+        handled,
+        write,
+    ]);
     let right = rules(&[
         TWO_PAGES,
         read_only,
         FLUSH,
-        "0 unlock\n",
+        "0 unlock
+",
         wide,
+        handled,
         local,
         write,
     ]);

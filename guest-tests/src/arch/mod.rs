@@ -6,6 +6,6 @@ pub mod aarch64;
 pub mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::host;
+pub(crate) use aarch64::{cache, host};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::host;
+pub(crate) use x86_64::{cache, host};

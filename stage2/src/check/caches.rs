@@ -74,7 +74,8 @@ impl Caches {
         cpu: usize,
         range: Option<(u64, u64)>,
         coherent: bool,
-    ) {
+    ) -> bool {
+        let mut any = false;
         let (at, size) = range.unwrap_or((0, 1 << 52));
         for (from, to) in self.stale.overlaps(at, size) {
             let mut fresh = Ranges::default();
@@ -85,30 +86,40 @@ impl Caches {
                 }
             }
             let fresh: Vec<_> = fresh.iter().collect();
+            any |= !fresh.is_empty();
             for (from, to) in fresh {
                 self.pending[cpu].push((Kind::Instructions, from, to - from));
             }
         }
+        any
     }
 
     /// A DSB of this CPU completes what it issued; cleaning what CPUs can still reach leaves it
     /// touched.
-    pub(super) fn complete(&mut self, cpu: usize, reachable: impl Fn(u64, u64) -> bool) {
+    /// Gives whether there was something.
+    pub(super) fn complete(&mut self, cpu: usize, reachable: impl Fn(u64, u64) -> bool) -> bool {
+        let mut any = false;
         for (kind, at, size) in core::mem::take(&mut self.pending[cpu]) {
             match kind {
-                Kind::Instructions => self.stale.remove(at, size),
+                Kind::Instructions => {
+                    any |= self.stale(at, size).is_some();
+                    self.stale.remove(at, size);
+                }
                 Kind::Data => {
+                    any |= self.dirty(at, size).is_some();
                     self.dirty.remove(at, size);
                     for (from, to) in self.touched.overlaps(at, size) {
                         if self.mapped.touches(from, to - from).is_none()
                             && !reachable(from, to - from)
                         {
+                            any = true;
                             self.touched.remove(from, to - from);
                         }
                     }
                 }
             }
         }
+        any
     }
 
     pub(super) fn map(&mut self, phys: u64, size: u64, execute: bool) {
@@ -124,8 +135,9 @@ impl Caches {
         self.mapped.remove(phys, size);
     }
 
-    /// An operation is over: what is not mapped any more is not coherent any more.
-    pub(super) fn settle(&mut self) {
+    /// An operation is over: what is not mapped any more is not coherent any more. Gives what a
+    /// guest could reach and nobody has maintained since.
+    pub(super) fn settle(&mut self) -> Vec<(u64, u64)> {
         let written: Vec<_> = self.written_while_mapped.iter().collect();
         for (from, to) in written {
             let mut gone = Ranges::default();
@@ -139,6 +151,23 @@ impl Caches {
                 self.written_while_mapped.remove(start, end - start);
             }
         }
+        let mut left = Ranges::default();
+        for (from, to) in self.touched.iter() {
+            left.add(from, to - from);
+        }
+        for (from, to) in self.mapped.iter() {
+            left.remove(from, to - from);
+        }
+        let left: Vec<_> = left.iter().collect();
+        for (from, to) in &left {
+            self.touched.remove(*from, to - from);
+        }
+        left
+    }
+
+    /// Whether a CPU has issued maintenance and no DSB behind it.
+    pub(super) fn is_pending(&self, cpu: usize) -> bool {
+        !self.pending[cpu].is_empty()
     }
 
     pub(super) fn dirty(&self, phys: u64, size: u64) -> Option<u64> {

@@ -114,6 +114,8 @@ impl Checker {
         let stuck = self.tlbs.old.iter().any(|old| {
             old.change == Change::Widened
                 && old.level == level
+                // What changed after the fault was handled is the next fault's.
+                && old.since < self.cpus[cpu].released
                 && old.held_by(cpu)
                 && old.overlaps(ipa, 1)
                 && !old.was.attributes().permit(access)

@@ -40,10 +40,11 @@ pub use rule::Rule;
 pub use trace::{ParseTraceError, Trace};
 
 use crate::engine::FaultStatus;
-use crate::operations::{Note, TableAddress, Tlbi, Vmid};
+use crate::operations::{Dsb, Note, TableAddress, Tlbi, Vmid};
 use caches::Caches;
 use ranges::Ranges;
 use tables::Tables;
+pub use tlb::Work;
 use tlb::{Change, Tlbs};
 
 /// A broken rule.
@@ -85,6 +86,8 @@ struct Cpu {
     lock: Option<(bool, Vmid)>,
     /// Since which event a shared walk runs.
     walk: Option<u64>,
+    /// When the lock was last released.
+    released: u64,
     /// The invalidation sequence at the page lookup.
     looked_up: Option<u64>,
 }
@@ -177,7 +180,15 @@ impl Checker {
         self.events += 1;
     }
 
+    /// What would have been missing without the last event: an event that did nothing may be left
+    /// out, and one that a weaker one could have replaced may be weakened.
+    pub const fn work(&self) -> Work {
+        self.tlbs.work
+    }
+
     fn act(&mut self, cpu: usize, action: Action) {
+        self.tlbs.work = Work::default();
+        self.tlbs.now = self.events;
         match action {
             Action::Store {
                 entry,
@@ -188,8 +199,11 @@ impl Checker {
             Action::Dsb(kind) => {
                 self.tlbs.dsb(cpu, kind);
                 self.tables.published(cpu);
+                if kind != Dsb::Ish {
+                    return;
+                }
                 let old = &self.tlbs.old;
-                self.caches.complete(cpu, |phys, size| {
+                let completed = self.caches.complete(cpu, |phys, size| {
                     old.iter().any(|old| {
                         old.table.is_none()
                             && old.change == Change::Removed
@@ -197,17 +211,28 @@ impl Checker {
                             && phys < old.was.address() + old.size
                     })
                 });
+                self.tlbs.work.any |= completed;
+                self.tlbs.work.strong |= completed;
             }
-            Action::Isb => self.cpus[cpu].unsynchronized = false,
+            Action::Isb => {
+                self.tlbs.work.any = self.cpus[cpu].unsynchronized;
+                self.cpus[cpu].unsynchronized = false;
+            }
             Action::Tlbi(kind) => self.tlbi(cpu, kind),
             Action::Vmid(vmid) => {
+                if self.cpus[cpu].unsynchronized {
+                    self.report(
+                        Rule::VmidNotRestored,
+                        String::from("switched twice without an ISB"),
+                    );
+                }
                 self.cpus[cpu].vmid = vmid;
                 self.cpus[cpu].unsynchronized = true;
             }
             Action::Clean { phys, size } => self.clean(cpu, phys, size),
             Action::Instructions(range) => {
                 let coherent = self.setup.features.fwb;
-                self.caches.invalidate_instructions(cpu, range, coherent);
+                self.tlbs.work.any = self.caches.invalidate_instructions(cpu, range, coherent);
             }
             Action::Allocate(table) => {
                 if self.cpus[cpu].lock.is_some() {
@@ -284,6 +309,8 @@ impl Checker {
                 format!("{phys:#x}, {size:#x} bytes"),
             );
         }
+        self.tlbs.work.any =
+            self.caches.dirty(phys, size).is_some() || self.caches.touched(phys, size).is_some();
         self.caches.clean(cpu, phys, size);
     }
 
@@ -326,6 +353,8 @@ impl Checker {
             );
         }
         self.cpus[cpu].looked_up = None;
+        self.cpus[cpu].released = self.events;
+        self.check_finished(cpu);
         self.leave(cpu);
         if exclusive {
             for (table, held, valid) in self.tables.miscounted() {
@@ -338,7 +367,18 @@ impl Checker {
         }
         // Others may be between break and make.
         if self.cpus.iter().all(|cpu| cpu.lock.is_none()) {
-            self.caches.settle();
+            for (from, to) in self.caches.settle() {
+                if !self.setup.features.fwb {
+                    self.report(Rule::ReturnedUnclean, format!("{from:#x} to {to:#x}"));
+                }
+            }
+        }
+    }
+
+    /// Maintenance that was issued must be complete before an entry is broken or the lock released.
+    pub(super) fn check_finished(&mut self, cpu: usize) {
+        if self.caches.is_pending(cpu) {
+            self.report(Rule::UnfinishedMaintenance, String::new());
         }
     }
 

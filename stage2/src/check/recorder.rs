@@ -49,12 +49,13 @@ impl<'a, O: Operations, S: Sink> Recorder<'a, O, S> {
         self.act(action, || ());
     }
 
-    fn lock(&self) -> MutexGuard<'_, S> {
+    /// Who is told. Nothing can be told as long as this is held.
+    pub fn sink(&self) -> MutexGuard<'_, S> {
         self.sink.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn act<T>(&self, action: Action, act: impl FnOnce() -> T) -> T {
-        let mut sink = self.lock();
+        let mut sink = self.sink();
         let result = act();
         sink.event(Event {
             cpu: self.cpu,
@@ -70,7 +71,7 @@ impl<O: Operations, S: Sink> Operations for Recorder<'_, O, S> {
     }
 
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
-        let mut sink = self.lock();
+        let mut sink = self.sink();
         let old = self.inner.load(entry);
         self.inner.store(entry, new, order);
         let how = match order {
@@ -95,7 +96,7 @@ impl<O: Operations, S: Sink> Operations for Recorder<'_, O, S> {
         old: Descriptor,
         new: Descriptor,
     ) -> Result<(), Descriptor> {
-        let mut sink = self.lock();
+        let mut sink = self.sink();
         self.inner.compare_exchange(entry, old, new)?;
         let action = Action::Store {
             entry,
@@ -111,7 +112,7 @@ impl<O: Operations, S: Sink> Operations for Recorder<'_, O, S> {
     }
 
     fn allocate(&self) -> Option<TableAddress> {
-        let mut sink = self.lock();
+        let mut sink = self.sink();
         let table = self.inner.allocate()?;
         sink.event(Event {
             cpu: self.cpu,

@@ -66,6 +66,9 @@ rules! {
     UncleanReachable, 12, "unclean-reachable", "B2.8 (mismatched attributes), D7.5.9.3";
     /// Memory that is no normal memory of the host's is maintained.
     DeviceMaintained, 12, "device-maintained", "Linux: kvm_is_device_pfn()";
+    /// An entry is broken, or the lock released, while maintenance is not complete: a window that
+    /// was to be short has it inside.
+    UnfinishedMaintenance, 12, "unfinished-maintenance", "D7.5.9.3; Linux: dcache_clean_inval_poc() ends with DSB";
     /// Memory returns to the host without maintenance behind the invalidation.
     ReturnedUnclean, 13, "returned-unclean", "B2.8 (mismatched attributes)";
     /// The D-side is maintained although FEAT_S2FWB makes it needless.

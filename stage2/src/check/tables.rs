@@ -30,7 +30,6 @@ struct Table {
     count: i64,
     /// Who has written it without ordering that before what comes next.
     writer: Option<usize>,
-    root: bool,
 }
 
 /// All tables by address.
@@ -53,9 +52,8 @@ impl Tables {
             linked: true,
             unlinked_at: None,
             entries: BTreeMap::new(),
-            count: 1,
+            count: i64::try_from(g.root_tables()).unwrap_or(1),
             writer: None,
-            root: true,
         };
         Self {
             all: [(setup.root.0, root)].into(),
@@ -80,7 +78,6 @@ impl Tables {
             entries: BTreeMap::new(),
             count: 1,
             writer: Some(cpu),
-            root: false,
         };
         self.all.insert(table.0, fresh);
     }
@@ -107,10 +104,10 @@ impl Tables {
     }
 
     pub(super) fn referenced(&mut self, table: TableAddress, change: i64) {
-        if let Some(table) = self.all.get_mut(&table.0) {
+        if let Some((at, table)) = self.holding(EntryAddress(table.0)) {
             table.count += change;
+            self.changed.insert(at);
         }
-        self.changed.insert(table.0);
     }
 
     pub(super) fn locked_by(&mut self, cpu: usize) -> Vec<EntryAddress> {
@@ -131,8 +128,9 @@ impl Tables {
             .filter_map(|at| {
                 let table = self.all.get(&at)?;
                 let valid = table.entries.values().filter(|e| e.is_valid()).count();
-                let right = i64::try_from(valid).is_ok_and(|valid| table.count == valid + 1);
-                (!right && !table.root).then_some((TableAddress(at), table.count, valid))
+                let own = table.size / self.granule_size;
+                let right = i64::try_from(own + valid as u64) == Ok(table.count);
+                (!right).then_some((TableAddress(at), table.count, valid))
             })
             .collect()
     }
@@ -361,6 +359,7 @@ impl Checker {
 
     /// Valid to invalid, or the old half of an exchange.
     fn removed(&mut self, cpu: usize, place: &Place, old: Descriptor) {
+        self.check_finished(cpu);
         if !old.is_untranslated() || !old.is_leaf(place.level) {
             self.hold(cpu, place, old, Change::Removed, false);
         }
@@ -443,6 +442,7 @@ impl Checker {
         let Some(table) = self.tables.all.get_mut(&child) else {
             return self.report(Rule::TableNotOwned, format!("table {child:#x} is linked"));
         };
+        self.tlbs.work.strong = table.writer.is_some();
         let unpublished = how == How::Plain && table.writer.is_some();
         table.level = Some(below);
         table.ipa = place.ipa;

@@ -58,6 +58,8 @@ pub(super) struct Old {
     pub table: Option<TableAddress>,
     /// A leaf that went with the table above it.
     pub below_table: bool,
+    /// The event that it became old by.
+    pub since: u64,
     pub by: usize,
     /// Who wrote the entry last: once that store is seen, so is every one before it.
     writer: usize,
@@ -90,6 +92,19 @@ impl Old {
 pub(super) struct Tlbs {
     pub old: Vec<Old>,
     cpus: usize,
+    /// The event that is being looked at.
+    pub now: u64,
+    /// What the last event did.
+    pub work: Work,
+}
+
+/// What would have been missing without the last event.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// It did something that counts.
+    pub any: bool,
+    /// A weaker one of its kind (local for broadcast, stores for all) would have done less.
+    pub strong: bool,
 }
 
 /// What was said to have changed.
@@ -109,6 +124,8 @@ impl Tlbs {
         Self {
             old: Vec::new(),
             cpus,
+            now: 0,
+            work: Work::default(),
         }
     }
 
@@ -127,6 +144,7 @@ impl Tlbs {
             change: c.change,
             table: c.table,
             below_table: c.below_table,
+            since: self.now,
             by,
             writer: by,
             seen_by: 0,
@@ -185,6 +203,9 @@ impl Tlbs {
                     _ => *phase == Phase::Held,
                 };
                 if counts {
+                    let needed = old.change != Change::Widened;
+                    self.work.any |= needed || at == cpu;
+                    self.work.strong |= needed && at != cpu;
                     *phase = next;
                 }
             }
@@ -201,14 +222,21 @@ impl Tlbs {
             Dsb::IshSt | Dsb::NshSt => false,
         };
         for old in &mut self.old {
+            self.work.any |= old.writer == cpu && old.seen_by >> cpu & 1 == 0;
+            self.work.strong |= all && old.writer == cpu && !old.seen_by_all;
             old.seen_by |= 1 << cpu;
             old.seen_by_all |= all && old.writer == cpu;
-            for phase in &mut old.phases {
+            for (at, phase) in old.phases.iter_mut().enumerate() {
+                let needed = old.change != Change::Widened || at == cpu;
                 match *phase {
                     Phase::Stage2(issuer, broadcast) if issuer == cpu && completes(broadcast) => {
+                        self.work.any |= needed;
+                        self.work.strong |= needed;
                         *phase = Phase::Combined;
                     }
                     Phase::Last(issuer, broadcast) if issuer == cpu && completes(broadcast) => {
+                        self.work.any |= needed;
+                        self.work.strong |= needed;
                         *phase = Phase::Gone;
                     }
                     _ => {}

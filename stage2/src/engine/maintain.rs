@@ -58,7 +58,6 @@ impl<O: Operations> Walk<'_, O> {
         let range = (!whole).then_some((phys, size));
         self.ops.invalidate_instructions(range);
         self.ops.dsb(Dsb::Ish);
-        self.ops.isb();
     }
 
     /// Makes memory ready for a leaf with these attributes.

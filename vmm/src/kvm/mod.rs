@@ -22,7 +22,10 @@ use crate::arch;
 #[derive(Debug, Error)]
 pub enum KvmError {
     /// There is no KVM to be used.
-    #[error("`granule lab` needs none: it emulates a host that has one")]
+    #[error(
+        "`granule lab` needs none: it emulates a host that has one; `granule bench --engine model` \
+         shows the fault path in software"
+    )]
     Open(#[source] access::AccessError),
     /// A call failed.
     #[error("{doing} failed")]

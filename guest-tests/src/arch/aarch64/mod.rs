@@ -2,6 +2,8 @@
 //! The arm64 guest: its program (`payload`, built for arm64 only), the entries of its tables
 //! ([`stage1`]), its system registers ([`registers`]); and what the host does only here.
 
+#[cfg(target_arch = "aarch64")]
+pub mod cache;
 pub mod host;
 #[cfg(target_arch = "aarch64")]
 pub mod payload;

@@ -3,6 +3,8 @@
 //! ([`paging`]), its descriptor tables ([`descriptors`]) and its exceptions ([`exception`]); and
 //! what the host does only here.
 
+#[cfg(target_arch = "x86_64")]
+pub mod cache;
 pub mod descriptors;
 pub mod exception;
 pub mod host;

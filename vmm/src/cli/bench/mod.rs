@@ -21,6 +21,7 @@ use granule_guest_tests::{
     harness::{self, HarnessError, Plan},
     log_lines::LogLines,
     machine::Machine,
+    model::{DEFAULT_POLICY, ModelConfig, ModelMachine},
     results::{RecordWriter, RunConfig},
     units::{Bytes, GuestAddress},
 };
@@ -61,6 +62,10 @@ pub struct Args {
     /// What runs the guest
     #[arg(long, value_enum, default_value_t)]
     engine: Engine,
+    /// With --engine model: whose fault path, linux-5.10, linux-5.10+series, linux-6.1, linux-6.12
+    /// or granule; granule's own if left out
+    #[arg(long, value_name = "PRESET")]
+    policy: Option<String>,
     /// Write one JSON object a phase to this file; - is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -93,25 +98,38 @@ pub struct Args {
     events: Switch,
 }
 
+/// An option of the other engine.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is for --engine {1}: leave it out, or choose that engine")]
+pub struct WrongEngine(&'static str, &'static str);
+
 /// Carries `granule bench` out.
 ///
 /// # Errors
 /// What was asked for cannot be done; the error says why.
 pub fn run(args: Args) -> CommandResult {
-    let mut machine = match args.engine {
-        Engine::Kvm => KvmMachine::new(args.machine())?,
+    let (mut machine, mode): (Box<dyn Machine>, GuestMode) = match args.engine {
+        Engine::Kvm => {
+            let machine = KvmMachine::new(args.machine()?)?;
+            let mode = machine.mode();
+            (Box::new(machine), mode)
+        }
+        Engine::Model => {
+            let mode = args.mode.unwrap_or(GuestMode::P48V48_4K);
+            (Box::new(ModelMachine::new(&args.model()?)?), mode)
+        }
     };
     // Behind the machine: a run that cannot be made leaves an older file alone.
     let mut json = args.json.as_deref().map(RecordWriter::create).transpose()?;
     let plan = Plan {
         config: RunConfig {
-            mode: machine.mode().to_string(),
+            mode: mode.to_string(),
             backing: args.backing,
             memory: machine.region().size,
             vcpus: args.vcpus.get(),
             seed: args.seed,
             iteration: 0,
-            prefault: args.prefault,
+            prefault: args.prefault || args.engine == Engine::Model,
             options: args.options(),
         },
         iterations: args.iterations.get(),
@@ -125,7 +143,7 @@ pub fn run(args: Args) -> CommandResult {
         Box::new(io::stdout())
     };
     let mut lines = LogLines::new(to, plan.config.clone(), plan.iterations);
-    let result = harness::run(&mut machine, &plan, &mut |progress| {
+    let result = harness::run(machine.as_mut(), &plan, &mut |progress| {
         lines.print(&progress)?;
         if let (harness::Progress::Phase(record), Some(json)) = (&progress, &mut json) {
             json.write(record)?;
@@ -160,9 +178,12 @@ impl Args {
         .collect()
     }
 
-    fn machine(&self) -> KvmConfig {
+    fn machine(&self) -> Result<KvmConfig, WrongEngine> {
+        if self.policy.is_some() {
+            return Err(WrongEngine("--policy", "model"));
+        }
         let vcpus = self.vcpus.get();
-        KvmConfig {
+        Ok(KvmConfig {
             mode: self.mode,
             phys_offset: self.phys_offset,
             prefault: self.prefault,
@@ -176,7 +197,30 @@ impl Args {
             guest_map: self.guest_map.into(),
             events: self.events == Switch::On,
             ..KvmConfig::new(self.backing, self.memory, vcpus)
+        })
+    }
+
+    /// The software machine has no KVM to hand these on to.
+    fn model(&self) -> Result<ModelConfig, WrongEngine> {
+        let given = [
+            ("--phys-offset", self.phys_offset.is_some()),
+            ("--pin", self.pin.is_some()),
+            ("--ipa-bits", self.ipa_bits.is_some()),
+            ("--dirty-log", self.dirty_log != DirtyLog::default()),
+            ("--guest-map", self.guest_map != Map::default()),
+        ];
+        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(WrongEngine(option, "kvm"));
         }
+        Ok(ModelConfig {
+            backing: self.backing,
+            memory: self.memory,
+            vcpus: self.vcpus.get(),
+            policy: self
+                .policy
+                .clone()
+                .unwrap_or_else(|| DEFAULT_POLICY.to_owned()),
+        })
     }
 }
 
@@ -202,7 +246,7 @@ mod tests {
     fn the_kernels_options_mean_what_they_mean_there() {
         let args = parse("bench -m 2 -s anonymous_hugetlb_2mb -b 64M -v 16 -p 0x40000000").unwrap();
 
-        let machine = args.machine();
+        let machine = args.machine().unwrap();
 
         assert_eq!(machine.mode, Some(GuestMode::P48V48_4K));
         assert_eq!(
@@ -217,7 +261,7 @@ mod tests {
     fn defaults_are_the_kernels() {
         let args = parse("bench").unwrap();
 
-        let machine = args.machine();
+        let machine = args.machine().unwrap();
 
         let kernels = KvmConfig::new(Backing::Anonymous, Bytes::gib(1), 1);
         assert_eq!(machine, kernels);
@@ -228,7 +272,7 @@ mod tests {
     fn vcpus_are_pinned_in_turn() {
         let args = parse("bench -v 5 --pin 0-1,7 --events off --dirty-log manual").unwrap();
 
-        let machine = args.machine();
+        let machine = args.machine().unwrap();
 
         assert_eq!(machine.pin, [0, 1, 7, 0, 1]);
         assert!(!machine.events);
@@ -248,6 +292,19 @@ mod tests {
     }
 
     #[test]
+    fn the_model_takes_a_policy_and_what_is_kvms_it_does_not() {
+        let plain = parse("bench --engine model").unwrap();
+        let named = parse("bench --engine model --policy linux-5.10 -v 8").unwrap();
+        let pinned = parse("bench --engine model --pin 0").unwrap();
+        let kvm = parse("bench --policy granule").unwrap();
+
+        assert_eq!(plain.model().unwrap().policy, DEFAULT_POLICY);
+        assert_eq!(named.model().unwrap().policy, "linux-5.10");
+        assert_eq!(pinned.model(), Err(WrongEngine("--pin", "kvm")));
+        assert_eq!(kvm.machine(), Err(WrongEngine("--policy", "model")));
+    }
+
+    #[test]
     fn what_cannot_be_asked_for_is_refused() {
         for line in [
             "bench -b 0",
@@ -255,7 +312,7 @@ mod tests {
             "bench -i 0",
             "bench -s huge",
             "bench -m 99",
-            "bench --engine model",
+            "bench --engine xen",
             "bench --phases destroy",
             "bench --deadline 0",
             "bench --pin 3-1",

@@ -17,6 +17,8 @@ pub enum Engine {
     /// The kernel's hypervisor, /dev/kvm
     #[default]
     Kvm,
+    /// Threads on the stage-2 engine: policies in real time on any computer
+    Model,
 }
 
 /// How dirty pages are logged.
