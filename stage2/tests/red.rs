@@ -22,6 +22,7 @@ const TWO_PAGES: &str = "
     0 dsb ish
     0 lock exclusive
     0 store 0x80000000 0 0x80004003 release
+    0 ref 0x80000000 1
     0 store 0x80004000 0 0x80005003 release
     0 ref 0x80004000 1
     0 store 0x80005000 0 PAGE0 release
@@ -39,6 +40,8 @@ const WORDS: [(&str, u64); 4] = [
 /// An ISB-framed switch to the guest's VMID, and back.
 const ENTER: &str = "0 dsb ishst\n0 vmid 1\n0 isb\n";
 const LEAVE: &str = "0 vmid 0\n0 isb\n";
+/// What the guest wrote past the caches is not hidden from the host.
+const CLEAN: &str = "0 dc 0x100000000 0x200000\n0 dsb ish\n";
 const FLUSH: &str =
     "0 dsb ishst\n0 vmid 1\n0 isb\n0 tlbi vmalls12e1is\n0 dsb ish\n0 vmid 0\n0 isb\n";
 
@@ -59,6 +62,12 @@ fn only(rule: Rule) -> BTreeSet<Rule> {
     [rule].into()
 }
 
+/// What can still be reached cannot be cleaned for its return either: that follows by itself.
+fn but_returned(mut rules: BTreeSet<Rule>) -> BTreeSet<Rule> {
+    rules.remove(&Rule::ReturnedUnclean);
+    rules
+}
+
 #[test]
 fn aarch64_paging_0_12_2_invalidated_only_the_first_address_of_a_removed_subtable() {
     let unlink = "0 lock exclusive\n0 store 0x80004000 0x80005003 0 plain\n0 ref 0x80004000 -1\n";
@@ -66,9 +75,9 @@ fn aarch64_paging_0_12_2_invalidated_only_the_first_address_of_a_removed_subtabl
     let rest = "0 ref 0x80005000 -2\n0 free 0x80005000\n0 unlock\n";
 
     let wrong = rules(&[TWO_PAGES, unlink, ENTER, first, LEAVE, "0 unlock\n"]);
-    let right = rules(&[TWO_PAGES, unlink, FLUSH, rest]);
+    let right = rules(&[TWO_PAGES, unlink, FLUSH, CLEAN, rest]);
 
-    assert_eq!(wrong, only(Rule::TableRemovalSpan));
+    assert_eq!(but_returned(wrong), only(Rule::TableRemovalSpan));
     assert_eq!(right, BTreeSet::new());
 }
 
@@ -79,9 +88,9 @@ fn aarch64_paging_leaves_combined_entries_behind() {
     let whole = "0 tlbi ipas2e1is 0x0 ttl=3\n0 dsb ish\n0 tlbi vmalle1is\n0 dsb ish\n";
 
     let wrong = rules(&[TWO_PAGES, unmap, ENTER, half, LEAVE, "0 unlock\n"]);
-    let right = rules(&[TWO_PAGES, unmap, ENTER, whole, LEAVE, "0 unlock\n"]);
+    let right = rules(&[TWO_PAGES, unmap, ENTER, whole, LEAVE, CLEAN, "0 unlock\n"]);
 
-    assert_eq!(wrong, only(Rule::CombinedNotInvalidated));
+    assert_eq!(but_returned(wrong), only(Rule::CombinedNotInvalidated));
     assert_eq!(right, BTreeSet::new());
 }
 
@@ -95,6 +104,7 @@ fn bao_writes_a_table_over_a_live_block() {
         0 dsb ish
         0 lock exclusive
         0 store 0x80000000 0 0x80004003 release
+        0 ref 0x80000000 1
         0 store 0x80004000 0 BLOCK release
         0 ref 0x80004000 1
     ";
@@ -103,7 +113,7 @@ fn bao_writes_a_table_over_a_live_block() {
     let made = "0 store 0x80004000 0 0x80005003 release\n";
 
     let wrong = rules(&[block, over, FLUSH, "0 unlock\n"]);
-    let right = rules(&[block, broken, FLUSH, made, "0 unlock\n"]);
+    let right = rules(&[block, broken, FLUSH, CLEAN, made, "0 unlock\n"]);
 
     assert!(wrong.contains(&Rule::BreakBeforeMake), "{wrong:?}");
     assert_eq!(right, BTreeSet::new());
@@ -115,7 +125,7 @@ fn hvisor_flushes_nothing() {
 
     let wrong = rules(&[TWO_PAGES, unmap, "0 unlock\n"]);
 
-    assert_eq!(wrong, only(Rule::ReductionNotComplete));
+    assert_eq!(but_returned(wrong), only(Rule::ReductionNotComplete));
 }
 
 #[test]
@@ -126,9 +136,18 @@ fn rust_shyper_frees_empty_tables_without_an_invalidation() {
     let free = "0 free 0x80005000\n";
 
     let wrong = rules(&[TWO_PAGES, unmap, FLUSH, unlink, free]);
-    let right = rules(&[TWO_PAGES, unmap, FLUSH, unlink, FLUSH, free, "0 unlock\n"]);
+    let right = rules(&[
+        TWO_PAGES,
+        unmap,
+        FLUSH,
+        CLEAN,
+        unlink,
+        FLUSH,
+        free,
+        "0 unlock\n",
+    ]);
 
-    assert_eq!(wrong, only(Rule::FreedWhileWalked));
+    assert_eq!(but_returned(wrong), only(Rule::FreedWhileWalked));
     assert_eq!(right, BTreeSet::new());
 }
 
@@ -141,7 +160,7 @@ fn axaddrspace_invalidates_the_wrong_regime_at_an_unshifted_address() {
 
     for flush in [wrong_regime, unshifted] {
         let wrong = rules(&[TWO_PAGES, unmap, ENTER, flush, LEAVE, "0 unlock\n"]);
-        assert_eq!(wrong, only(Rule::ReductionNotComplete));
+        assert_eq!(but_returned(wrong), only(Rule::ReductionNotComplete));
     }
 }
 
@@ -154,6 +173,7 @@ fn trap_1_maintenance_that_goes_by_the_old_entry_flushes_a_device() {
         0 give 0x0 0x9000000 0x1000 device
         0 lock exclusive
         0 store 0x80000000 0 0x80004003 release
+        0 ref 0x80000000 1
         0 store 0x80004000 0 0x80005003 release
         0 ref 0x80004000 1
     ";
@@ -176,6 +196,7 @@ fn coalesce(maintenance: &str, block: &str) -> BTreeSet<Rule> {
         0 dc 0x100000000 0x1000
         0 dsb ish
         0 store 0x80000000 0 0x80004003 release
+        0 ref 0x80000000 1
         0 store 0x80004000 0 0x80005003 release
         0 ref 0x80004000 1
         0 store 0x80005000 0 PAGE0 release

@@ -195,10 +195,8 @@ impl ModelMachine {
                     name: format!("model:{}", config.policy),
                     patches: 0,
                 }]),
-                emulator: Some(format!(
-                    "software machine (engine model, no MMU, lines cleaned by {})",
-                    cleaner.name()
-                )),
+                // Its time is this machine's own, not an emulator's.
+                emulator: None,
                 features: [("bbm", 0), ("dic", 0), ("fwb", 0), ("tlbirange", 0)]
                     .map(|(name, value)| (name.to_owned(), value))
                     .into(),

@@ -12,7 +12,10 @@ use super::ranges::Ranges;
 
 #[derive(Debug, Clone, Copy)]
 enum Kind {
+    /// What the host wrote.
     Data,
+    /// What a guest could reach, and can no longer.
+    Returned,
     Instructions,
 }
 
@@ -64,8 +67,32 @@ impl Caches {
         self.host_write(phys, size);
     }
 
-    pub(super) fn clean(&mut self, cpu: usize, phys: u64, size: u64) {
+    /// Cleaning counts for the memory's return only where no CPU can reach it any more. Gives whether
+    /// there is something to do.
+    pub(super) fn clean(
+        &mut self,
+        cpu: usize,
+        phys: u64,
+        size: u64,
+        reachable: impl Fn(u64, u64) -> bool,
+    ) -> bool {
         self.pending[cpu].push((Kind::Data, phys, size));
+        let mut any = self.dirty(phys, size).is_some();
+        for (from, to) in self.touched.overlaps(phys, size) {
+            let mut gone = Ranges::default();
+            gone.add(from, to - from);
+            for (start, end) in self.mapped.overlaps(from, to - from) {
+                gone.remove(start, end - start);
+            }
+            for (from, to) in gone
+                .iter()
+                .filter(|(from, to)| !reachable(*from, to - from))
+            {
+                self.pending[cpu].push((Kind::Returned, from, to - from));
+                any = true;
+            }
+        }
+        any
     }
 
     /// Bytes that are not clean yet stay stale: the fetch would miss what the host wrote.
@@ -94,30 +121,17 @@ impl Caches {
         any
     }
 
-    /// A DSB of this CPU completes what it issued; cleaning what CPUs can still reach leaves it
-    /// touched.
-    /// Gives whether there was something.
-    pub(super) fn complete(&mut self, cpu: usize, reachable: impl Fn(u64, u64) -> bool) -> bool {
+    /// A DSB of this CPU completes what it issued. Gives whether there was something.
+    pub(super) fn complete(&mut self, cpu: usize) -> bool {
         let mut any = false;
         for (kind, at, size) in core::mem::take(&mut self.pending[cpu]) {
-            match kind {
-                Kind::Instructions => {
-                    any |= self.stale(at, size).is_some();
-                    self.stale.remove(at, size);
-                }
-                Kind::Data => {
-                    any |= self.dirty(at, size).is_some();
-                    self.dirty.remove(at, size);
-                    for (from, to) in self.touched.overlaps(at, size) {
-                        if self.mapped.touches(from, to - from).is_none()
-                            && !reachable(from, to - from)
-                        {
-                            any = true;
-                            self.touched.remove(from, to - from);
-                        }
-                    }
-                }
-            }
+            let done = match kind {
+                Kind::Data => &mut self.dirty,
+                Kind::Returned => &mut self.touched,
+                Kind::Instructions => &mut self.stale,
+            };
+            any |= done.touches(at, size).is_some();
+            done.remove(at, size);
         }
         any
     }

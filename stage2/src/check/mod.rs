@@ -202,15 +202,7 @@ impl Checker {
                 if kind != Dsb::Ish {
                     return;
                 }
-                let old = &self.tlbs.old;
-                let completed = self.caches.complete(cpu, |phys, size| {
-                    old.iter().any(|old| {
-                        old.table.is_none()
-                            && old.change == Change::Removed
-                            && old.was.address() < phys + size
-                            && phys < old.was.address() + old.size
-                    })
-                });
+                let completed = self.caches.complete(cpu);
                 self.tlbs.work.any |= completed;
                 self.tlbs.work.strong |= completed;
             }
@@ -309,9 +301,15 @@ impl Checker {
                 format!("{phys:#x}, {size:#x} bytes"),
             );
         }
-        self.tlbs.work.any =
-            self.caches.dirty(phys, size).is_some() || self.caches.touched(phys, size).is_some();
-        self.caches.clean(cpu, phys, size);
+        let old = &self.tlbs.old;
+        self.tlbs.work.any = self.caches.clean(cpu, phys, size, |phys, size| {
+            old.iter().any(|old| {
+                old.table.is_none()
+                    && old.change == Change::Removed
+                    && old.was.address() < phys + size
+                    && phys < old.was.address() + old.size
+            })
+        });
     }
 
     fn noted(&mut self, cpu: usize, note: Note) {
