@@ -499,7 +499,6 @@ fn scenario(
         b.finish();
     }
     let hit = state.hit.borrow_mut().take();
-    drop(recorders);
     (checker.into_inner().unwrap(), state.work.take(), hit)
 }
 
