@@ -18,6 +18,7 @@
 mod criterion;
 mod error;
 mod group;
+pub mod growth;
 pub mod input;
 pub mod judge;
 mod notes;
@@ -117,6 +118,9 @@ pub struct Comparison {
     pub notes: Vec<String>,
     /// Ratios of times taken together: each step that several configurations have, and all.
     pub geomeans: Vec<Together>,
+    /// How times grow, where three numbers of vCPUs or sizes and more are compared.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub growth: Vec<growth::Growth>,
     /// One for each configuration that both sides have, in the order of before.
     pub configurations: Vec<Configuration>,
 }

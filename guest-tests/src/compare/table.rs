@@ -9,6 +9,7 @@ use super::{
     LEAST_EFFECT_EMULATED, Options, PhaseChange, Runs, SCHEMA, Side, Spread, Step, Together,
     criterion,
     group::{self, Group},
+    growth,
     judge::{self, Row},
     notes, perf_log, provenance, raw_log,
     sample::Sample,
@@ -73,6 +74,7 @@ pub fn compare(
         differences,
         notes: Vec::new(),
         geomeans: Vec::new(),
+        growth: Vec::new(),
         configurations: Vec::new(),
     };
     let mut rows = Vec::new();
@@ -97,6 +99,7 @@ pub fn compare(
     }
     judge_all(&mut comparison, rows)?;
     comparison.geomeans = geomeans(&comparison);
+    comparison.growth = growth::growth(&comparison);
     comparison.notes = notes::notes(&comparison, groups_before, groups_after, raw);
     Ok(comparison)
 }

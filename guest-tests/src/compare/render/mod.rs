@@ -151,6 +151,7 @@ fn tested(phase: &PhaseChange) -> Vec<String> {
 fn foot(comparison: &Comparison) -> Vec<String> {
     let mut foot = notes(comparison);
     foot.extend(comparison.geomeans.iter().map(together));
+    foot.extend(comparison.growth.iter().map(growth));
     foot.extend(verdict(comparison));
     foot
 }
@@ -183,6 +184,22 @@ fn together(together: &super::Together) -> String {
         together.rows,
         figures::factor(together.ratio),
         ends.unwrap_or_default()
+    )
+}
+
+/// How a phase grows, in one line.
+fn growth(growth: &super::growth::Growth) -> String {
+    let words = |fit: Option<super::growth::Fit>| match fit {
+        Some(fit) => fit.words(),
+        None => "not known".to_owned(),
+    };
+    format!(
+        "{} of {} grows with {} to the power of: before {}; after {}.",
+        growth.phase,
+        growth.of,
+        growth.with.name(),
+        words(growth.before),
+        words(growth.after)
     )
 }
 

@@ -11,6 +11,7 @@
 //! | how often is one above the other | [`mann_whitney::MannWhitney::delta`], Cliff's delta |
 //! | how much of a whole table is chance | [`holm`](fn@holm) |
 //! | what do many ratios say together | [`geomean`](fn@geomean) with a bootstrap interval |
+//! | how does a figure grow | [`power_law`](fn@power_law) |
 //! | what could have been found | [`detectable`] |
 //!
 //! Tests and estimates agree with each other: an interval holds exactly those shifts that the test
@@ -23,6 +24,7 @@ mod holm;
 mod mann_whitney;
 mod normal;
 mod power;
+mod power_law;
 mod quantile;
 mod rank;
 mod shift;
@@ -39,6 +41,7 @@ pub use self::{
     holm::holm,
     mann_whitney::{least_p, mann_whitney},
     power::detectable,
+    power_law::power_law,
     quantile::quantile,
     shift::{paired_shift, shift},
     student::student,

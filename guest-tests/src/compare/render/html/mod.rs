@@ -18,8 +18,8 @@ mod tests;
 
 use std::fmt::Write;
 
-use self::{phases::Growing, svg::escaped};
-use super::super::{Comparison, Verdict};
+use self::svg::escaped;
+use super::super::{Comparison, Verdict, growth::Growing};
 
 const STYLE: &str = include_str!("style.css");
 const KEY: &str = "<ul class=\"key\"><li><i class=\"before\"></i>before</li>\
@@ -93,7 +93,7 @@ fn times(out: &mut String, comparison: &Comparison) {
     let mut charts = Vec::new();
     for step in super::phases(comparison) {
         charts.push(phases::by_configuration(comparison, step));
-        for growing in [Growing::Vcpus, Growing::Memory] {
+        for growing in Growing::ALL {
             charts.extend(phases::by_growth(comparison, step, growing));
         }
     }

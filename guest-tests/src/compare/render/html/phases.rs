@@ -3,7 +3,10 @@
 
 use super::{
     super::{
-        super::{Comparison, Configuration, PhaseChange, Setup, Spread, Step},
+        super::{
+            Comparison, Configuration, PhaseChange, Spread, Step,
+            growth::{self, Family, Growing},
+        },
         figures::{self, Unit},
         short_title,
     },
@@ -114,76 +117,17 @@ fn unit_name(unit: Unit) -> &'static str {
     }
 }
 
-/// What grows along an axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Growing {
-    Vcpus,
-    Memory,
-}
-
-impl Growing {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Vcpus => "vCPUs",
-            Self::Memory => "size",
-        }
-    }
-
-    fn of(self, setup: &Setup) -> Option<u64> {
-        match self {
-            Self::Vcpus => setup.vcpus.map(u64::from),
-            Self::Memory => setup.memory.map(|memory| memory.0),
-        }
-    }
-
-    /// The setup without what grows.
-    fn without(self, setup: &Setup) -> Setup {
-        let mut rest = setup.clone();
-        match self {
-            Self::Vcpus => rest.vcpus = None,
-            Self::Memory => rest.memory = None,
-        }
-        rest
-    }
-
-    fn label(self, value: u64) -> String {
-        match self {
-            Self::Vcpus => value.to_string(),
-            Self::Memory => crate::units::Bytes(value).to_string(),
-        }
-    }
-}
-
-/// Charts of one phase over what grows, one for each family of configurations that has at least two
-/// values of it.
+/// Charts of one phase over what grows, one for each family of configurations.
 pub fn by_growth(comparison: &Comparison, step: &Step, growing: Growing) -> Vec<String> {
-    type Points<'a> = Vec<(u64, &'a PhaseChange)>;
-    let mut families: Vec<(Setup, &str, Points)> = Vec::new();
-    for (configuration, phase) in comparison.rows().filter(|(_, p)| p.phase == *step) {
-        let Some(value) = growing.of(&configuration.setup) else {
-            continue;
-        };
-        let rest = growing.without(&configuration.setup);
-        let engine = configuration.engine.as_str();
-        match families
-            .iter_mut()
-            .find(|(s, e, _)| *s == rest && *e == engine)
-        {
-            Some((_, _, points)) => points.push((value, phase)),
-            None => families.push((rest, engine, vec![(value, phase)])),
-        }
-    }
+    let families = growth::families(comparison, step, growing);
     families
-        .into_iter()
-        .filter_map(|(rest, _, mut points)| {
-            points.sort_by_key(|(value, _)| *value);
-            points.dedup_by_key(|(value, _)| *value);
-            (points.len() > 1).then(|| curves(step, growing, &rest, &points))
-        })
+        .iter()
+        .map(|family| curves(step, growing, family))
         .collect()
 }
 
-fn curves(step: &Step, growing: Growing, rest: &Setup, points: &[(u64, &PhaseChange)]) -> String {
+fn curves(step: &Step, growing: Growing, family: &Family) -> String {
+    let points = &family.points;
     const GUTTER: f64 = 46.0;
     const TOP: f64 = 10.0;
     const BOTTOM: f64 = 170.0;
@@ -244,6 +188,16 @@ fn curves(step: &Step, growing: Growing, rest: &Setup, points: &[(u64, &PhaseCha
         }
     }
     svg.height = BOTTOM + 20.0;
-    let words = format!("{}: {} by {}", rest.name(), unit_name(unit), growing.name());
+    let (of, by) = (family.rest.name(), growing.name());
+    let mut words = format!("{of}: {} by {by}", unit_name(unit));
+    let fits = [
+        ("before", growth::fit(family, |phase| phase.time.before)),
+        ("after", growth::fit(family, |phase| phase.time.after)),
+    ];
+    for (side, fit) in fits {
+        if let Some(fit) = fit {
+            words += &format!("; power {side} {}", fit.words());
+        }
+    }
     figure(&format!("{step}, by {}", growing.name()), &words, svg)
 }

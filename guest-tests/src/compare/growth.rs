@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! How times grow with the number of vCPUs or with the size of memory, where a comparison holds
+//! several of them.
+
+use serde::Serialize;
+
+use super::{Comparison, PhaseChange, Setup, Spread, Step, stats};
+use crate::units::Bytes;
+
+/// What grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Growing {
+    /// The number of vCPUs.
+    Vcpus,
+    /// The size of memory.
+    Memory,
+}
+
+impl Growing {
+    /// Both of them.
+    pub const ALL: [Self; 2] = [Self::Vcpus, Self::Memory];
+
+    /// What a reader calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vcpus => "vCPUs",
+            Self::Memory => "size",
+        }
+    }
+
+    fn of(self, setup: &Setup) -> Option<u64> {
+        match self {
+            Self::Vcpus => setup.vcpus.map(u64::from),
+            Self::Memory => setup.memory.map(|memory| memory.0),
+        }
+    }
+
+    /// The setup without what grows.
+    fn without(self, setup: &Setup) -> Setup {
+        let mut rest = setup.clone();
+        match self {
+            Self::Vcpus => rest.vcpus = None,
+            Self::Memory => rest.memory = None,
+        }
+        rest
+    }
+
+    /// A value of it in few characters.
+    pub fn label(self, value: u64) -> String {
+        match self {
+            Self::Vcpus => value.to_string(),
+            Self::Memory => Bytes(value).to_string(),
+        }
+    }
+}
+
+/// One phase over all values of what grows, everything else being the same.
+#[derive(Debug, Clone)]
+pub struct Family<'a> {
+    /// What everything else is.
+    pub rest: Setup,
+    /// What ran it.
+    pub engine: &'a str,
+    /// Two values and more, the least first.
+    pub points: Vec<(u64, &'a PhaseChange)>,
+}
+
+/// Every family of a step.
+pub fn families<'a>(comparison: &'a Comparison, step: &Step, growing: Growing) -> Vec<Family<'a>> {
+    let mut families: Vec<Family> = Vec::new();
+    for (configuration, phase) in comparison.rows().filter(|(_, p)| p.phase == *step) {
+        let Some(value) = growing.of(&configuration.setup) else {
+            continue;
+        };
+        let rest = growing.without(&configuration.setup);
+        let engine = configuration.engine.as_str();
+        let mut known = families.iter_mut();
+        match known.find(|family| family.rest == rest && family.engine == engine) {
+            Some(family) => family.points.push((value, phase)),
+            None => families.push(Family {
+                rest,
+                engine,
+                points: vec![(value, phase)],
+            }),
+        }
+    }
+    for family in &mut families {
+        family.points.sort_by_key(|(value, _)| *value);
+        family.points.dedup_by_key(|(value, _)| *value);
+    }
+    families.retain(|family| family.points.len() > 1);
+    families
+}
+
+/// How the time of a phase grows.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Growth {
+    /// Of which phase.
+    pub phase: Step,
+    /// With what.
+    pub with: Growing,
+    /// What everything else is.
+    pub of: String,
+    /// Before; `None` for fewer than three values.
+    pub before: Option<Fit>,
+    /// After.
+    pub after: Option<Fit>,
+}
+
+/// A power law.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Fit {
+    /// Time grows with this power.
+    pub exponent: f64,
+    /// Its 95% interval.
+    pub interval: [f64; 2],
+    /// The whole power nearest to it, in a word, if the interval holds it.
+    pub kind: Option<&'static str>,
+}
+
+impl Fit {
+    fn of(points: &[(f64, f64)]) -> Option<Self> {
+        let fit = stats::power_law(points)?;
+        let (low, high) = fit.interval;
+        let kinds = [(0.0, "flat"), (1.0, "linear"), (2.0, "quadratic")];
+        let near = |power: f64| (fit.exponent - power).abs();
+        let kind = kinds
+            .into_iter()
+            // A fit without any error still is one to two digits.
+            .filter(|(power, _)| (low - 0.05..=high + 0.05).contains(power))
+            .min_by(|one, two| near(one.0).total_cmp(&near(two.0)))
+            .filter(|(power, _)| near(*power) < 0.5);
+        Some(Self {
+            exponent: fit.exponent,
+            interval: [low, high],
+            kind: kind.map(|(_, kind)| kind),
+        })
+    }
+
+    /// `1.98 (1.90 to 2.06), quadratic`.
+    pub fn words(&self) -> String {
+        let [low, high] = self.interval;
+        let kind = self
+            .kind
+            .map_or_else(String::new, |kind| format!(", {kind}"));
+        format!("{:.2} ({low:.2} to {high:.2}){kind}", self.exponent)
+    }
+}
+
+/// The fit of one side of a family.
+pub fn fit(family: &Family, side: fn(&PhaseChange) -> Option<Spread>) -> Option<Fit> {
+    let point = |(value, phase): &(u64, &PhaseChange)| Some((*value as f64, side(phase)?.median));
+    let points: Option<Vec<_>> = family.points.iter().map(point).collect();
+    Fit::of(&points?)
+}
+
+/// All growth that can be told.
+pub fn growth(comparison: &Comparison) -> Vec<Growth> {
+    let steps: std::collections::BTreeSet<&Step> =
+        comparison.rows().map(|(_, phase)| &phase.phase).collect();
+    let mut all = Vec::new();
+    for step in steps {
+        for with in Growing::ALL {
+            for family in families(comparison, step, with) {
+                let growth = Growth {
+                    phase: step.clone(),
+                    with,
+                    of: family.rest.name(),
+                    before: fit(&family, |phase| phase.time.before),
+                    after: fit(&family, |phase| phase.time.after),
+                };
+                if growth.before.is_some() || growth.after.is_some() {
+                    all.push(growth);
+                }
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fit_is_called_by_the_power_it_holds() {
+        let fit = |power: f64, bend: f64| {
+            let points =
+                [1.0, 2.0, 4.0, 8.0].map(|x: f64| (x, x.powf(power) * x.powf(bend * x.ln())));
+            Fit::of(&points).unwrap()
+        };
+        assert_eq!(fit(0.01, 0.0).kind, Some("flat"));
+        assert_eq!(fit(1.0, 0.0).words(), "1.00 (1.00 to 1.00), linear");
+        assert_eq!(fit(2.0, 0.02).kind, Some("quadratic"));
+        assert_eq!(fit(1.4, 0.0).kind, None);
+    }
+}
