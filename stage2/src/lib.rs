@@ -29,7 +29,9 @@ mod policy;
 pub mod pool;
 pub mod range;
 
-pub use engine::{Access, Fault, FaultStatus, Features, MapError, MapRequest, Stage2, Translation};
+pub use engine::{
+    Access, Fault, FaultStatus, Features, MapError, MapRequest, Stage2, Translation, Walker,
+};
 pub use memcache::Memcache;
 pub use operations::Operations;
 pub use policy::{Coalesce, Locking, Maintenance, Policy, SameLeaf, TopUp, UnknownPolicy, Unmap};

@@ -3,8 +3,8 @@
 //!
 //! Emulation has neither caches nor weak memory, so a missing clean or barrier never fails there. The
 //! checker assumes the worst that the architecture allows: every CPU holds every entry that it may
-//! hold ([`tlb`]), every byte that the host wrote is in a cache until it has been cleaned
-//! ([`caches`]). It keeps its own copy of the tables ([`tables`]) and reports what breaks a
+//! hold (`tlb`), every byte that the host wrote is in a cache until it has been cleaned
+//! (`caches`). It keeps its own copy of the tables (`shadow`, `tables`) and reports what breaks a
 //! [`Rule`] at the event where it shows.
 //!
 //! Events come from a [`Recorder`] around the engine's operations, or from a [trace](Trace) of
@@ -20,6 +20,7 @@ mod guest;
 mod ranges;
 mod recorder;
 mod rule;
+mod shadow;
 mod tables;
 mod tlb;
 mod trace;
@@ -43,7 +44,7 @@ use crate::engine::FaultStatus;
 use crate::operations::{Dsb, Note, TableAddress, Tlbi, Vmid};
 use caches::Caches;
 use ranges::Ranges;
-use tables::Tables;
+use shadow::Tables;
 pub use tlb::Work;
 use tlb::{Change, Tlbs};
 

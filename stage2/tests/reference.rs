@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The engine against a plain map of pages, with the checker on: whatever the sequence of
+//! operations, every page translates as it should and those that were not meant stay as they were.
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use std::sync::{Mutex, atomic::AtomicU64};
+
+use granule_stage2::{
+    Access, Features, Maintenance, MapError, MapRequest, Memcache, Policy, Stage2,
+    check::{Action, Checker, Recorder, Rule, Setup},
+    descriptor::Attributes,
+    geometry::{Geometry, Granule, Level},
+    grace::Grace,
+    operations::{Dsb, Note, Operations},
+    pool::words,
+};
+use proptest::prelude::*;
+use support::{Cpu, MEMORY, Pool, TABLES, VMID};
+
+/// What a page translates to: host address and whether it may be read, written and executed.
+type Seen = Option<(u64, [bool; 3])>;
+
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    Map {
+        write: bool,
+        execute: bool,
+        blocks: bool,
+    },
+    Unmap,
+    Protect,
+    Relax {
+        write: bool,
+        execute: bool,
+    },
+    Split,
+    Recover,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => any::<[bool; 3]>().prop_map(|[write, execute, blocks]| Op::Map { write, execute, blocks }),
+        1 => Just(Op::Unmap),
+        1 => Just(Op::Protect),
+        2 => any::<[bool; 2]>().prop_map(|[write, execute]| Op::Relax { write, execute }),
+        1 => Just(Op::Split),
+        1 => Just(Op::Recover),
+    ]
+}
+
+struct Under<'a> {
+    table: Stage2,
+    ops: Recorder<'a, Cpu<'a>, Checker>,
+    memcache: Memcache,
+    page: u64,
+    pages: u64,
+}
+
+impl Under<'_> {
+    fn seen(&self) -> Vec<Seen> {
+        (0..self.pages)
+            .map(|page| {
+                let see = |access| {
+                    self.table
+                        .translate(&self.ops, page * self.page, access)
+                        .ok()
+                };
+                let read = see(Access::Read)?;
+                let may = [Access::Read, Access::Write, Access::Fetch].map(|a| see(a).is_some());
+                Some((read.phys, may))
+            })
+            .collect()
+    }
+
+    fn apply(&mut self, op: Op, ipa: u64, size: u64) -> Result<(), MapError> {
+        let Self {
+            table,
+            ops,
+            memcache,
+            page,
+            ..
+        } = self;
+        match op {
+            Op::Map {
+                write,
+                execute,
+                blocks,
+            } => {
+                let attributes = Attributes {
+                    write,
+                    execute,
+                    ..Attributes::READ
+                };
+                let largest = if blocks { u64::MAX } else { *page };
+                let request = MapRequest {
+                    largest,
+                    ..MapRequest::new(ipa, MEMORY + ipa, size, attributes)
+                };
+                table.map(ops, memcache, &request)
+            }
+            Op::Unmap => table.unmap(ops, ipa, size),
+            Op::Protect => table.write_protect(ops, ipa, size),
+            Op::Relax { write, execute } => table.relax(
+                ops,
+                ipa,
+                Attributes {
+                    write,
+                    execute,
+                    ..Attributes::READ
+                },
+            ),
+            Op::Split => table.split(ops, memcache, ipa, size),
+            Op::Recover => table.recover_blocks(ops, ipa, size, u64::MAX),
+        }
+    }
+}
+
+/// Whether a page may have become `after` by an operation that was about it, or not.
+fn allowed(op: Op, meant: bool, populate: bool, page: u64, before: Seen, after: Seen) -> bool {
+    let fewer = |a: [bool; 3], b: [bool; 3]| a.iter().zip(b).all(|(a, b)| !a || b);
+    let right = after.is_none_or(|(phys, _)| phys == page);
+    // A page of a block that an operation cuts: it may lose what the block loses.
+    let lost = match (before, after) {
+        (Some((_, old)), Some((_, new))) => fewer(new, old),
+        (_, None) => true,
+        (None, Some(_)) => false,
+    };
+    right
+        && match op {
+            Op::Map { write, execute, .. } if meant => after.is_some_and(|(_, new)| {
+                let asked = [true, write, execute];
+                let had = before.map_or([false; 3], |(_, old)| old);
+                let either = [0, 1, 2].map(|at| asked[at] || had[at]);
+                fewer(new, either) && (fewer(asked, new) || before.is_some())
+            }),
+            Op::Map { .. } if populate => before == after,
+            Op::Map { .. } => before == after || after.is_none(),
+            Op::Unmap if meant => after.is_none(),
+            Op::Protect if meant => {
+                lost && after.is_none() == before.is_none() && after.is_none_or(|(_, may)| !may[1])
+            }
+            Op::Unmap | Op::Protect | Op::Recover => lost,
+            Op::Relax { .. } => {
+                before.is_none() == after.is_none()
+                    && before.is_none_or(|(_, old)| fewer(old, after.unwrap().1))
+            }
+            Op::Split => before == after,
+        }
+}
+
+fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u16)]) {
+    let geometry = Geometry::new(granule, 40).unwrap();
+    let per_table = usize::try_from(granule.entries()).unwrap();
+    let pool = Pool::new(TABLES, &geometry, words(64 * per_table), words(128)).unwrap();
+    let grace = Grace::new(1);
+    let setup = Setup {
+        geometry,
+        features,
+        vmid: VMID,
+        root: pool.root(),
+        cpus: 1,
+    };
+    let checker = Mutex::new(Checker::new(setup));
+    let cpu = Cpu {
+        pool: &pool,
+        grace: &grace,
+        index: 0,
+        vmid: AtomicU64::new(0),
+    };
+    let page = granule.size();
+    let mut under = Under {
+        table: Stage2::new(geometry, features, policy, VMID, pool.root()),
+        ops: Recorder::new(cpu, 0, &checker),
+        memcache: Memcache::new(),
+        page,
+        pages: 2 * granule.entries(),
+    };
+    let block = geometry.span(Level::new(2).unwrap());
+    let give = Action::Give {
+        ipa: 0,
+        phys: MEMORY,
+        size: 2 * block,
+        device: false,
+    };
+    under.ops.tell(give);
+    let mut before = under.seen();
+    for &(op, at, length) in ops {
+        let first = u64::from(at) % under.pages;
+        let count = (1 + u64::from(length)).min(under.pages - first);
+        // Now and then a whole block.
+        let (first, count) = match length % 4 {
+            0 => (
+                first / granule.entries() * granule.entries(),
+                granule.entries(),
+            ),
+            _ => (first, count),
+        };
+        under.memcache.top_up(&under.ops, 8, 12);
+        under.ops.note(Note::Lock { exclusive: true });
+        if policy.maintenance == Maintenance::FaultPath {
+            if !features.fwb {
+                under.ops.clean_invalidate(MEMORY, 2 * block);
+                under.ops.dsb(Dsb::Ish);
+            }
+            under.ops.invalidate_instructions(None);
+            under.ops.dsb(Dsb::Ish);
+        }
+        let done = under.apply(op, first * page, count * page);
+        under.ops.note(Note::Unlock);
+        assert!(
+            matches!(done, Ok(()) | Err(MapError::Again)),
+            "{op:?}: {done:?}"
+        );
+        let after = under.seen();
+        for (index, (old, new)) in (0..).zip(before.iter().zip(&after)) {
+            let meant = (first..first + count).contains(&index);
+            assert!(
+                allowed(
+                    op,
+                    meant,
+                    policy.populate_on_split,
+                    MEMORY + index * page,
+                    *old,
+                    *new
+                ),
+                "{op:?} of {count} pages from {first}: page {index} was {old:?}, is {new:?}"
+            );
+        }
+        before = after;
+    }
+    under.memcache.drain(&under.ops);
+    let checker = checker.lock().unwrap();
+    let lazy = Rule::ReturnedUnclean;
+    let found = checker
+        .violations()
+        .iter()
+        .find(|v| policy.populate_on_split || v.rule != lazy);
+    assert!(found.is_none(), "{}", found.unwrap());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_page_translates_as_it_should(
+        ops in prop::collection::vec((op(), any::<u16>(), 0u16..700), 1..24),
+        bbm in 0u8..4,
+        tlb_range: bool,
+        fwb: bool,
+    ) {
+        let features = Features { bbm, tlb_range, fwb, dic: fwb };
+        for (_, policy) in Policy::PRESETS {
+            run(policy, Granule::K4, features, &ops);
+        }
+        run(Policy::GRANULE, Granule::K16, features, &ops);
+        run(Policy::GRANULE, Granule::K64, features, &ops);
+    }
+}
