@@ -115,7 +115,7 @@ pub struct Fit {
     pub exponent: f64,
     /// Its 95% interval.
     pub interval: [f64; 2],
-    /// The whole power nearest to it, in a word, if the interval holds it.
+    /// The power in a word, if the interval holds one of 0, 1 and 2 and no other.
     pub kind: Option<&'static str>,
 }
 
@@ -125,16 +125,19 @@ impl Fit {
         let (low, high) = fit.interval;
         let kinds = [(0.0, "flat"), (1.0, "linear"), (2.0, "quadratic")];
         let near = |power: f64| (fit.exponent - power).abs();
-        let kind = kinds
+        // A fit without any error still is one to two digits.
+        let held: Vec<_> = kinds
             .into_iter()
-            // A fit without any error still is one to two digits.
             .filter(|(power, _)| (low - 0.05..=high + 0.05).contains(power))
-            .min_by(|one, two| near(one.0).total_cmp(&near(two.0)))
-            .filter(|(power, _)| near(*power) < 0.5);
+            .collect();
+        let kind = match held.as_slice() {
+            [(power, kind)] if near(*power) < 0.5 => Some(*kind),
+            _ => None,
+        };
         Some(Self {
             exponent: fit.exponent,
             interval: [low, high],
-            kind: kind.map(|(_, kind)| kind),
+            kind,
         })
     }
 
@@ -194,5 +197,6 @@ mod tests {
         assert_eq!(fit(1.0, 0.0).words(), "1.00 (1.00 to 1.00), linear");
         assert_eq!(fit(2.0, 0.02).kind, Some("quadratic"));
         assert_eq!(fit(1.4, 0.0).kind, None);
+        assert_eq!(fit(0.5, 0.4).kind, None, "too wide");
     }
 }

@@ -28,10 +28,10 @@ use granule_guest_tests::{
 
 use super::{CommandResult, Outcome, report};
 use crate::machine::{KvmConfig, KvmMachine};
-use values::{CpuList, DirtyLog, Engine, Map, Switch, address, size, unless_default};
+use values::{CpuList, DirtyLog, Engine, Map, Sweep, Switch, address, size, unless_default};
 
 /// Options of `granule bench`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(
     after_help = "Exit code: 0 done, 1 the test failed (a vCPU, a time limit, or what was read back), \
                   2 it cannot be run as asked."
@@ -56,6 +56,10 @@ pub struct Args {
     /// How often to go through the phases, each time from untouched memory
     #[arg(short = 'i', long, value_name = "N", default_value = "1")]
     iterations: NonZeroU32,
+    /// Run once for each of these, vcpus=1,2,4 or size=64M,256M, instead of -v or -b; both sweeps
+    /// make a matrix
+    #[arg(long, value_name = "WHAT=VALUES", value_parser = Sweep::parse)]
+    sweep: Vec<Sweep>,
     /// Which phases, with commas between them; each brings those it needs
     #[arg(long, value_name = "PHASES", default_value_t = PhaseSelection::all())]
     phases: PhaseSelection,
@@ -108,6 +112,17 @@ pub struct WrongEngine(&'static str, &'static str);
 /// # Errors
 /// What was asked for cannot be done; the error says why.
 pub fn run(args: Args) -> CommandResult {
+    let mut json = None;
+    for point in args.points() {
+        if run_one(&point, &mut json)? == Outcome::Failed {
+            return Ok(Outcome::Failed);
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Runs the test once; `json` is made by the first run that can be made at all.
+fn run_one(args: &Args, json: &mut Option<RecordWriter>) -> CommandResult {
     let (mut machine, mode): (Box<dyn Machine>, GuestMode) = match args.engine {
         Engine::Kvm => {
             let machine = KvmMachine::new(args.machine()?)?;
@@ -120,7 +135,9 @@ pub fn run(args: Args) -> CommandResult {
         }
     };
     // Behind the machine: a run that cannot be made leaves an older file alone.
-    let mut json = args.json.as_deref().map(RecordWriter::create).transpose()?;
+    if json.is_none() {
+        *json = args.json.as_deref().map(RecordWriter::create).transpose()?;
+    }
     let plan = Plan {
         config: RunConfig {
             mode: mode.to_string(),
@@ -133,11 +150,15 @@ pub fn run(args: Args) -> CommandResult {
             options: args.options(),
         },
         iterations: args.iterations.get(),
-        phases: args.phases,
+        phases: args.phases.clone(),
         deadline: Duration::from_secs(args.deadline.get().into()),
         accept_fallback: args.accept_fallback,
     };
-    let to: Box<dyn Write> = if args.json.is_some_and(|path| path.as_os_str() == "-") {
+    let to: Box<dyn Write> = if args
+        .json
+        .as_ref()
+        .is_some_and(|path| path.as_os_str() == "-")
+    {
         Box::new(io::stderr())
     } else {
         Box::new(io::stdout())
@@ -145,7 +166,7 @@ pub fn run(args: Args) -> CommandResult {
     let mut lines = LogLines::new(to, plan.config.clone(), plan.iterations);
     let result = harness::run(machine.as_mut(), &plan, &mut |progress| {
         lines.print(&progress)?;
-        if let (harness::Progress::Phase(record), Some(json)) = (&progress, &mut json) {
+        if let (harness::Progress::Phase(record), Some(json)) = (&progress, json.as_mut()) {
             json.write(record)?;
         }
         Ok(())
@@ -161,6 +182,28 @@ pub fn run(args: Args) -> CommandResult {
 }
 
 impl Args {
+    /// These arguments for every point of the sweeps; alone where there is none.
+    fn points(&self) -> Vec<Self> {
+        let mut points = vec![self.clone()];
+        for sweep in &self.sweep {
+            let at = |point: &Self| -> Vec<Self> {
+                let point = || point.clone();
+                match sweep {
+                    Sweep::Vcpus(all) => {
+                        let with = |&vcpus| Self { vcpus, ..point() };
+                        all.iter().map(with).collect()
+                    }
+                    Sweep::Memory(all) => {
+                        let with = |&memory| Self { memory, ..point() };
+                        all.iter().map(with).collect()
+                    }
+                }
+            };
+            points = points.iter().flat_map(at).collect();
+        }
+        points
+    }
+
     /// What changes figures and is not at its default.
     fn options(&self) -> BTreeMap<String, String> {
         let named = |value: &dyn ToString| Some(value.to_string());
@@ -305,8 +348,38 @@ mod tests {
     }
 
     #[test]
+    fn sweeps_make_a_matrix() {
+        let args = parse("bench -s shmem --sweep vcpus=1,2,4 --sweep size=2M,8M").unwrap();
+        let points: Vec<_> = args
+            .points()
+            .iter()
+            .map(|p| (p.vcpus.get(), p.memory))
+            .collect();
+        let (small, large) = (Bytes::mib(2), Bytes::mib(8));
+        let wanted = [
+            (1, small),
+            (1, large),
+            (2, small),
+            (2, large),
+            (4, small),
+            (4, large),
+        ];
+        assert_eq!(points, wanted);
+        assert!(
+            args.points()
+                .iter()
+                .all(|point| point.backing == Backing::Shmem)
+        );
+        assert_eq!(parse("bench -v 3").unwrap().points().len(), 1);
+    }
+
+    #[test]
     fn what_cannot_be_asked_for_is_refused() {
         for line in [
+            "bench --sweep vcpus",
+            "bench --sweep vcpus=1,0",
+            "bench --sweep size=",
+            "bench --sweep seed=1",
             "bench -b 0",
             "bench -v 0",
             "bench -i 0",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The values that options of `granule bench` take, and how they are read.
 
-use std::fmt;
+use std::{fmt, num::NonZeroU32};
 
 use clap::ValueEnum;
 use granule_guest_tests::{
@@ -110,6 +110,39 @@ impl CpuList {
             .zip(0..vcpus)
             .map(|(cpu, _)| cpu)
             .collect()
+    }
+}
+
+/// What a run is repeated over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sweep {
+    /// These numbers of vCPUs.
+    Vcpus(Vec<NonZeroU32>),
+    /// These sizes of memory.
+    Memory(Vec<Bytes>),
+}
+
+impl Sweep {
+    /// Reads `vcpus=1,2,4` and `size=64M,256M`.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let Some((name, values)) = text.split_once('=') else {
+            return Err("give vcpus=1,2,4 or size=64M,256M".to_owned());
+        };
+        let values = values.split(',').map(str::trim);
+        match name {
+            "vcpus" => {
+                let number = |text: &str| {
+                    let number = text.parse();
+                    number.map_err(|_| format!("'{text}' is no number of vCPUs from 1 on"))
+                };
+                values
+                    .map(number)
+                    .collect::<Result<_, _>>()
+                    .map(Self::Vcpus)
+            }
+            "size" => values.map(size).collect::<Result<_, _>>().map(Self::Memory),
+            _ => Err(format!("'{name}' cannot be swept, only vcpus and size can")),
+        }
     }
 }
 
