@@ -5,7 +5,7 @@ use alloc::{format, vec::Vec};
 
 use super::{
     Checker, How, Rule,
-    tlb::{Change, Changed},
+    tlb::{Change, Changed, Old},
 };
 use crate::{
     descriptor::{Descriptor, Kind, MemoryType},
@@ -39,6 +39,7 @@ impl Checker {
         }
         let (linked, level, base) = (table.linked, table.level, table.ipa);
         self.tables.changed.insert(at);
+        self.tlbs.rewritten(cpu, entry);
         let (true, Some(level)) = (linked, level) else {
             return;
         };
@@ -134,6 +135,7 @@ impl Checker {
 
     /// Permissions, access flag, software bits.
     fn changed_in_place(&mut self, cpu: usize, place: &Place, old: Descriptor, new: Descriptor) {
+        let old_leaf = old;
         let (a, b) = (old.attributes(), new.attributes());
         let less = (a.read && !b.read)
             || (a.write && !b.write)
@@ -145,6 +147,11 @@ impl Checker {
             if is && a.accessed && !old.is_untranslated() {
                 self.hold(cpu, place, old, change, false);
             }
+        }
+        // Ageing leaves CPUs what they hold: a later reduction has to reach it.
+        let known = |old: &Old| old.entry == place.entry && old.was == old_leaf;
+        if a.accessed && !b.accessed && !self.tlbs.old.iter().any(known) {
+            self.hold(cpu, place, old, Change::Widened, false);
         }
         if more {
             self.check_leaf(place, new, a.execute);

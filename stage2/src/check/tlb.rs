@@ -129,12 +129,15 @@ impl Tlbs {
         }
     }
 
-    pub(super) fn changed(&mut self, by: usize, c: Changed) {
-        for old in &mut self.old {
-            if old.entry == c.entry && old.writer != by {
-                old.writer = by;
-            }
+    /// An entry was written, whether it matters to TLBs or not.
+    pub(super) fn rewritten(&mut self, by: usize, entry: EntryAddress) {
+        for old in self.old.iter_mut().filter(|old| old.entry == entry) {
+            old.writer = by;
         }
+    }
+
+    pub(super) fn changed(&mut self, by: usize, c: Changed) {
+        self.rewritten(by, c.entry);
         self.old.push(Old {
             entry: c.entry,
             was: c.was,
