@@ -10,6 +10,10 @@ use super::{
 };
 use crate::results::Series;
 
+/// What tells an arm64 image, and where (the kernel's `Documentation/arm64/booting.rst`, 4).
+const MAGIC: &[u8] = b"ARM\x64";
+const MAGIC_AT: usize = 0x38;
+
 /// A kernel image and what is known of it.
 #[derive(Debug, Clone)]
 pub struct Kernel {
@@ -32,8 +36,12 @@ impl Kernel {
     /// at its top.
     ///
     /// # Errors
-    /// The image cannot be read.
+    /// The image cannot be read or is none.
     pub fn of(name: String, image: &Path, series: Option<Vec<Series>>) -> Result<Self, StepError> {
+        let content = step::read(image)?;
+        if content.get(MAGIC_AT..MAGIC_AT + MAGIC.len()) != Some(MAGIC) {
+            return Err(StepError::NoImage(image.to_owned()));
+        }
         let beside = |names: [&str; 2]| {
             let own = image.parent().unwrap_or(Path::new("."));
             let top = image.ancestors().nth(4).unwrap_or(own); // TOP/arch/arm64/boot/Image
@@ -49,7 +57,7 @@ impl Kernel {
         Ok(Self {
             name,
             image: image.to_owned(),
-            image_sha256: sha256(&step::read(image)?),
+            image_sha256: sha256(&content),
             config: beside([".config", "config"]),
             series,
             functions,

@@ -157,11 +157,11 @@ fn compare(options: &Options, rundir: &RunDir, kernels: &[Kernel]) -> Result<Ver
     for (index, (before, after)) in pairs.into_iter().enumerate() {
         let [before_path, after_path] = [before, after].map(|kernel| rundir.results(kernel));
         if options.dry_run {
-            println!(
-                "granule compare {} {}",
+            print(&format!(
+                "granule compare {} {}\n",
                 before_path.display(),
                 after_path.display()
-            );
+            ))?;
             continue;
         }
         if !before_path.is_file() || !after_path.is_file() {

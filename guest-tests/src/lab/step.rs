@@ -60,6 +60,12 @@ pub enum StepError {
         /// The last lines of its output.
         tail: String,
     },
+    /// What was given as a kernel is none.
+    #[error(
+        "{0} is no arm64 kernel image: give an uncompressed Image, as a build leaves it in \
+         arch/arm64/boot"
+    )]
+    NoImage(PathBuf),
     /// A file operation failed.
     #[error("cannot {doing} {path}")]
     File {

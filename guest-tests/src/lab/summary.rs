@@ -120,7 +120,7 @@ fn milliseconds(records: &[&Record]) -> String {
     if records.is_empty() {
         return "-".to_owned();
     }
-    let us = median(records.iter().map(|record| record.ns.0 / 1000));
+    let us = (median(records.iter().map(|record| record.ns.0)) + 500) / 1000;
     format!("{}.{:03}", us / 1000, us % 1000)
 }
 
@@ -166,7 +166,7 @@ mod tests {
             .collect();
         assert_eq!(lines.len(), 4);
         assert_eq!(lines[2], ["create", "2.000", "20", "5", "0", "0"]);
-        assert_eq!(lines[3], ["update", "0.007", "1", "5", "0", "0"]);
+        assert_eq!(lines[3], ["update", "0.008", "1", "5", "0", "0"]);
     }
 
     #[test]

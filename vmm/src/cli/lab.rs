@@ -6,11 +6,14 @@ use std::{env, num::NonZeroUsize, path::PathBuf, thread::available_parallelism, 
 use clap::{ArgGroup, ValueEnum};
 use granule_guest_tests::{
     config::Backing,
-    lab::{self, Kernels, Matrix, Options, Places, Test, Verdict, rundir, series},
+    guest_mode::GuestMode,
+    lab::{
+        self, Kernels, Matrix, Options, Places, Test, Verdict, rundir, series, upstream::SELFTESTS,
+    },
     units::Bytes,
 };
 
-use super::{CommandResult, Outcome};
+use super::{CommandResult, Outcome, bench::values};
 
 /// The series that is applied where none is named and it is there.
 const DEFAULT_SERIES: &str = "stage2-fault-path";
@@ -26,7 +29,7 @@ const DEFAULT_SERIES: &str = "stage2-fault-path";
 )]
 pub struct Args {
     /// Linux version to start from: Debian's linux-source-VERSION
-    #[arg(long, default_value = "5.10", value_name = "VERSION")]
+    #[arg(long, default_value = "5.10", value_name = "VERSION", value_parser = version)]
     base: String,
     /// Kernel source to take instead: a tree, a tarball or a Debian linux-source package
     #[arg(long, value_name = "PATH")]
@@ -63,7 +66,7 @@ pub struct Args {
     #[arg(long)]
     selftests: bool,
     /// Of the selftests only this one, with other arguments if any follow its name
-    #[arg(long, value_name = "NAME [ARGUMENTS]", conflicts_with_all = ["test", "fetch"])]
+    #[arg(long, value_name = "NAME [ARGUMENTS]", conflicts_with_all = ["test", "fetch"], value_parser = selftest)]
     selftest: Vec<String>,
     /// A tiny matrix: 4 vCPUs, 16M, 4K pages and hugetlb 2M, one seed; shows that the lab works and
     /// fails for no regression
@@ -73,28 +76,28 @@ pub struct Args {
     #[arg(short = 's', long, value_name = "BACKING")]
     backing: Vec<Backing>,
     /// Number of vCPUs
-    #[arg(short = 'v', long, value_name = "N", default_values_t = [4])]
+    #[arg(short = 'v', long, value_name = "N", default_values_t = [4], value_parser = cpus())]
     vcpus: Vec<u32>,
     /// Size of the region; without it 64M, or one page where pages are larger
-    #[arg(short = 'b', long, value_name = "SIZE")]
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = values::size)]
     size: Option<Bytes>,
     /// Guest mode, numbered as the kernel's tests number it: 2 is 48-bit addresses, 4K pages
-    #[arg(short = 'm', long, default_value = "2")]
+    #[arg(short = 'm', long, default_value = "2", value_parser = mode)]
     mode: String,
     /// Offset of the region in guest memory
     #[arg(short = 'p', long, value_name = "OFFSET")]
     offset: Option<Bytes>,
     /// Repeats within one boot
-    #[arg(short = 'i', long, value_name = "N", default_value_t = 1)]
+    #[arg(short = 'i', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     iterations: u32,
     /// Boots of each job, each with another interleaving
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// CPU model of the emulated host
     #[arg(long, value_name = "MODEL", default_value = "neoverse-n1")]
     cpu: String,
-    /// Working CPUs of the emulated host (as many stay idle); without it one for each vCPU
-    #[arg(long, value_name = "N")]
+    /// Working CPUs of the emulated host (as many are switched off); without it one for each vCPU
+    #[arg(long, value_name = "N", value_parser = cpus())]
     smp: Option<u32>,
     /// Memory of the emulated host; without it what the job needs
     #[arg(long, value_name = "SIZE")]
@@ -110,7 +113,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     /// Seconds of real time after which an emulator is ended
-    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
     deadline: u64,
     /// How many percent slower a phase must be to be a regression
     #[arg(long, value_name = "PERCENT", default_value_t = 3.0)]
@@ -165,6 +168,39 @@ pub fn run(args: Args) -> CommandResult {
         Verdict::Fine => Outcome::Done,
         Verdict::Failed => Outcome::Failed,
     })
+}
+
+/// As many CPUs as the lab's kernels have room for, half of them switched off.
+fn cpus() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=128)
+}
+
+/// A version of Linux, which names folders.
+fn version(text: &str) -> Result<String, String> {
+    let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if text.split('.').all(part) {
+        Ok(text.to_owned())
+    } else {
+        Err("give a version, such as 5.10".to_owned())
+    }
+}
+
+/// A guest mode, by number or name; both tests take the number.
+fn mode(text: &str) -> Result<String, String> {
+    match text.parse::<GuestMode>() {
+        Ok(mode) => Ok(mode.id().to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// One of the selftests, with or without arguments.
+fn selftest(text: &str) -> Result<String, String> {
+    let name = text.split(' ').next().unwrap_or_default();
+    if SELFTESTS.iter().any(|test| test.program == name) {
+        return Ok(text.to_owned());
+    }
+    let known: Vec<_> = SELFTESTS.iter().map(|test| test.program).collect();
+    Err(format!("there are: {}", known.join(", ")))
 }
 
 fn options(args: Args) -> Result<Options, Box<dyn std::error::Error>> {

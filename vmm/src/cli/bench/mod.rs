@@ -5,7 +5,7 @@
 //! `kvm_page_table_test`; the rest is ours. With `--json -` the records take standard output and
 //! the lines go to standard error.
 
-mod values;
+pub(super) mod values;
 
 use std::{
     collections::BTreeMap,

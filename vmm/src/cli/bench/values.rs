@@ -155,7 +155,7 @@ pub(super) fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Op
 }
 
 /// A size above zero.
-pub(super) fn size(text: &str) -> Result<Bytes, String> {
+pub(in crate::cli) fn size(text: &str) -> Result<Bytes, String> {
     match text.parse::<Bytes>() {
         Ok(Bytes(0)) => Err("the memory under test cannot be empty".to_owned()),
         Ok(size) => Ok(size),
