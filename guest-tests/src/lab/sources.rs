@@ -66,7 +66,7 @@ pub struct Tree {
 }
 
 /// Debian's suite that has a version as its own kernel, where it is not the machine's.
-const OLDER: [(&str, &str); 1] = [("5.10", "bullseye")];
+const SUITES: [(&str, &str); 2] = [("5.10", "bullseye"), ("6.12", "trixie")];
 
 /// Gets the source and unpacks it, unless it lies in the cache.
 ///
@@ -107,7 +107,7 @@ fn package(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, Sou
     let system = System::default();
     let suite = match &kernels.suite {
         Some(suite) => suite.clone(),
-        None => match OLDER.iter().find(|(version, _)| *version == kernels.base) {
+        None => match SUITES.iter().find(|(version, _)| *version == kernels.base) {
             Some((_, suite)) => (*suite).to_owned(),
             None => system.codename().map_err(SourceError::Apt)?,
         },
