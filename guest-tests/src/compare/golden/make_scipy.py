@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Makes scipy.json: what SciPy says to samples with and without ties, tiny ones included.
 
