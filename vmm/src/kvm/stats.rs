@@ -3,7 +3,7 @@
 //! `Documentation/virt/kvm/api.rst` 4.133; since Linux 5.14).
 //!
 //! A statistics file begins with a header; it tells where descriptors (each with a name) and data
-//! lie. Data is read anew each time, by one read of the block. The statistics worth having are those
+//! lie. Each value is read anew each time. The statistics worth having are those
 //! of faults and mappings: they are recognised by their names, as each architecture has its own.
 //! A VM's are called `vm.NAME`, those of the vCPUs are added up as `vcpu.NAME`.
 

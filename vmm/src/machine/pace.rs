@@ -3,7 +3,7 @@
 //!
 //! Some hosts' KVM emulates what a guest does in kernel mode, instruction by instruction, because
 //! their CPU has no virtualisation to offer (a virtual machine without nesting). Everything works
-//! there and everything is counted, but a phase's time is mostly that of the guest's own few
+//! there, but a phase's time is mostly that of the guest's own few
 //! instructions. So vCPU 0 reads one place of the guest's program a thousand times before the test,
 //! which no phase contains, and a pace that no CPU has is told in the log.
 
@@ -49,7 +49,7 @@ pub fn warn_if_slow(pace: Nanoseconds) {
     if pace > SLOW {
         log::warn!(
             "this host's KVM takes {} ns for four instructions of the guest: it emulates them, and \
-             the times are mostly that; counts are as everywhere",
+             the times are mostly that",
             pace.0
         );
     }
