@@ -110,8 +110,8 @@ pub fn stacks(linux: &Path, wanted: Wanted) -> Result<Vec<Stack>, SeriesError> {
             } else {
                 format!("{name}-{count}")
             };
-            let on_top = below.patches.is_empty() || below_is_required;
-            stack.name = match on_top {
+            let goes_without_saying = below.patches.is_empty() || below_is_required;
+            stack.name = match goes_without_saying {
                 true => part,
                 false => format!("{}+{part}", below.name),
             };

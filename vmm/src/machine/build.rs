@@ -9,7 +9,10 @@ use std::{error::Error, sync::Arc};
 
 use granule_guest_tests::{
     config::Backing,
-    guest::layout::{LOW_MEMORY, Layout, LayoutError, place_region},
+    guest::{
+        layout::{LOW_MEMORY, Layout, LayoutError, place_region},
+        program::program,
+    },
     machine::{MachineError, Vcpu},
     units::{Bytes, GuestAddress},
 };
@@ -117,7 +120,7 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
 /// Copies program and tables into the guest.
 fn load(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineError> {
     let loading = "loading the guest's program";
-    let program = native::program();
+    let program = program();
     if program.len() as u64 > layout.program_room().0 {
         return Err(MachineError::new(loading, "it is larger than its room"));
     }

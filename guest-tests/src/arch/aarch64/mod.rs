@@ -6,7 +6,7 @@
 pub mod cache;
 pub mod host;
 #[cfg(target_arch = "aarch64")]
-pub mod payload;
+mod payload;
 pub mod registers;
 pub mod stage1;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest program, assembled into this one between two symbols and copied from there.
+//! Assembles the guest program into this one, between the symbols of [`crate::guest::program`].
+//! Where it is copied to must be aligned to 2 KiB: its exception vectors come first.
 
 use std::mem::offset_of;
 
@@ -26,25 +27,3 @@ std::arch::global_asm!(
     DIFFERS_BELL = const Bell::Differs.offset(),
     FATAL_BELL = const Bell::Fatal.offset(),
 );
-
-unsafe extern "C" {
-    static granule_guest_start: u8;
-    static granule_guest_entry: u8;
-    static granule_guest_end: u8;
-}
-
-/// The program: copy it to an address aligned to 2 KiB, where its exception vectors then lie.
-pub fn program() -> &'static [u8] {
-    let start = &raw const granule_guest_start;
-    let end = &raw const granule_guest_end;
-    let len = end.addr() - start.addr();
-    // SAFETY: the two symbols enclose one piece of read-only data, assembled above.
-    unsafe { std::slice::from_raw_parts(start, len) }
-}
-
-/// From the program's first byte to its first instruction.
-pub fn entry() -> u64 {
-    let start = &raw const granule_guest_start;
-    let entry = &raw const granule_guest_entry;
-    (entry.addr() - start.addr()) as u64
-}

@@ -10,7 +10,7 @@ pub mod exception;
 pub mod host;
 pub mod paging;
 #[cfg(target_arch = "x86_64")]
-pub mod payload;
+mod payload;
 
 use std::sync::Arc;
 

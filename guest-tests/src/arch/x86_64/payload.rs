@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest program, assembled into this one between two symbols and copied from there.
+//! Assembles the guest program into this one, between the symbols of [`crate::guest::program`]. Its
+//! first bytes are the entries of the exceptions.
 
 use std::mem::offset_of;
 
@@ -34,25 +35,3 @@ std::arch::global_asm!(
     FATAL_BELL = const DOORBELL as u64 + Bell::Fatal.offset(),
     ENTRY_SIZE = const descriptors::ENTRY_SIZE,
 );
-
-unsafe extern "C" {
-    static granule_guest_start: u8;
-    static granule_guest_entry: u8;
-    static granule_guest_end: u8;
-}
-
-/// The program; its first bytes are the entries of the exceptions.
-pub fn program() -> &'static [u8] {
-    let start = &raw const granule_guest_start;
-    let end = &raw const granule_guest_end;
-    let len = end.addr() - start.addr();
-    // SAFETY: the two symbols enclose one piece of read-only data, assembled above.
-    unsafe { std::slice::from_raw_parts(start, len) }
-}
-
-/// From the program's first byte to its first instruction.
-pub fn entry() -> u64 {
-    let start = &raw const granule_guest_start;
-    let entry = &raw const granule_guest_entry;
-    (entry.addr() - start.addr()) as u64
-}

@@ -7,12 +7,12 @@ use granule_guest_tests::{
     arch::aarch64::{
         DOORBELL,
         host::stage2_features,
-        payload,
         registers::{self as guest_registers, ID_AA64MMFR0_EL1, SCTLR_EL1, SystemRegister},
     },
     guest::{
         layout::Layout,
         mailbox::{Bell, Mailbox},
+        program::entry,
     },
     guest_mode::GuestMode,
     machine::MachineError,
@@ -27,7 +27,7 @@ use crate::{
     machine::{Crash, doing},
 };
 
-pub use granule_guest_tests::arch::aarch64::{abi, payload::program};
+pub use granule_guest_tests::arch::aarch64::abi;
 
 /// Features that decide what the fault path costs; user space reads them of a vCPU only.
 const ISAR0: SystemRegister = SystemRegister {
@@ -113,7 +113,7 @@ pub fn make_vcpu(
     }
     let reset = registers::get(&fd, SCTLR_EL1).map_err(doing(setting))?;
     registers::set(&fd, SCTLR_EL1, guest_registers::sctlr(reset)).map_err(doing(setting))?;
-    registers::set_pc(&fd, program + payload::entry()).map_err(doing(setting))?;
+    registers::set_pc(&fd, program + entry()).map_err(doing(setting))?;
     Ok(fd)
 }
 

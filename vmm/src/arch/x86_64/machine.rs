@@ -26,7 +26,7 @@ use crate::{
     machine::{Crash, doing},
 };
 
-pub use granule_guest_tests::arch::x86_64::{abi, payload::program};
+pub use granule_guest_tests::arch::x86_64::abi;
 
 /// Where CPUs that cannot run real mode as a guest keep a task segment for it: where firmware
 /// would be, as everybody has it.

@@ -3,11 +3,8 @@
 //! 2.5 and 11.8.5).
 
 use granule_guest_tests::{
-    arch::x86_64::{
-        descriptors::{CODE, DATA, EXCEPTIONS, SEGMENTS},
-        payload,
-    },
-    guest::layout::Layout,
+    arch::x86_64::descriptors::{CODE, DATA, EXCEPTIONS, SEGMENTS},
+    guest::{layout::Layout, program::entry},
 };
 use kvm_bindings::{kvm_dtable, kvm_regs, kvm_segment, kvm_sregs};
 
@@ -88,7 +85,7 @@ pub fn system(reset: kvm_sregs, layout: &Layout, mailbox: u64) -> kvm_sregs {
 /// The general registers: the program's entry and the stack.
 pub fn general(layout: &Layout, mailbox: u64) -> kvm_regs {
     kvm_regs {
-        rip: layout.virtual_of(layout.program()) + payload::entry(),
+        rip: layout.virtual_of(layout.program()) + entry(),
         rsp: mailbox + PAGE,
         rflags: RFLAGS,
         ..kvm_regs::default()
