@@ -312,8 +312,10 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     }
 
     fn invalidate_lookups(&self) {
-        self.world.sequence.fetch_add(1, Ordering::SeqCst);
+        // Told first: who looks a page up between the two is void to the engine, whatever the
+        // checker thinks; the other way round the checker would take a look-up that is good for void.
         self.ops.note(Note::Sequence);
+        self.world.sequence.fetch_add(1, Ordering::SeqCst);
     }
 
     /// The host takes a block back.
