@@ -197,7 +197,9 @@ fn derive(entries: &[Entry], codename: &str, suite: &str, keyring: &Path) -> Str
         }
         for configured in &entry.suites {
             let name = match configured.strip_suffix("-security") {
-                Some(own) if is_own(own, codename) => format!("{suite}-security"),
+                Some(own) if is_own(own, codename) && has_security(suite) => {
+                    format!("{suite}-security")
+                }
                 None if is_own(configured, codename) => suite.to_owned(),
                 _ => continue,
             };
@@ -210,6 +212,11 @@ fn derive(entries: &[Entry], codename: &str, suite: &str, keyring: &Path) -> Str
         }
     }
     lines.concat()
+}
+
+/// What is not released yet has no security suite: fixes go into the suite itself.
+fn has_security(suite: &str) -> bool {
+    !["sid", "unstable", "experimental"].contains(&suite)
 }
 
 fn is_own(suite: &str, codename: &str) -> bool {
@@ -269,6 +276,18 @@ deb [signed-by=/k.gpg] http://mirror.example/debian-security bullseye-security m
                 WANTED
             );
         }
+    }
+
+    #[test]
+    fn a_suite_that_is_not_released_has_no_security_suite() {
+        let entries = one_line_entries(ONE_LINE);
+
+        let derived = derive(&entries, "bookworm", "sid", Path::new("/k.gpg"));
+
+        assert_eq!(
+            derived,
+            "deb [signed-by=/k.gpg] http://mirror.example/debian sid main\n"
+        );
     }
 
     #[test]
