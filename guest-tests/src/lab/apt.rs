@@ -214,9 +214,9 @@ fn derive(entries: &[Entry], codename: &str, suite: &str, keyring: &Path) -> Str
     lines.concat()
 }
 
-/// What is not released yet has no security suite: fixes go into the suite itself.
+/// What is not released, and backports, get their fixes in the suite itself.
 fn has_security(suite: &str) -> bool {
-    !["sid", "unstable", "experimental"].contains(&suite)
+    !["sid", "unstable", "experimental"].contains(&suite) && !suite.ends_with("-backports")
 }
 
 fn is_own(suite: &str, codename: &str) -> bool {
@@ -279,15 +279,17 @@ deb [signed-by=/k.gpg] http://mirror.example/debian-security bullseye-security m
     }
 
     #[test]
-    fn a_suite_that_is_not_released_has_no_security_suite() {
+    fn backports_and_what_is_not_released_have_no_security_suite() {
         let entries = one_line_entries(ONE_LINE);
 
-        let derived = derive(&entries, "bookworm", "sid", Path::new("/k.gpg"));
+        for suite in ["sid", "trixie-backports"] {
+            let derived = derive(&entries, "bookworm", suite, Path::new("/k.gpg"));
 
-        assert_eq!(
-            derived,
-            "deb [signed-by=/k.gpg] http://mirror.example/debian sid main\n"
-        );
+            assert_eq!(
+                derived,
+                format!("deb [signed-by=/k.gpg] http://mirror.example/debian {suite} main\n")
+            );
+        }
     }
 
     #[test]

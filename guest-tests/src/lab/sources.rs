@@ -66,7 +66,11 @@ pub struct Tree {
 }
 
 /// Debian's suite that has a version as its own kernel, where it is not the machine's.
-const SUITES: [(&str, &str); 3] = [("5.10", "bullseye"), ("6.12", "trixie"), ("7.3", "sid")];
+const SUITES: [(&str, &str); 3] = [
+    ("5.10", "bullseye"),
+    ("6.12", "trixie"),
+    ("7.3", "trixie-backports"),
+];
 
 /// Gets the source and unpacks it, unless it lies in the cache.
 ///
