@@ -39,7 +39,7 @@ fn scenario(
     features: Features,
     target: Option<(u64, How)>,
 ) -> (Checker, Vec<Work>, Option<String>) {
-    let world = World::new(policy, features, 2, 4);
+    let world = <World>::new(policy, features, 2, 4);
     let checker = Mutex::new(Checker::new(world.setup));
     let recorders = [0, 1].map(|cpu| Recorder::new(world.cpu(cpu), cpu, &checker));
     let state = State {

@@ -29,8 +29,20 @@ pub(super) struct Caches {
     mapped: Ranges,
     /// Mapped and executable: what is written there is the guest's to invalidate.
     executable: Ranges,
-    /// Maintenance that each CPU has issued and not completed.
+    /// What maintenance that each CPU has issued and not completed is good for.
     pending: Vec<Vec<(Kind, u64, u64)>>,
+    /// CPUs that have issued any, even if it is good for nothing by now.
+    issued: Vec<bool>,
+}
+
+/// What is left of a range around a hole.
+fn without(at: u64, len: u64, hole: u64, size: u64) -> impl Iterator<Item = (u64, u64)> {
+    let end = at + len;
+    let before = hole.clamp(at, end);
+    let behind = (hole + size).clamp(at, end);
+    [(at, before - at), (behind, end - behind)]
+        .into_iter()
+        .filter(|(_, size)| *size > 0)
 }
 
 impl Caches {
@@ -43,13 +55,19 @@ impl Caches {
             mapped: Ranges::default(),
             executable: Ranges::default(),
             pending: vec![Vec::new(); cpus],
+            issued: vec![false; cpus],
         }
     }
 
     pub(super) fn host_write(&mut self, phys: u64, size: u64) {
         self.stale.add(phys, size);
         for pending in &mut self.pending {
-            pending.retain(|(_, at, len)| at + len <= phys || phys + size <= *at);
+            *pending = pending
+                .drain(..)
+                .flat_map(|(kind, at, len)| {
+                    without(at, len, phys, size).map(move |(at, len)| (kind, at, len))
+                })
+                .collect();
         }
         self.dirty.add(phys, size);
         for (from, to) in self.mapped.overlaps(phys, size) {
@@ -76,6 +94,7 @@ impl Caches {
         size: u64,
         reachable: impl Fn(u64, u64) -> bool,
     ) -> bool {
+        self.issued[cpu] = true;
         self.pending[cpu].push((Kind::Data, phys, size));
         let mut any = self.dirty(phys, size).is_some();
         for (from, to) in self.touched.overlaps(phys, size) {
@@ -114,6 +133,7 @@ impl Caches {
             }
             let fresh: Vec<_> = fresh.iter().collect();
             any |= !fresh.is_empty();
+            self.issued[cpu] |= any;
             for (from, to) in fresh {
                 self.pending[cpu].push((Kind::Instructions, from, to - from));
             }
@@ -124,6 +144,7 @@ impl Caches {
     /// A DSB of this CPU completes what it issued. Gives whether there was something.
     pub(super) fn complete(&mut self, cpu: usize) -> bool {
         let mut any = false;
+        self.issued[cpu] = false;
         for (kind, at, size) in core::mem::take(&mut self.pending[cpu]) {
             let done = match kind {
                 Kind::Data => &mut self.dirty,
@@ -181,7 +202,7 @@ impl Caches {
 
     /// Whether a CPU has issued maintenance and no DSB behind it.
     pub(super) fn is_pending(&self, cpu: usize) -> bool {
-        !self.pending[cpu].is_empty()
+        self.issued[cpu]
     }
 
     pub(super) fn dirty(&self, phys: u64, size: u64) -> Option<u64> {
@@ -198,5 +219,51 @@ impl Caches {
 
     pub(super) fn is_mapped(&self, phys: u64, size: u64) -> bool {
         self.mapped.touches(phys, size).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: u64 = 2 << 20;
+
+    #[test]
+    fn memory_given_to_another_leaves_maintenance_that_is_under_way_for_the_rest() {
+        let mut caches = Caches::new(2);
+        caches.given(0, BLOCK);
+        caches.given(BLOCK, BLOCK);
+        caches.clean(0, 0, 2 * BLOCK, |_, _| false);
+        caches.complete(0);
+        caches.invalidate_instructions(0, None, false);
+
+        caches.given(BLOCK, BLOCK);
+        caches.complete(0);
+
+        assert_eq!(caches.stale(0, BLOCK), None);
+        assert_eq!(caches.stale(BLOCK, BLOCK), Some(BLOCK));
+    }
+
+    #[test]
+    fn what_is_written_while_it_is_cleaned_is_dirty_and_the_rest_clean() {
+        let mut caches = Caches::new(1);
+        caches.given(0, BLOCK);
+        caches.clean(0, 0, BLOCK, |_, _| false);
+
+        caches.host_write(0x1000, 64);
+        caches.complete(0);
+
+        assert_eq!(caches.dirty(0, BLOCK), Some(0x1000));
+        assert_eq!(caches.dirty(0x1040, BLOCK - 0x1040), None);
+    }
+
+    #[test]
+    fn maintenance_in_vain_is_still_to_be_completed() {
+        let mut caches = Caches::new(1);
+        caches.clean(0, 0x1000, 64, |_, _| false);
+
+        caches.host_write(0x1000, 64);
+
+        assert!(caches.is_pending(0));
     }
 }

@@ -6,12 +6,14 @@
 //! TLB and walk cache, and combined with stage 1. An [`Old`] entry is followed until no CPU can:
 //!
 //! ```text
-//!            DSB (all CPUs see the store)      TLBI IPAS2…     DSB         TLBI VMALLE1…    DSB
-//!  Held ── not before this does a TLBI count ── Stage2(i) ── Combined ── CombinedGone(i) ── gone
-//!                                              └──────── TLBI VMALLS12E1… ─ All(i) ─ DSB ──┘
+//!            DSB (all CPUs see the store)      TLBI IPAS2…   DSB      TLBI VMALLE1…   DSB
+//!  Held ── not before this does a TLBI count ── issued(i) ── Combined ── issued(i) ── Gone
+//!     └─────────────────────────────── TLBI VMALLS12E1… ─ issued(i) ────────── DSB ──┘
 //! ```
 //!
-//! `i` is the CPU that issued: only its own DSB completes it.
+//! `i` is the CPU that issued: its own DSB completes it. Several CPUs may be at it at once, and each
+//! gets there by its own instructions, whatever the others have issued and not completed: so what
+//! is under way is noted for each of them.
 
 use alloc::{vec, vec::Vec};
 
@@ -21,17 +23,95 @@ use crate::{
     operations::{Dsb, EntryAddress, Scope, TableAddress, Tlbi},
 };
 
-/// How far one CPU is from losing an old entry.
+/// What one CPU may still hold of an old entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum Stage {
     Held,
-    /// Stage 2 is being invalidated by this CPU; broadcast or not.
-    Stage2(usize, bool),
     /// Only what was combined with stage 1 is left.
     Combined,
-    /// The rest is being invalidated by this CPU; broadcast or not.
-    Last(usize, bool),
     Gone,
+}
+
+/// CPUs that have issued an invalidation and not completed it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Issued {
+    local: u64,
+    broadcast: u64,
+}
+
+impl Issued {
+    /// Gives whether it is news.
+    fn issue(&mut self, cpu: usize, broadcast: bool) -> bool {
+        let by = if broadcast {
+            &mut self.broadcast
+        } else {
+            &mut self.local
+        };
+        let news = *by >> cpu & 1 == 0;
+        *by |= 1 << cpu;
+        news
+    }
+
+    /// Whether a DSB of a CPU, for broadcast ones or only for local ones, completes something.
+    const fn completes(self, cpu: usize, broadcast: bool) -> bool {
+        let by = self.local | if broadcast { self.broadcast } else { 0 };
+        by >> cpu & 1 != 0
+    }
+
+    const fn is_any(self) -> bool {
+        self.local | self.broadcast != 0
+    }
+}
+
+/// How far one CPU is from losing an old entry.
+#[derive(Debug, Clone, Copy)]
+struct Phase {
+    stage: Stage,
+    /// Invalidations of stage 2 under way.
+    stage2: Issued,
+    /// Invalidations of all that is left under way.
+    last: Issued,
+}
+
+impl Phase {
+    const HELD: Self = Self {
+        stage: Stage::Held,
+        stage2: Issued {
+            local: 0,
+            broadcast: 0,
+        },
+        last: Issued {
+            local: 0,
+            broadcast: 0,
+        },
+    };
+
+    /// An invalidation reaches it. Gives whether it counts.
+    fn issue(&mut self, cpu: usize, kind: Tlbi, broadcast: bool) -> bool {
+        match (kind, self.stage) {
+            (Tlbi::Ipa { .. } | Tlbi::Range { .. }, Stage::Held) => {
+                self.stage2.issue(cpu, broadcast)
+            }
+            // What is combined may come back as long as stage 2 is held.
+            (Tlbi::Stage1 { .. }, Stage::Combined)
+            | (Tlbi::All { .. }, Stage::Held | Stage::Combined) => self.last.issue(cpu, broadcast),
+            _ => false,
+        }
+    }
+
+    /// A DSB of a CPU. Gives whether it changes anything.
+    fn complete(&mut self, cpu: usize, broadcast: bool) -> bool {
+        let next = if self.last.completes(cpu, broadcast) {
+            Stage::Gone
+        } else if self.stage == Stage::Held && self.stage2.completes(cpu, broadcast) {
+            Stage::Combined
+        } else {
+            return false;
+        };
+        let changed = self.stage != next;
+        self.stage = next;
+        changed
+    }
 }
 
 /// Why an entry is old.
@@ -61,8 +141,9 @@ pub(super) struct Old {
     /// The event that it became old by.
     pub since: u64,
     pub by: usize,
-    /// Who wrote the entry last: once that store is seen, so is every one before it.
-    writer: usize,
+    /// Who has written the entry since: once any of these stores is seen, so is the one that made
+    /// it old.
+    writers: u64,
     /// CPUs that have executed a DSB since: one that has found the new entry has it seen by its own
     /// walker then.
     seen_by: u64,
@@ -76,14 +157,14 @@ impl Old {
     }
 
     pub(super) fn held_by(&self, cpu: usize) -> bool {
-        self.phases[cpu] != Phase::Gone
+        self.phases[cpu].stage != Stage::Gone
     }
 
     /// Whether all that is left is what is combined with stage 1.
     pub(super) fn only_combined(&self) -> bool {
         self.phases
             .iter()
-            .all(|phase| matches!(phase, Phase::Combined | Phase::Gone | Phase::Last(..)))
+            .all(|phase| phase.stage != Stage::Held || phase.last.is_any())
     }
 }
 
@@ -132,7 +213,7 @@ impl Tlbs {
     /// An entry was written, whether it matters to TLBs or not.
     pub(super) fn rewritten(&mut self, by: usize, entry: EntryAddress) {
         for old in self.old.iter_mut().filter(|old| old.entry == entry) {
-            old.writer = by;
+            old.writers |= 1 << by;
         }
     }
 
@@ -149,10 +230,10 @@ impl Tlbs {
             below_table: c.below_table,
             since: self.now,
             by,
-            writer: by,
+            writers: 1 << by,
             seen_by: 0,
             seen_by_all: false,
-            phases: vec![Phase::Held; self.cpus],
+            phases: vec![Phase::HELD; self.cpus],
         });
     }
 
@@ -168,11 +249,6 @@ impl Tlbs {
             };
             let broadcast = scope == Scope::Broadcast;
             let visible = old.seen_by_all || (!broadcast && old.seen_by >> cpu & 1 != 0);
-            let next = match kind {
-                Tlbi::Stage1 { .. } => Phase::Last(cpu, broadcast),
-                Tlbi::All { .. } => Phase::Last(cpu, broadcast),
-                Tlbi::Ipa { .. } | Tlbi::Range { .. } => Phase::Stage2(cpu, broadcast),
-            };
             let covers = match kind {
                 Tlbi::Stage1 { .. } | Tlbi::All { .. } => true,
                 Tlbi::Ipa {
@@ -200,16 +276,10 @@ impl Tlbs {
                 if !broadcast && at != cpu {
                     continue;
                 }
-                let counts = match kind {
-                    Tlbi::Stage1 { .. } => *phase == Phase::Combined,
-                    Tlbi::All { .. } => *phase != Phase::Gone,
-                    _ => *phase == Phase::Held,
-                };
-                if counts {
+                if phase.issue(cpu, kind, broadcast) {
                     let needed = old.change != Change::Widened;
                     self.work.any |= needed || at == cpu;
                     self.work.strong |= needed && at != cpu;
-                    *phase = next;
                 }
             }
         }
@@ -219,35 +289,25 @@ impl Tlbs {
     /// A DSB of a CPU.
     pub(super) fn dsb(&mut self, cpu: usize, kind: Dsb) {
         let all = matches!(kind, Dsb::Ish | Dsb::IshSt);
-        let completes = |broadcast: bool| match kind {
-            Dsb::Ish => true,
-            Dsb::Nsh => !broadcast,
-            Dsb::IshSt | Dsb::NshSt => false,
-        };
         for old in &mut self.old {
-            self.work.any |= old.writer == cpu && old.seen_by >> cpu & 1 == 0;
-            self.work.strong |= all && old.writer == cpu && !old.seen_by_all;
+            let wrote = old.writers >> cpu & 1 != 0;
+            self.work.any |= wrote && old.seen_by >> cpu & 1 == 0;
+            self.work.strong |= all && wrote && !old.seen_by_all;
             old.seen_by |= 1 << cpu;
-            old.seen_by_all |= all && old.writer == cpu;
+            old.seen_by_all |= all && wrote;
+            if matches!(kind, Dsb::IshSt | Dsb::NshSt) {
+                continue;
+            }
             for (at, phase) in old.phases.iter_mut().enumerate() {
-                let needed = old.change != Change::Widened || at == cpu;
-                match *phase {
-                    Phase::Stage2(issuer, broadcast) if issuer == cpu && completes(broadcast) => {
-                        self.work.any |= needed;
-                        self.work.strong |= needed;
-                        *phase = Phase::Combined;
-                    }
-                    Phase::Last(issuer, broadcast) if issuer == cpu && completes(broadcast) => {
-                        self.work.any |= needed;
-                        self.work.strong |= needed;
-                        *phase = Phase::Gone;
-                    }
-                    _ => {}
+                if phase.complete(cpu, kind == Dsb::Ish) {
+                    let needed = old.change != Change::Widened || at == cpu;
+                    self.work.any |= needed;
+                    self.work.strong |= needed;
                 }
             }
         }
         self.old
-            .retain(|old| old.phases.iter().any(|phase| *phase != Phase::Gone));
+            .retain(|old| old.phases.iter().any(|phase| phase.stage != Stage::Gone));
     }
 }
 
@@ -256,5 +316,97 @@ fn level_fits(old: &Old, ttl: Option<Level>, leaf_only: bool) -> bool {
     match old.table {
         Some(_) => !leaf_only && ttl.is_none(),
         None => ttl.is_none_or(|level| level == old.level),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BROADCAST: Scope = Scope::Broadcast;
+
+    /// A page each of two CPUs, broken and seen to be, its stage 2 about to be invalidated.
+    fn two_broken_pages() -> Tlbs {
+        let mut tlbs = Tlbs::new(2);
+        for cpu in [0, 1] {
+            let ipa = u64::try_from(cpu).unwrap() << 21;
+            let page = Changed {
+                entry: EntryAddress(0x8000_0000 + ipa),
+                was: Descriptor(0x1_0000_0003 + ipa),
+                level: Level::PAGE,
+                ipa,
+                size: 0x1000,
+                change: Change::Removed,
+                table: None,
+                below_table: false,
+            };
+            tlbs.changed(cpu, page);
+            tlbs.dsb(cpu, Dsb::IshSt);
+            let page = Tlbi::Ipa {
+                ipa,
+                ttl: None,
+                leaf_only: false,
+                scope: BROADCAST,
+            };
+            tlbs.tlbi(cpu, page);
+        }
+        tlbs
+    }
+
+    fn is_held(tlbs: &Tlbs, by: usize) -> bool {
+        tlbs.old.iter().any(|old| old.by == by)
+    }
+
+    #[test]
+    fn a_cpu_completes_its_own_invalidation_whatever_another_has_under_way() {
+        for last in [
+            Tlbi::Stage1 { scope: BROADCAST },
+            Tlbi::All { scope: BROADCAST },
+        ] {
+            let mut tlbs = two_broken_pages();
+            tlbs.dsb(0, Dsb::Ish);
+            tlbs.tlbi(1, last);
+            tlbs.tlbi(0, Tlbi::Stage1 { scope: BROADCAST });
+
+            tlbs.dsb(0, Dsb::Ish);
+
+            assert!(!is_held(&tlbs, 0), "{last:?}");
+        }
+    }
+
+    #[test]
+    fn both_stages_at_once_are_no_less_for_another_cpu_that_is_half_way() {
+        let mut tlbs = two_broken_pages();
+        tlbs.tlbi(0, Tlbi::All { scope: BROADCAST });
+        tlbs.dsb(1, Dsb::Ish);
+        tlbs.tlbi(1, Tlbi::Stage1 { scope: BROADCAST });
+
+        tlbs.dsb(0, Dsb::Ish);
+
+        assert!(!is_held(&tlbs, 0) && !is_held(&tlbs, 1));
+    }
+
+    #[test]
+    fn what_is_combined_comes_back_until_stage_2_is_gone() {
+        let mut tlbs = two_broken_pages();
+        tlbs.tlbi(1, Tlbi::Stage1 { scope: BROADCAST });
+        tlbs.dsb(0, Dsb::Ish);
+        tlbs.dsb(1, Dsb::Ish);
+
+        let left: Vec<_> = tlbs.old.iter().map(Old::only_combined).collect();
+
+        assert_eq!(left, [true, true]);
+    }
+
+    #[test]
+    fn a_store_is_seen_by_all_though_another_cpu_has_written_since() {
+        let mut tlbs = two_broken_pages();
+        let entry = tlbs.old[0].entry;
+        tlbs.old[0].seen_by_all = false;
+        tlbs.rewritten(1, entry);
+
+        tlbs.dsb(0, Dsb::IshSt);
+
+        assert!(tlbs.old[0].seen_by_all);
     }
 }

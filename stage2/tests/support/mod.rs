@@ -4,12 +4,12 @@
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+pub mod stepping;
+pub mod witness;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use granule_stage2::{
@@ -22,6 +22,7 @@ use granule_stage2::{
     operations::{Dsb, EntryAddress, Note, Order, TableAddress, Tlbi, Unlinked, Vmid},
     pool::{TablePool, words},
 };
+use lock_api::{RawRwLock, RwLock, RwLockWriteGuard};
 
 pub const BLOCK: u64 = 2 << 20;
 pub const PAGE: u64 = 4096;
@@ -102,22 +103,22 @@ struct Given {
     dirty: BTreeSet<u64>,
 }
 
-/// Guest and host.
+/// Guest and host; `L` is the kind of lock that both use.
 #[derive(Debug)]
-pub struct World {
+pub struct World<L: RawRwLock = parking_lot::RawRwLock> {
     pub pool: Pool,
     pub grace: Grace,
-    pub mmu: Mmu<parking_lot::RawRwLock>,
+    pub mmu: Mmu<L>,
     pub setup: Setup,
     pub blocks: u64,
     sequence: AtomicU64,
-    given: Mutex<Given>,
+    given: RwLock<L, Given>,
 }
 
-impl World {
+impl<L: RawRwLock> World<L> {
     pub fn new(policy: Policy, features: Features, cpus: u8, blocks: u64) -> Self {
         let geometry = Geometry::new(Granule::K4, 40).unwrap();
-        let count = 64 + 64 * usize::from(cpus) + 4 * usize::try_from(blocks).unwrap();
+        let count = tables(cpus, blocks);
         let pool = Pool::new(TABLES, &geometry, words(count * 512), words(count * 2)).unwrap();
         let table = Stage2::new(geometry, features, policy, VMID, pool.root());
         let setup = Setup {
@@ -133,7 +134,7 @@ impl World {
             setup,
             blocks,
             sequence: AtomicU64::new(0),
-            given: Mutex::default(),
+            given: RwLock::new(Given::default()),
             pool,
         }
     }
@@ -147,13 +148,23 @@ impl World {
         }
     }
 
-    fn given(&self) -> MutexGuard<'_, Given> {
-        self.given.lock().unwrap()
+    fn given(&self) -> RwLockWriteGuard<'_, L, Given> {
+        self.given.write()
     }
 
     pub fn size(&self) -> u64 {
         self.blocks * BLOCK
     }
+
+    /// Tables in the pool, two of them the root's.
+    pub fn tables(&self) -> usize {
+        tables(self.setup.cpus, self.blocks)
+    }
+}
+
+/// Enough for what every CPU puts aside and what the guest's blocks are mapped by, twice.
+fn tables(cpus: u8, blocks: u64) -> usize {
+    64 + 64 * usize::from(cpus) + 4 * usize::try_from(blocks).unwrap()
 }
 
 /// Blocks whose number is 3 modulo 4 are small pages in the host, each elsewhere.
@@ -166,19 +177,19 @@ pub const fn phys_of(ipa: u64) -> u64 {
 }
 
 /// One CPU of a world, and the sink that hears of it. `W` may change the operations.
-pub struct Vcpu<'a, O, S> {
-    pub world: &'a World,
+pub struct Vcpu<'a, O, S, L: RawRwLock = parking_lot::RawRwLock> {
+    pub world: &'a World<L>,
     pub ops: O,
     pub told: Recorder<'a, Cpu<'a>, S>,
     pub memcache: Memcache,
 }
 
-struct HostOf<'a, S> {
-    world: &'a World,
+struct HostOf<'a, S, L: RawRwLock> {
+    world: &'a World<L>,
     told: &'a Recorder<'a, Cpu<'a>, S>,
 }
 
-impl<S: Sink> Host for HostOf<'_, S> {
+impl<S: Sink, L: RawRwLock> Host for HostOf<'_, S, L> {
     fn page(&self, ipa: u64, _: Access) -> Option<Page> {
         let block = ipa / BLOCK;
         if block >= self.world.blocks {
@@ -222,9 +233,9 @@ impl<S: Sink> Host for HostOf<'_, S> {
     }
 }
 
-impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
+impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     /// A CPU that the guest runs on. `ops` is what the engine is given; host events go to `told`.
-    pub fn new(world: &'a World, ops: O, told: Recorder<'a, Cpu<'a>, S>) -> Self {
+    pub fn new(world: &'a World<L>, ops: O, told: Recorder<'a, Cpu<'a>, S>) -> Self {
         Self {
             world,
             ops,
@@ -260,7 +271,7 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
                     level,
                 });
             } else {
-                std::thread::yield_now();
+                self.ops.pause();
             }
             self.drain();
         }
@@ -282,8 +293,9 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     pub fn set_logging(&self, on: bool) {
         let size = self.world.size();
         self.world.mmu.exclusive(&self.ops, |table| {
-            self.invalidate_lookups();
+            // A look-up that sees the new sequence sees the new setting.
             let mut given = self.world.given();
+            self.invalidate_lookups();
             given.logging = on;
             given.dirty.clear();
             if on {
@@ -403,7 +415,10 @@ impl Random {
 }
 
 /// One random step.
-pub fn step<O: Operations, S: Sink>(vcpu: &mut Vcpu<'_, O, S>, random: &mut Random) {
+pub fn step<O: Operations, S: Sink, L: RawRwLock>(
+    vcpu: &mut Vcpu<'_, O, S, L>,
+    random: &mut Random,
+) {
     let block = random.below(vcpu.world.blocks);
     let ipa = block * BLOCK + random.below(512) * PAGE;
     match random.below(100) {

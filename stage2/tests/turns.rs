@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Random operations of CPUs that take turns, with the checker on: no correct policy breaks a rule,
+//! whatever the order of steps. A seed fixes the order, so a run that fails can be had again.
+//!
+//! A million orders, in some minutes:
+//! `cargo test --release -p granule-stage2 --test turns -- --ignored --nocapture`
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex},
+};
+
+use granule_stage2::{Features, Policy, check::Recorder};
+use shuttle::{Config, FailurePersistence, MaxSteps, Runner, scheduler::RandomScheduler};
+use support::{
+    Random, Vcpu, World, step,
+    stepping::{Stepping, TurnLock},
+    witness::{Witness, features},
+};
+
+struct Run {
+    name: &'static str,
+    policy: Policy,
+    features: Features,
+    seed: u64,
+    cpus: u8,
+    steps: u64,
+}
+
+impl Run {
+    /// One policy and kind of CPU after the other.
+    fn of(seed: u64, cpus: u8, steps: u64) -> Self {
+        let all = Policy::PRESETS
+            .iter()
+            .flat_map(|preset| features().map(|features| (*preset, features)));
+        let count = 3 * Policy::PRESETS.len();
+        let ((name, policy), features) = all
+            .cycle()
+            .nth(usize::try_from(seed).unwrap() % count)
+            .unwrap();
+        Self {
+            name,
+            policy,
+            features,
+            seed,
+            cpus,
+            steps,
+        }
+    }
+
+    fn go(&self) {
+        let world = World::<TurnLock>::new(self.policy, self.features, self.cpus, 4);
+        let witness = Arc::new(Mutex::new(Witness::new(world.setup)));
+        let world = Arc::new(world);
+        let (seed, steps) = (self.seed, self.steps);
+        let threads: Vec<_> = (0..self.cpus)
+            .map(|cpu| {
+                let (world, witness) = (Arc::clone(&world), Arc::clone(&witness));
+                shuttle::thread::spawn(move || {
+                    let ops = Stepping(Recorder::new(world.cpu(cpu), cpu, &*witness));
+                    let told = Recorder::new(world.cpu(cpu), cpu, &*witness);
+                    let mut vcpu = Vcpu::new(&*world, ops, told);
+                    let mut random = Random(seed.wrapping_mul(1000) + u64::from(cpu));
+                    (0..steps).for_each(|_| step(&mut vcpu, &mut random));
+                    vcpu.memcache.drain(&vcpu.ops);
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        let recorder = || Recorder::new(world.cpu(0), 0, &*witness);
+        Vcpu::new(&*world, recorder(), recorder()).finish();
+        witness.lock().unwrap().expect_good(self.name, self.seed);
+        assert_eq!(
+            world.pool.available(),
+            world.tables() - 2,
+            "{}: tables are lost",
+            self.name
+        );
+    }
+}
+
+fn orders(seeds: Range<u64>, cpus: u8, steps: u64) {
+    let mut config = Config::new();
+    config.max_steps = MaxSteps::None;
+    config.stack_size = 1 << 18;
+    config.failure_persistence = FailurePersistence::None;
+    for seed in seeds {
+        let scheduler = RandomScheduler::new_from_seed(seed, 1);
+        Runner::new(scheduler, config.clone()).run(move || Run::of(seed, cpus, steps).go());
+    }
+}
+
+#[test]
+fn no_order_of_steps_breaks_a_rule() {
+    orders(0..60, 4, 30);
+}
+
+#[test]
+fn nor_does_one_of_eight_cpus() {
+    orders(1000..1015, 8, 10);
+}
+
+#[test]
+#[ignore = "takes minutes: a million orders, on every core its share"]
+fn a_million_orders_break_no_rule() {
+    let cores = std::thread::available_parallelism().unwrap().get() as u64;
+    let all = 1_000_000;
+    std::thread::scope(|scope| {
+        for core in 0..cores {
+            let seeds = all * core / cores..all * (core + 1) / cores;
+            scope.spawn(move || orders(seeds, 4, 6));
+        }
+    });
+}
