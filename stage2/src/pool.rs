@@ -194,6 +194,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
 }
 
 /// Zeroed words for a pool.
+#[cfg(any(test, feature = "alloc"))]
 pub fn words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Operations on a table that no CPU walks: entries are read and written, and nothing else is done.
+//!
+//! For a table that is built before its guest first runs, for tests, and to time the engine alone.
+//! As soon as a CPU may walk the table, operations must do what the architecture asks for.
+
+use core::{ops::Deref, sync::atomic::AtomicU64};
+
+use crate::{
+    descriptor::Descriptor,
+    operations::{Dsb, EntryAddress, Operations, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    pool::TablePool,
+};
+
+/// Operations on a pool alone. A shared walk must not put a block in a table's place
+/// ([`Operations::defer`]): nobody here knows when the table may go, and it stays allocated.
+#[derive(Debug)]
+pub struct Offline<'a, M>(pub &'a TablePool<M>);
+
+impl<M: Deref<Target = [AtomicU64]>> Operations for Offline<'_, M> {
+    #[inline]
+    fn load(&self, entry: EntryAddress) -> Descriptor {
+        self.0.load(entry)
+    }
+
+    #[inline]
+    fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
+        self.0.store(entry, new, order);
+    }
+
+    #[inline]
+    fn compare_exchange(
+        &self,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+    ) -> Result<(), Descriptor> {
+        self.0.compare_exchange(entry, old, new)
+    }
+
+    fn allocate(&self) -> Option<TableAddress> {
+        self.0.allocate()
+    }
+
+    fn free(&self, table: TableAddress) {
+        self.0.free(table);
+    }
+
+    fn defer(&self, _: Unlinked) {}
+
+    #[inline]
+    fn take_references(&self, table: TableAddress, count: u32) {
+        self.0.take_references(table, count);
+    }
+
+    #[inline]
+    fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
+        self.0.drop_references(table, count)
+    }
+
+    #[inline]
+    fn references(&self, table: TableAddress) -> u32 {
+        self.0.references(table)
+    }
+
+    #[inline]
+    fn dsb(&self, _: Dsb) {}
+
+    #[inline]
+    fn isb(&self) {}
+
+    #[inline]
+    fn tlbi(&self, _: Tlbi) {}
+
+    #[inline]
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
+        vmid
+    }
+
+    #[inline]
+    fn clean_invalidate(&self, _: u64, _: u64) {}
+
+    #[inline]
+    fn invalidate_instructions(&self, _: Option<(u64, u64)>) {}
+}
