@@ -48,9 +48,11 @@ pub fn main() -> ExitCode {
         granule_guest_tests::lab::init::run();
         return ExitCode::FAILURE;
     }
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
-        .format_timestamp(None)
-        .init();
+    env_logger::Builder::from_env(
+        env_logger::Env::default().default_filter_or("warn,virtio_queue=off"),
+    )
+    .format_timestamp(None)
+    .init();
     let cli = Cli::parse();
     let result = match cli.command {
         Command::Bench(args) => bench::run(args),

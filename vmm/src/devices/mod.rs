@@ -14,6 +14,7 @@ mod boot_timer;
 mod bus;
 mod rtc;
 pub mod serial;
+pub mod virtio;
 
 pub use boot_timer::BootTimer;
 pub use bus::{Bus, BusError, Refused};

@@ -184,6 +184,35 @@ impl Mapping {
         })
     }
 
+    /// Discards a part's contents: by a hole in the file, or by advice.
+    pub fn discard_range(&self, offset: u64, length: u64, hole: bool) -> Result<(), Failed> {
+        const DOING: &str = "dropping a part of the memory";
+        let outside = || too_large(DOING);
+        let (start, size) = (usize::try_from(offset), usize::try_from(length));
+        let (Ok(start), Ok(size)) = (start, size) else {
+            return Err(outside());
+        };
+        if start.checked_add(size).is_none_or(|end| end > self.len) {
+            return Err(outside());
+        }
+        let result = if hole {
+            let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
+            let offset = libc::off_t::try_from(offset).map_err(|_| outside())?;
+            let length = libc::off_t::try_from(length).map_err(|_| outside())?;
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            // SAFETY: fallocate takes numbers only; the descriptor is this value's own.
+            unsafe { libc::fallocate(fd, mode, offset, length) }
+        } else {
+            let at = self.memory.wrapping_byte_add(start);
+            // SAFETY: the range lies inside the mapping, and the advice discards its contents.
+            unsafe { libc::madvise(at, size, libc::MADV_DONTNEED) }
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(failed(DOING)),
+        }
+    }
+
     /// Discards the contents by a hole in the file as large as the file.
     pub fn punch_hole(&self) -> Result<(), Failed> {
         const DOING: &str = "dropping the memory (fallocate with a hole)";

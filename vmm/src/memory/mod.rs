@@ -175,6 +175,29 @@ impl GuestRam {
         self.populate()
     }
 
+    /// Drops the whole pages of a range of guest addresses, as far as they lie here.
+    fn discard(&self, start: u64, end: u64) -> u64 {
+        let page = match self.plan.is_hugetlb() {
+            true => self.plan.page().0,
+            false => self.plan.base_page().0,
+        };
+        let own = self.start.0;
+        let first = start.max(own).saturating_sub(own).next_multiple_of(page);
+        let last = end.min(own + self.size().0).saturating_sub(own) / page * page;
+        if first >= last {
+            return 0;
+        }
+        let hole = matches!(self.plan.drop_by(), DropBy::Hole);
+        match self.mapping.discard_range(first, last - first, hole) {
+            Ok(()) => last - first,
+            // It stays, which costs memory and nothing else.
+            Err(Failed { doing, source }) => {
+                log::debug!("{doing}: {source}");
+                0
+            }
+        }
+    }
+
     /// Populates where asked to, and verifies that it was done.
     fn populate(&self) -> Result<(), MemoryError> {
         if self.prefault {
@@ -198,7 +221,7 @@ impl GuestRam {
 pub struct GuestMemory {
     map: GuestMemoryMmap,
     /// What `map` describes and does not own.
-    _rams: Vec<Arc<GuestRam>>,
+    rams: Vec<Arc<GuestRam>>,
 }
 
 impl GuestMemory {
@@ -216,7 +239,17 @@ impl GuestMemory {
             size: Bytes(rams.iter().map(|ram| ram.size().0).sum()),
             why: error.to_string(),
         })?;
-        Ok(Self { map, _rams: rams })
+        Ok(Self { map, rams })
+    }
+
+    /// Drops what lies behind a range that the guest does not need any more; it reads as zeros when
+    /// it is touched again. Only whole pages of the backing can be dropped, and nothing outside the
+    /// memory is. Says how many bytes were dropped.
+    #[must_use]
+    pub fn discard(&self, start: GuestAddress, length: Bytes) -> Bytes {
+        let end = start.0.saturating_add(length.0);
+        let dropped = self.rams.iter().map(|ram| ram.discard(start.0, end)).sum();
+        Bytes(dropped)
     }
 
     /// The memory by guest-physical address.

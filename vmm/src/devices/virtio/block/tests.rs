@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Disks by a driver's requests, over real queues.
+
+use std::{fs, os::unix::fs::MetadataExt as _};
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory};
+
+const SECTORS: usize = 256;
+const OK: u8 = 0;
+const IOERR: u8 = 1;
+const UNSUPPORTED: u8 = 2;
+
+fn disk(folder: &TempDir, read_only: bool) -> Box<Block> {
+    let path = folder.path().join("disk");
+    if !path.exists() {
+        let bytes: Vec<u8> = (0..=u8::MAX).flat_map(|sector| [sector; 512]).collect();
+        fs::write(&path, bytes).unwrap();
+    }
+    Box::new(Block::new(
+        Disk::open(&path, read_only).unwrap(),
+        "a disk of the tests",
+    ))
+}
+
+fn content(folder: &TempDir) -> Vec<u8> {
+    fs::read(folder.path().join("disk")).unwrap()
+}
+
+fn header(kind: u32, sector: u64) -> Buffer {
+    let mut bytes = kind.to_le_bytes().to_vec();
+    bytes.extend([0; 4]);
+    bytes.extend(sector.to_le_bytes());
+    Buffer::Out(bytes)
+}
+
+fn read(driver: &mut Driver<'_>, sector: u64, length: u32) -> (Vec<u8>, u8) {
+    let request = [
+        header(VIRTIO_BLK_T_IN, sector),
+        Buffer::In(length),
+        Buffer::In(1),
+    ];
+    let (answers, _) = driver.ask(0, &request);
+    (answers[0].clone(), answers[1][0])
+}
+
+fn write(driver: &mut Driver<'_>, sector: u64, bytes: Vec<u8>) -> u8 {
+    let request = [
+        header(VIRTIO_BLK_T_OUT, sector),
+        Buffer::Out(bytes),
+        Buffer::In(1),
+    ];
+    driver.ask(0, &request).0[0][0]
+}
+
+fn clear(driver: &mut Driver<'_>, kind: u32, sector: u64, sectors: u32, flags: u32) -> u8 {
+    let mut range = sector.to_le_bytes().to_vec();
+    range.extend(sectors.to_le_bytes());
+    range.extend(flags.to_le_bytes());
+    let request = [header(kind, 0), Buffer::Out(range), Buffer::In(1)];
+    driver.ask(0, &request).0[0][0]
+}
+
+#[test]
+fn what_is_written_is_in_the_file_and_is_read_again() {
+    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+    let mut driver = Driver::start(&memory, disk(&folder, false), EVENT_IDX);
+    let page: Vec<u8> = (0..251).cycle().take(4096).collect();
+
+    let status = write(&mut driver, 8, page.clone());
+    let flushed = driver.ask(0, &[header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)]);
+    let again = read(&mut driver, 8, 4096);
+    let before = read(&mut driver, 7, 512);
+
+    assert_eq!((status, flushed), (OK, (vec![vec![OK]], 1)));
+    assert_eq!(again, (page.clone(), OK));
+    assert_eq!(before, (vec![7; 512], OK));
+    assert_eq!(content(&folder)[4096..8192], page);
+}
+
+#[test]
+fn a_request_may_lie_in_many_buffers_of_any_length() {
+    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let Buffer::Out(head) = header(VIRTIO_BLK_T_IN, 1) else {
+        unreachable!()
+    };
+    let (first, second) = head.split_at(5);
+
+    let (answers, written) = driver.ask(
+        0,
+        &[
+            Buffer::Out(first.to_vec()),
+            Buffer::Out(second.to_vec()),
+            Buffer::In(500),
+            Buffer::In(24),
+            Buffer::In(501),
+        ],
+    );
+
+    assert_eq!(written, 1025);
+    assert_eq!(answers[0], [1; 500]);
+    assert_eq!(answers[1][..12], [1; 12]);
+    assert_eq!(answers[1][12..], [2; 12]);
+    assert_eq!(answers[2][..500], [2; 500]);
+    assert_eq!(answers[2][500], OK);
+}
+
+#[test]
+fn what_is_not_on_the_disk_is_an_error() {
+    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let end = SECTORS as u64;
+
+    let results = [
+        read(&mut driver, end, 512).1,
+        read(&mut driver, end - 1, 1024).1,
+        read(&mut driver, u64::MAX, 512).1,
+        read(&mut driver, u64::MAX / 512, 1024).1,
+        read(&mut driver, 0, 100).1,
+        write(&mut driver, end, vec![0; 512]),
+        write(&mut driver, 0, vec![0; 100]),
+        clear(&mut driver, VIRTIO_BLK_T_DISCARD, end, 1, 0),
+        clear(
+            &mut driver,
+            VIRTIO_BLK_T_WRITE_ZEROES,
+            0,
+            MOST_SECTORS + 1,
+            0,
+        ),
+    ];
+
+    assert_eq!(results, [IOERR; 9]);
+    assert_eq!(content(&folder).len(), SECTORS * 512);
+}
+
+#[test]
+fn ranges_are_zeroed_and_discarded() {
+    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let blocks = || fs::metadata(folder.path().join("disk")).unwrap().blocks();
+    let before = blocks();
+
+    let zeroed = clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, 1, 2, 0);
+    let discarded = clear(&mut driver, VIRTIO_BLK_T_DISCARD, 128, 128, 0);
+    let odd = clear(&mut driver, VIRTIO_BLK_T_DISCARD, 8, 8, 1);
+
+    let content = content(&folder);
+    assert_eq!((zeroed, odd), (OK, UNSUPPORTED));
+    assert_eq!(
+        content[..2048],
+        [vec![0; 512], vec![0; 1024], vec![3; 512]].concat()
+    );
+    match discarded {
+        OK => assert!(blocks() < before),
+        status => assert_eq!(status, UNSUPPORTED, "this file system knows no holes"),
+    }
+}
+
+#[test]
+fn a_disk_tells_its_size_and_its_serial_number() {
+    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+
+    let id = driver.ask(
+        0,
+        &[
+            header(VIRTIO_BLK_T_GET_ID, 0),
+            Buffer::In(20),
+            Buffer::In(1),
+        ],
+    );
+    let unknown = driver.ask(0, &[header(99, 0), Buffer::In(1)]);
+
+    assert_eq!(driver.get(0x100), 256);
+    assert_eq!(id, (vec![b"a disk of the tests\0".to_vec(), vec![OK]], 21));
+    assert_eq!(unknown.0, [[UNSUPPORTED]]);
+}
+
+#[test]
+fn a_read_only_disk_is_only_read() {
+    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+    drop(disk(&folder, false));
+    let mut driver = Driver::start(&memory, disk(&folder, true), 0);
+    let before = content(&folder);
+
+    let results = [
+        write(&mut driver, 0, vec![9; 512]),
+        clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, 0, 1, 0),
+        read(&mut driver, 3, 512).1,
+    ];
+
+    assert_ne!(driver.offered() & bit(VIRTIO_BLK_F_RO), 0);
+    assert_eq!(results, [IOERR, IOERR, OK]);
+    assert_eq!(content(&folder), before);
+}
+
+#[test]
+fn a_file_that_becomes_shorter_gives_errors_and_no_more() {
+    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open(folder.path().join("disk"))
+        .unwrap();
+    file.set_len(1024).unwrap();
+
+    assert_eq!(read(&mut driver, 1, 1024).1, IOERR);
+    assert_eq!(read(&mut driver, 1, 512), (vec![1; 512], OK));
+}
+
+#[test]
+fn a_request_without_room_for_its_status_stops_the_device() {
+    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+
+    driver.put(0, &[header(VIRTIO_BLK_T_FLUSH, 0)]);
+    driver.kick(0);
+    driver.wait_for_failure();
+
+    driver.set_up(0);
+    assert_eq!(read(&mut driver, 1, 512).1, OK);
+}
+
+#[test]
+fn one_guest_writes_or_several_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let writer = disk(&folder, false);
+
+    let second = Disk::open(&path, false).unwrap_err();
+    let reader = Disk::open(&path, true).unwrap_err();
+    drop(writer);
+    let readers = [Disk::open(&path, true), Disk::open(&path, true)];
+    let late = Disk::open(&path, false).unwrap_err();
+
+    assert!(readers.iter().all(Result::is_ok));
+    for error in [second, reader, late] {
+        assert!(matches!(error, DiskError::InUse(_)), "{error}");
+    }
+}
+
+#[test]
+fn what_is_no_disk_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("empty");
+    fs::write(&empty, [0; 511]).unwrap();
+
+    let missing = Disk::open(&folder.path().join("missing"), false).unwrap_err();
+    let directory = Disk::open(folder.path(), true).unwrap_err();
+
+    assert!(matches!(missing, DiskError::Open { .. }), "{missing}");
+    assert!(matches!(directory, DiskError::Empty(_)), "{directory}");
+    assert!(matches!(
+        Disk::open(&empty, false),
+        Err(DiskError::Empty(_))
+    ));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn a_disk_is_an_array_of_sectors(
+        operations in prop::collection::vec((0..3_u8, 0..280_u64, 1..9_usize, any::<u8>()), 1..30),
+    ) {
+        let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+        let mut driver = Driver::start(&memory, disk(&folder, false), EVENT_IDX);
+        let mut model = content(&folder);
+        for (kind, sector, count, byte) in operations {
+            let first = usize::try_from(sector).unwrap() * 512;
+            let length = count * 512;
+            let expected = if first + length <= model.len() { OK } else { IOERR };
+            let range = first..first + length;
+            let status = match kind {
+                0 => {
+                    let (bytes, status) =
+                        read(&mut driver, sector, u32::try_from(length).unwrap());
+                    if status == OK {
+                        prop_assert_eq!(&bytes[..], &model[range]);
+                    }
+                    status
+                }
+                1 => {
+                    if expected == OK {
+                        model[range].fill(byte);
+                    }
+                    write(&mut driver, sector, vec![byte; length])
+                }
+                _ => {
+                    if expected == OK {
+                        model[range].fill(0);
+                    }
+                    let sectors = u32::try_from(count).unwrap();
+                    clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, sector, sectors, u32::from(byte & 1))
+                }
+            };
+            prop_assert_eq!(status, expected);
+        }
+        prop_assert_eq!(content(&folder), model);
+    }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The thread that a device works in, from the driver's `DRIVER_OK` to its reset.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{Complaints, DeviceError, Interrupt, Rings, VirtioDevice};
+
+/// A device, its name and its warnings: what goes into the thread and comes back.
+pub struct Crew {
+    pub name: String,
+    pub device: Box<dyn VirtioDevice>,
+    pub complaints: Complaints,
+}
+
+/// A running thread.
+#[derive(Debug)]
+pub struct Worker {
+    stop: EventFd,
+    thread: JoinHandle<Crew>,
+}
+
+impl std::fmt::Debug for Crew {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Crew")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    pub fn start(crew: Crew, rings: Rings, interrupt: Arc<Interrupt>) -> io::Result<Self> {
+        let stop = EventFd::new(libc::EFD_NONBLOCK)?;
+        let stopped = stop.try_clone()?;
+        let thread = thread::Builder::new()
+            .name(crew.name.clone())
+            .spawn(move || work(crew, rings, &interrupt, &stopped))?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Waits until the device has finished what it is at. `None` if its thread died.
+    pub fn stop(self) -> Option<Crew> {
+        self.stop.write(1).ok()?;
+        self.thread.join().ok()
+    }
+}
+
+fn work(mut crew: Crew, mut rings: Rings, interrupt: &Interrupt, stop: &EventFd) -> Crew {
+    if let Err(error) = serve(crew.device.as_mut(), &mut rings, stop) {
+        let Crew {
+            name, complaints, ..
+        } = &mut crew;
+        complaints.warn(format_args!(
+            "{name} stopped until the guest resets it: {error}"
+        ));
+        interrupt.needs_reset();
+        let _ = wait(&[stop], None);
+    }
+    crew.device.reset();
+    crew
+}
+
+fn serve(
+    device: &mut dyn VirtioDevice,
+    rings: &mut Rings,
+    stop: &EventFd,
+) -> Result<(), DeviceError> {
+    let kicks: Vec<(usize, Arc<EventFd>)> = rings
+        .iter()
+        .map(|(index, ring)| (index, Arc::clone(&ring.kick)))
+        .collect();
+    let mut events = vec![stop];
+    events.extend(kicks.iter().map(|(_, kick)| kick.as_ref()));
+    loop {
+        let ready = wait(&events, device.input()).map_err(|source| DeviceError::Host {
+            doing: "waiting for the guest (poll)",
+            source,
+        })?;
+        if ready.first() == Some(&true) {
+            return Ok(());
+        }
+        for ((index, kick), _) in kicks.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+            // Empty when another reader was faster; there is none.
+            let _ = kick.read();
+            device.process(*index, rings)?;
+        }
+        if ready.last() == Some(&true) {
+            device.receive(rings)?;
+        }
+    }
+}
+
+/// Waits until one of them can be read, and says which: one answer for each event and a last one
+/// for the input.
+fn wait(events: &[&EventFd], input: Option<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
+    let mut fds: Vec<PollFd<'_>> = events
+        .iter()
+        .map(|event| {
+            // SAFETY: the event lives longer than the list made here.
+            let fd = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
+            PollFd::from_borrowed_fd(fd, PollFlags::IN)
+        })
+        .collect();
+    fds.extend(input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    loop {
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) => break,
+        }
+    }
+    let mut ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+    ready.resize(events.len() + 1, false);
+    Ok(ready)
+}
