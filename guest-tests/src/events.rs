@@ -14,7 +14,9 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::CStr,
     fs, io,
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
 
@@ -47,6 +49,8 @@ enum OpenError {
     Id { path: PathBuf, source: io::Error },
     #[error("perf_event_open: {0}")]
     Perf(io::Error),
+    #[error("PERF_EVENT_IOC_SET_FILTER: {0}")]
+    Filter(io::Error),
 }
 
 /// Counters of the kernel's events, running from [`EventCounters::open`] on.
@@ -58,10 +62,7 @@ pub struct EventCounters {
 impl EventCounters {
     /// Opens a counter for each event the host offers and this process may count.
     pub fn open() -> Self {
-        let tracefs = TRACEFS
-            .iter()
-            .map(Path::new)
-            .find(|path| path.join("events").is_dir());
+        let tracefs = tracefs();
         Self {
             counters: TRACEPOINTS
                 .iter()
@@ -73,6 +74,19 @@ impl EventCounters {
                     }
                 })
                 .collect(),
+        }
+    }
+
+    /// Adds counters of a tracepoint's events by what is in them: `(name, filter)`, the filter in
+    /// the kernel's own words (`Documentation/trace/events.rst`, 5.1). Open before the threads that
+    /// are to be counted start.
+    pub fn add_filtered(&mut self, tracepoint: &str, filters: &[(&'static str, &CStr)]) {
+        let tracefs = tracefs();
+        for (name, filter) in filters {
+            match open(tracefs, tracepoint).and_then(|counter| filtered(counter, filter)) {
+                Ok(counter) => self.counters.push((name, counter)),
+                Err(reason) => log::debug!("{name} is not counted: {reason}"),
+            }
         }
     }
 
@@ -94,6 +108,25 @@ impl EventCounters {
             })
             .collect()
     }
+}
+
+fn tracefs() -> Option<&'static Path> {
+    TRACEFS
+        .iter()
+        .map(Path::new)
+        .find(|path| path.join("events").is_dir())
+}
+
+/// Has a counter count only what a filter lets through.
+fn filtered(counter: Counter, filter: &CStr) -> Result<Counter, OpenError> {
+    /// `PERF_EVENT_IOC_SET_FILTER`: `_IOW('$', 6, char *)`.
+    const SET_FILTER: u32 = 0x4008_2406;
+    // SAFETY: the descriptor is a counter's and the kernel reads a string that ends with a NUL.
+    let result = unsafe { libc::ioctl(counter.as_raw_fd(), SET_FILTER as _, filter.as_ptr()) };
+    if result < 0 {
+        return Err(OpenError::Filter(io::Error::last_os_error()));
+    }
+    Ok(counter)
 }
 
 fn open(tracefs: Option<&Path>, name: &str) -> Result<Counter, OpenError> {

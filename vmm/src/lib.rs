@@ -2,8 +2,10 @@
 //! The virtual machine: memory on any backing, vCPU threads, and the `granule` command's parts.
 
 pub mod arch;
+pub mod boot;
 pub mod cli;
 pub mod devices;
 pub mod kvm;
 pub mod machine;
 pub mod memory;
+pub mod vm;

@@ -4,6 +4,7 @@
 pub mod bench;
 pub mod compare;
 pub mod lab;
+pub mod run;
 
 use std::{error::Error, process::ExitCode};
 
@@ -25,6 +26,8 @@ enum Command {
     Compare(compare::Args),
     /// Boot a host kernel before and after a series under emulation, and compare
     Lab(Box<lab::Args>),
+    /// Launch a Linux guest, its console on the terminal
+    Run(run::Args),
 }
 
 /// How a command ended: the exit code of the process.
@@ -58,6 +61,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Lab(args) => lab::run(*args),
+        Command::Run(args) => run::run(args),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

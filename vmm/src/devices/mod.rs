@@ -12,12 +12,14 @@
 
 mod boot_timer;
 mod bus;
+mod pl011;
 mod rtc;
 pub mod serial;
 pub mod virtio;
 
 pub use boot_timer::BootTimer;
 pub use bus::{Bus, BusError, Refused};
+pub use pl011::Pl011;
 pub use rtc::Rtc;
 pub use serial::Serial;
 

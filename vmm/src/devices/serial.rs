@@ -43,11 +43,28 @@ impl Trigger for Interrupt {
     }
 }
 
+/// A serial port that can be fed.
+pub trait Port: MmioDevice {
+    /// Takes as much of `input` as there is room for, and says how much that was.
+    fn receive(&mut self, input: &[u8]) -> usize;
+
+    /// What the port tells when the guest has read everything.
+    fn drained(&self) -> &Arc<Drained>;
+}
+
 /// Tells the feeding thread that the guest has read everything.
 #[derive(Debug, Default)]
-struct Drained {
+pub struct Drained {
     full: Mutex<bool>,
     changed: Condvar,
+}
+
+impl Drained {
+    /// The guest has read everything.
+    pub fn tell(&self) {
+        *self.full.lock() = false;
+        self.changed.notify_all();
+    }
 }
 
 impl SerialEvents for Drained {
@@ -56,8 +73,7 @@ impl SerialEvents for Drained {
     fn tx_lost_byte(&self) {}
 
     fn in_buffer_empty(&self) {
-        *self.full.lock() = false;
-        self.changed.notify_all();
+        self.tell();
     }
 }
 
@@ -93,9 +109,10 @@ impl Serial {
             compatible: &["ns16550a"],
         }
     }
+}
 
-    /// Puts as much of `input` into the FIFO as there is room for, and says how much that was.
-    pub fn receive(&mut self, input: &[u8]) -> usize {
+impl Port for Serial {
+    fn receive(&mut self, input: &[u8]) -> usize {
         let room = self.port.fifo_capacity().min(input.len());
         if room == 0 {
             return 0;
@@ -106,6 +123,10 @@ impl Serial {
                 log::debug!("serial input: {error}");
                 0
             })
+    }
+
+    fn drained(&self) -> &Arc<Drained> {
+        self.port.events()
     }
 }
 
@@ -167,7 +188,7 @@ impl Drop for Feed {
 /// # Errors
 /// No event file descriptor or no thread can be had.
 pub fn feed(
-    serial: Arc<Mutex<Serial>>,
+    serial: Arc<Mutex<dyn Port>>,
     input: impl AsFd + Send + 'static,
     mut filter: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static,
 ) -> io::Result<Feed> {
@@ -189,7 +210,7 @@ pub fn feed(
                     }
                 }
                 let go_on = filter(&mut bytes);
-                deliver(&serial, &bytes, &flag);
+                deliver(serial.as_ref(), &bytes, &flag);
                 if !go_on {
                     break;
                 }
@@ -232,12 +253,12 @@ fn next(input: &impl AsFd, stop: &EventFd, bytes: &mut Vec<u8>) -> io::Result<us
 }
 
 /// Gives the port all the bytes, waiting while its FIFO is full.
-fn deliver(serial: &Mutex<Serial>, mut bytes: &[u8], stopped: &AtomicBool) {
+fn deliver(serial: &Mutex<dyn Port>, mut bytes: &[u8], stopped: &AtomicBool) {
     while !bytes.is_empty() && !stopped.load(Ordering::Relaxed) {
         let (taken, drained) = {
             let mut serial = serial.lock();
             let taken = serial.receive(bytes);
-            let drained = Arc::clone(serial.port.events());
+            let drained = Arc::clone(serial.drained());
             // Under the port's lock, so that the guest cannot drain it in between.
             *drained.full.lock() = taken < bytes.len();
             (taken, drained)
@@ -331,7 +352,7 @@ mod tests {
         let (input, mut keyboard) = io::pipe().unwrap();
         let typed: Vec<u8> = (0..200).collect();
         serial.lock().write(1, &[1]);
-        let feed = feed(Arc::clone(&serial), input, |bytes| {
+        let feed = feed(Arc::clone(&serial) as _, input, |bytes| {
             bytes.retain(|byte| *byte != 100);
             true
         });

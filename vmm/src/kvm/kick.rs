@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Getting a vCPU out of the guest from another thread, for good.
+//! Getting a vCPU out of the guest from another thread, for good or until it is
+//! [settled](Anchor::settle).
 //!
 //! A kick sets `immediate_exit` in the vCPU's `kvm_run`, so that no later `KVM_RUN` enters the
 //! guest, and then signals the vCPU's thread, so that a `KVM_RUN` under way comes back; in either
@@ -75,6 +76,20 @@ impl Anchor {
     /// Whether the vCPU was kicked.
     pub fn kicked(&self) -> bool {
         self.shared.kicked.load(Ordering::Acquire)
+    }
+
+    /// Forgets kicks so far, so that the vCPU can enter the guest again.
+    ///
+    /// A kick that comes in meanwhile may be forgotten too: whoever kicks must first say elsewhere
+    /// what it wants, and the vCPU's thread look there between this call and entering the guest.
+    pub fn settle(&self) {
+        let target = self.target();
+        self.shared.kicked.store(false, Ordering::Release);
+        if let Some(target) = target.as_ref() {
+            // SAFETY: as in [`Kicker::kick`], whose lock is held here too.
+            let immediate_exit = unsafe { AtomicU8::from_ptr(target.immediate_exit) };
+            immediate_exit.store(0, Ordering::SeqCst);
+        }
     }
 
     fn target(&self) -> std::sync::MutexGuard<'_, Option<Target>> {

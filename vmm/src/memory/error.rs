@@ -113,6 +113,12 @@ pub enum MemoryError {
         /// The size of a block.
         page: Bytes,
     },
+    /// There is no such NUMA node.
+    #[error("this host has no NUMA node {node}: /sys/devices/system/node lists those it has")]
+    NoNode {
+        /// The node asked for.
+        node: u32,
+    },
     /// The kernel populated less than asked.
     #[error("{resident} of {size} are resident after populating: is the host short of memory?")]
     NotPopulated {

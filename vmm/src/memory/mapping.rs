@@ -57,11 +57,11 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Reserves address space and maps `size` bytes in it as `plan` says, at an address congruent
-    /// to `guest` modulo the plan's page.
-    pub fn new(plan: &Plan, size: Bytes, guest: u64) -> Result<Self, Failed> {
+    /// to `guest` modulo `block`, at least the plan's page.
+    pub fn new(plan: &Plan, size: Bytes, guest: u64, block: Bytes) -> Result<Self, Failed> {
         const RESERVE: &str = "reserving address space (mmap)";
         let base = plan.base_page().0;
-        let length = reservation(size.0, plan.page().0, base).ok_or_else(|| too_large(RESERVE))?;
+        let length = reservation(size.0, block.0, base).ok_or_else(|| too_large(RESERVE))?;
         let reserved_len = usize::try_from(length).map_err(|_| too_large(RESERVE))?;
         let len = usize::try_from(size.0).map_err(|_| too_large(RESERVE))?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
@@ -86,7 +86,7 @@ impl Mapping {
             len,
             file: None,
         };
-        let at = congruent_from(reserved.addr() as u64 + base, guest, plan.page().0)
+        let at = congruent_from(reserved.addr() as u64 + base, guest, block.0)
             .and_then(|at| usize::try_from(at).ok())
             .ok_or_else(|| too_large(RESERVE))?;
         mapping.memory = reserved.with_addr(at);
@@ -136,24 +136,81 @@ impl Mapping {
     }
 
     fn madvise(&self, advice: i32) -> io::Result<()> {
+        self.madvise_part(0, self.len, advice)
+    }
+
+    /// Gives advice on `len` bytes from `offset` on, which must lie in the memory.
+    fn madvise_part(&self, offset: usize, len: usize, advice: i32) -> io::Result<()> {
+        let at = self.memory.wrapping_byte_add(offset);
         // SAFETY: the range is this value's own, and none of the advice used here does more than
         // populate or discard its contents.
-        match unsafe { libc::madvise(self.memory, self.len, advice) } {
+        match unsafe { libc::madvise(at, len, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Populates the memory, writable; it must be fresh, as a kernel that cannot do it by itself
-    /// (before Linux 5.14) has it done by writing a zero to every page.
-    pub fn populate(&self, plan: &Plan) -> Result<(), Failed> {
-        match self.madvise(libc::MADV_POPULATE_WRITE) {
+    /// Has the memory come from one NUMA node only; before it is touched.
+    pub fn bind(&self, node: u32) -> Result<(), Failed> {
+        const DOING: &str = "binding the memory to a NUMA node (mbind)";
+        const BITS: u32 = u64::BITS;
+        let mut mask = [0u64; 16];
+        let word = mask
+            .get_mut(usize::try_from(node / BITS).unwrap_or(usize::MAX))
+            .ok_or_else(|| too_large(DOING))?;
+        *word = 1 << (node % BITS);
+        // The kernel takes one bit less than it is told.
+        let bits = mask.len() * 64 + 1;
+        // SAFETY: the range is this value's own and the mask holds as many bits as told; the call
+        // changes where pages come from, not what they hold.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.memory,
+                self.len,
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                bits,
+                0,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => Err(failed(DOING)),
+        }
+    }
+
+    /// Populates the memory, writable, by `threads` threads, each a part of its own; it must be
+    /// fresh, as a kernel that cannot do it by itself (before Linux 5.14) has it done by writing a
+    /// zero to every page.
+    pub fn populate(&self, plan: &Plan, threads: usize) -> Result<(), Failed> {
+        let page = usize::try_from(plan.page().0).unwrap_or(usize::MAX);
+        let part = self.len.div_ceil(threads.max(1)).next_multiple_of(page);
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..self.len)
+                .step_by(part)
+                .skip(1)
+                .map(|at| scope.spawn(move || self.populate_part(plan, at, part)))
+                .collect();
+            let first = self.populate_part(plan, 0, part);
+            workers.into_iter().fold(first, |result, worker| {
+                result.and(worker.join().unwrap_or_else(|_| {
+                    Err(too_large("populating the memory: a thread of its own"))
+                }))
+            })
+        })
+    }
+
+    fn populate_part(&self, plan: &Plan, offset: usize, part: usize) -> Result<(), Failed> {
+        let len = part.min(self.len - offset);
+        match self.madvise_part(offset, len, libc::MADV_POPULATE_WRITE) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                self.touch(if plan.is_hugetlb() {
+                let page = if plan.is_hugetlb() {
                     plan.page()
                 } else {
                     plan.base_page()
-                });
+                };
+                self.touch(offset, len, page);
                 Ok(())
             }
             result => result.map_err(|source| Failed {
@@ -163,13 +220,13 @@ impl Mapping {
         }
     }
 
-    /// Writes a zero to every page. Nothing is read first: a read would fix the zero page, and a
-    /// huge zero page is broken into small ones by the write behind it.
-    fn touch(&self, page: Bytes) {
+    /// Writes a zero to every page of a part. Nothing is read first: a read would fix the zero
+    /// page, and a huge zero page is broken into small ones by the write behind it.
+    fn touch(&self, offset: usize, len: usize, page: Bytes) {
         let Ok(step) = usize::try_from(page.0) else {
             return;
         };
-        for offset in (0..self.len).step_by(step) {
+        for offset in (offset..offset + len).step_by(step) {
             let at = self.memory.cast::<u8>().wrapping_add(offset);
             // SAFETY: `offset` is less than the length of the mapping, which is writable.
             unsafe { at.write_volatile(0) };

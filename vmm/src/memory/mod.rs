@@ -21,7 +21,7 @@ mod pagemap;
 mod plan;
 mod smaps;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use granule_guest_tests::{
     results::Obtained,
@@ -44,7 +44,24 @@ pub struct GuestRam {
     start: GuestAddress,
     mapping: Mapping,
     prefault: bool,
+    threads: usize,
 }
+
+/// What else a piece of guest memory can be asked to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RamOptions {
+    /// Populate it before the guest touches it.
+    pub prefault: bool,
+    /// Guest and host addresses equal modulo this power of two, if it is more than the page.
+    pub align: Option<Bytes>,
+    /// The only NUMA node it comes from.
+    pub node: Option<u32>,
+    /// Whether many threads populate it.
+    pub parallel: bool,
+}
+
+/// How much memory is worth a thread of its own when it is populated.
+const POPULATED_BY_THREAD: u64 = 64 << 20;
 
 impl GuestRam {
     /// Maps `size` bytes of guest memory, at guest address `start`, as `plan` says.
@@ -59,6 +76,24 @@ impl GuestRam {
         size: Bytes,
         prefault: bool,
     ) -> Result<Arc<Self>, MemoryError> {
+        let options = RamOptions {
+            prefault,
+            ..RamOptions::default()
+        };
+        Self::with(plan, host, start, size, options)
+    }
+
+    /// As [`GuestRam::new`], with more to ask for.
+    ///
+    /// # Errors
+    /// As [`GuestRam::new`]; or there is no such node.
+    pub fn with(
+        plan: Plan,
+        host: &HostPages,
+        start: GuestAddress,
+        size: Bytes,
+        options: RamOptions,
+    ) -> Result<Arc<Self>, MemoryError> {
         if !size.0.is_multiple_of(plan.page().0) || size.0 == 0 {
             return Err(MemoryError::Size {
                 size,
@@ -68,13 +103,31 @@ impl GuestRam {
         if plan.is_hugetlb() {
             host.pool(plan.page())?.check(size)?;
         }
-        let mapping = Mapping::new(&plan, size, start.0)
+        let block = options
+            .align
+            .map_or(plan.page(), |align| align.max(plan.page()));
+        let mapping = Mapping::new(&plan, size, start.0, block)
             .map_err(|failed| call_failed(&plan, size, failed))?;
+        if let Some(node) = options.node {
+            if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() {
+                return Err(MemoryError::NoNode { node });
+            }
+            mapping
+                .bind(node)
+                .map_err(|failed| call_failed(&plan, size, failed))?;
+        }
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let worth = usize::try_from(size.0 / POPULATED_BY_THREAD).unwrap_or(usize::MAX);
         let ram = Self {
             plan,
             start,
             mapping,
-            prefault,
+            prefault: options.prefault,
+            threads: if options.parallel {
+                cpus.min(worth).max(1)
+            } else {
+                1
+            },
         };
         ram.populate()?;
         Ok(Arc::new(ram))
@@ -202,7 +255,7 @@ impl GuestRam {
     fn populate(&self) -> Result<(), MemoryError> {
         if self.prefault {
             self.mapping
-                .populate(&self.plan)
+                .populate(&self.plan, self.threads)
                 .map_err(|failed| call_failed(&self.plan, self.size(), failed))?;
         }
         let resident = Bytes(self.obtained()?.resident.values().sum());

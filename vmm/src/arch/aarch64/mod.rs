@@ -6,6 +6,10 @@ pub mod ipa;
 pub mod syndrome;
 
 #[cfg(target_arch = "aarch64")]
+pub mod gic;
+#[cfg(target_arch = "aarch64")]
+pub mod guest;
+#[cfg(target_arch = "aarch64")]
 pub(crate) mod machine;
 #[cfg(target_arch = "aarch64")]
 mod registers;

@@ -18,6 +18,12 @@ const PC: u64 = {
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | (offset / 4) as u64
 };
 
+/// The first general-purpose register.
+const X0: u64 = {
+    let offset = offset_of!(kvm_regs, regs) + offset_of!(user_pt_regs, regs);
+    KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | (offset / 4) as u64
+};
+
 const fn id(register: SystemRegister) -> u64 {
     let [op0, op1, crn, crm, op2] = register.encoding;
     KVM_REG_ARM64
@@ -57,4 +63,8 @@ pub fn get_pc(vcpu: &VcpuFd) -> Result<u64, KvmError> {
 
 pub fn set_pc(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
     set_id(vcpu, PC, value)
+}
+
+pub fn set_x0(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
+    set_id(vcpu, X0, value)
 }

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+use super::*;
+use crate::devices::{Rtc, Serial};
+
+/// A tree as text, in the order of its bytes (Devicetree Specification 0.4, chapter 5).
+fn text(bytes: &[u8]) -> String {
+    let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    let name_at = |at: usize| {
+        let end = bytes[at..].iter().position(|byte| *byte == 0).unwrap();
+        std::str::from_utf8(&bytes[at..at + end]).unwrap()
+    };
+    let (mut at, strings) = (word(8), word(12));
+    let (mut depth, mut out) = (0, String::new());
+    loop {
+        let indent = "  ".repeat(depth);
+        match word(at) {
+            1 => {
+                let name = name_at(at + 4);
+                out += &format!("{indent}{name}/\n");
+                depth += 1;
+                at = (at + 4 + name.len() + 1).next_multiple_of(4);
+            }
+            2 => {
+                depth -= 1;
+                at += 4;
+            }
+            3 => {
+                let (size, name) = (word(at + 4), name_at(strings + word(at + 8)));
+                let value = &bytes[at + 12..at + 12 + size];
+                out += &format!("{indent}{name}{}\n", value_text(name, value));
+                at = (at + 12 + size).next_multiple_of(4);
+            }
+            9 => return out,
+            token => panic!("token {token}"),
+        }
+    }
+}
+
+fn value_text(name: &str, value: &[u8]) -> String {
+    let strings = [
+        "compatible",
+        "model",
+        "method",
+        "bootargs",
+        "device_type",
+        "stdout-path",
+    ];
+    if value.is_empty() {
+        String::new()
+    } else if strings.contains(&name) || name.ends_with("names") || name == "enable-method" {
+        let text = std::str::from_utf8(value).unwrap().trim_end_matches('\0');
+        format!(" = {}", text.replace('\0', ", "))
+    } else {
+        let cells = value
+            .chunks(4)
+            .map(|cell| format!("{:x}", u32::from_be_bytes(cell.try_into().unwrap())));
+        format!(" = <{}>", cells.collect::<Vec<_>>().join(" "))
+    }
+}
+
+fn devices() -> Vec<Description> {
+    let virtio = Description {
+        name: "disk0".to_owned(),
+        start: 0xa00_0000,
+        size: 0x1000,
+        irq: Some(1),
+        compatible: &["virtio,mmio"],
+    };
+    vec![
+        Serial::describe(0x900_0000, 0),
+        Rtc::describe(0x901_0000),
+        virtio,
+    ]
+}
+
+fn gicv3() -> Gic {
+    Gic::V3 {
+        distributor: 0x800_0000..0x801_0000,
+        redistributors: 0x1000_0000..0x1004_0000,
+        its: Some(0x808_0000..0x80a_0000),
+    }
+}
+
+#[test]
+fn the_tree_is_the_golden_one() {
+    let tree = Tree {
+        memory: &[
+            (GuestAddress(0x4000_0000), Bytes::mib(512)),
+            (GuestAddress(0x6000_0000), Bytes::gib(16)),
+        ],
+        cpus: &[0, 1],
+        pmu: true,
+        gic: &gicv3(),
+        devices: &devices(),
+        command_line: "console=ttyS0 quiet",
+        initrd: Some(0x4420_0000..0x4430_0001),
+        seed: Some(&[7; 40]),
+    };
+
+    let text = text(&tree.write().unwrap());
+
+    // After a change that is meant: GRANULE_BLESS=1 cargo test, and read the difference.
+    if std::env::var_os("GRANULE_BLESS").is_some() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/boot/golden/tree.txt");
+        std::fs::write(path, &text).unwrap();
+    }
+    assert_eq!(text, include_str!("../golden/tree.txt"));
+}
+
+#[test]
+fn a_gicv2_tells_private_interrupts_their_cpus() {
+    let gic = Gic::V2 {
+        distributor: 0x800_0000..0x801_0000,
+        cpu_interface: 0x801_0000..0x801_2000,
+    };
+    let tree = Tree {
+        memory: &[(GuestAddress(0x4000_0000), Bytes::mib(512))],
+        cpus: &[0, 1, 2],
+        pmu: false,
+        gic: &gic,
+        devices: &[],
+        command_line: "",
+        initrd: None,
+        seed: None,
+    };
+
+    let text = text(&tree.write().unwrap());
+
+    assert!(text.contains("compatible = arm,cortex-a15-gic"), "{text}");
+    assert!(
+        text.contains("interrupts = <1 d 704 1 e 704 1 b 704 1 a 704>"),
+        "{text}"
+    );
+    assert!(!text.contains("pmu"));
+}
+
+#[test]
+fn a_tree_of_512_vcpus_fits() {
+    let cpus: Vec<u64> = (0..512).map(|n| (n >> 4) << 8 | n & 0xf).collect();
+    let tree = Tree {
+        memory: &[(GuestAddress(0x4000_0000), Bytes::mib(512))],
+        cpus: &cpus,
+        pmu: true,
+        gic: &gicv3(),
+        devices: &devices(),
+        command_line: "",
+        initrd: None,
+        seed: None,
+    };
+
+    assert!(tree.write().unwrap().len() < 128 << 10);
+}
+
+#[test]
+fn a_command_line_with_a_nul_is_refused() {
+    let tree = Tree {
+        memory: &[],
+        cpus: &[0],
+        pmu: false,
+        gic: &gicv3(),
+        devices: &[],
+        command_line: "a\0b",
+        initrd: None,
+        seed: None,
+    };
+
+    assert!(tree.write().is_err());
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `granule run`.
+
+mod memory;
+
+use std::{path::PathBuf, time::Instant};
+
+use clap::ValueEnum;
+
+use super::{
+    CommandResult,
+    bench::values::{DirtyLog, Switch},
+};
+use crate::vm::{
+    config::{Console, Session, VmConfig},
+    console,
+};
+
+/// Options of `granule run`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = format!(
+        "On a terminal every key goes to the guest, Ctrl-C too: {}.\n\nExit code: 0 the guest \
+         switched itself off or was ended from outside, 1 it crashed or could not go on, 2 it \
+         could not be started as asked.",
+        console::HELP
+    )
+)]
+pub struct Args {
+    /// Linux kernel: Image, Image.gz, or an EFI zboot vmlinuz
+    #[arg(long, value_name = "IMAGE")]
+    kernel: PathBuf,
+    /// Initramfs
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// The kernel's command line; without it console= and the serial port
+    #[arg(long, value_name = "TEXT")]
+    cmdline: Option<String>,
+    /// The guest's serial port
+    #[arg(long, value_enum, default_value_t)]
+    serial: Port,
+    /// How many vCPUs
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    vcpus: u32,
+    /// Memory: SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N];
+    /// given again, one more zone behind it
+    #[arg(long, value_name = "SIZE[,…]", default_value = "512M", value_parser = memory::zone)]
+    memory: Vec<crate::vm::config::Zone>,
+    /// Width of guest physical addresses; the smallest that fits if left out
+    #[arg(long, value_name = "BITS")]
+    ipa_bits: Option<u8>,
+    /// How dirty pages are logged, where the control socket switches that on
+    #[arg(long, value_enum, default_value_t)]
+    dirty_log: DirtyLog,
+    /// End where the guest resets itself, instead of starting it again
+    #[arg(long)]
+    no_reboot: bool,
+    /// Write what each phase of the guest's life cost to this file, one JSON object a life
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
+    /// Answer HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty;
+    /// POST /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop, /v1/dirty/clear
+    #[arg(long, value_name = "SOCKET")]
+    api_socket: Option<PathBuf>,
+    /// Keep this process to the files given (Landlock) and the system calls it needs (seccomp)
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    sandbox: Switch,
+}
+
+/// Which serial port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Port {
+    /// ttyS0, which every distribution's kernel has a driver for
+    #[default]
+    Ns16550a,
+    /// ttyAMA0
+    Pl011,
+}
+
+/// Carries `granule run` out.
+///
+/// # Errors
+/// The machine cannot be had as asked; the error says why.
+pub fn run(args: Args) -> CommandResult {
+    let started = Instant::now();
+    let (console, tty) = match args.serial {
+        Port::Ns16550a => (Console::Ns16550a, "ttyS0"),
+        Port::Pl011 => (Console::Pl011, "ttyAMA0"),
+    };
+    let config = VmConfig {
+        kernel: args.kernel,
+        initrd: args.initrd,
+        command_line: args.cmdline.unwrap_or_else(|| format!("console={tty}")),
+        console,
+        vcpus: args.vcpus,
+        memory: args.memory,
+        ipa_bits: args.ipa_bits,
+        dirty: args.dirty_log.into(),
+    };
+    let session = Session {
+        started,
+        reboot: !args.no_reboot,
+        stats: args.stats,
+        api_socket: args.api_socket,
+        sandbox: args.sandbox == Switch::On,
+    };
+    carry_out(&config, &session)
+}
+
+#[cfg(target_arch = "aarch64")]
+fn carry_out(config: &VmConfig, session: &Session) -> CommandResult {
+    use super::Outcome;
+    use crate::vm::run::{self, Ended};
+
+    Ok(match run::run(config, session)? {
+        Ended::Off | Ended::Reset => Outcome::Done,
+        Ended::Stopped(by) => {
+            eprintln!("granule: ended by {by}");
+            Outcome::Done
+        }
+        Ended::Failed(why) => {
+            eprintln!("granule: {why}");
+            Outcome::Failed
+        }
+    })
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn carry_out(_config: &VmConfig, _session: &Session) -> CommandResult {
+    Err("`granule run` starts arm64 guests and needs an arm64 host with KVM; `granule lab --guest` \
+         runs it in an emulated one"
+        .into())
+}

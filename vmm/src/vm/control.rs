@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Does what the [control socket](super::api) asks for, on the main thread.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{
+    api::{Answer, Request, refusal},
+    build::Machine,
+    config::VmConfig,
+    stats::{Life, Meter},
+    vcpu::Wanted,
+};
+use crate::kvm::{KvmError, dirty::DirtyLog};
+
+/// What the main thread knows of a running machine.
+#[derive(Debug)]
+pub struct Controls<'a> {
+    /// What was asked for.
+    pub config: &'a VmConfig,
+    /// The machine.
+    pub machine: &'a Machine,
+    /// Reads counts.
+    pub meter: Meter,
+    /// The guest's life so far.
+    pub life: Life,
+    /// The dirty logs, one for each slot; empty while logging is off.
+    dirty: Vec<DirtyLog>,
+    /// Whether a client asked the machine to end.
+    pub stopped: bool,
+}
+
+impl<'a> Controls<'a> {
+    /// Controls of a machine whose life begins.
+    pub fn new(config: &'a VmConfig, machine: &'a Machine, meter: Meter) -> Self {
+        Self {
+            config,
+            machine,
+            meter,
+            life: Life::default(),
+            dirty: Vec::new(),
+            stopped: false,
+        }
+    }
+
+    /// Ends a phase of the guest's life; what cannot be read is told, and the machine goes on.
+    pub fn end_phase(&mut self, next: &'static str, at: Duration) {
+        match self.meter.read() {
+            Ok(reading) => self.life.end_phase(next, at, reading),
+            Err(error) => log::warn!("the phase '{}' is not counted: {error}", self.life.phase()),
+        }
+    }
+
+    /// Does what is asked.
+    pub fn handle(&mut self, request: Request) -> Answer {
+        match request {
+            Request::State => {}
+            Request::Pause => self.machine.crew.pause(),
+            Request::Resume => self.machine.crew.want(Wanted::Run),
+            Request::Stop => self.stopped = true,
+            Request::Memory => return self.memory(),
+            Request::Counters => return self.counters(),
+            Request::DirtyLogging(on) => return or_error(self.switch_logging(on)),
+            Request::Dirty => return or_error(self.dirty_pages()),
+            Request::DirtyClear => return or_error(self.clear()),
+        }
+        (200, self.state())
+    }
+
+    fn state(&self) -> Value {
+        let state = match self.machine.crew.wanted() {
+            _ if self.stopped => "stopping",
+            Wanted::Run => "running",
+            Wanted::Pause => "paused",
+            Wanted::End => "stopping",
+        };
+        let size: u64 = self
+            .machine
+            .memory
+            .zones
+            .iter()
+            .map(|ram| ram.size().0)
+            .sum();
+        json!({
+            "state": state,
+            "phase": self.life.phase(),
+            "vcpus": self.config.vcpus,
+            "memory_bytes": size,
+            "ipa_bits": self.machine.ipa_bits,
+            "dirty_logging": !self.dirty.is_empty(),
+        })
+    }
+
+    fn memory(&self) -> Answer {
+        let zones: Vec<Value> = self
+            .machine
+            .memory
+            .zones
+            .iter()
+            .map(|ram| {
+                let mut zone = json!({
+                    "start": ram.start().0,
+                    "bytes": ram.size().0,
+                    "backing": ram.plan().backing(),
+                    "page": ram.plan().page(),
+                });
+                match ram.resident() {
+                    Ok(obtained) => zone["resident"] = json!(obtained.resident),
+                    Err(error) => zone["error"] = json!(error.to_string()),
+                }
+                if let Err(error) = ram.obtained() {
+                    zone["not_as_asked"] = json!(error.to_string());
+                }
+                zone
+            })
+            .collect();
+        (200, json!({ "zones": zones }))
+    }
+
+    fn counters(&mut self) -> Answer {
+        match self.meter.read() {
+            Ok(reading) => (200, json!(reading)),
+            Err(error) => refusal(500, &error.to_string()),
+        }
+    }
+
+    fn switch_logging(&mut self, on: bool) -> Result<Value, KvmError> {
+        let vm = &self.machine.vm;
+        if on && self.dirty.is_empty() {
+            for slot in &self.machine.slots {
+                let mut log = DirtyLog::new(vm, self.config.dirty)?;
+                log.switch(vm, slot, true)?;
+                self.dirty.push(log);
+            }
+        } else if !on {
+            for (slot, mut log) in self.machine.slots.iter().zip(self.dirty.drain(..)) {
+                log.switch(vm, slot, false)?;
+            }
+        }
+        Ok(self.state())
+    }
+
+    fn dirty_pages(&mut self) -> Result<Value, KvmError> {
+        self.need_logging()?;
+        let mut pages = 0u64;
+        for (slot, log) in self.machine.slots.iter().zip(&mut self.dirty) {
+            let words = log.read(&self.machine.vm, slot)?;
+            pages += words
+                .iter()
+                .map(|word| u64::from(word.count_ones()))
+                .sum::<u64>();
+        }
+        let page = self.machine.memory.zones.first();
+        let page = page.map_or(0, |ram| ram.plan().base_page().0);
+        Ok(json!({ "dirty_pages": pages, "page": page, "dirty_bytes": pages * page }))
+    }
+
+    fn clear(&mut self) -> Result<Value, KvmError> {
+        self.need_logging()?;
+        for (slot, log) in self.machine.slots.iter().zip(&mut self.dirty) {
+            log.clear(&self.machine.vm, slot)?;
+        }
+        Ok(json!({ "dirty_pages": 0 }))
+    }
+
+    const fn need_logging(&self) -> Result<(), KvmError> {
+        if self.dirty.is_empty() {
+            return Err(KvmError::NotLogging);
+        }
+        Ok(())
+    }
+}
+
+fn or_error(result: Result<Value, KvmError>) -> Answer {
+    match result {
+        Ok(value) => (200, value),
+        Err(error @ KvmError::NotLogging) => {
+            refusal(409, &format!("{error}: POST /v1/dirty/start first"))
+        }
+        Err(error) => refusal(500, &format!("{error}")),
+    }
+}

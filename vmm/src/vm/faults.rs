@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Guest faults on memory by kind, level and access.
+//!
+//! The tracepoint `kvm_guest_fault` tells each fault's syndrome and guest-physical address. The
+//! kernel's filters cannot compare a field under a mask, but they can test bits: of the fault status
+//! (Arm ARM D19.2.39), bits 3:2 are 01 for a translation fault, 10 for the access flag, 11 for a
+//! permission, bits 1:0 the level; bit 28 of the syndrome tells data from instructions, bit 6 a
+//! write. Faults below the first byte of memory are accesses to devices and are left out.
+
+use std::ffi::CStr;
+
+use granule_guest_tests::events::EventCounters;
+
+/// The tracepoint.
+pub const TRACEPOINT: &str = "kvm_guest_fault";
+
+/// What is counted: name and filter.
+pub const FILTERS: [(&str, &CStr); 12] = [
+    (
+        "translation.level1",
+        c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 1 && !(hsr & 2)",
+    ),
+    (
+        "translation.level2",
+        c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 2 && !(hsr & 1)",
+    ),
+    (
+        "translation.level3",
+        c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 2 && hsr & 1",
+    ),
+    (
+        "access-flag.level1",
+        c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 1 && !(hsr & 2)",
+    ),
+    (
+        "access-flag.level2",
+        c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 2 && !(hsr & 1)",
+    ),
+    (
+        "access-flag.level3",
+        c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 2 && hsr & 1",
+    ),
+    (
+        "permission.level1",
+        c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 1 && !(hsr & 2)",
+    ),
+    (
+        "permission.level2",
+        c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 2 && !(hsr & 1)",
+    ),
+    (
+        "permission.level3",
+        c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 2 && hsr & 1",
+    ),
+    (
+        "by.instruction",
+        c"ipa >= 0x40000000 && !(hsr & 0x10000000)",
+    ),
+    (
+        "by.read",
+        c"ipa >= 0x40000000 && hsr & 0x10000000 && !(hsr & 0x40)",
+    ),
+    (
+        "by.write",
+        c"ipa >= 0x40000000 && hsr & 0x10000000 && hsr & 0x40",
+    ),
+];
+
+/// Counters of all of them, as far as the host counts.
+pub fn open() -> EventCounters {
+    let mut counters = EventCounters::none();
+    counters.add_filtered(TRACEPOINT, &FILTERS);
+    counters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::boot::layout::MEMORY;
+
+    /// Whether a filter lets a fault through: its terms joined by `&&`, each a test of bits.
+    fn passes(filter: &CStr, syndrome: u64) -> bool {
+        let terms = filter.to_str().unwrap().split(" && ").skip(1);
+        terms.into_iter().all(|term| {
+            let (wanted, bits) = match term.strip_prefix("!(hsr & ") {
+                Some(bits) => (false, bits.trim_end_matches(')')),
+                None => (true, term.strip_prefix("hsr & ").unwrap()),
+            };
+            let bits = match bits.strip_prefix("0x") {
+                Some(hex) => u64::from_str_radix(hex, 16).unwrap(),
+                None => bits.parse().unwrap(),
+            };
+            (syndrome & bits != 0) == wanted
+        })
+    }
+
+    #[test]
+    fn each_fault_is_counted_once_by_kind_and_once_by_access() {
+        for (status, kind) in [
+            (0x04, "translation"),
+            (0x08, "access-flag"),
+            (0x0c, "permission"),
+        ] {
+            for level in 1..4 {
+                for (class, access) in [
+                    (0x20 << 26, "by.instruction"),
+                    (0x24 << 26, "by.read"),
+                    (0x24 << 26 | 1 << 6, "by.write"),
+                ] {
+                    let names: Vec<_> = FILTERS
+                        .iter()
+                        .filter(|(_, filter)| passes(filter, class | status | level))
+                        .map(|(name, _)| (*name).to_owned())
+                        .collect();
+
+                    assert_eq!(names, [format!("{kind}.level{level}"), access.to_owned()]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn devices_are_left_out() {
+        let start = format!("ipa >= {:#x} && ", MEMORY.0);
+
+        assert!(
+            FILTERS
+                .iter()
+                .all(|(_, filter)| filter.to_str().unwrap().starts_with(&start))
+        );
+    }
+}

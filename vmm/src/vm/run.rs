@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! From a machine's start to its end, on the main thread.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use granule_guest_tests::results::{FactsError, Host};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    time::Timespec,
+};
+use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    api::Api,
+    build::{self, BuildError, Ends},
+    config::{Session, VmConfig},
+    console::{Escape, Terminal},
+    control::Controls,
+    sandbox::{SandboxError, Thread, Use, restrict_files},
+    signals::{Asked, Signals},
+    stats::{self, Counters, FIRST_MINUTE, Meter, Record},
+    vcpu::{End, Wanted},
+};
+use crate::devices::{BootTimer, serial};
+
+/// Why a machine was not run to its end.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// There is none.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The process cannot be confined.
+    #[error("this process cannot be confined")]
+    Sandbox(#[from] SandboxError),
+    /// The main thread's own files.
+    #[error("{doing}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A file or socket that an option names.
+    #[error("{option} {path}", path = path.display())]
+    File {
+        /// The option.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// What is known of this host.
+    #[error(transparent)]
+    Facts(#[from] FactsError),
+}
+
+fn doing(doing: &'static str) -> impl Fn(io::Error) -> RunError {
+    move |source| RunError::Io { doing, source }
+}
+
+fn file<'a>(option: &'static str, path: &'a Path) -> impl Fn(io::Error) -> RunError + 'a {
+    move |source| RunError::File {
+        option,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// How it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The guest switched itself off.
+    Off,
+    /// The guest reset itself, and that is the end.
+    Reset,
+    /// It was asked to end from outside.
+    Stopped(&'static str),
+    /// It cannot go on.
+    Failed(String),
+}
+
+impl Ended {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Reset => "reset",
+            Self::Stopped(_) => "stopped",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+/// Where statistics go, and what they say of their origin.
+struct Report {
+    path: PathBuf,
+    file: File,
+    host: Host,
+}
+
+/// Runs machines, one after another while the guest resets itself and the session says so.
+///
+/// # Errors
+/// A machine cannot be built, or the main thread cannot wait for it.
+pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
+    let signals = Signals::block().map_err(doing("blocking signals (signalfd)"))?;
+    let mut report = match &session.stats {
+        Some(path) => Some(Report {
+            file: File::create(path).map_err(file("--stats", path))?,
+            path: path.clone(),
+            host: Host::of_this_machine()?,
+        }),
+        None => None,
+    };
+    let confine = session.sandbox;
+    let api = match &session.api_socket {
+        Some(path) => Some(
+            Api::listen(path, move || confined(confine, Thread::Api))
+                .map_err(file("--api-socket", path))?,
+        ),
+        None => None,
+    };
+    if confine {
+        let mut files = config.files();
+        files.extend(session.api_socket.as_ref().map(|path| {
+            let folder = path
+                .parent()
+                .filter(|folder| !folder.as_os_str().is_empty());
+            (folder.unwrap_or(Path::new(".")).to_owned(), Use::RemoveIn)
+        }));
+        restrict_files(&files)?;
+        Thread::Main.confine()?;
+    }
+    let mut started = session.started;
+    loop {
+        let end = live(
+            config,
+            session,
+            started,
+            &signals,
+            api.as_ref(),
+            report.as_mut(),
+        )?;
+        if end == Ended::Reset && session.reboot {
+            started = Instant::now();
+            continue;
+        }
+        return Ok(end);
+    }
+}
+
+/// Confines the calling thread, if that is wanted.
+fn confined(wanted: bool, thread: Thread) -> io::Result<()> {
+    match wanted {
+        true => thread.confine().map_err(io::Error::other),
+        false => Ok(()),
+    }
+}
+
+/// One machine, from its making to its end.
+fn live(
+    config: &VmConfig,
+    session: &Session,
+    started: Instant,
+    signals: &Signals,
+    api: Option<&Api>,
+    report: Option<&mut Report>,
+) -> Result<Ended, RunError> {
+    let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(doing("making an event (eventfd)"));
+    let copy = |event: &EventFd| event.try_clone().map_err(doing("copying an event"));
+    let (wake, quit) = (event()?, event()?);
+    let counted = report.is_some() || api.is_some();
+    let counters = if counted {
+        Counters::open()
+    } else {
+        Counters::none()
+    };
+    let tables_before = stats::stage2_tables_of_host();
+    let output = io::stdout().as_fd().try_clone_to_owned();
+    let output = File::from(output.map_err(doing("copying standard output"))?);
+    let (marks, marked) = mpsc::channel();
+    let (confine, heard) = (session.sandbox, copy(&wake)?);
+    let mut machine = build::build(
+        config,
+        Ends {
+            output: Box::new(output),
+            tell: Box::new(move |mark, time| {
+                let _ = marks.send((mark, time));
+                let _ = heard.write(1);
+            }),
+            started,
+            ended: copy(&wake)?,
+            prepare: Arc::new(move || confined(confine, Thread::Vcpu)),
+            statistics: counted,
+        },
+    )?;
+    let terminal = Terminal::raw().map_err(doing("making the terminal raw"))?;
+    let input = io::stdin().as_fd().try_clone_to_owned();
+    let input = input.map_err(doing("copying standard input"))?;
+    let mut escape = terminal.as_ref().map(|_| Escape::default());
+    let (asked, mut confine) = (copy(&quit)?, session.sandbox);
+    let feed = serial::feed(Arc::clone(&machine.serial), input, move |bytes| {
+        if mem::take(&mut confine)
+            && let Err(error) = Thread::Console.confine()
+        {
+            log::error!("the console's thread cannot be confined: {error}");
+            let _ = asked.write(1);
+            return false;
+        }
+        let go_on = escape.as_mut().is_none_or(|escape| escape.filter(bytes));
+        if !go_on {
+            let _ = asked.write(1);
+        }
+        go_on
+    })
+    .map_err(doing("reading the console's input"))?;
+    let meter = Meter::new(
+        counters,
+        mem::replace(
+            &mut machine.statistics,
+            crate::kvm::stats::Statistics::none(),
+        ),
+        Arc::clone(machine.crew.exits()),
+        machine.memory.zones.clone(),
+        tables_before,
+    );
+    let mut controls = Controls::new(config, &machine, meter);
+    if counted {
+        controls.end_phase("boot", started.elapsed());
+    }
+    machine.crew.want(Wanted::Run);
+    let waiting = Waiting {
+        signals,
+        wake: &wake,
+        quit: &quit,
+        marked: &marked,
+        started,
+        counted,
+        terminal: terminal.as_ref(),
+        api,
+    };
+    let end = waiting
+        .wait(&mut controls)
+        .map_err(doing("waiting for the guest"))?;
+    if counted {
+        controls.end_phase("end", started.elapsed());
+    }
+    for ram in &machine.memory.zones {
+        if let Err(error) = ram.obtained() {
+            log::warn!("guest memory: {error}");
+        }
+    }
+    if let Some(report) = report {
+        report
+            .write(config, &end, &controls)
+            .map_err(file("--stats", &report.path))?;
+    }
+    drop(controls);
+    drop(feed);
+    drop(machine);
+    drop(terminal);
+    Ok(end)
+}
+
+impl Report {
+    fn write(&self, config: &VmConfig, end: &Ended, controls: &Controls<'_>) -> io::Result<()> {
+        let record = Record {
+            schema: stats::SCHEMA,
+            host: &self.host,
+            config,
+            ended: end.name(),
+            marks: controls.life.marks(),
+            phases: controls.life.phases(),
+        };
+        let mut line = serde_json::to_vec(&record)?;
+        line.push(b'\n');
+        (&self.file).write_all(&line)
+    }
+}
+
+/// What the main thread waits for.
+struct Waiting<'a> {
+    signals: &'a Signals,
+    wake: &'a EventFd,
+    quit: &'a EventFd,
+    marked: &'a mpsc::Receiver<(u8, Duration)>,
+    started: Instant,
+    counted: bool,
+    terminal: Option<&'a Terminal>,
+    api: Option<&'a Api>,
+}
+
+impl Waiting<'_> {
+    /// Waits until the machine has ended or is asked to.
+    fn wait(&self, controls: &mut Controls<'_>) -> io::Result<Ended> {
+        loop {
+            let quit = self.sleep(controls)?;
+            for (mark, at) in self.marked.try_iter() {
+                log::info!("the guest says {mark} after {} ms", at.as_millis());
+                controls.life.mark(mark, at);
+                if self.counted && mark == BootTimer::INIT && controls.life.phase() == "boot" {
+                    controls.end_phase("first-minute", at);
+                }
+            }
+            if self.counted && self.minute_left(controls) == Some(Duration::ZERO) {
+                controls.end_phase("run", self.started.elapsed());
+            }
+            while let Some(asked) = self.api.and_then(Api::next) {
+                let answer = controls.handle(asked.request);
+                asked.answer(answer);
+            }
+            if let Some(end) = controls.machine.crew.end() {
+                return Ok(match end {
+                    End::Off => Ended::Off,
+                    End::Reset => Ended::Reset,
+                    End::Crash => Ended::Failed("the guest says that it crashed".to_owned()),
+                    End::Stuck(why) => Ended::Failed(why),
+                });
+            }
+            if quit {
+                return Ok(Ended::Stopped("the escape key"));
+            }
+            if controls.stopped {
+                return Ok(Ended::Stopped("the control socket"));
+            }
+            match self.signals.next() {
+                Some(Asked::End(signal)) => return Ok(Ended::Stopped(signal)),
+                Some(Asked::Continue) => {
+                    if let Some(terminal) = self.terminal {
+                        terminal.again()?;
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do; whether the escape key was typed.
+    fn sleep(&self, controls: &Controls<'_>) -> io::Result<bool> {
+        let watch = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = vec![
+            watch(borrow(self.quit)),
+            watch(borrow(self.wake)),
+            watch(self.signals.as_fd()),
+        ];
+        fds.extend(self.api.map(|api| watch(borrow(api.event()))));
+        let timeout = self.minute_left(controls).map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let [quit, woken] = [0, 1].map(|at: usize| !fds[at].revents().is_empty());
+        if woken {
+            // What it told of is looked at behind this; what comes now tells again.
+            let _ = self.wake.read();
+        }
+        Ok(quit)
+    }
+
+    /// What is left of the guest's first minute, while that is the phase.
+    fn minute_left(&self, controls: &Controls<'_>) -> Option<Duration> {
+        let life = &controls.life;
+        let end = life.since() + FIRST_MINUTE;
+        (life.phase() == "first-minute").then(|| end.saturating_sub(self.started.elapsed()))
+    }
+}
+
+fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the borrow lives no longer than the event.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
+}
