@@ -120,9 +120,9 @@ fn tracefs() -> Option<&'static Path> {
 /// Has a counter count only what a filter lets through.
 fn filtered(counter: Counter, filter: &CStr) -> Result<Counter, OpenError> {
     /// `PERF_EVENT_IOC_SET_FILTER`: `_IOW('$', 6, char *)`.
-    const SET_FILTER: u32 = 0x4008_2406;
+    const SET_FILTER: libc::Ioctl = 0x4008_2406;
     // SAFETY: the descriptor is a counter's and the kernel reads a string that ends with a NUL.
-    let result = unsafe { libc::ioctl(counter.as_raw_fd(), SET_FILTER as _, filter.as_ptr()) };
+    let result = unsafe { libc::ioctl(counter.as_raw_fd(), SET_FILTER, filter.as_ptr()) };
     if result < 0 {
         return Err(OpenError::Filter(io::Error::last_os_error()));
     }

@@ -193,10 +193,10 @@ mod tests {
         );
     }
 
-    #[test]
-    fn redistributors_have_room_for_every_vcpu_kvm_can_give() {
+    // Redistributors have room for every vCPU that KVM can give, and nothing overlaps.
+    const _: () = {
         assert!((GIC_REDISTRIBUTORS.end - GIC_REDISTRIBUTORS.start) / 0x2_0000 >= 512);
         assert!(GIC_REDISTRIBUTORS.end <= MEMORY.0);
         assert!(VIRTIO_DEVICES.end <= GIC_REDISTRIBUTORS.start);
-    }
+    };
 }

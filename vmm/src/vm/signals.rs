@@ -94,8 +94,10 @@ mod tests {
         let signals = Signals::block().unwrap();
         assert_eq!(signals.next(), None);
 
-        // SAFETY: a signal to this thread, where it is blocked.
-        unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGTERM) };
+        // SAFETY: takes nothing and cannot fail.
+        let this = unsafe { libc::pthread_self() };
+        // SAFETY: this thread lives, and the signal is blocked in it.
+        unsafe { libc::pthread_kill(this, libc::SIGTERM) };
 
         assert_eq!(signals.next(), Some(Asked::End("SIGTERM")));
         assert_eq!(signals.next(), None);
