@@ -7,10 +7,12 @@
 //! other's oversight (the store-buffering pattern).
 
 use alloc::{boxed::Box, vec::Vec};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
-use crate::operations::Unlinked;
+use crate::{
+    operations::Unlinked,
+    sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence},
+};
 
 /// Tables that wait, and who may still walk them.
 #[derive(Debug)]

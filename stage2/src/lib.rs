@@ -120,6 +120,7 @@ pub mod operations;
 mod policy;
 pub mod pool;
 pub mod range;
+mod sync;
 
 pub use engine::{
     Access, Fault, FaultStatus, Features, MapError, MapRequest, Stage2, Translation, Walker,

@@ -4,12 +4,13 @@
 //! For a table that is built before its guest first runs, for tests, and to time the engine alone.
 //! As soon as a CPU may walk the table, operations must do what the architecture asks for.
 
-use core::{ops::Deref, sync::atomic::AtomicU64};
+use core::ops::Deref;
 
 use crate::{
     descriptor::Descriptor,
     operations::{Dsb, EntryAddress, Operations, Order, TableAddress, Tlbi, Unlinked, Vmid},
     pool::TablePool,
+    sync::AtomicU64,
 };
 
 /// Operations on a pool alone. A shared walk must not put a block in a table's place

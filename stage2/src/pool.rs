@@ -6,15 +6,13 @@
 //! that left and came back is not mistaken for one that stayed). What is borrowed for it may be a
 //! `static`.
 
-use core::{
-    ops::Deref,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use core::ops::Deref;
 
 use crate::{
     descriptor::Descriptor,
     geometry::{Geometry, index},
     operations::{EntryAddress, Order, TableAddress},
+    sync::{AtomicU64, Ordering},
 };
 
 /// No table: the end of the list.

@@ -275,6 +275,32 @@ fn a_local_invalidation_left_out_makes_a_vcpu_fault_for_ever() {
 }
 
 #[test]
+fn a_vcpu_that_goes_on_while_another_takes_the_entry_away_does_not_fault_for_ever() {
+    let read_only = "0 lock exclusive\n0 store 0x80005000 PAGE0 0x004000010000077f plain\n";
+    let wide = "0 unlock\n1 lock shared\n1 store 0x80005000 0x004000010000077f PAGE0 swap\n";
+    let broken = "1 store 0x80005000 PAGE0 0x400 swap\n";
+    let goes_on = "0 lock shared\n0 unlock\n0 resume 0x0 write permission 3\n";
+    let invalidated = FLUSH.replace("0 dsb", "1 dsb").replace("0 vmid", "1 vmid");
+    let invalidated = invalidated
+        .replace("0 isb", "1 isb")
+        .replace("0 tlbi", "1 tlbi");
+    let made = "1 store 0x80005000 0x400 PAGE0 release\n1 unlock\n";
+
+    let found = rules(&[
+        TWO_PAGES,
+        read_only,
+        FLUSH,
+        wide,
+        broken,
+        goes_on,
+        &invalidated,
+        made,
+    ]);
+
+    assert_eq!(found, BTreeSet::new());
+}
+
+#[test]
 fn what_is_no_trace_is_refused_with_its_line() {
     for (text, line) in [
         ("", 1),

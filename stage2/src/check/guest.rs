@@ -3,7 +3,10 @@
 
 use alloc::{collections::BTreeSet, format, vec::Vec};
 
-use super::{Checker, Rule, tlb::Change};
+use super::{
+    Checker, Rule,
+    tlb::{Change, Old},
+};
 use crate::{
     descriptor::{Descriptor, MemoryType},
     engine::Access,
@@ -111,8 +114,17 @@ impl Checker {
     }
 
     pub(super) fn resumed(&mut self, cpu: usize, ipa: u64, access: Access, level: Level) {
+        // Whoever takes an entry away that was widened before has every CPU lose it.
+        let on_its_way = |widened: &Old| {
+            self.tlbs.old.iter().any(|old| {
+                old.entry == widened.entry
+                    && old.change == Change::Removed
+                    && old.since > widened.since
+            })
+        };
         let stuck = self.tlbs.old.iter().any(|old| {
             old.change == Change::Widened
+                && !on_its_way(old)
                 && old.level == level
                 // What changed after the fault was handled is the next fault's.
                 && old.since < self.cpus[cpu].released

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Atomics: the processor's, or with the feature `loom` those of its model, for `tests/loom.rs`.
+
+#[cfg(not(feature = "loom"))]
+mod real {
+    pub(crate) use core::sync::atomic::{AtomicU64, Ordering};
+    #[cfg(feature = "check")]
+    pub(crate) use core::sync::atomic::{AtomicUsize, fence};
+    #[cfg(feature = "check")]
+    pub(crate) use std::sync::Mutex;
+}
+
+#[cfg(feature = "loom")]
+mod real {
+    pub(crate) use loom::sync::{
+        Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering, fence},
+    };
+}
+
+pub(crate) use real::*;

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Two CPUs, every pair of operations on one small table, in every order that the memory model
+//! allows. `cargo test --release -p granule-stage2 --features loom --test loom`
+//!
+//! A table has 512 entries, of which the first two of each are the model's; the others hold what was
+//! put there before a table was linked and are nobody's to change. A walker that waits for a locked
+//! entry is left out: it only tries again what is tried here once.
+//!
+//! Whatever the order: a CPU that walks meanwhile finds the right memory or a fault, no entry stays
+//! locked or claimed, counts are right, no table is lost or there twice, and one CPU has succeeded.
+
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use std::{cell::RefCell, collections::BTreeMap, sync::Mutex};
+
+use granule_stage2::{
+    Access, Features, MapError, MapRequest, Memcache, Operations, Policy, Stage2,
+    descriptor::{Attributes, Descriptor, Kind},
+    geometry::{Geometry, Granule, Level},
+    grace::Grace,
+    operations::{Dsb, EntryAddress, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    pool::{TablePool, words},
+};
+use loom::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+const PAGE: u64 = 4096;
+const BLOCK: u64 = 2 << 20;
+const MEMORY: u64 = 1 << 32;
+const ROOT: u64 = 0x8000_0000;
+/// Tables below the root's four: one for each CPU, one from before.
+const TABLES: u64 = 3;
+
+/// Memory of tables.
+struct Memory {
+    hot: Vec<[AtomicU64; 2]>,
+    counts: Vec<AtomicU64>,
+    cold: Mutex<BTreeMap<EntryAddress, Descriptor>>,
+}
+
+impl Memory {
+    fn new() -> Self {
+        let all = 0..4 + TABLES;
+        Self {
+            hot: all
+                .clone()
+                .map(|_| [AtomicU64::new(0), AtomicU64::new(0)])
+                .collect(),
+            counts: all.map(|_| AtomicU64::new(1)).collect(),
+            cold: Mutex::default(),
+        }
+    }
+
+    fn number(table: TableAddress) -> usize {
+        usize::try_from((table.0 - ROOT) / PAGE).unwrap()
+    }
+
+    fn hot(&self, entry: EntryAddress) -> Option<&AtomicU64> {
+        let index = usize::try_from(entry.0 % PAGE / 8).unwrap();
+        self.hot[Self::number(TableAddress(entry.0))].get(index)
+    }
+}
+
+struct Cpu {
+    memory: Arc<Memory>,
+    own: RefCell<Vec<TableAddress>>,
+    deferred: RefCell<Vec<Unlinked>>,
+}
+
+impl Cpu {
+    fn new(memory: &Arc<Memory>, own: u64) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            own: RefCell::new(vec![TableAddress(ROOT + (4 + own) * PAGE)]),
+            deferred: RefCell::default(),
+        }
+    }
+}
+
+impl Operations for Cpu {
+    fn load(&self, entry: EntryAddress) -> Descriptor {
+        match self.memory.hot(entry) {
+            Some(hot) => Descriptor(hot.load(Ordering::Acquire)),
+            None => self
+                .memory
+                .cold
+                .lock()
+                .unwrap()
+                .get(&entry)
+                .copied()
+                .unwrap_or_default(),
+        }
+    }
+
+    fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
+        let ordering = match order {
+            Order::Plain => Ordering::Relaxed,
+            Order::Release => Ordering::Release,
+        };
+        match self.memory.hot(entry) {
+            Some(hot) => hot.store(new.0, ordering),
+            None => drop(self.memory.cold.lock().unwrap().insert(entry, new)),
+        }
+    }
+
+    fn compare_exchange(
+        &self,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+    ) -> Result<(), Descriptor> {
+        let hot = self
+            .memory
+            .hot(entry)
+            .expect("only the first two are changed");
+        hot.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire)
+            .map(drop)
+            .map_err(Descriptor)
+    }
+
+    fn allocate(&self) -> Option<TableAddress> {
+        self.own.borrow_mut().pop()
+    }
+    fn free(&self, table: TableAddress) {
+        self.own.borrow_mut().push(table);
+    }
+    fn defer(&self, unlinked: Unlinked) {
+        self.deferred.borrow_mut().push(unlinked);
+    }
+    fn take_references(&self, table: TableAddress, count: u32) {
+        self.memory.counts[Memory::number(table)].fetch_add(count.into(), Ordering::Relaxed);
+    }
+    fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
+        let count = u64::from(count);
+        let before = self.memory.counts[Memory::number(table)].fetch_sub(count, Ordering::AcqRel);
+        u32::try_from(before - count).unwrap()
+    }
+    fn references(&self, table: TableAddress) -> u32 {
+        let count = self.memory.counts[Memory::number(table)].load(Ordering::Acquire);
+        u32::try_from(count).unwrap()
+    }
+    fn dsb(&self, _: Dsb) {}
+    fn isb(&self) {}
+    fn tlbi(&self, _: Tlbi) {}
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
+        vmid
+    }
+    fn clean_invalidate(&self, _: u64, _: u64) {}
+    fn invalidate_instructions(&self, _: Option<(u64, u64)>) {}
+    fn pause(&self) {
+        loom::thread::yield_now();
+    }
+}
+
+/// What a CPU does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    Read(u64),
+    Write(u64),
+    Execute(u64),
+    Block,
+    Relax(u64),
+    Walk(u64),
+    Unmap,
+    Protect,
+    Age,
+    Split,
+    Recover,
+}
+
+/// What is there before.
+#[derive(Debug, Clone, Copy)]
+enum Before {
+    Nothing,
+    Block,
+    Pages,
+}
+
+const SHARED: [Op; 7] = [
+    Op::Read(0),
+    Op::Write(0),
+    Op::Write(1),
+    Op::Execute(0),
+    Op::Block,
+    Op::Relax(0),
+    Op::Walk(0),
+];
+const ALONE: [Op; 5] = [Op::Unmap, Op::Protect, Op::Age, Op::Split, Op::Recover];
+
+fn request(op: Op) -> MapRequest {
+    let all = Attributes {
+        execute: true,
+        ..Attributes::READ_WRITE
+    };
+    let (at, size, attributes) = match op {
+        Op::Block => (0, BLOCK, Attributes::READ_WRITE),
+        Op::Read(page) => (page, PAGE, Attributes::READ),
+        Op::Execute(page) => (page, PAGE, all),
+        Op::Write(page) | Op::Relax(page) | Op::Walk(page) => (page, PAGE, Attributes::READ_WRITE),
+        _ => (0, BLOCK, Attributes::READ),
+    };
+    MapRequest::new(at * PAGE, MEMORY + at * PAGE, size, attributes)
+}
+
+/// Does it beside others; what needs the lock alone is done under the lock alone, but walked beside.
+fn act(table: &Stage2, alone: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Result<(), MapError> {
+    let mut memcache = Memcache::new();
+    memcache.top_up(cpu, 1, 1);
+    let r = request(op);
+    let done = match (op, alone) {
+        (Op::Walk(_), _) => {
+            if let Ok(seen) = table.translate(cpu, r.ipa + 5, Access::Read) {
+                assert_eq!(seen.phys, r.phys + 5);
+            }
+            Ok(())
+        }
+        (Op::Relax(_), _) => table.relax_shared(cpu, r.ipa, r.attributes),
+        (Op::Unmap, Some(table)) => table.unmap(cpu, 0, BLOCK),
+        (Op::Protect, Some(table)) => table.write_protect(cpu, 0, BLOCK),
+        (Op::Age, Some(table)) => table.age(cpu, 0, BLOCK).map(drop),
+        (Op::Split, Some(table)) => table.split(cpu, &mut memcache, 0, BLOCK),
+        (Op::Recover, Some(table)) => table.recover_blocks(cpu, 0, BLOCK, BLOCK),
+        _ => table.map_shared(cpu, &mut memcache, &r),
+    };
+    memcache.drain(cpu);
+    assert!(
+        matches!(done, Ok(()) | Err(MapError::Again)),
+        "{op:?}: {done:?}"
+    );
+    done
+}
+
+fn table(policy: Policy, features: Features) -> Stage2 {
+    let geometry = Geometry::new(Granule::K4, 32).unwrap();
+    Stage2::new(geometry, features, policy, Vmid(1), TableAddress(ROOT))
+}
+
+fn prepare(memory: &Arc<Memory>, policy: Policy, features: Features, before: Before) {
+    let cpu = Cpu::new(memory, 2);
+    let mut table = table(policy, features);
+    let mut memcache = Memcache::new();
+    memcache.top_up(&cpu, 1, 1);
+    let block = MapRequest::new(0, MEMORY, BLOCK, Attributes::READ);
+    match before {
+        Before::Nothing => {}
+        Before::Block => table.map(&cpu, &mut memcache, &block).unwrap(),
+        Before::Pages => {
+            let largest = PAGE;
+            let pages = MapRequest { largest, ..block };
+            table.map(&cpu, &mut memcache, &pages).unwrap();
+        }
+    }
+}
+
+/// What must hold in the end; gives the tables in use.
+fn check(cpu: &Cpu, table: TableAddress, level: Level, ipa: u64, what: &str) -> u64 {
+    let (mut valid, mut tables) = (0, 1);
+    for index in 0..512 {
+        let entry = cpu.load(table.entry(index));
+        let at = ipa + (index << level.shift(Granule::K4));
+        assert!(
+            !entry.is_locked() && !entry.is_claimed(),
+            "{what}: {at:#x}: {entry:?}"
+        );
+        valid += u32::from(entry.is_valid());
+        match entry.kind(level) {
+            Kind::Table(child) => tables += check(cpu, TableAddress(child), Level::PAGE, at, what),
+            Kind::Leaf(phys) => assert_eq!(phys, MEMORY + at, "{what}"),
+            Kind::Invalid | Kind::Locked => {}
+        }
+    }
+    assert_eq!(cpu.references(table), valid + 1, "{what}: table {table:?}");
+    tables
+}
+
+/// Gives the number of orders.
+fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64 {
+    let what = format!("{before:?}, {ops:?}, {features:?}");
+    // A leaf that is not there cannot be relaxed, and 6.12 gives way to one that is.
+    let must_succeed =
+        matches!(before, Before::Nothing) && !ops.iter().all(|op| matches!(op, Op::Relax(_)));
+    let orders = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counted = std::sync::Arc::clone(&orders);
+    let mut model = loom::model::Builder::new();
+    model.max_branches = 50_000;
+    model.check(move || {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let memory = Arc::new(Memory::new());
+        prepare(&memory, policy, features, before);
+        let second = {
+            let memory = Arc::clone(&memory);
+            loom::thread::spawn(move || {
+                let cpu = Cpu::new(&memory, 1);
+                let done = act(&table(policy, features), None, &cpu, ops[1]);
+                (done, cpu.own.into_inner(), cpu.deferred.into_inner())
+            })
+        };
+        let cpu = Cpu::new(&memory, 0);
+        let mut alone = table(policy, features);
+        let mine = act(&table(policy, features), Some(&mut alone), &cpu, ops[0]);
+        let (theirs, own, deferred) = second.join().unwrap();
+        let all = [cpu.own.take(), own].concat();
+        let waiting: Vec<_> = [cpu.deferred.take(), deferred].concat();
+        assert!(
+            mine.is_ok() || theirs.is_ok() || !must_succeed,
+            "{what}: nobody succeeds"
+        );
+        for unlinked in &waiting {
+            alone.free_unlinked(&cpu, *unlinked);
+        }
+        let mut free = [all, cpu.own.take()].concat();
+        free.sort();
+        let count = free.len();
+        free.dedup();
+        assert_eq!(free.len(), count, "{what}: a table is free twice");
+        let used = check(&cpu, TableAddress(ROOT), Level::new(2).unwrap(), 0, &what) - 1;
+        let spare = u64::from(!matches!(before, Before::Pages));
+        let lost = TABLES - spare - used - count as u64;
+        assert_eq!(lost, 0, "{what}: {used} used, {count} free");
+    });
+    orders.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+fn policies() -> [Policy; 2] {
+    let mut granule = Policy::GRANULE;
+    granule.wait_for_locked = false;
+    [granule, Policy::LINUX_6_12]
+}
+
+fn all_pairs(policy: Policy, bbm: u8) {
+    let features = Features {
+        bbm,
+        ..Features::default()
+    };
+    let (mut pairs, mut orders) = (0, 0);
+    for before in [Before::Nothing, Before::Block, Before::Pages] {
+        for (index, first) in SHARED.into_iter().enumerate() {
+            for second in SHARED.into_iter().skip(index) {
+                pairs += 1;
+                orders += pair(policy, features, before, [first, second]);
+            }
+        }
+        for first in ALONE {
+            pairs += 1;
+            orders += pair(policy, features, before, [first, Op::Walk(0)]);
+        }
+    }
+    println!("{pairs} pairs, {orders} orders");
+}
+
+#[test]
+fn every_pair_under_granule() {
+    all_pairs(policies()[0], 0);
+}
+
+#[test]
+fn every_pair_under_granule_with_bbm_1() {
+    all_pairs(policies()[0], 1);
+}
+
+#[test]
+fn every_pair_under_granule_with_bbm_3() {
+    all_pairs(policies()[0], 3);
+}
+
+#[test]
+fn every_pair_under_linux_6_12() {
+    all_pairs(policies()[1], 0);
+}
+
+#[test]
+fn a_pool_gives_no_table_twice() {
+    let mut model = loom::model::Builder::new();
+    model.max_branches = 100_000;
+    model.check(|| {
+        let geometry = Geometry::new(Granule::K4, 32).unwrap();
+        let pool = Arc::new(TablePool::new(ROOT, &geometry, words(6 * 512), words(12)).unwrap());
+        let other = {
+            let pool = Arc::clone(&pool);
+            loom::thread::spawn(move || {
+                let table = pool.allocate().unwrap();
+                pool.free(table);
+                pool.allocate()
+            })
+        };
+        let mine = pool.allocate();
+        let theirs = other.join().unwrap();
+        assert!(
+            mine.is_some() && theirs.is_some() && mine != theirs,
+            "{mine:?} {theirs:?}"
+        );
+    });
+}
+
+#[test]
+fn a_table_outlives_the_walk_that_may_be_below_it() {
+    loom::model(|| {
+        let grace = Arc::new(Grace::new(2));
+        let link = Arc::new(AtomicU64::new(1));
+        let freed = Arc::new(AtomicU64::new(0));
+        let walker = {
+            let (grace, link, freed) = (Arc::clone(&grace), Arc::clone(&link), Arc::clone(&freed));
+            loom::thread::spawn(move || {
+                grace.begin(1);
+                if link.load(Ordering::Acquire) == 1 {
+                    assert_eq!(freed.load(Ordering::Acquire), 0, "freed below a walker");
+                }
+                grace.end(1);
+            })
+        };
+        link.store(0, Ordering::Release);
+        grace.defer(Unlinked {
+            table: TableAddress(ROOT),
+            level: Level::PAGE,
+        });
+        if grace.take().is_some() {
+            freed.store(1, Ordering::Release);
+        }
+        walker.join().unwrap();
+    });
+}
