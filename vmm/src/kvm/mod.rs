@@ -9,6 +9,7 @@ pub mod ioctls;
 pub mod kick;
 pub mod slot;
 pub mod stats;
+pub mod tables;
 
 use std::io;
 

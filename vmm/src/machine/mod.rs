@@ -28,6 +28,7 @@ use crate::{
         dirty::DirtyLog,
         slot::Slot,
         stats::{Kind, Statistics},
+        tables::tables_of_guests,
     },
     memory::GuestMemory,
 };
@@ -226,6 +227,10 @@ impl Machine for KvmMachine {
     }
 
     fn gauges(&mut self) -> Result<EventCounts, MachineError> {
-        self.statistics(Kind::Gauge)
+        let mut gauges = self.statistics(Kind::Gauge)?;
+        if let Some(bytes) = tables_of_guests() {
+            gauges.insert("host.page_table_bytes".to_owned(), bytes);
+        }
+        Ok(gauges)
     }
 }

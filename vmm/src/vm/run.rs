@@ -30,7 +30,10 @@ use super::{
     stats::{self, Counters, FIRST_MINUTE, Meter, Record},
     vcpu::{End, Wanted},
 };
-use crate::devices::{BootTimer, serial};
+use crate::{
+    devices::{BootTimer, serial},
+    kvm::tables::tables_of_guests,
+};
 
 /// Why a machine was not run to its end.
 #[derive(Debug, Error)]
@@ -186,7 +189,7 @@ fn live(
     } else {
         Counters::none()
     };
-    let tables_before = stats::stage2_tables_of_host();
+    let tables_before = tables_of_guests();
     let output = io::stdout().as_fd().try_clone_to_owned();
     let output = File::from(output.map_err(doing("copying standard output"))?);
     let (marks, marked) = mpsc::channel();
