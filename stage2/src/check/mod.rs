@@ -7,23 +7,26 @@
 //! (`caches`). It keeps its own copy of the tables (`shadow`, `tables`) and reports what breaks a
 //! [`Rule`] at the event where it shows.
 //!
-//! Events come from a [`Recorder`] around the engine's operations, or from a [trace](Trace) of
-//! whatever origin.
+//! Events come from a [`Recorder`] around the engine's operations, or from a [trace](mod@trace) of
+//! whatever origin, which can be replayed, made [shorter](Trace::shrink) and given to
+//! [casemate](Trace::casemate); `examples/trace.rs` does all three.
 //!
 //! What it does not model: stage 1 by itself, hardware's own updates of the access flag and the
 //! dirty state, the re-ordering of plain stores other than by the rules above, more than one VMID's
 //! tables at a time.
 
 mod caches;
+mod casemate;
 mod event;
 mod guest;
 mod ranges;
 mod recorder;
 mod rule;
 mod shadow;
+mod shrink;
 mod tables;
 mod tlb;
-mod trace;
+pub mod trace;
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -34,6 +37,7 @@ use alloc::{
 };
 use core::fmt;
 
+pub use casemate::Casemate;
 pub use event::{Action, Event, How, Setup};
 pub use guest::{Sight, Sights};
 pub use recorder::{Recorder, Sink};

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Recorded traces: replayed, made shorter, and written as casemate reads them. The golden files are
+//! written anew with `GRANULE_GOLDEN=write`.
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use std::sync::Mutex;
+
+use granule_stage2::{
+    Access, Features, Policy,
+    check::{Action, Event, Recorder, Rule, Setup, Trace},
+    operations::Tlbi,
+};
+use support::{BLOCK, PAGE, Vcpu, World};
+
+/// A block, a split under the log, a block again, and the end of it, on two CPUs.
+fn record(policy: Policy, features: Features) -> Trace {
+    let world = <World>::new(policy, features, 2, 2);
+    let events = Mutex::new(Vec::new());
+    let [mut a, mut b] = [0, 1].map(|cpu| {
+        let recorder = || Recorder::new(world.cpu(cpu), cpu, &events);
+        Vcpu::new(&world, recorder(), recorder())
+    });
+    a.touch(0, Access::Write).unwrap();
+    b.touch(BLOCK + PAGE, Access::Read).unwrap();
+    a.set_logging(true);
+    b.touch(5 * PAGE, Access::Write).unwrap();
+    a.set_logging(false);
+    b.touch(6 * PAGE, Access::Read).unwrap();
+    a.unmap(BLOCK, BLOCK);
+    b.finish();
+    a.finish();
+    let setup: Setup = world.setup;
+    Trace {
+        setup,
+        events: events.into_inner().unwrap(),
+    }
+}
+
+fn golden(name: &str, text: &str) {
+    let at = format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("GRANULE_GOLDEN").is_some_and(|v| v == "write") {
+        std::fs::write(&at, text).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&at).unwrap(), text, "{at}");
+}
+
+#[test]
+fn casemate_gets_what_it_can_understand() {
+    let mut series = Policy::LINUX_5_10_SERIES;
+    series.populate_on_split = false;
+    let ranges = Features {
+        tlb_range: true,
+        ..Features::default()
+    };
+    for (name, policy, features) in [
+        ("linux-5.10", series, Features::default()),
+        ("granule", Policy::LINUX_6_12, ranges),
+    ] {
+        let trace = record(policy, features);
+
+        let casemate = trace.casemate();
+
+        let out: String = casemate
+            .left_out
+            .iter()
+            .map(|(what, n)| format!("{what} {n}\n"))
+            .collect();
+        golden(&format!("{name}.casemate"), &casemate.text);
+        golden(&format!("{name}.left-out"), &out);
+    }
+}
+
+#[test]
+fn a_trace_is_shrunk_to_the_operation_that_went_wrong() {
+    let mut trace = record(Policy::LINUX_5_10, Features::default());
+    let usual = trace.replay().broken().clone();
+    assert!(!usual.contains(&Rule::CombinedNotInvalidated));
+    // The last invalidation of what is combined is forgotten.
+    let is_last = |event: &Event| matches!(event.action, Action::Tlbi(Tlbi::Stage1 { .. }));
+    let last = trace.events.iter().rposition(is_last).unwrap();
+    trace.events.remove(last);
+    assert!(trace.is_possible());
+
+    let short = trace.shrink(Rule::CombinedNotInvalidated);
+
+    assert!(short.is_possible());
+    assert!(
+        short
+            .replay()
+            .broken()
+            .contains(&Rule::CombinedNotInvalidated)
+    );
+    assert!(
+        short.events.len() * 2 < trace.events.len(),
+        "{} of {}",
+        short.events.len(),
+        trace.events.len()
+    );
+    let again: Trace = short.to_string().parse().unwrap();
+    assert_eq!(again, short);
+}
+
+#[test]
+fn a_trace_that_breaks_no_rule_stays_as_it_is() {
+    let trace = record(Policy::GRANULE, Features::default());
+
+    assert!(trace.is_possible());
+    assert_eq!(trace.replay().violations(), []);
+    assert_eq!(trace.shrink(Rule::BreakBeforeMake), trace);
+}
+
+#[test]
+fn a_store_over_what_is_not_there_is_impossible() {
+    let mut trace = record(Policy::GRANULE, Features::default());
+    let first = |event: &Event| matches!(event.action, Action::Store { .. });
+    let at = trace.events.iter().position(first).unwrap();
+    trace.events.remove(at);
+
+    assert!(!trace.is_possible());
+}
