@@ -17,17 +17,15 @@ use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
-use crate::arch;
-
 /// Why KVM does not do as asked.
 #[derive(Debug, Error)]
 pub enum KvmError {
     /// There is no KVM to be used.
     #[error(
-        "`granule lab` needs none: it emulates a host that has one; `granule bench --engine model` \
-         shows the fault path in software"
+        "{0}. Without KVM: `granule bench --engine model` shows the fault path in software; \
+         `granule lab` emulates a host that has KVM"
     )]
-    Open(#[source] access::AccessError),
+    Open(access::AccessError),
     /// A call failed.
     #[error("{doing} failed")]
     Call {
@@ -76,7 +74,7 @@ impl KvmError {
 /// # Errors
 /// [`KvmError::Open`].
 pub fn open() -> Result<Kvm, KvmError> {
-    Kvm::new().map_err(|error| KvmError::Open(access::explain(error.into(), arch::why_no_kvm)))
+    access::open().map_err(KvmError::Open)
 }
 
 /// Checks a number of vCPUs against what KVM gives.
