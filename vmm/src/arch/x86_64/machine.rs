@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! An x86_64 machine: its address width, its vCPUs, and what its exits mean.
 
-use std::collections::BTreeMap;
+use std::{arch::x86_64::__cpuid, collections::BTreeMap};
 
 use granule_guest_tests::{
     arch::x86_64::{
@@ -20,7 +20,10 @@ use granule_guest_tests::{
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
-use super::{addresses, registers};
+use super::{
+    addresses::{self, Amd},
+    registers,
+};
 use crate::{
     kvm::KvmError,
     machine::{Crash, doing},
@@ -34,6 +37,9 @@ const TASK_SEGMENT: usize = 0xfffb_d000;
 
 /// The leaf with the width of a physical address.
 const ADDRESS_LEAF: u32 = 0x8000_0008;
+
+/// The leaf with what memory encryption takes of it.
+const ENCRYPTION_LEAF: u32 = 0x8000_001f;
 
 /// The guest mode, the one there is, and the end of its physical addresses.
 ///
@@ -55,7 +61,7 @@ pub fn choose_mode(
         return Err(MachineError::new(choosing, text));
     }
     let cpuid = cpuid(kvm).map_err(doing(choosing))?;
-    let end = addresses::end(width(&cpuid), has_hypertransport(&cpuid));
+    let end = addresses::end(width(&cpuid), amd());
     Ok((only.with_pa_bits(width(&cpuid)), end))
 }
 
@@ -83,13 +89,18 @@ fn width(cpuid: &CpuId) -> u8 {
     leaf.map_or(36, |entry| addresses::width(entry.eax))
 }
 
-/// Whether the CPU is AMD's, or Hygon's by its licence: leaf 0, `EBX`.
-fn has_hypertransport(cpuid: &CpuId) -> bool {
+/// What the CPU says of itself, if it is AMD's, or Hygon's by its licence (leaf 0, `EBX`).
+///
+/// KVM's own list of leaves leaves out what encryption takes.
+fn amd() -> Option<Amd> {
     let makers = [*b"Auth", *b"Hygo"].map(u32::from_le_bytes);
-    cpuid
-        .as_slice()
-        .iter()
-        .any(|entry| entry.function == 0 && makers.contains(&entry.ebx))
+    let last = __cpuid(0x8000_0000).eax;
+    let leaf = |leaf| (leaf <= last).then(|| __cpuid(leaf));
+    makers.contains(&__cpuid(0).ebx).then(|| Amd {
+        signature: __cpuid(1).eax,
+        width: leaf(ADDRESS_LEAF).map_or(36, |leaf| leaf.eax.to_le_bytes()[0]),
+        encryption: leaf(ENCRYPTION_LEAF).map_or(0, |leaf| leaf.ebx),
+    })
 }
 
 /// A VM.
