@@ -5,6 +5,9 @@
 pub mod aarch64;
 pub mod x86_64;
 
+/// Of the architecture that has modes of every width and granule, for tests of what all share.
+#[cfg(test)]
+pub(crate) use aarch64::abi as abi_of_every_mode;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::{cache, host};
 #[cfg(target_arch = "x86_64")]

@@ -12,8 +12,9 @@
 //! their end, as the kernel's `kvm_page_table_test` places it
 //! ```
 //!
-//! Guest-virtual addresses are the physical ones, cut to the width of a virtual address (which
-//! makes a difference only where that is less than a physical one's).
+//! Guest-virtual addresses are the physical ones, cut to the width of a virtual address. That makes a
+//! difference only where it is less than a physical one's; there the region must neither come to
+//! lie on low memory by it nor go on beyond the last virtual address.
 
 use std::sync::Arc;
 
@@ -72,6 +73,29 @@ pub enum LayoutError {
         /// The first address that is free.
         free: u64,
     },
+    /// The region's virtual addresses cannot be had.
+    #[error(
+        "the guest's virtual addresses have {bits} bits, and so a region at {start:#x} is at \
+         {address:#x} for it, where {problem}: use an offset whose lower {bits} bits are \
+         {free:#x} to {last:#x}",
+        problem = if address < free {
+            "the test's own code, mailboxes and tables are"
+        } else {
+            "it does not fit below their end"
+        }
+    )]
+    Virtual {
+        /// Where the region would begin.
+        start: u64,
+        /// Where it would begin for the guest.
+        address: u64,
+        /// The width of a virtual address.
+        bits: u8,
+        /// The first virtual address that is free.
+        free: u64,
+        /// The last virtual address at which a region of this size can begin.
+        last: u64,
+    },
     /// The guest's tables cannot be built.
     #[error("the guest's own tables cannot be built")]
     Tables(#[from] TableError),
@@ -117,12 +141,19 @@ const fn most_tables(size: Bytes, granule: Bytes, map: GuestMap) -> u64 {
     1 + 3 + 6 + between
 }
 
+/// The bits of a physical address that a virtual one has.
+const fn mask(bits: u8) -> u64 {
+    (1 << bits) - 1
+}
+
 /// A guest laid out.
 #[derive(Debug, Clone)]
 pub struct Layout {
     abi: Abi,
     unit: u64,
     vcpus: u64,
+    region: GuestAddress,
+    size: Bytes,
     tables: Tables,
 }
 
@@ -153,6 +184,18 @@ impl Layout {
                 free,
             });
         }
+        let bits = abi.format.address_bits();
+        let address = region.0 & mask(bits);
+        let last = (1u64 << bits).saturating_sub(size.0) & !(granule.0 - 1);
+        if address < free || address > last {
+            return Err(LayoutError::Virtual {
+                start: region.0,
+                address,
+                bits,
+                free,
+                last,
+            });
+        }
         let low = Bytes(tables_at.0 - LOW_MEMORY.0);
         let blocks = GuestMap::Blocks;
         let bells = abi.bells.map(|bells| {
@@ -162,6 +205,8 @@ impl Layout {
         let mut layout = Self {
             unit,
             vcpus,
+            region,
+            size,
             tables: Tables::new(tables_at, Arc::clone(&abi.format)),
             abi,
         };
@@ -182,20 +227,19 @@ impl Layout {
         self.abi.mode
     }
 
-    /// The bits of a physical address that a virtual one has.
-    fn mask(&self) -> u64 {
-        (1 << self.abi.format.address_bits()) - 1
-    }
-
     /// The guest-virtual address of a physical one.
     pub fn virtual_of(&self, physical: GuestAddress) -> u64 {
-        physical.0 & self.mask()
+        physical.0 & mask(self.abi.format.address_bits())
     }
 
-    /// The guest-physical address of a virtual one, given any physical address of the same piece
-    /// of memory.
-    pub fn physical_of(&self, address: u64, near: GuestAddress) -> GuestAddress {
-        GuestAddress(near.0 & !self.mask() | address)
+    /// The guest-physical address of a virtual one; elsewhere than in the region they are the same.
+    pub fn physical_of(&self, address: u64) -> GuestAddress {
+        let offset = address.wrapping_sub(self.virtual_of(self.region));
+        GuestAddress(if offset < self.size.0 {
+            self.region.0 + offset
+        } else {
+            address
+        })
     }
 
     /// The size of low memory, a multiple of the host's page.
@@ -234,11 +278,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::aarch64;
-
-    fn abi(mode: GuestMode) -> Abi {
-        aarch64::abi(mode)
-    }
+    use crate::arch::abi_of_every_mode as abi;
 
     #[test]
     fn the_region_lies_where_the_kernels_test_puts_it() {
@@ -334,24 +374,46 @@ mod tests {
         assert!(LOW_MEMORY.0 + layout.low_size().0 <= free);
     }
 
+    /// A guest of 52 bits of physical address and 48 of virtual.
+    fn wide(region: u64, size: Bytes) -> Result<Layout, LayoutError> {
+        let mode = "P52V48_64K".parse().unwrap();
+        let (page, region) = (Bytes::kib(4), GuestAddress(region));
+        Layout::new(abi(mode), page, 1, region, size, GuestMap::Blocks)
+    }
+
     #[test]
     fn virtual_addresses_are_physical_ones_cut_to_their_width() {
-        let mode = "P52V48_64K".parse().unwrap();
-        let region = GuestAddress(0xf_ffff_0000_0000);
-        let layout = Layout::new(
-            abi(mode),
-            Bytes::kib(4),
-            1,
-            region,
-            Bytes::mib(64),
-            GuestMap::Blocks,
-        )
-        .unwrap();
+        let region = 0xf_ffff_0000_0000;
+        let layout = wide(region, Bytes::mib(64)).unwrap();
 
-        assert_eq!(layout.virtual_of(region), 0xffff_0000_0000);
-        assert_eq!(
-            layout.physical_of(0xffff_0000_1000, region),
-            GuestAddress(0xf_ffff_0000_1000)
-        );
+        assert_eq!(layout.virtual_of(GuestAddress(region)), 0xffff_0000_0000);
+        let end = Bytes::mib(64).0;
+        for (address, physical) in [
+            (0xffff_0000_1000, region + 0x1000),
+            (0xffff_0000_0000 + end - 8, region + end - 8),
+            (0xffff_0000_0000 + end, 0xffff_0000_0000 + end),
+            (0xfffe_ffff_fff8, 0xfffe_ffff_fff8),
+            (LOW_MEMORY.0, LOW_MEMORY.0),
+        ] {
+            assert_eq!(layout.physical_of(address), GuestAddress(physical));
+        }
+    }
+
+    #[test]
+    fn a_region_whose_virtual_addresses_are_taken_or_end_too_soon_is_refused_with_those_that_do() {
+        let size = Bytes::mib(64);
+        let refused = |start: u64| match wide(start, size).unwrap_err() {
+            LayoutError::Virtual { free, last, .. } => (free, last),
+            other => panic!("{other}"),
+        };
+
+        let (free, last) = refused(1 << 48);
+        assert_eq!(refused((1 << 48) - 0x1_0000), (free, last));
+
+        assert!(wide((1 << 48) + free, size).is_ok());
+        assert!(wide((1 << 48) + last, size).is_ok());
+        assert!(wide((1 << 48) + last + 0x1_0000, size).is_err());
+        let text = wide(1 << 48, size).unwrap_err().to_string();
+        assert!(text.contains("at 0x0 for it") && text.contains("48 bits"));
     }
 }

@@ -120,7 +120,7 @@ impl GuestVcpu {
             .map_err(|error| self.failure("no mailbox", error.to_string()))?;
         let mut failure = self.failure("a bell", "");
         if bell == Bell::Differs {
-            let address = self.layout.physical_of(mailbox.differs_at, task.start);
+            let address = self.layout.physical_of(mailbox.differs_at);
             failure.address = Some(address);
             failure.detail = format!(
                 "the guest found {:#x} where {:#x} was written",
@@ -133,7 +133,7 @@ impl GuestVcpu {
             failure.syndrome = Some(mailbox.syndrome);
             failure.address = crash
                 .has_address
-                .then(|| self.layout.physical_of(mailbox.fault_address, task.start));
+                .then(|| self.layout.physical_of(mailbox.fault_address));
             failure.detail = crash.detail;
         }
         Err(failure)
