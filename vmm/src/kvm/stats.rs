@@ -6,6 +6,9 @@
 //! lie. Each value is read anew each time. The statistics worth having are those
 //! of faults and mappings: they are recognised by their names, as each architecture has its own.
 //! A VM's are called `vm.NAME`, those of the vCPUs are added up as `vcpu.NAME`.
+//!
+//! A KVM with a fault path of its own offers them all and counts nothing there. A guest that has run
+//! has faulted and has pages mapped; where statistics still say that none was, they are left out.
 
 use std::{
     collections::BTreeMap,
@@ -90,6 +93,25 @@ impl Statistics {
             Ok(source) => self.sources.push(source),
             Err(reason) => log::debug!("no statistics of a {owner}: {reason}"),
         }
+    }
+
+    /// Leaves out what this KVM offers and does not count: faults (`pf_*`) and mapped pages
+    /// (`pages_*`), where all of them are 0. To be called once the guest has run.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn leave_out_uncounted(&mut self) -> Result<(), StatisticsError> {
+        for (kind, family) in [(Kind::Count, ".pf_"), (Kind::Gauge, ".pages_")] {
+            let is_of = |name: &str| name.contains(family);
+            if self.read(kind)?.iter().any(|(n, sum)| is_of(n) && *sum > 0) {
+                continue;
+            }
+            for source in &mut self.sources {
+                source.fields.retain(|field| !is_of(&field.name));
+            }
+            log::debug!("this KVM counts none of *{family}*: left out");
+        }
+        Ok(())
     }
 
     /// Every statistic of this kind, those of the same name added up.
@@ -221,6 +243,51 @@ mod tests {
             assert_eq!(field("vcpu", 0, &bytes), None);
         }
         assert_eq!(field("vcpu", 0, &[0; 3]), None);
+    }
+
+    /// Statistics with these values, in order.
+    fn statistics(values: &[(&str, Kind, u64)]) -> Statistics {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.2.to_le_bytes()).collect();
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+        let field = |(index, (name, kind, _)): (usize, &(&str, Kind, u64))| Field {
+            name: (*name).to_owned(),
+            kind: *kind,
+            offset: index as u64 * 8,
+        };
+        let fields = values.iter().enumerate().map(field).collect();
+        Statistics {
+            sources: vec![Source { file, fields }],
+        }
+    }
+
+    fn names(statistics: &Statistics) -> Vec<String> {
+        [Kind::Count, Kind::Gauge]
+            .into_iter()
+            .flat_map(|kind| statistics.read(kind).unwrap().into_keys())
+            .collect()
+    }
+
+    #[test]
+    fn what_a_kvm_offers_and_does_not_count_is_absent() {
+        let mut none = statistics(&[
+            ("vcpu.exits", Kind::Count, 0),
+            ("vcpu.pf_taken", Kind::Count, 0),
+            ("vm.pages_4k", Kind::Gauge, 0),
+        ]);
+        let mut some = statistics(&[
+            ("vcpu.pf_fast", Kind::Count, 0),
+            ("vcpu.pf_taken", Kind::Count, 3),
+            ("vm.pages_2m", Kind::Gauge, 0),
+            ("vm.pages_4k", Kind::Gauge, 9),
+        ]);
+        let all = names(&some);
+
+        none.leave_out_uncounted().unwrap();
+        some.leave_out_uncounted().unwrap();
+
+        assert_eq!(names(&none), ["vcpu.exits"]);
+        assert_eq!(names(&some), all);
     }
 
     #[test]

@@ -91,6 +91,10 @@ impl KvmMachine {
             let pace = pace::measure(vcpu.as_mut(), LOW_MEMORY)
                 .map_err(|error| MachineError::new("entering the guest", error))?;
             pace::warn_if_slow(pace);
+            parts
+                .statistics
+                .leave_out_uncounted()
+                .map_err(doing("reading KVM's statistics"))?;
         }
         Ok(Self {
             parts,
@@ -116,7 +120,7 @@ impl KvmMachine {
         self.parts
             .statistics
             .read(kind)
-            .map_err(|error| MachineError::new("reading KVM's statistics", error))
+            .map_err(doing("reading KVM's statistics"))
     }
 }
 
