@@ -5,15 +5,15 @@
 //! phases of the test.
 //!
 //! *What is real*: the engine's work on the tables, its locks, and who waits for whom; the memory,
-//! and every line that is cleaned (`DC CIVAC`, on x86_64 `CLFLUSHOPT`), which is most of what the
-//! policies differ in; the elapsed time.
+//! and every line that is cleaned, by the CPU's own instruction, which is most of what the policies
+//! differ in; the elapsed time.
 //!
 //! *What is not*: no guest runs. Each access walks the stage-2 table in software; nothing is kept in
 //! a TLB, so invalidations and barriers other than for caches are counted and cost nothing, and a
 //! fault costs a function call instead of an exception. The host's own memory is populated
 //! beforehand, in base pages or whatever it likes; a backing only says how large a piece of memory
 //! the fault path finds. Instructions are looked at, not executed. So compare policies here, not
-//! machines, and take no time for that of any arm64 CPU.
+//! machines, and take no time for that of any CPU.
 
 mod memory;
 mod operations;

@@ -62,7 +62,7 @@ pub struct Record {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Host {
-    /// The machine's architecture as the kernel names it: `aarch64`, `x86_64`.
+    /// The machine's architecture as the kernel names it (`uname -m`).
     pub arch: String,
     /// `uname -r`.
     pub kernel: String,

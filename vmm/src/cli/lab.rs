@@ -81,7 +81,7 @@ pub struct Args {
     /// Size of the region; without it 64M, or one page where pages are larger
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = values::size)]
     size: Option<Bytes>,
-    /// Guest mode, numbered as the kernel's tests number it: 2 is 48-bit addresses, 4K pages
+    /// Guest mode, by name (P48V48_4K) or by its number in the tests of Linux 6.1 (2)
     #[arg(short = 'm', long, default_value = "2", value_parser = mode)]
     mode: String,
     /// Offset of the region in guest memory

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VM calls that `kvm-ioctls` 0.25 does not offer on arm64, as a trait on its `VmFd`, in its style,
-//! so that they can go there.
+//! VM calls that `kvm-ioctls` 0.25 does not offer on every architecture, as a trait on its `VmFd`, in
+//! its style, so that they can go there.
 
 #![allow(
     missing_docs,

@@ -2,9 +2,9 @@
 //! Address arithmetic of host mappings.
 //!
 //! KVM maps a block of a memory slot by one stage-2 entry only if the block's guest and host
-//! addresses are equal modulo the block (`fault_supports_stage2_huge_mapping` in Linux's
-//! `arch/arm64/kvm/mmu.c`). A host mapping is therefore placed inside a larger reservation, at the
-//! first address that is congruent to the guest's.
+//! addresses are equal modulo the block (Linux's `fault_supports_stage2_huge_mapping` and
+//! `kvm_alloc_memslot_metadata`). A host mapping is therefore placed inside a larger reservation, at
+//! the first address that is congruent to the guest's.
 
 /// The first address from `from` on that equals `to` modulo `block`, a power of two. `None` when
 /// it leaves 64 bits.

@@ -47,7 +47,8 @@ pub struct Args {
     /// How many vCPUs
     #[arg(short = 'v', long, value_name = "VCPUS", default_value = "1")]
     vcpus: NonZeroU32,
-    /// Guest mode, by the kernel's number or name (2 or P48V48_4K); the host's default if left out
+    /// Guest mode, by name (P48V48_4K) or by its number in the tests of Linux 6.1 (2), which later
+    /// kernels gave to others; the host's default if left out
     #[arg(short = 'm', long, value_name = "MODE")]
     mode: Option<GuestMode>,
     /// Guest physical address of the memory under test; the top of the mode's if left out
