@@ -26,6 +26,7 @@ use super::{
     counts::{self, CountError, Segment},
     emulator::{Boot, Plugin},
     frames::{self, FrameError, Frames},
+    guest, guest_init,
     initramfs::Initramfs,
     job::{
         ENDING_FRAME, Ending, FACTS_PATH, HOST_FRAME, JOB_PATH, RESULTS_FRAME, STDERR_FRAME,
@@ -133,7 +134,8 @@ pub struct Outcome {
     /// What it complained about.
     pub stderr: String,
     frames: Frames,
-    segments: Vec<Segment>,
+    /// What was counted, from mark to mark.
+    pub segments: Vec<Segment>,
 }
 
 impl Bench {
@@ -157,7 +159,7 @@ impl Bench {
             emulator: format!("{} {}", self.emulator, job.hardware.describe()),
             cpu: &job.hardware.cpu,
         };
-        self.pack(shell, job, &facts, folder, &initramfs)?;
+        self.pack(shell, kernel, job, &facts, folder, &initramfs)?;
         let boot = Boot {
             hardware: job.hardware.clone(),
             image: kernel.image.clone(),
@@ -189,6 +191,7 @@ impl Bench {
     fn pack(
         &self,
         shell: Shell,
+        kernel: &Kernel,
         job: &PlannedJob,
         facts: &Facts,
         folder: &Path,
@@ -206,6 +209,20 @@ impl Bench {
             if let Some(program) = &job.foreign {
                 shell.copy(program, &root.join("test"))?;
             }
+            if job.guest {
+                let guest = root.join("guest");
+                for dir in ["dev", "proc", "sys", "tmp"] {
+                    shell.make_dir(&guest.join(dir))?;
+                }
+                shell.copy(&self.init, &guest.join("init"))?;
+                shell.write(&guest.join("guest"), "")?;
+                shell.print(format_args!(
+                    "(cd {} && find . | LC_ALL=C sort | cpio -o -H newc -R 0:0) >{}",
+                    guest.display(),
+                    root.join("guest.cpio").display()
+                ));
+                shell.copy(&kernel.image, &root.join("guest.image"))?;
+            }
             shell.write(&root.join("job.json"), &job_text)?;
             shell.write(&root.join("facts.json"), &facts_text)?;
             shell.print(format_args!(
@@ -219,9 +236,17 @@ impl Bench {
         shell.write(&folder.join("facts.json"), &facts_text)?;
         let init = step::read(&self.init)?;
         let foreign = job.foreign.as_deref().map(step::read).transpose()?;
+        let image = job.guest.then(|| step::read(&kernel.image)).transpose()?;
         let pack = || {
             let mut archive = Initramfs::new(Vec::new())?;
             archive.program("/init", &init)?;
+            if let Some(image) = image {
+                archive.file(guest::IMAGE, &image)?;
+                let mut inner = Initramfs::new(Vec::new())?;
+                inner.program("/init", &init)?;
+                inner.file(guest_init::MARKER, b"")?;
+                archive.file(guest::INITRD, &inner.finish()?)?;
+            }
             if let Some(foreign) = foreign {
                 archive.program(super::job::FOREIGN_PATH, &foreign)?;
             }
@@ -304,6 +329,13 @@ impl Bench {
 }
 
 impl Outcome {
+    /// What the test reported, as it came.
+    pub fn results(&self) -> &[u8] {
+        self.frames
+            .get(RESULTS_FRAME)
+            .map_or(&[][..], Vec::as_slice)
+    }
+
     /// The test's results with the counts of each phase.
     ///
     /// # Errors
@@ -342,7 +374,7 @@ impl Outcome {
     }
 
     /// The time the test took, if it succeeded.
-    fn success(&self) -> Result<Nanoseconds, JobError> {
+    pub(super) fn success(&self) -> Result<Nanoseconds, JobError> {
         match &self.ending {
             Ending::Exited { code: 0, ns } => Ok(*ns),
             other => Err(JobError::Test(describe(other), self.last_words())),
@@ -350,7 +382,7 @@ impl Outcome {
     }
 
     /// The last lines the test printed.
-    fn last_words(&self) -> String {
+    pub(super) fn last_words(&self) -> String {
         let lines: Vec<&str> = self.stdout.lines().chain(self.stderr.lines()).collect();
         lines[lines.len().saturating_sub(20)..]
             .iter()

@@ -16,7 +16,7 @@ const GIGANTIC: u64 = 1 << 30;
 /// Debian's and the lab's default huge page.
 const DEFAULT_HUGE: u64 = 2 << 20;
 /// Virtual seconds after which a test is killed; one that sleeps gets there at once.
-const DEADLINE_SECONDS: u64 = 3600;
+pub(super) const DEADLINE_SECONDS: u64 = 3600;
 
 /// One boot and what it does.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub struct PlannedJob {
     pub seed: u64,
     /// A program of the kernel tree that the initramfs must hold.
     pub foreign: Option<PathBuf>,
+    /// Whether the initramfs must hold a guest: kernel and initramfs.
+    pub guest: bool,
 }
 
 /// The region's size where none is asked for: one page where pages are large, else what a few
@@ -45,7 +47,7 @@ fn default_memory(backing: Backing) -> Bytes {
 }
 
 /// The hugetlb page behind a backing.
-fn page_of(backing: Backing) -> Option<u64> {
+pub(super) fn page_of(backing: Backing) -> Option<u64> {
     match backing {
         Backing::AnonymousHugetlb(Some(size)) => Some(size.0),
         Backing::AnonymousHugetlb(None) | Backing::SharedHugetlb => Some(DEFAULT_HUGE),
@@ -120,6 +122,7 @@ fn job(
         },
         seed,
         foreign: upstream.filter(|_| foreign).cloned(),
+        guest: false,
     }
 }
 
@@ -152,12 +155,13 @@ pub fn selftest(matrix: &Matrix, program: PathBuf, arguments: &[String]) -> Plan
         },
         seed: 0,
         foreign: Some(program),
+        guest: false,
     }
 }
 
 /// Our test insists on huge pages, and a first read that gets the huge zero page ends in small ones
 /// once it is written to. The kernel's test does not look, and runs on the host as it comes.
-fn settings(backing: Backing, foreign: bool) -> BTreeMap<String, String> {
+pub(super) fn settings(backing: Backing, foreign: bool) -> BTreeMap<String, String> {
     match (backing, foreign) {
         (Backing::AnonymousThp, false) => {
             let file = "/sys/kernel/mm/transparent_hugepage/use_zero_page";
@@ -169,7 +173,7 @@ fn settings(backing: Backing, foreign: bool) -> BTreeMap<String, String> {
 
 /// Room for the region, the pools, and a gigabyte for everything else. Gigantic pages take another
 /// one: they must be aligned, the kernel sits at the bottom and its tables at the top.
-fn host_memory(region: Bytes, pools: &BTreeMap<u64, u64>) -> Bytes {
+pub(super) fn host_memory(region: Bytes, pools: &BTreeMap<u64, u64>) -> Bytes {
     let pooled: u64 = pools.iter().map(|(page, count)| page * count).sum();
     let gigantic = pools.keys().any(|page| *page >= GIGANTIC);
     let whole_gigabytes = region.0.max(pooled).next_multiple_of(GIGANTIC);
@@ -177,7 +181,7 @@ fn host_memory(region: Bytes, pools: &BTreeMap<u64, u64>) -> Bytes {
 }
 
 /// Pages of a gigabyte and more are reserved by the kernel's command line.
-fn append(pools: &BTreeMap<u64, u64>) -> String {
+pub(super) fn append(pools: &BTreeMap<u64, u64>) -> String {
     pools
         .iter()
         .filter(|(page, _)| **page >= GIGANTIC)

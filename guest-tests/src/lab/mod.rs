@@ -24,6 +24,8 @@ mod error;
 pub mod execute;
 pub mod fragment;
 pub mod frames;
+pub mod guest;
+pub mod guest_init;
 pub mod init;
 pub mod initramfs;
 pub mod job;
@@ -113,6 +115,12 @@ pub fn run(options: &Options) -> Result<Verdict, LabError> {
             let outcomes = work.run(&kernels, &jobs);
             progress.finish();
             verdicts::judge(shell, &rundir, &kernels, &jobs, outcomes)?
+        }
+        Test::Guest => {
+            let jobs = guest::jobs(&options.matrix);
+            let outcomes = work.run(&kernels, &jobs);
+            progress.finish();
+            guest::judge(shell, &rundir, &kernels, &jobs, outcomes)?
         }
         Test::Ours | Test::Upstream => {
             let upstream = tests.first().map(|(path, _)| path);

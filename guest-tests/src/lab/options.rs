@@ -60,6 +60,8 @@ pub enum Test {
     Upstream,
     /// The kernel tree's KVM selftests, for their verdict.
     Selftests,
+    /// `granule run` with a Linux guest: the same kernel, and this program as its init.
+    Guest,
 }
 
 /// The jobs that each kernel runs.

@@ -63,12 +63,13 @@ pub fn prepare(
     options: &Options,
     progress: &Progress,
 ) -> Result<(Vec<Kernel>, Vec<Invocation>), LabError> {
-    if !options.kernels.images.is_empty() && options.matrix.test == Test::Ours {
+    let own = matches!(options.matrix.test, Test::Ours | Test::Guest);
+    if !options.kernels.images.is_empty() && own {
         return Ok((given(&options.kernels)?, Vec::new()));
     }
     let _lock = lock(shell, &options.places.cache)?;
     let tests = match options.matrix.test {
-        Test::Ours => Vec::new(),
+        Test::Ours | Test::Guest => Vec::new(),
         Test::Upstream | Test::Selftests => tests(shell, options, progress)?,
     };
     let kernels = if options.kernels.images.is_empty() {

@@ -21,7 +21,7 @@ const DEFAULT_SERIES: &str = "stage2-fault-path";
 /// Options of `granule lab`.
 #[derive(Debug, clap::Args)]
 #[command(
-    group(ArgGroup::new("what").args(["test", "selftests", "fetch"])),
+    group(ArgGroup::new("what").args(["test", "selftests", "guest", "fetch"])),
     after_help = "Times are virtual: the work of all CPUs, one nanosecond an instruction. They are \
                   exact and repeatable, and no hardware's time.\n\nExit code: 0 done, 1 a job \
                   failed, a phase is slower by more than --min-effect or a selftest's verdict \
@@ -65,8 +65,12 @@ pub struct Args {
     /// Run the kernel tree's KVM selftests instead, for their verdict
     #[arg(long)]
     selftests: bool,
+    /// Boot a Linux guest on each backing instead, by `granule run`, and show what that cost; its
+    /// kernel is the host's own
+    #[arg(long)]
+    guest: bool,
     /// Of the selftests only this one, with other arguments if any follow its name
-    #[arg(long, value_name = "NAME [ARGUMENTS]", conflicts_with_all = ["test", "fetch"], value_parser = selftest)]
+    #[arg(long, value_name = "NAME [ARGUMENTS]", conflicts_with_all = ["test", "guest", "fetch"], value_parser = selftest)]
     selftest: Vec<String>,
     /// A tiny matrix: 4 vCPUs, 16M, 4K pages and hugetlb 2M, one seed; shows that the lab works and
     /// fails for no regression
@@ -215,6 +219,14 @@ fn options(args: Args) -> Result<Options, Box<dyn std::error::Error>> {
     let hugetlb = |size| Backing::AnonymousHugetlb(Some(size));
     let backings = match args.backing {
         named if !named.is_empty() => named,
+        _ if args.guest && !args.smoke => vec![
+            Backing::Anonymous,
+            Backing::AnonymousThp,
+            hugetlb(Bytes::mib(2)),
+            hugetlb(Bytes::gib(1)),
+            Backing::Shmem,
+            Backing::SharedHugetlb,
+        ],
         _ if args.smoke => vec![Backing::Anonymous, hugetlb(Bytes::mib(2))],
         _ => vec![
             Backing::Anonymous,
@@ -225,6 +237,7 @@ fn options(args: Args) -> Result<Options, Box<dyn std::error::Error>> {
     };
     let test = match args.test {
         _ if args.selftests || !args.selftest.is_empty() => Test::Selftests,
+        _ if args.guest => Test::Guest,
         TestName::Ours => Test::Ours,
         TestName::Upstream => Test::Upstream,
     };
@@ -245,7 +258,9 @@ fn options(args: Args) -> Result<Options, Box<dyn std::error::Error>> {
             test,
             backings,
             vcpus: args.vcpus,
-            memory: args.size.or(args.smoke.then_some(Bytes::mib(16))),
+            memory: args
+                .size
+                .or((args.smoke && !args.guest).then_some(Bytes::mib(16))),
             mode: args.mode,
             offset: args.offset,
             iterations: args.iterations,

@@ -51,6 +51,11 @@ pub fn main() -> ExitCode {
         granule_guest_tests::lab::init::run();
         return ExitCode::FAILURE;
     }
+    // And so does a guest that the lab has `granule run` start there.
+    if granule_guest_tests::lab::guest_init::is_wanted() {
+        granule_guest_tests::lab::guest_init::run();
+        return ExitCode::FAILURE;
+    }
     env_logger::Builder::from_env(
         env_logger::Env::default().default_filter_or("warn,virtio_queue=off"),
     )

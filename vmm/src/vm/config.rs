@@ -75,6 +75,8 @@ pub struct Session {
     pub started: Instant,
     /// Whether a machine that resets itself is started again.
     pub reboot: bool,
+    /// The text on the guest's console that tells that its init runs.
+    pub init_text: Option<String>,
     /// Where statistics go.
     pub stats: Option<PathBuf>,
     /// Where the control socket is.

@@ -21,6 +21,7 @@ pub mod sandbox;
 pub mod signals;
 pub mod stats;
 pub mod vcpu;
+pub mod watch;
 
 #[cfg(target_arch = "aarch64")]
 mod build;

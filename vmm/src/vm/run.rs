@@ -29,6 +29,7 @@ use super::{
     signals::{Asked, Signals},
     stats::{self, Counters, FIRST_MINUTE, Meter, Record},
     vcpu::{End, Wanted},
+    watch::Watch,
 };
 use crate::{
     devices::{BootTimer, serial},
@@ -193,15 +194,27 @@ fn live(
     let output = io::stdout().as_fd().try_clone_to_owned();
     let output = File::from(output.map_err(doing("copying standard output"))?);
     let (marks, marked) = mpsc::channel();
-    let (confine, heard) = (session.sandbox, copy(&wake)?);
+    let confine = session.sandbox;
+    let teller = || {
+        let (marks, heard) = (marks.clone(), copy(&wake)?);
+        Ok::<_, RunError>(move |mark, time| {
+            let _ = marks.send((mark, time));
+            let _ = heard.write(1);
+        })
+    };
+    let output: serial::Output = match &session.init_text {
+        None => Box::new(output),
+        Some(text) => {
+            let tell = teller()?;
+            let found = move || tell(BootTimer::INIT, started.elapsed());
+            Box::new(Watch::new(output, text, Box::new(found)))
+        }
+    };
     let mut machine = build::build(
         config,
         Ends {
-            output: Box::new(output),
-            tell: Box::new(move |mark, time| {
-                let _ = marks.send((mark, time));
-                let _ = heard.write(1);
-            }),
+            output,
+            tell: Box::new(teller()?),
             started,
             ended: copy(&wake)?,
             prepare: Arc::new(move || confined(confine, Thread::Vcpu)),

@@ -55,6 +55,10 @@ pub struct Args {
     /// End where the guest resets itself, instead of starting it again
     #[arg(long)]
     no_reboot: bool,
+    /// Take the guest to be at its init when it says this on its console; without it when it writes
+    /// the boot timer
+    #[arg(long, value_name = "TEXT")]
+    init_text: Option<String>,
     /// Write what each phase of the guest's life cost to this file, one JSON object a life
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -100,6 +104,7 @@ pub fn run(args: Args) -> CommandResult {
     let session = Session {
         started,
         reboot: !args.no_reboot,
+        init_text: args.init_text,
         stats: args.stats,
         api_socket: args.api_socket,
         sandbox: args.sandbox == Switch::On,

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Boots of a Linux guest in the emulated host, one for each backing, and what they cost.
+//!
+//! The guest's kernel is the host's own image, its initramfs holds this program ([`guest_init`]), so
+//! nothing has to be fetched. `granule run` writes its statistics where other tests write results;
+//! a boot counts from the start of `granule run` to the guest's init.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use serde::Deserialize;
+
+use super::{
+    LabError, Verdict,
+    emulator::Hardware,
+    execute::{JobError, Outcome},
+    guest_init,
+    job::{Job, RESULTS_PATH},
+    kernel::Kernel,
+    matrix::{self, PlannedJob},
+    options::Matrix,
+    pool::Outcomes,
+    print,
+    rundir::{RunDir, chain},
+    step::Shell,
+};
+use crate::{config::Backing, mark, units::Bytes};
+
+/// Where the guest's kernel lies in the initramfs.
+pub const IMAGE: &str = "/guest.image";
+/// Where the guest's initramfs lies in the initramfs.
+pub const INITRD: &str = "/guest.cpio";
+
+/// A guest's memory where none is asked for.
+const MEMORY: Bytes = Bytes::mib(128);
+
+/// A boot for each backing, number of vCPUs and seed.
+pub fn jobs(matrix: &Matrix) -> Vec<PlannedJob> {
+    let mut jobs = Vec::new();
+    for &backing in &matrix.backings {
+        for &vcpus in &matrix.vcpus {
+            for seed in 0..matrix.seeds {
+                jobs.push(job(matrix, backing, vcpus, seed));
+            }
+        }
+    }
+    jobs
+}
+
+fn job(matrix: &Matrix, backing: Backing, vcpus: u32, seed: u64) -> PlannedJob {
+    let page = matrix::page_of(backing);
+    let memory = matrix.memory.unwrap_or(MEMORY);
+    let memory = page.map_or(memory, |page| Bytes(memory.0.next_multiple_of(page)));
+    let pools: BTreeMap<u64, u64> = page
+        .map(|page| (page, memory.0.div_ceil(page)))
+        .into_iter()
+        .collect();
+    let vcpus_text = vcpus.to_string();
+    let memory_text = format!("{memory},backing={backing}");
+    let argv = [
+        "/init",
+        "run",
+        "--kernel",
+        IMAGE,
+        "--initrd",
+        INITRD,
+        "--serial",
+        "pl011",
+        "--cmdline",
+        "console=ttyAMA0 quiet nokaslr norandmaps panic=-1",
+        "--init-text",
+        guest_init::INIT,
+        "--memory",
+        &memory_text,
+        "--vcpus",
+        &vcpus_text,
+        "--stats",
+        RESULTS_PATH,
+    ];
+    let extra = matrix.extra.iter().cloned();
+    PlannedJob {
+        name: format!("guest-{backing}-{memory}-{vcpus}v-seed{seed}"),
+        hardware: Hardware {
+            cpu: matrix.cpu.clone(),
+            cpus: matrix.cpus.unwrap_or(vcpus.max(2)),
+            memory: matrix
+                .host_memory
+                .unwrap_or_else(|| matrix::host_memory(memory, &pools)),
+        },
+        append: matrix::append(&pools),
+        job: Job {
+            argv: argv.map(str::to_owned).into_iter().chain(extra).collect(),
+            pools,
+            settings: matrix::settings(backing, false),
+            seed,
+            foreign: true,
+            deadline_seconds: matrix::DEADLINE_SECONDS,
+        },
+        seed,
+        foreign: None,
+        guest: true,
+    }
+}
+
+/// What `granule run --stats` says, as far as it is shown here.
+#[derive(Debug, Deserialize)]
+struct Life {
+    ended: String,
+    phases: Vec<Phase>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Phase {
+    name: String,
+    ns: u64,
+    #[serde(default)]
+    events: BTreeMap<String, u64>,
+    #[serde(default)]
+    resident: Vec<BTreeMap<u64, u64>>,
+    stage2_tables: Option<u64>,
+}
+
+/// A boot's figures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Row {
+    start_ns: u64,
+    boot_ns: u64,
+    faults: Option<u64>,
+    lines: u64,
+    invalidations: u64,
+    tables: Option<u64>,
+    resident: u64,
+}
+
+/// Prints what each boot cost; a boot that failed is a failure.
+///
+/// # Errors
+/// The table cannot be written.
+pub fn judge(
+    shell: Shell,
+    rundir: &RunDir,
+    kernels: &[Kernel],
+    jobs: &[PlannedJob],
+    outcomes: Outcomes,
+) -> Result<Verdict, LabError> {
+    if shell.is_dry() {
+        return Ok(Verdict::Fine);
+    }
+    let mut verdict = Verdict::Fine;
+    let mut table = String::from(HEADING);
+    let mut remarks = String::new();
+    let mut columns: Vec<_> = outcomes.into_iter().map(Vec::into_iter).collect();
+    for job in jobs {
+        for (kernel, column) in kernels.iter().zip(&mut columns) {
+            let row = match column.next().flatten() {
+                Some(Ok(outcome)) => row(job, &outcome).map_err(|error| chain(&error)),
+                Some(Err(error)) => Err(chain(&error)),
+                None => Err("not run, this kernel does not boot".to_owned()),
+            };
+            // Writing to a string cannot fail.
+            let _ = match row {
+                Ok(row) => writeln!(table, "| {} | {} | {row} |", job.name, kernel.name),
+                Err(why) => {
+                    verdict = Verdict::Failed;
+                    writeln!(remarks, "\n{} on {}: {why}", job.name, kernel.name)
+                }
+            };
+        }
+    }
+    table.push_str(&remarks);
+    rundir.write_report(&table)?;
+    print(&table)?;
+    Ok(verdict)
+}
+
+const HEADING: &str = "\
+| guest | kernel | start ms | boot ms | guest faults | DC CIVAC | TLBI | stage-2 tables | resident |
+|---|---|--:|--:|--:|--:|--:|--:|--:|
+";
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let absent = || "–".to_owned();
+        let [start, boot] = [self.start_ns, self.boot_ns].map(|ns| ns / 1_000);
+        write!(
+            f,
+            "{}.{:03} | {}.{:03} | {} | {} | {} | {} | {}",
+            start / 1000,
+            start % 1000,
+            boot / 1000,
+            boot % 1000,
+            self.faults.map_or_else(absent, |n| n.to_string()),
+            self.lines,
+            self.invalidations,
+            self.tables.map_or_else(absent, |n| Bytes(n).to_string()),
+            Bytes(self.resident),
+        )
+    }
+}
+
+/// The figures of a boot that went well. Instructions are those of the whole run, host and guest.
+fn row(job: &PlannedJob, outcome: &Outcome) -> Result<Row, JobError> {
+    outcome.success()?;
+    let failed = |what: &str| JobError::Test(what.to_owned(), outcome.last_words());
+    if !outcome.stdout.contains(guest_init::WORKS) {
+        return Err(failed("does not show a guest that works"));
+    }
+    let vcpus = job
+        .job
+        .argv
+        .iter()
+        .skip_while(|word| *word != "--vcpus")
+        .nth(1);
+    let said = format!("vcpus {},", vcpus.map_or("", String::as_str));
+    if !outcome.stdout.contains(&said) {
+        return Err(failed(&format!("does not show a guest with {said}")));
+    }
+    let life: Life = serde_json::from_slice(outcome.results()).map_err(JobError::Ending)?;
+    if life.ended != "off" {
+        return Err(failed("does not end with the guest switching itself off"));
+    }
+    let phase = |name: &str| life.phases.iter().find(|phase| phase.name == name);
+    let (Some(start), Some(boot), Some(last)) = (phase("start"), phase("boot"), life.phases.last())
+    else {
+        return Err(failed("has no statistics of a boot"));
+    };
+    let counted = outcome
+        .segments
+        .iter()
+        .filter(|segment| segment.mark == mark::FOREIGN);
+    let count = |belongs: fn(&str) -> bool| {
+        counted
+            .clone()
+            .flat_map(|segment| &segment.counts)
+            .filter(|(name, _)| belongs(name))
+            .map(|(_, count)| count)
+            .sum()
+    };
+    Ok(Row {
+        start_ns: start.ns,
+        boot_ns: boot.ns,
+        faults: boot.events.get("kvm_guest_fault").copied(),
+        lines: count(|name| name == "DC CIVAC"),
+        invalidations: count(|name| name.starts_with("TLBI ")),
+        tables: last.stage2_tables,
+        resident: last.resident.iter().flat_map(BTreeMap::values).sum(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::options::Test;
+
+    fn matrix() -> Matrix {
+        Matrix {
+            test: Test::Guest,
+            backings: vec![
+                Backing::Anonymous,
+                Backing::AnonymousThp,
+                Backing::AnonymousHugetlb(Some(Bytes::gib(1))),
+            ],
+            vcpus: vec![2],
+            memory: None,
+            mode: "2".to_owned(),
+            offset: None,
+            iterations: 1,
+            seeds: 1,
+            selftests: Vec::new(),
+            extra: Vec::new(),
+            cpu: "neoverse-n1".to_owned(),
+            cpus: None,
+            host_memory: None,
+        }
+    }
+
+    #[test]
+    fn each_backing_is_a_boot_with_memory_in_whole_pages_and_a_pool_for_it() {
+        let jobs = jobs(&matrix());
+
+        let names: Vec<_> = jobs.iter().map(|job| job.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "guest-anonymous-128M-2v-seed0",
+                "guest-anonymous_thp-128M-2v-seed0",
+                "guest-anonymous_hugetlb_1gb-1G-2v-seed0",
+            ]
+        );
+        assert_eq!(jobs[2].job.pools, [(1 << 30, 1)].into());
+        assert!(
+            jobs[2]
+                .job
+                .argv
+                .contains(&"1G,backing=anonymous_hugetlb_1gb".to_owned())
+        );
+        assert!(jobs.iter().all(|job| job.guest));
+    }
+
+    #[test]
+    fn what_the_host_does_not_tell_is_shown_as_absent() {
+        let row = Row {
+            start_ns: 1_234_567,
+            boot_ns: 512_000_999,
+            faults: None,
+            lines: 7,
+            invalidations: 8,
+            tables: Some(4 << 10),
+            resident: 3 << 20,
+        };
+
+        assert_eq!(row.to_string(), "1.234 | 512.000 | – | 7 | 8 | 4K | 3M");
+    }
+}
