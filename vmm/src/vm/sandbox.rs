@@ -96,9 +96,11 @@ const EVERYWHERE: &[i64] = &[
 const VCPU: &[i64] = &[
     libc::SYS_clone,
     libc::SYS_clone3,
+    libc::SYS_dup,
     libc::SYS_epoll_ctl,
     libc::SYS_eventfd2,
     libc::SYS_fallocate,
+    libc::SYS_fcntl,
     libc::SYS_fdatasync,
     libc::SYS_fsync,
     libc::SYS_ioctl,
@@ -126,13 +128,11 @@ const API: &[i64] = &[
 /// What building and ending machines needs: the process as a whole.
 const MAIN: &[i64] = &[
     libc::SYS_connect,
-    libc::SYS_dup,
     libc::SYS_dup3,
     libc::SYS_epoll_create1,
     libc::SYS_epoll_pwait,
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
-    libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_ftruncate,
     libc::SYS_getdents64,
