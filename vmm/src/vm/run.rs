@@ -31,10 +31,7 @@ use super::{
     vcpu::{End, Wanted},
     watch::Watch,
 };
-use crate::{
-    devices::{BootTimer, serial},
-    kvm::tables::tables_of_guests,
-};
+use crate::devices::{BootTimer, serial};
 
 /// Why a machine was not run to its end.
 #[derive(Debug, Error)]
@@ -190,7 +187,7 @@ fn live(
     } else {
         Counters::none()
     };
-    let tables_before = tables_of_guests();
+    let tables_before = counted.then(stats::fresh_tables_of_guests).flatten();
     let output = io::stdout().as_fd().try_clone_to_owned();
     let output = File::from(output.map_err(doing("copying standard output"))?);
     let (marks, marked) = mpsc::channel();

@@ -30,7 +30,7 @@ use seccompiler::{
 use thiserror::Error;
 use vmm_sys_util::signal::register_signal_handler;
 
-use super::console;
+use super::{console, stats::REFRESH};
 
 /// Why the fences cannot be put up.
 #[derive(Debug, Error)]
@@ -269,6 +269,7 @@ pub fn restrict_files(files: &[(PathBuf, Use)]) -> Result<(), SandboxError> {
         ("/dev/net/tun", true),
         ("/dev/urandom", false),
         ("/proc", false),
+        (REFRESH, true),
         ("/sys/kernel", false),
         ("/sys/devices/system", false),
     ] {
