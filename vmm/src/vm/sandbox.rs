@@ -149,6 +149,8 @@ const MAIN: &[i64] = &[
     libc::SYS_readlinkat,
     libc::SYS_recvmsg,
     libc::SYS_sched_setaffinity,
+    // The narrower filters of the other threads.
+    libc::SYS_seccomp,
     libc::SYS_sendmsg,
     libc::SYS_signalfd4,
     libc::SYS_statx,
