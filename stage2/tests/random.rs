@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Random operations of several threads with the checker on: no correct policy breaks a rule.
 //!
-//! A million, in about a minute: `cargo test --release -p granule-stage2 --test random -- --ignored`
+//! A million for each policy and kind of CPU:
+//! `cargo test -p granule-stage2 --test random -- --ignored --nocapture`
 //!
 //! Threads make no run like the one before, so a run that fails leaves its trace behind.
 

@@ -2,7 +2,7 @@
 //! Random operations of CPUs that take turns, with the checker on: no correct policy breaks a rule,
 //! whatever the order of steps. A seed fixes the order, so a run that fails can be had again.
 //!
-//! A million orders, in some minutes:
+//! A million orders, or as many as `GRANULE_ORDERS` says:
 //! `cargo test --release -p granule-stage2 --test turns -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]

@@ -174,6 +174,9 @@ impl<O: Operations> Walk<'_, O> {
         if self.maintains(Maintenance::BeforeBreak) {
             old = self.claim(slot, old)?;
             self.prepare(phys, size, new.attributes());
+        } else if self.shared && old.is_claimed() {
+            // Whoever splits it has a table ready and counts on it.
+            return Err(MapError::Again);
         }
         self.break_entry(slot, old)?;
         if self.maintains(Maintenance::InsideWindow) {
