@@ -115,7 +115,7 @@ pub struct Fit {
     pub exponent: f64,
     /// Its 95% interval.
     pub interval: [f64; 2],
-    /// The power in a word, if the interval holds one of 0, 1 and 2 and no other.
+    /// The power in a word, if the interval holds one of 0, 1 and 2, and is no wider than 1.
     pub kind: Option<&'static str>,
 }
 
@@ -131,7 +131,7 @@ impl Fit {
             .filter(|(power, _)| (low - 0.05..=high + 0.05).contains(power))
             .collect();
         let kind = match held.as_slice() {
-            [(power, kind)] if near(*power) < 0.5 => Some(*kind),
+            [(power, kind)] if near(*power) < 0.5 && high - low <= 1.0 => Some(*kind),
             _ => None,
         };
         Some(Self {
@@ -198,5 +198,12 @@ mod tests {
         assert_eq!(fit(2.0, 0.02).kind, Some("quadratic"));
         assert_eq!(fit(1.4, 0.0).kind, None);
         assert_eq!(fit(0.5, 0.4).kind, None, "too wide");
+        let wild = [(1.0, 10.0), (2.0, 3.0), (4.0, 4.0), (8.0, 3.0)];
+        let wild = Fit::of(&wild).unwrap();
+        assert!(wild.interval[0] < -1.0 && (0.0..1.0).contains(&wild.interval[1]));
+        assert_eq!(
+            wild.kind, None,
+            "it holds 0 alone, but anything else as well"
+        );
     }
 }

@@ -4,15 +4,19 @@
 //! ```text
 //!                       more than one run a side?  ── no ──▶ cannot tell
 //!                                  │ yes
-//!              p, corrected over the table, below 5%?
+//!         p, corrected over the table, below 5% (9% if it is more)?
 //!               │ yes                           │ no
 //!      ratio beyond the least effect?   upper end of the interval beyond it?
 //!       │ yes            │ no              │ no               │ yes
 //!   worse/better     not worse          not worse        cannot tell
 //! ```
 //!
-//! The test is by ranks, so that nothing is supposed of how runs spread. Under emulation there is
-//! less to doubt:
+//! The test is by ranks, so that nothing is supposed of how runs spread. Its p is two-sided, but a
+//! regression lies on one side: p below 9% is 4.5% for that side, and is enough for *worse*. Of
+//! tables without a difference at most 5% therefore show a regression, and at most 2.5% a gain, for
+//! which p must be below 5%: doubt goes against the change, never in its favour.
+//!
+//! Under emulation there is less to doubt:
 //!
 //! - Counts are exact: worse is where each run after is above each run before by more than the least
 //!   effect, even if there is one of each.
@@ -30,6 +34,12 @@ use super::{
 /// Nanoseconds that timer ticks may add by chance under emulation, where one costs up to 30 us of
 /// work: several times what the host alone does in its phases.
 const TICKS: f64 = 60_000.0;
+
+/// The two-sided p below which there is more: 4.5% for that side, a tenth less than [`ALPHA`], so
+/// that of a thousand tables without a difference fewer than fifty say there is.
+const ONE_SIDED: f64 = 0.09;
+
+const STUDENT: &str = "student";
 
 /// What a row shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -189,7 +199,7 @@ impl Row {
         let logs = |values: &[f64]| values.iter().map(|value| value.ln()).collect::<Vec<_>>();
         let found = stats::student(&logs(&self.before), &logs(&self.after))?;
         Some(Tested {
-            test: "student",
+            test: STUDENT,
             exact: false,
             statistic: found.t,
             p: found.p,
@@ -230,12 +240,15 @@ impl Row {
             None if before.median == after.median => 1.0,
             None => after.median / before.median,
         };
-        match (tested.is_found(), tested.interval) {
-            (true, _) if ratio > up => Verdict::Worse,
-            (true, _) if ratio < down => Verdict::Better,
-            (true, _) => Verdict::NotWorse,
-            (false, Some([_, high])) if high <= up => Verdict::NotWorse,
-            (false, _) => Verdict::CannotTell,
+        let interval_ends_below = tested.interval.is_some_and(|[_, high]| high <= up);
+        if tested.shows_more() && ratio > up {
+            Verdict::Worse
+        } else if tested.is_found() && ratio < down {
+            Verdict::Better
+        } else if tested.is_found() || interval_ends_below {
+            Verdict::NotWorse
+        } else {
+            Verdict::CannotTell
         }
     }
 }
@@ -253,9 +266,24 @@ impl Tested {
         detectable: None,
     };
 
-    /// Whether a difference is shown.
+    /// Whether a difference is shown, whichever way it lies.
     pub fn is_found(&self) -> bool {
         self.p_holm < ALPHA
+    }
+
+    /// Whether it is shown that there is more, if the ratio says so: one-sided for ranks. Student's
+    /// test supposes enough already to be held to both sides.
+    fn shows_more(&self) -> bool {
+        self.p_holm < self.enough()
+    }
+
+    /// Below which p there is shown to be more.
+    fn enough(&self) -> f64 {
+        if self.test == STUDENT {
+            ALPHA
+        } else {
+            ONE_SIDED
+        }
     }
 }
 
@@ -271,7 +299,8 @@ pub fn judge(rows: &[Row], effect: f64) -> Vec<(Option<Tested>, Verdict)> {
         .zip(tested)
         .map(|(row, mut tested)| {
             if let (Some(tested), false) = (&mut tested, row.paired) {
-                tested.detectable = stats::detectable(&row.before, &row.after, family);
+                let enough = tested.enough() / family as f64;
+                tested.detectable = stats::detectable(&row.before, &row.after, enough);
             }
             (tested, row.verdict(tested, effect))
         })
@@ -417,44 +446,78 @@ mod tests {
             .collect()
     }
 
+    /// How many of a thousand tables without a difference report a regression.
+    fn alarms(seed: u64, rows: i32, runs: usize, effect: f64, emulated: bool) -> usize {
+        let mut normal = Normal::new(seed);
+        let reported = (0..1000).filter(|_| {
+            let judged = judge(&table(&mut normal, rows, runs, emulated), effect);
+            judged.iter().any(|(_, verdict)| *verdict == Verdict::Worse)
+        });
+        reported.count()
+    }
+
+    /// In how many of a thousand tables a row that is 3% slower is found, nothing else differing.
+    fn finds(seed: u64, rows: i32) -> usize {
+        let mut normal = Normal::new(seed);
+        let found = (0..1000).filter(|_| {
+            let mut rows = table(&mut normal, rows, 20, false);
+            let at = rows.len() / 2;
+            let (before, after) = (
+                normal.sample(20, 1e6, 0.02),
+                normal.sample(20, 1.03e6, 0.02),
+            );
+            rows[at] = row(&before, &after);
+            judge(&rows, super::super::LEAST_EFFECT)[at].1 == Verdict::Worse
+        });
+        found.count()
+    }
+
     #[test]
     fn of_a_thousand_pairs_without_a_difference_few_report_any() {
         // The first is a table as a lab's default matrix gives it: 4 backings, 7 phases.
         for (seed, rows, runs, effect, emulated) in [
             (1, 28, 20, 0.0, false),
-            (2, 7, 8, 0.0, true),
-            (3, 7, 5, 0.0, false),
-            (4, 28, 3, 0.01, true),
+            (2, 7, 20, 0.0, false),
+            (3, 7, 8, 0.0, true),
+            (4, 7, 5, 0.0, false),
+            (5, 28, 3, 0.01, true),
         ] {
-            let mut normal = Normal::new(seed);
-            let reported = (0..1000).filter(|_| {
-                let judged = judge(&table(&mut normal, rows, runs, emulated), effect);
-                judged.iter().any(|(_, verdict)| *verdict == Verdict::Worse)
-            });
-            let reported = reported.count();
+            let reported = alarms(seed, rows, runs, effect, emulated);
             println!("{runs} runs, {rows} rows: {reported} of 1000 tables report a regression");
-            assert!(reported <= 50, "{runs} runs: {reported} of 1000 tables");
+            assert!(
+                reported <= 50,
+                "{runs} runs, {rows} rows: {reported} of 1000"
+            );
         }
     }
 
     #[test]
     fn three_percent_in_two_percent_of_noise_is_found() {
-        let mut normal = Normal::new(5);
-        let (mut alone, mut in_table) = (0, 0);
-        for _ in 0..300 {
-            let (before, after) = (
-                normal.sample(20, 1e6, 0.02),
-                normal.sample(20, 1.03e6, 0.02),
-            );
-            let one = judge(&[row(&before, &after)], super::super::LEAST_EFFECT);
-            alone += u32::from(one[0].1 == Verdict::Worse);
-            // One row of a table, of one configuration's seven, in which nothing else differs.
-            let mut rows = table(&mut normal, 7, 20, false);
-            rows[3] = row(&before, &after);
-            in_table += u32::from(judge(&rows, super::super::LEAST_EFFECT)[3].1 == Verdict::Worse);
+        for (seed, rows) in [(6, 1), (7, 7), (8, 28)] {
+            let found = finds(seed, rows);
+            println!("{rows} rows: found in {found} of 1000");
+            assert!(found >= 900, "{rows} rows: {found} of 1000");
         }
-        println!("found {alone} of 300 alone, {in_table} of 300 in a table of 7");
-        assert!(alone >= 270, "alone: {alone} of 300");
-        assert!(in_table >= 270, "in a table of 7: {in_table} of 300");
+    }
+
+    #[test]
+    #[ignore = "a minute: what the two tests above come to over many seeds"]
+    fn chances_over_many_seeds() {
+        for (rows, runs, effect, emulated) in [
+            (28, 20, 0.0, false),
+            (7, 20, 0.0, false),
+            (7, 8, 0.0, true),
+            (7, 5, 0.0, false),
+            (28, 3, 0.01, true),
+        ] {
+            let all: usize = (100..120)
+                .map(|seed| alarms(seed, rows, runs, effect, emulated))
+                .sum();
+            println!("{rows} rows, {runs} runs: {all} of 20,000 report a regression");
+        }
+        for rows in [1, 7, 28] {
+            let all: usize = (200..220).map(|seed| finds(seed, rows)).sum();
+            println!("{rows} rows: 3% found in {all} of 20,000");
+        }
     }
 }

@@ -73,8 +73,12 @@ impl Side {
             return Some("no series".to_owned());
         }
         let each = series.iter().map(|series| {
-            let plural = if series.patches == 1 { "" } else { "es" };
-            format!("{} ({} patch{plural})", series.name, series.patches)
+            match series.patches {
+                // A policy of the model is no series of patches.
+                0 => series.name.clone(),
+                1 => format!("{} (1 patch)", series.name),
+                patches => format!("{} ({patches} patches)", series.name),
+            }
         });
         Some(each.collect::<Vec<_>>().join(" + "))
     }

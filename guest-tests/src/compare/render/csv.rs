@@ -7,7 +7,7 @@ use super::super::{Change, Comparison, Configuration, PhaseChange, Spread};
 const HEAD: &str = "engine,subject,mode,backing,memory_bytes,vcpus,prefault,options,phase,metric,\
     before_median,before_q1,before_q3,before_min,before_max,before_runs,\
     after_median,after_q1,after_q3,after_min,after_max,after_runs,ratio,\
-    hl_ratio,hl_low,hl_high,test,p,p_holm,delta,verdict\n";
+    hl_ratio,hl_low,hl_high,test,p,p_holm,delta,detectable,verdict\n";
 
 /// The comparison as CSV.
 pub fn csv(comparison: &Comparison) -> String {
@@ -63,6 +63,7 @@ fn fields(
     fields.push(of(|tested| Some(tested.p)));
     fields.push(of(|tested| Some(tested.p_holm)));
     fields.push(of(|tested| Some(tested.delta)));
+    fields.push(of(|tested| tested.detectable));
     fields.push(text(
         judged
             .and_then(|phase| phase.verdict)

@@ -140,11 +140,16 @@ fn tested(phase: &PhaseChange) -> Vec<String> {
         "{ratio}{test} {p}, Holm {holm}; delta {:+.2}",
         tested.delta
     )];
-    if let (false, Some(least)) = (tested.is_found(), tested.detectable) {
-        let least = (least - 1.0) * 100.0;
-        lines.push(format!("nothing found; {least:.1}% more would have been"));
-    }
+    lines.extend(detectable(phase));
     lines
+}
+
+/// What would have been found where nothing was.
+fn detectable(phase: &PhaseChange) -> Option<String> {
+    let tested = phase.tested?;
+    let least = (tested.detectable? - 1.0) * 100.0;
+    let found = tested.is_found() || phase.is_regression();
+    (!found).then(|| format!("nothing found; {least:.1}% more would have been"))
 }
 
 /// What stands below the tables: the notes, what was forced, and the verdict last.
@@ -203,6 +208,15 @@ fn growth(growth: &super::growth::Growth) -> String {
     )
 }
 
+/// Why a p that is not below 5% shows a regression.
+const ONE_SIDED: &str = "To be slower, p after Holm below 0.09 is enough: p is two-sided, and slower \
+    is one side. To be faster takes 0.05.";
+
+/// Whether a regression is shown on one side only.
+fn is_one_sided(phase: &PhaseChange) -> bool {
+    phase.tested.is_some_and(|tested| !tested.is_found())
+}
+
 /// The verdict, last.
 fn verdict(comparison: &Comparison) -> Vec<String> {
     let time = comparison.metric == "time";
@@ -231,6 +245,12 @@ fn verdict(comparison: &Comparison) -> Vec<String> {
         lines.push(format!(
             "Regression: {worse} of {judged} phases {more} by more than {effect}, marked with !."
         ));
+    }
+    if comparison
+        .regressions()
+        .any(|(_, phase)| is_one_sided(phase))
+    {
+        lines.push(ONE_SIDED.to_owned());
     }
     if unsure > 0 {
         let tested = comparison

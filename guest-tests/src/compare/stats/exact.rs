@@ -49,7 +49,7 @@ impl Cumulated {
 
 /// The distribution of Mann and Whitney's U for untied samples of these sizes: the coefficients of
 /// the Gaussian binomial, built factor by factor. Each is at most the binomial coefficient, which
-/// must fit (the smaller size at most 8, the larger at most 10,000 is safe).
+/// must fit (8 with 10,000 and 49 with 49 are safe).
 pub fn mann_whitney(one: usize, two: usize) -> Cumulated {
     let (small, large) = (one.min(two), one.max(two));
     let mut cases = vec![0_i128; small * large + 1];
@@ -124,6 +124,10 @@ mod tests {
         let null = mann_whitney(8, 10_000);
         assert!((null.share(40_000) - 0.5).abs() < 1e-4);
         assert!((null.share(80_000) - 1.0).abs() < 1e-12);
+        // C(98, 49) cases.
+        let null = mann_whitney(49, 49);
+        assert!((null.all / 2.547_761_225_898_086e28 - 1.0).abs() < 1e-12);
+        assert!((null.share(1200) - 0.5).abs() < 1e-12);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The Mann-Whitney U test, two-sided: exact where a sample has at most eight values and nothing is
-//! tied, else by the normal approximation, corrected for ties and for continuity. These are the
-//! rules of SciPy's `mannwhitneyu` with `method="auto"`.
+//! The Mann-Whitney U test, two-sided: exact where nothing is tied and both samples have fewer than
+//! 50 values (the rule of R's `wilcox.test`) or one has at most eight (that of SciPy's
+//! `mannwhitneyu`); else by the normal approximation, corrected for ties and for continuity.
 
 use super::{
     exact::{self, Cumulated},
@@ -9,7 +9,9 @@ use super::{
     rank::Ranks,
 };
 
-/// Up to how many values in the smaller sample cases are counted.
+/// Up to how many values in both samples cases are counted.
+const EXACT_BOTH_UP_TO: usize = 49;
+/// Up to how many in the smaller one, however large the other.
 const EXACT_UP_TO: usize = 8;
 /// Up to how many values in the larger one counts fit.
 const LARGEST: usize = 10_000;
@@ -41,7 +43,9 @@ pub enum Null {
 impl Null {
     /// For samples of these sizes with this term of ties ([`Ranks::tie_term`]).
     pub fn of(one: usize, two: usize, tie_term: f64) -> Self {
-        if tie_term == 0.0 && one.min(two) <= EXACT_UP_TO && one.max(two) <= LARGEST {
+        let (small, large) = (one.min(two), one.max(two));
+        let counted = large <= EXACT_BOTH_UP_TO || small <= EXACT_UP_TO && large <= LARGEST;
+        if tie_term == 0.0 && counted {
             return Self::Exact(exact::mann_whitney(one, two));
         }
         let (m, n) = (one as f64, two as f64);

@@ -4,20 +4,19 @@
 //! For samples whose logarithms spread normally with a standard deviation s, the Mann-Whitney test
 //! finds a shift d = (z(α/2) + z(0.2)) · s · √(1/m + 1/n) / √(3/π) with a chance of about 80%
 //! (70% where α is a thousandth and runs are few, since ranks then say less than values); 3/π is its
-//! efficiency against the t test there (Hodges and Lehmann, 1956). α is what Holm's correction
-//! leaves to the least of all p-values of the table.
+//! efficiency against the t test there (Hodges and Lehmann, 1956). α is for the caller to say: what
+//! Holm's correction leaves to the least of all p-values of a table.
 
 use std::f64::consts::PI;
 
-use super::{ALPHA, mann_whitney::least_p, normal};
+use super::{mann_whitney::least_p, normal};
 
 /// How likely it is to be found.
 const POWER: f64 = 0.8;
 
-/// The least ratio above 1 that would be found, over so many rows of a table; `None` where no
-/// difference can be, however large, since there are too few runs.
-pub fn detectable(before: &[f64], after: &[f64], rows: usize) -> Option<f64> {
-    let alpha = ALPHA / rows.max(1) as f64;
+/// The least ratio above 1 that would be found by a two-sided p of less than `alpha`; `None` where
+/// no difference can be, however large, since there are too few runs.
+pub fn detectable(before: &[f64], after: &[f64], alpha: f64) -> Option<f64> {
     let (m, n) = (before.len(), after.len());
     if m < 2 || n < 2 || least_p(m, n) > alpha {
         return None;
@@ -42,7 +41,7 @@ fn squares(values: &[f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{draw::Normal, mann_whitney},
+        super::{ALPHA, draw::Normal, mann_whitney},
         *,
     };
 
@@ -52,9 +51,10 @@ mod tests {
             let mut normal = Normal::new(7);
             let pilot = (normal.sample(400, 1.0, 0.02), normal.sample(400, 1.0, 0.02));
             // The same spread, seen through as many runs.
-            let ratio = detectable(&pilot.0[..runs], &pilot.1[..runs], rows).unwrap();
+            let alpha = ALPHA / f64::from(rows);
+            let ratio = detectable(&pilot.0[..runs], &pilot.1[..runs], alpha).unwrap();
             let truth = {
-                let reach = normal::value_above(0.025 / rows as f64) + normal::value_above(0.2);
+                let reach = normal::value_above(alpha / 2.0) + normal::value_above(0.2);
                 (reach * 0.02 * (2.0 / runs as f64).sqrt() / (3.0 / PI).sqrt()).exp()
             };
             assert!(
@@ -68,7 +68,7 @@ mod tests {
                     normal.sample(runs, truth, 0.02),
                 );
                 let test = mann_whitney(&before, &after).unwrap();
-                found += u32::from(test.p < ALPHA / rows as f64);
+                found += u32::from(test.p < alpha);
             }
             assert!(
                 (335..=450).contains(&found),
@@ -79,11 +79,11 @@ mod tests {
 
     #[test]
     fn too_few_runs_find_nothing() {
-        assert_eq!(detectable(&[1.0, 1.1, 1.2], &[1.0, 1.1, 1.2], 1), None);
-        assert_eq!(detectable(&[1.0], &[1.0], 1), None);
-        assert!(detectable(&[1.0, 1.1, 1.2, 1.3], &[1.0, 1.1, 1.2, 1.3], 1).is_some());
+        assert_eq!(detectable(&[1.0, 1.1, 1.2], &[1.0, 1.1, 1.2], ALPHA), None);
+        assert_eq!(detectable(&[1.0], &[1.0], ALPHA), None);
+        assert!(detectable(&[1.0, 1.1, 1.2, 1.3], &[1.0, 1.1, 1.2, 1.3], ALPHA).is_some());
         assert_eq!(
-            detectable(&[1.0, 1.1, 1.2, 1.3], &[1.0, 1.1, 1.2, 1.3], 9),
+            detectable(&[1.0, 1.1, 1.2, 1.3], &[1.0, 1.1, 1.2, 1.3], ALPHA / 9.0),
             None
         );
     }

@@ -44,7 +44,7 @@ pub fn html(comparison: &Comparison) -> String {
     let charts = steps
         .iter()
         .filter_map(|step| vcpus::distribution(comparison, step));
-    section(&mut out, "Time of each vCPU", KEY, charts.collect());
+    section(&mut out, "Time of each vCPU", KEY, &[charts.collect()]);
     out.push_str("<h2>Every figure</h2>\n");
     out.push_str(
         "<p class=\"soft\">Medians, beside them quartiles (least and greatest of fewer than four \
@@ -90,30 +90,40 @@ fn summary(out: &mut String, comparison: &Comparison) {
 
 /// The charts of times, phase by phase.
 fn times(out: &mut String, comparison: &Comparison) {
-    let mut charts = Vec::new();
+    let mut groups = Vec::new();
     for step in super::phases(comparison) {
-        charts.push(phases::by_configuration(comparison, step));
+        let mut charts = vec![phases::by_configuration(comparison, step)];
         for growing in Growing::ALL {
             charts.extend(phases::by_growth(comparison, step, growing));
         }
+        groups.push(charts);
     }
-    section(out, "Time of each phase", KEY, charts);
+    // Single charts of phases lie side by side; with growth, each phase has rows of its own.
+    if groups.iter().all(|charts| charts.len() == 1) {
+        groups = vec![groups.concat()];
+    }
+    section(out, "Time of each phase", KEY, &groups);
 }
 
 /// The charts of counts, configuration by configuration.
 fn counted(out: &mut String, comparison: &Comparison) {
     let configurations = comparison.configurations.iter();
     let charts = configurations.filter_map(|one| counts::breakdown(comparison, one));
-    section(out, "Counts", &counts::key(comparison), charts.collect());
+    section(out, "Counts", &counts::key(comparison), &[charts.collect()]);
 }
 
-/// Charts under a heading; nothing where there is none.
-fn section(out: &mut String, heading: &str, key: &str, charts: Vec<String>) {
-    if !charts.is_empty() {
-        let _ = writeln!(
-            out,
-            "<h2>{heading}</h2>\n{key}<div class=\"charts\">\n{}</div>",
-            charts.concat()
-        );
+/// Groups of charts under a heading; nothing where there is no chart.
+fn section(out: &mut String, heading: &str, key: &str, groups: &[Vec<String>]) {
+    if groups.iter().all(Vec::is_empty) {
+        return;
+    }
+    let _ = write!(out, "<h2>{heading}</h2>\n{key}");
+    let class = if groups.len() > 1 {
+        "charts uneven"
+    } else {
+        "charts"
+    };
+    for charts in groups {
+        let _ = writeln!(out, "<div class=\"{class}\">\n{}</div>", charts.concat());
     }
 }

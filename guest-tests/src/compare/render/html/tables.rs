@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::{
     super::{
         super::{Change, Comparison, Configuration, PhaseChange, Side, Verdict},
-        counts,
+        counts, detectable,
         figures::{self, Unit},
         interval, phases, short_title, title,
     },
@@ -21,6 +21,10 @@ fn tag(verdict: Verdict) -> String {
         Verdict::CannotTell => "cannot tell",
     };
     format!("<span class=\"tag {}\">{words}</span>", verdict.name())
+}
+
+fn small(text: String) -> String {
+    format!("<br><small>{}</small>", escaped(&text))
 }
 
 /// All ratios of times, a row for each configuration.
@@ -151,7 +155,8 @@ fn row(
         text(tested.map(|tested| figures::p_value(tested.p))),
         text(tested.map(|tested| figures::p_value(tested.p_holm))),
         text(tested.map(|tested| format!("{:+.2}", tested.delta))),
-        text(judged.and_then(|phase| phase.verdict).map(tag)),
+        text(judged.and_then(|phase| phase.verdict).map(tag))
+            + &text(judged.and_then(detectable).map(small)),
     ];
     let _ = writeln!(
         out,
