@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use granule_guest_tests::units::Bytes;
 use serde_json::{Value, json};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -54,6 +55,8 @@ pub enum Request {
     Dirty,
     /// Forget what is dirty.
     DirtyClear,
+    /// Have the guest put that many bytes into the balloon.
+    Balloon(u64),
 }
 
 /// The answer: an HTTP status and a body.
@@ -292,13 +295,17 @@ fn route(method: &str, path: &str) -> Result<Request, Answer> {
         "/v1/dirty/start" => ("POST", Request::DirtyLogging(true)),
         "/v1/dirty/stop" => ("POST", Request::DirtyLogging(false)),
         "/v1/dirty/clear" => ("POST", Request::DirtyClear),
-        _ => {
-            return Err(refusal(
-                404,
-                "there are /v1/state, pause, resume, stop, memory, counters, dirty, dirty/start, \
-                 dirty/stop and dirty/clear",
-            ));
-        }
+        _ => match path.strip_prefix("/v1/balloon/").map(str::parse::<Bytes>) {
+            Some(Ok(size)) => ("POST", Request::Balloon(size.0)),
+            Some(Err(error)) => return Err(refusal(400, &format!("{path}: {error}"))),
+            None => {
+                return Err(refusal(
+                    404,
+                    "there are /v1/state, pause, resume, stop, memory, counters, dirty, \
+                     dirty/start, dirty/stop, dirty/clear and balloon/SIZE",
+                ));
+            }
+        },
     };
     if method != wanted {
         return Err(refusal(405, &format!("{path} takes {wanted}")));

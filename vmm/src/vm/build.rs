@@ -22,6 +22,7 @@ use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
+    attach::{AttachError, attach},
     config::{Console, VmConfig},
     memory::{self, ObtainError, Obtained},
     platform::{INTERRUPTS, Platform, PlatformError},
@@ -40,7 +41,7 @@ use crate::{
         layout::{LayoutError, Places},
         tree::{Tree, TreeError},
     },
-    devices::{BootTimer, Bus, Description, Pl011, Rtc, Serial, serial},
+    devices::{BootTimer, Bus, Description, Pl011, Rtc, Serial, serial, virtio::balloon::Handle},
     kvm::{self, KvmError, slot::Slot, stats::Statistics},
 };
 
@@ -85,6 +86,9 @@ pub enum BuildError {
     /// A device has no place.
     #[error(transparent)]
     Platform(#[from] PlatformError),
+    /// A disk, network card or the like cannot be had.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
     /// There is no device tree.
     #[error(transparent)]
     Tree(#[from] TreeError),
@@ -127,6 +131,8 @@ pub struct Machine {
     pub crew: Crew,
     /// The console.
     pub serial: Arc<Mutex<dyn serial::Port>>,
+    /// Controls the balloon, if there is one.
+    pub balloon: Option<Handle>,
     /// All devices.
     pub bus: Arc<Bus>,
     /// Memory slots, in the order of the memory's pieces.
@@ -204,6 +210,11 @@ pub fn build(config: &VmConfig, ends: Ends) -> Result<Machine, BuildError> {
     let timer = BootTimer::describe(platform.place()?);
     let boot_timer = BootTimer::new(ends.started, ends.tell);
     platform.add(timer, Arc::new(Mutex::new(boot_timer)))?;
+    let balloon = attach(
+        &mut platform,
+        &config.devices,
+        &Arc::new(memory.map.clone()),
+    )?;
     let bus = Arc::new(platform.finish());
 
     let mut statistics = Statistics::none();
@@ -251,6 +262,7 @@ pub fn build(config: &VmConfig, ends: Ends) -> Result<Machine, BuildError> {
     Ok(Machine {
         crew,
         serial,
+        balloon,
         bus,
         slots,
         _controller: controller,

@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Instant};
 use granule_guest_tests::{config::Backing, units::Bytes};
 use serde::Serialize;
 
-use super::sandbox::Use;
+use super::{attach::Devices, sandbox::Use};
 use crate::machine::DirtyMode;
 
 /// One piece of guest memory.
@@ -46,6 +46,8 @@ pub struct VmConfig {
     pub command_line: String,
     /// The console.
     pub console: Console,
+    /// Disks, network cards and the like.
+    pub devices: Devices,
     /// How many vCPUs, at least one.
     pub vcpus: u32,
     /// Memory, at least one piece; kernel and initramfs lie in the first.
@@ -61,9 +63,18 @@ impl VmConfig {
     /// Every file that the machine is made from, and what is done with it.
     pub fn files(&self) -> Vec<(PathBuf, Use)> {
         let initrd = self.initrd.iter().cloned();
+        let disks = self.devices.disks.iter().map(|disk| {
+            let used = if disk.read_only {
+                Use::Read
+            } else {
+                Use::Write
+            };
+            (disk.path.clone(), used)
+        });
         std::iter::once(self.kernel.clone())
             .chain(initrd)
             .map(|path| (path, Use::Read))
+            .chain(disks)
             .collect()
     }
 }

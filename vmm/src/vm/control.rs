@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Does what the [control socket](super::api) asks for, on the main thread.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
+use granule_guest_tests::units::Bytes;
 use serde_json::{Value, json};
 
 use super::{
@@ -64,6 +65,7 @@ impl<'a> Controls<'a> {
             Request::DirtyLogging(on) => return or_error(self.switch_logging(on)),
             Request::Dirty => return or_error(self.dirty_pages()),
             Request::DirtyClear => return or_error(self.clear()),
+            Request::Balloon(bytes) => return self.fill_balloon(Bytes(bytes)),
         }
         (200, self.state())
     }
@@ -115,7 +117,31 @@ impl<'a> Controls<'a> {
                 zone
             })
             .collect();
-        (200, json!({ "zones": zones }))
+        let balloon = self.machine.balloon.as_ref().map(|balloon| {
+            let statistics = balloon.statistics();
+            json!({
+                "actual_bytes": balloon.actual().0,
+                "inflated_bytes": balloon.inflated().0,
+                "reported_bytes": balloon.reported().0,
+                // By tag, as virtio 1.2, section 5.5.6.3, has them; those of the last time asked.
+                "statistics": statistics.into_iter().collect::<BTreeMap<_, _>>(),
+            })
+        });
+        (200, json!({ "zones": zones, "balloon": balloon }))
+    }
+
+    fn fill_balloon(&self, size: Bytes) -> Answer {
+        let Some(balloon) = &self.machine.balloon else {
+            return refusal(
+                409,
+                "this machine has no balloon: start it with --balloon on",
+            );
+        };
+        balloon.set_target(size);
+        (
+            200,
+            json!({ "wanted_bytes": size.0, "actual_bytes": balloon.actual().0 }),
+        )
     }
 
     fn counters(&mut self) -> Answer {

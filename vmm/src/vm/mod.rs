@@ -12,6 +12,7 @@
 //! builds a new machine from the same configuration.
 
 pub mod api;
+pub mod attach;
 pub mod config;
 pub mod console;
 pub mod faults;

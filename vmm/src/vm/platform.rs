@@ -58,6 +58,12 @@ impl<'a> Platform<'a> {
         }
     }
 
+    /// The VM that they belong to.
+    #[must_use]
+    pub const fn vm(&self) -> &VmFd {
+        self.vm
+    }
+
     /// Where the next platform device's registers lie.
     ///
     /// # Errors

@@ -133,6 +133,7 @@ const MAIN: &[i64] = &[
     libc::SYS_epoll_pwait,
     libc::SYS_faccessat,
     libc::SYS_faccessat2,
+    libc::SYS_flock,
     libc::SYS_fstat,
     libc::SYS_ftruncate,
     libc::SYS_getdents64,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `granule run`.
 
+mod devices;
 mod memory;
 
 use std::{path::PathBuf, time::Instant};
@@ -12,6 +13,7 @@ use super::{
     bench::values::{DirtyLog, Switch},
 };
 use crate::vm::{
+    attach::{Devices, DiskConfig, NetConfig},
     config::{Console, Session, VmConfig},
     console,
 };
@@ -46,6 +48,15 @@ pub struct Args {
     /// given again, one more zone behind it
     #[arg(long, value_name = "SIZE[,…]", default_value = "512M", value_parser = memory::zone)]
     memory: Vec<crate::vm::config::Zone>,
+    /// Disk: PATH[,readonly=on], a raw image or a block device; given again, one more disk
+    #[arg(long, value_name = "PATH[,…]", value_parser = devices::disk)]
+    disk: Vec<DiskConfig>,
+    /// Network card: tap=NAME[,mac=ADDRESS]; given again, one more card
+    #[arg(long, value_name = "tap=NAME[,…]", value_parser = devices::net)]
+    net: Vec<NetConfig>,
+    /// A balloon, by which the guest reports free memory and the host gets it back
+    #[arg(long, value_enum, default_value_t = Switch::Off)]
+    balloon: Switch,
     /// Width of guest physical addresses; the smallest that fits if left out
     #[arg(long, value_name = "BITS")]
     ipa_bits: Option<u8>,
@@ -63,7 +74,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
     /// Answer HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty;
-    /// POST /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop, /v1/dirty/clear
+    /// POST /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop, /v1/dirty/clear,
+    /// /v1/balloon/SIZE
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
     /// Keep this process to the files given (Landlock) and the system calls it needs (seccomp)
@@ -96,6 +108,11 @@ pub fn run(args: Args) -> CommandResult {
         initrd: args.initrd,
         command_line: args.cmdline.unwrap_or_else(|| format!("console={tty}")),
         console,
+        devices: Devices {
+            disks: args.disk,
+            nets: args.net,
+            balloon: args.balloon == Switch::On,
+        },
         vcpus: args.vcpus,
         memory: args.memory,
         ipa_bits: args.ipa_bits,

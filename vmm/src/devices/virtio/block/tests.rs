@@ -303,3 +303,79 @@ proptest! {
         prop_assert_eq!(content(&folder), model);
     }
 }
+
+/// The record of this number: as many copies of it as fit into a sector.
+fn record(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(512 / 8)
+}
+
+/// What the killed process does: writes records one after the other, each flushed, and says so.
+fn write_records(path: &std::path::Path, first: u64) {
+    let memory = memory();
+    let disk = Disk::open(path, false).unwrap();
+    let mut driver = Driver::start(&memory, Box::new(Block::new(disk, "killed")), EVENT_IDX);
+    for number in first.. {
+        let sector = number % SECTORS as u64;
+        assert_eq!(write(&mut driver, sector, record(number)), OK);
+        let flushed = driver.ask(0, &[header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)]);
+        assert_eq!(flushed.0, [[OK]]);
+        println!("\nFLUSHED {number}");
+    }
+}
+
+/// Kills a process with a disk a hundred times, at moments that differ.
+#[test]
+fn killed_at_any_moment_a_disk_loses_no_flushed_write() {
+    use std::{
+        io::{BufRead as _, BufReader},
+        process::{Command, Stdio},
+        time::Duration,
+    };
+    const NAME: &str = "GRANULE_TEST_KILLED_DISK";
+    const FIRST: &str = "GRANULE_TEST_KILLED_FIRST";
+    if let (Some(path), Ok(first)) = (std::env::var_os(NAME), std::env::var(FIRST)) {
+        return write_records(path.as_ref(), first.parse().unwrap());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    fs::write(&path, vec![0; SECTORS * 512]).unwrap();
+    let mut flushed = 0_u64;
+    for round in 0..100_u64 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "--test-threads=1"])
+            .arg(concat!(
+                "devices::virtio::block::tests::",
+                "killed_at_any_moment_a_disk_loses_no_flushed_write"
+            ))
+            .env(NAME, &path)
+            .env(FIRST, (flushed + 1).to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let is_record = |line: &String| line.starts_with("FLUSHED ");
+        let first = lines.by_ref().map(Result::unwrap).find(is_record);
+        std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
+        child.kill().unwrap();
+        child.wait().unwrap();
+
+        // A last line may be cut: the number in it would be too small, never too large.
+        let told = first
+            .into_iter()
+            .chain(lines.map_while(Result::ok).filter(is_record));
+        let last = told.filter_map(|line| line[8..].parse().ok()).max();
+        flushed = last.unwrap_or(flushed).max(flushed);
+        let content = content(&folder);
+        let oldest = flushed.saturating_sub(SECTORS as u64 - 2).max(1);
+        for number in oldest..=flushed {
+            let at = usize::try_from(number % SECTORS as u64).unwrap() * 512;
+            assert_eq!(
+                content[at..at + 512],
+                record(number),
+                "round {round}, record {number}"
+            );
+        }
+    }
+    assert!(flushed >= 100);
+    println!("100 kills, {flushed} flushed writes, none lost");
+}

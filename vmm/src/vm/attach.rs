@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Virtio devices of a machine: opened, put on the bus, their notifications wired as ioeventfds.
+
+use std::{io, path::PathBuf, sync::Arc};
+
+use kvm_ioctls::IoEventAddress;
+use parking_lot::Mutex;
+use serde::Serialize;
+use thiserror::Error;
+
+use super::platform::{Platform, PlatformError};
+use crate::{
+    devices::virtio::{
+        Transport, VirtioDevice,
+        balloon::{Balloon, Handle},
+        block::{Block, Disk, DiskError},
+        net::{Mac, Net, Tap, TapError, mac_for},
+        rng::Rng,
+    },
+    kvm::KvmError,
+    memory::GuestMemory,
+};
+
+/// A disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DiskConfig {
+    /// The image or block device.
+    pub path: PathBuf,
+    /// Whether the guest may only read it.
+    pub read_only: bool,
+}
+
+/// A network card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NetConfig {
+    /// The tap at its other end.
+    pub tap: String,
+    /// Its address; one made from the tap's name if not given.
+    pub mac: Option<Mac>,
+}
+
+/// A machine's virtio devices. There is always one for entropy.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct Devices {
+    /// Disks, in the order of the guest's `/dev/vda`, `/dev/vdb`, ….
+    pub disks: Vec<DiskConfig>,
+    /// Network cards.
+    pub nets: Vec<NetConfig>,
+    /// Whether there is a balloon.
+    pub balloon: bool,
+}
+
+/// Why a device cannot be had.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// A disk.
+    #[error("--disk")]
+    Disk(#[from] DiskError),
+    /// A network card.
+    #[error("--net")]
+    Net(#[from] TapError),
+    /// It has no place.
+    #[error(transparent)]
+    Platform(#[from] PlatformError),
+    /// Event file descriptors.
+    #[error("no event file descriptor can be had for a device")]
+    Event(#[from] io::Error),
+}
+
+/// Opens the devices and puts them on the bus. Gives what controls the balloon, if there is one.
+///
+/// # Errors
+/// One of them cannot be had; the error says which and why.
+pub fn attach(
+    platform: &mut Platform<'_>,
+    devices: &Devices,
+    memory: &Arc<GuestMemory>,
+) -> Result<Option<Handle>, AttachError> {
+    for (index, disk) in devices.disks.iter().enumerate() {
+        let name = format!("disk{index}");
+        let device = Block::new(Disk::open(&disk.path, disk.read_only)?, &name);
+        add(platform, &name, Box::new(device), memory)?;
+    }
+    for (index, net) in devices.nets.iter().enumerate() {
+        let mac = net.mac.unwrap_or_else(|| mac_for(&net.tap));
+        let device = Net::new(Tap::open(&net.tap)?, mac);
+        add(platform, &format!("net{index}"), Box::new(device), memory)?;
+    }
+    add(platform, "entropy", Box::new(Rng::default()), memory)?;
+    if !devices.balloon {
+        return Ok(None);
+    }
+    let balloon = Balloon::new()?;
+    let handle = balloon.handle();
+    add(platform, "balloon", Box::new(balloon), memory)?;
+    Ok(Some(handle))
+}
+
+fn add(
+    platform: &mut Platform<'_>,
+    name: &str,
+    device: Box<dyn VirtioDevice>,
+    memory: &Arc<GuestMemory>,
+) -> Result<(), AttachError> {
+    let start = platform.place_virtio()?;
+    let (number, irq) = platform.interrupt()?;
+    let transport = Transport::new(name, device, Arc::clone(memory), irq)?;
+    for notifier in transport.notifiers() {
+        let address = IoEventAddress::Mmio(start + notifier.offset);
+        platform
+            .vm()
+            .register_ioevent(notifier.event.as_ref(), &address, notifier.value)
+            .map_err(|error| KvmError::call("wiring a queue's notification (KVM_IOEVENTFD)", error))
+            .map_err(PlatformError::from)?;
+    }
+    let description = transport.describe(start, number);
+    Ok(platform.add(description, Arc::new(Mutex::new(transport)))?)
+}
