@@ -43,6 +43,28 @@ impl Usage {
         }
     }
 
+    /// Bytes of this process that are resident and lie in none of `ranges`, hugetlb aside; `None`
+    /// where the kernel does not tell.
+    pub fn outside(ranges: &[Range<u64>]) -> Option<Bytes> {
+        let text = fs::read_to_string("/proc/self/smaps").ok()?;
+        Some(Self::parse_outside(&text, ranges))
+    }
+
+    fn parse_outside(text: &str, ranges: &[Range<u64>]) -> Bytes {
+        let mut outside = false;
+        let mut bytes = 0;
+        for line in text.lines() {
+            if let Some(mapping) = head(line) {
+                let within =
+                    |range: &Range<u64>| range.start <= mapping.start && mapping.end <= range.end;
+                outside = !ranges.iter().any(within);
+            } else if let (true, Some(("Rss", resident))) = (outside, field(line)) {
+                bytes += resident;
+            }
+        }
+        Bytes(bytes)
+    }
+
     /// Sums up the mappings of an smaps text that lie in `range`.
     ///
     /// # Errors
@@ -149,6 +171,14 @@ Private_Hugetlb:    8192 kB
         assert_eq!(usage.kernel_page, Bytes::mib(2));
         assert_eq!(usage.resident(), Bytes::mib(8));
         assert_eq!(usage.small, Bytes(0));
+    }
+
+    #[test]
+    fn what_lies_outside_guest_memory_is_counted() {
+        let guest = 0xffff_8000_0000..0xffff_8020_0000;
+
+        assert_eq!(Usage::parse_outside(TEXT, &[guest]), Bytes::kib(20));
+        assert_eq!(Usage::parse_outside(TEXT, &[]), Bytes::kib(2068));
     }
 
     #[test]

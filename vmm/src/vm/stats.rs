@@ -26,9 +26,9 @@ use super::{faults, vcpu::Exits};
 use crate::{
     kvm::{
         stats::{Kind, Statistics, StatisticsError},
-        tables::{kib_in, tables_of_guests},
+        tables::tables_of_guests,
     },
-    memory::{GuestRam, MemoryError},
+    memory::{GuestRam, MemoryError, Usage},
 };
 
 /// What the file's objects call themselves.
@@ -140,12 +140,11 @@ impl Meter {
         let resident = zones
             .map(|ram| Ok(ram.resident()?.resident))
             .collect::<Result<Vec<_>, MemoryError>>()?;
-        let guest: u64 = resident.iter().flat_map(BTreeMap::values).sum();
-        let hugetlb = self.zones.iter().zip(&resident);
-        let hugetlb: u64 = hugetlb
-            .filter(|(ram, _)| ram.plan().is_hugetlb())
-            .flat_map(|(_, pages)| pages.values())
-            .sum();
+        let ranges: Vec<_> = self
+            .zones
+            .iter()
+            .map(|ram| ram.host_address()..ram.host_address() + ram.size().0)
+            .collect();
         Ok(Reading {
             events: counted,
             faults: self.counters.faults.read()?,
@@ -158,8 +157,7 @@ impl Meter {
             stage2_tables: fresh_tables_of_guests()
                 .zip(self.tables_before)
                 .map(|(now, before)| now.saturating_sub(before)),
-            // The process's own count leaves hugetlb out.
-            overhead: resident_of_process().map(|all| all.saturating_sub(guest - hugetlb)),
+            overhead: Usage::outside(&ranges).map(|bytes| bytes.0),
         })
     }
 }
@@ -176,11 +174,6 @@ pub fn fresh_tables_of_guests() -> Option<u64> {
 
 /// What has the kernel add its counts up (`Documentation/admin-guide/sysctl/vm.rst`).
 pub const REFRESH: &str = "/proc/sys/vm/stat_refresh";
-
-/// Bytes that this process has in memory.
-fn resident_of_process() -> Option<u64> {
-    kib_in(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
-}
 
 /// A phase of the guest's life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
