@@ -12,7 +12,7 @@
 //! | `POST /v1/dirty/clear` | forgets them |
 //!
 //! A thread of its own reads and answers; what is asked for is done by the main thread, between the
-//! two is a channel. A client gets [`PATIENCE`] and [`LARGEST`] bytes, no more; a second one waits.
+//! two is a channel. A client gets 2 s a step and 8K in all; a second one waits.
 
 use std::{
     fs, io,
