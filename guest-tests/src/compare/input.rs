@@ -5,7 +5,8 @@
 //! What a file is, its first character tells: results begin with `{`; anything else must be a log.
 //! Criterion's files are known by their names and by the folders they lie in.
 //! Results are held to be whole: every run of a configuration has the phases its other runs have,
-//! since a file cut off between two lines cannot be told otherwise.
+//! and the last run of a file does not end where runs of other configurations go on, since a file
+//! cut off between two lines cannot be told otherwise.
 
 mod benchmarks;
 
@@ -90,7 +91,7 @@ pub enum InputError {
     },
     /// A run lacks phases.
     #[error(
-        "{}: seed {seed}, iteration {iteration} of {configuration} lacks {}, which its other runs \
+        "{}: seed {seed}, iteration {iteration} of {configuration} lacks {}, which other runs \
          have: the file is cut off; run again, or delete that run from it",
         .path.display(),
         .missing.iter().map(|phase| phase.name()).collect::<Vec<_>>().join(", ")
@@ -269,6 +270,9 @@ fn whole(records: &[Record]) -> Result<(), TextError> {
             .or_default()
             .insert(record.phase);
     }
+    if let Some(last) = records.last() {
+        last_is_whole(last, records)?;
+    }
     for (setup, _, runs) in configurations {
         let all: BTreeSet<Phase> = runs.values().flatten().copied().collect();
         for ((seed, iteration), present) in runs {
@@ -283,6 +287,29 @@ fn whole(records: &[Record]) -> Result<(), TextError> {
         }
     }
     Ok(())
+}
+
+/// Checks that the last run has not just the first of the phases that runs of its engine have.
+fn last_is_whole(last: &Record, records: &[Record]) -> Result<(), TextError> {
+    let phases = |of: &dyn Fn(&&Record) -> bool| -> BTreeSet<Phase> {
+        records
+            .iter()
+            .filter(of)
+            .map(|record| record.phase)
+            .collect()
+    };
+    let all = phases(&|record| record.engine == last.engine);
+    let present = phases(&|record| record.engine == last.engine && record.config == last.config);
+    let missing: Vec<Phase> = all.difference(&present).copied().collect();
+    if missing.is_empty() || !all.iter().take(present.len()).eq(&present) {
+        return Ok(());
+    }
+    Err(TextError::Incomplete {
+        configuration: Sample::from(last).setup.name(),
+        seed: last.config.seed,
+        iteration: last.config.iteration,
+        missing,
+    })
 }
 
 #[cfg(test)]
@@ -319,6 +346,25 @@ mod tests {
 
         assert_eq!(read(&file).unwrap(), [record()]);
         assert_eq!(read(dir.path()).unwrap(), [record()]);
+    }
+
+    #[test]
+    fn a_sweep_cut_off_in_its_last_configuration_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sweep.jsonl");
+        let mut records = runs(&[1], &[2]);
+        let mut more = runs(&[3], &[4]);
+        for record in &mut more {
+            record.config.vcpus = 80;
+        }
+        records.extend(more);
+        fs::write(&file, lines(&records)).unwrap();
+        assert_eq!(read(&file).unwrap().len(), 4);
+
+        fs::write(&file, lines(&records[..3])).unwrap();
+        let text = refusal(&file);
+        let wanted = "iteration 0 of anonymous_hugetlb_2mb, 64M, 80 vCPUs lacks update";
+        assert!(text.contains(wanted), "{text}");
     }
 
     #[test]
