@@ -37,6 +37,9 @@ pub enum Coalesce {
     FreeFirst,
     /// After.
     InstallFirst,
+    /// After, and the block's memory is not made ready: the idea as it was first published. Wrong
+    /// where a part was never mapped (the checker: `unclean-reachable`); for telling what its figures are made of.
+    InstallUnready,
 }
 
 /// What is done with a leaf that is there already and differs in permissions alone.

@@ -89,7 +89,8 @@ impl<O: Operations> Walk<'_, O> {
             table: child,
             level,
         };
-        if self.maintains(Maintenance::BeforeBreak) {
+        let readies = self.stage2.policy.coalesce != Coalesce::InstallUnready;
+        if readies && self.maintains(Maintenance::BeforeBreak) {
             old = self.claim(slot, old)?;
             self.prepare_block(child, level, phys, attributes);
         }
@@ -98,7 +99,7 @@ impl<O: Operations> Walk<'_, O> {
         if first {
             self.take_down(unlinked);
         }
-        if self.maintains(Maintenance::InsideWindow) {
+        if readies && self.maintains(Maintenance::InsideWindow) {
             self.prepare(phys, self.stage2.geometry.span(slot.level), attributes);
         }
         self.make(slot, new);
