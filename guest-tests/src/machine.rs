@@ -7,11 +7,12 @@
 //! host's part of a phase (dirty logging, dropping the backing) is the machine's own and runs on
 //! the harness's thread while every vCPU stands still.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, time::Duration};
 
 use thiserror::Error;
 
 use crate::{
+    crew::RoundTimes,
     events::EventCounts,
     results::{Host, Obtained},
     units::{Bytes, GuestAddress, Nanoseconds},
@@ -162,13 +163,25 @@ pub trait Machine {
     /// Where results come from: kernel, CPU, emulator.
     fn host(&self) -> &Host;
 
-    /// The name of what runs the guest: `kvm` or `model`.
+    /// The name of what runs the guest: `kvm`, `model` or `simulation`.
     fn engine(&self) -> &'static str;
 
     /// The region under test.
     fn region(&self) -> Region;
 
-    /// The vCPUs, once.
+    /// Runs one task on each vCPU and gives the times, on machines whose time is not this one's;
+    /// `None` on all others, where each vCPU has its thread. `seed` staggers the vCPUs' starts, and
+    /// in real time it may take as long as `deadline`.
+    fn run_round(
+        &mut self,
+        _tasks: &[Task],
+        _seed: u64,
+        _deadline: Duration,
+    ) -> Option<Result<RoundTimes, VcpuFailure>> {
+        None
+    }
+
+    /// The vCPUs, once; none from a machine with a [`Machine::run_round`] of its own.
     ///
     /// # Panics
     /// When called again.

@@ -23,9 +23,9 @@ pub use error::HarnessError;
 
 use crate::{
     config::PhaseSelection,
-    crew::{Crew, RoundTimes},
+    crew::{Crew, CrewError, RoundTimes},
     events,
-    machine::{Machine, MachineError, Region, Task},
+    machine::{Machine, MachineError, Region, Task, VcpuFailure},
     mark,
     phase::Phase,
     results::{Obtained, Record, RunConfig, SCHEMA},
@@ -167,6 +167,14 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// A machine that runs rounds itself has no crew.
+    fn vcpus(&self) -> usize {
+        match self.crew.vcpus() {
+            0 => usize::try_from(self.plan.config.vcpus).unwrap_or(usize::MAX),
+            crew => crew,
+        }
+    }
+
     fn wants(&self, phase: Phase) -> bool {
         self.plan.phases.contains(phase)
     }
@@ -177,9 +185,12 @@ impl Run<'_> {
         doing: &str,
         task: impl Fn(Tasks, usize) -> Task,
     ) -> Result<(), HarnessError> {
-        let tasks: Vec<_> = (0..self.crew.vcpus())
+        let tasks: Vec<_> = (0..self.vcpus())
             .map(|vcpu| task(self.tasks, vcpu))
             .collect();
+        if let Some(round) = self.machine.run_round(&tasks, 0, self.plan.deadline) {
+            return round.map(drop).map_err(vcpu_error(doing));
+        }
         self.crew
             .muster(&tasks, 0)
             .and_then(|muster| muster.release())
@@ -188,19 +199,25 @@ impl Run<'_> {
     }
 
     fn guest_phase(&mut self, phase: Phase) -> Result<(), HarnessError> {
-        let tasks: Vec<_> = (0..self.crew.vcpus())
+        let tasks: Vec<_> = (0..self.vcpus())
             .map(|vcpu| self.tasks.of(phase, vcpu))
             .collect();
-        let muster = self
-            .crew
-            .muster(&tasks, self.plan.config.seed)
-            .map_err(crew_error(&in_phase(phase)))?;
+        let seed = self.plan.config.seed;
         let before = self.machine.events().map_err(host_error("counting"))?;
-        mark::phase(phase);
-        let times = muster.release();
-        mark::outside();
+        let own = self.machine.run_round(&tasks, seed, self.plan.deadline);
+        let (before, times) = if let Some(round) = own {
+            (before, round.map_err(vcpu_error(&in_phase(phase)))?)
+        } else {
+            let crew = &mut self.crew;
+            let muster = crew.muster(&tasks, seed);
+            let muster = muster.map_err(crew_error(&in_phase(phase)))?;
+            let before = self.machine.events().map_err(host_error("counting"))?;
+            mark::phase(phase);
+            let times = muster.release();
+            mark::outside();
+            (before, times.map_err(crew_error(&in_phase(phase)))?)
+        };
         let after = self.machine.events().map_err(host_error("counting"))?;
-        let times = times.map_err(crew_error(&in_phase(phase)))?;
         if phase == Phase::Create {
             self.read_backing_back()?;
         }
@@ -280,11 +297,17 @@ fn in_phase(phase: Phase) -> String {
     format!("in {phase}")
 }
 
-fn crew_error(doing: &str) -> impl FnOnce(crate::crew::CrewError) -> HarnessError {
+fn crew_error(doing: &str) -> impl FnOnce(CrewError) -> HarnessError {
     |source| HarnessError::Crew {
         doing: doing.to_owned(),
         source,
     }
+}
+
+/// A machine that has no crew tells itself which vCPU failed.
+fn vcpu_error(doing: &str) -> impl FnOnce(VcpuFailure) -> HarnessError {
+    let told = crew_error(doing);
+    |failure| told(CrewError::Failed(Box::new(failure)))
 }
 
 fn host_error(doing: &str) -> impl FnOnce(MachineError) -> HarnessError {

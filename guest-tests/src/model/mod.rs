@@ -18,6 +18,7 @@
 mod memory;
 mod operations;
 mod shared;
+pub mod simulate;
 #[cfg(test)]
 mod tests;
 mod vcpu;
@@ -145,12 +146,9 @@ impl ModelMachine {
             source,
         })?;
         let page = page_of(config.backing)?;
+        let size = size_of(config)?;
         let too_large = ModelError::Size {
             size: config.memory,
-        };
-        let size = match config.memory.checked_align_up(Bytes(page)) {
-            Some(size) if size <= Bytes::gib(200) => size.0,
-            _ => return Err(too_large),
         };
         let no_memory = |source| ModelError::Memory {
             size: Bytes(size),
@@ -161,9 +159,7 @@ impl ModelMachine {
         let Ok(geometry) = Geometry::new(Granule::K4, 40) else {
             return Err(too_large);
         };
-        // Every 2M may have its table, and as many again may wait for their grace period.
-        let tables =
-            index(2 * (size >> 21) + 2 * (size >> 30) + 64) + 48 * index(config.vcpus.into());
+        let tables = tables_for(size, index(config.vcpus.into()));
         let pool = TablePool::new(1 << 46, &geometry, words(tables * 512), words(tables * 2))
             .ok_or(too_large)?;
         let features = Features::default();
@@ -197,9 +193,7 @@ impl ModelMachine {
                 }]),
                 // Its time is this machine's own, not an emulator's.
                 emulator: None,
-                features: [("bbm", 0), ("dic", 0), ("fwb", 0), ("tlbirange", 0)]
-                    .map(|(name, value)| (name.to_owned(), value))
-                    .into(),
+                features: no_features(),
                 page_size: Some(Bytes(PAGE)),
                 ..found
             },
@@ -221,6 +215,31 @@ fn page_of(backing: Backing) -> Result<u64, ModelError> {
         }
         Backing::AnonymousHugetlb(_) => Err(ModelError::Backing { backing }),
     }
+}
+
+/// The region's size: whole pages of the backing.
+fn size_of(config: &ModelConfig) -> Result<u64, ModelError> {
+    let page = page_of(config.backing)?;
+    match config.memory.checked_align_up(Bytes(page)) {
+        Some(size) if size <= Bytes::gib(200) => Ok(size.0),
+        _ => Err(ModelError::Size {
+            size: config.memory,
+        }),
+    }
+}
+
+/// Tables that may be in use: every 2M may have its own, as many again may wait for their grace
+/// period, and every vCPU has some in hand.
+fn tables_for(size: u64, vcpus: usize) -> usize {
+    let ranges = 2 * (size >> 21) + 2 * (size >> 30) + 64;
+    usize::try_from(ranges).unwrap_or(usize::MAX) + 48 * vcpus
+}
+
+/// CPUs without the features that would spare them work.
+fn no_features() -> std::collections::BTreeMap<String, u64> {
+    [("bbm", 0), ("dic", 0), ("fwb", 0), ("tlbirange", 0)]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
 }
 
 /// The time that something takes, its error told with what was being done.

@@ -27,7 +27,7 @@ pub(super) enum Count {
     TopUps,
 }
 
-const NAMES: [&str; 9] = [
+pub(super) const NAMES: [&str; 9] = [
     "model_faults",
     "model_retries",
     "model_dc_lines",

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Where an instruction is planted, behind a place's own 8 bytes.
-const PLANTED: u64 = 8;
+pub(super) const PLANTED: u64 = 8;
 
 pub(super) struct ModelVcpu {
     index: usize,

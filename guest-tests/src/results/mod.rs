@@ -30,7 +30,7 @@ pub struct Record {
     /// Where it ran.
     #[serde(default)]
     pub host: Host,
-    /// `kvm` or `model`; `kvm_page_table_test` where the kernel's own test ran.
+    /// `kvm`, `model` or `simulation`; `kvm_page_table_test` where the kernel's own test ran.
     #[serde(default)]
     pub engine: String,
     /// What was asked for.

@@ -16,6 +16,7 @@ pub use self::{
     benchstat::benchstat, csv::csv, html::html, ktap::ktap, markdown::markdown, text::text,
 };
 use super::{Change, Comparison, Configuration, PhaseChange, Side, Step, Verdict, judge};
+use crate::model::simulate;
 
 /// The comparison as JSON, schema [`super::SCHEMA`], its fields as in [`Comparison`].
 ///
@@ -40,12 +41,15 @@ fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
         head.push(("emulator", emulator.clone()));
     }
     if comparison.is_emulated() {
-        head.push((
-            "time",
-            "virtual: the work of all CPUs together as the emulator counts it, not hardware \
-             time"
-                .to_owned(),
-        ));
+        let simulated = after.emulator.as_deref() == Some(simulate::EMULATOR);
+        let time = match simulated {
+            true => "virtual: what a simulated machine would take, not hardware time",
+            false => {
+                "virtual: the work of all CPUs together as the emulator counts it, not hardware \
+                 time"
+            }
+        };
+        head.push(("time", time.to_owned()));
     }
     if let Some(mode) = one_mode(comparison) {
         head.push(("guest", mode.to_owned()));

@@ -21,14 +21,17 @@ use granule_guest_tests::{
     harness::{self, HarnessError, Plan},
     log_lines::LogLines,
     machine::Machine,
-    model::{DEFAULT_POLICY, ModelConfig, ModelMachine},
+    model::{
+        DEFAULT_POLICY, ModelConfig, ModelMachine,
+        simulate::{SimulatedMachine, SimulationConfig},
+    },
     results::{RecordWriter, RunConfig},
     units::{Bytes, GuestAddress},
 };
 
 use super::{CommandResult, Outcome, report};
 use crate::machine::{KvmConfig, KvmMachine};
-use values::{CpuList, DirtyLog, Engine, Map, Sweep, Switch, address, size, unless_default};
+use values::{Clock, CpuList, DirtyLog, Engine, Map, Sweep, Switch, address, size, unless_default};
 
 /// Options of `granule bench`.
 #[derive(Debug, Clone, clap::Args)]
@@ -71,6 +74,12 @@ pub struct Args {
     /// or granule; granule's own if left out
     #[arg(long, value_name = "PRESET")]
     policy: Option<String>,
+    /// With --engine model: whose time; virtual is a simulation of the machine that --cpu names
+    #[arg(long, value_enum, default_value_t)]
+    clock: Clock,
+    /// With --clock virtual: what everything costs, kunpeng920 or the path of a table of one's own
+    #[arg(long, value_name = "NAME")]
+    cpu: Option<String>,
     /// Write one JSON object a phase to this file; - is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -108,6 +117,17 @@ pub struct Args {
 #[error("{0} is for --engine {1}: leave it out, or choose that engine")]
 pub struct WrongEngine(&'static str, &'static str);
 
+/// A simulated machine needs to be named, no other has a name.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WrongClock {
+    /// Costs for a clock that is real.
+    #[error("--cpu is for --clock virtual: leave it out, or add that")]
+    CpuInRealTime,
+    /// No costs.
+    #[error("--clock virtual needs to know whose: add --cpu kunpeng920")]
+    NoCpu,
+}
+
 /// Carries `granule bench` out.
 ///
 /// # Errors
@@ -132,7 +152,18 @@ fn run_one(args: &Args, json: &mut Option<RecordWriter>) -> CommandResult {
         }
         Engine::Model => {
             let mode = args.mode.unwrap_or(GuestMode::P48V48_4K);
-            (Box::new(ModelMachine::new(&args.model()?)?), mode)
+            let machine: Box<dyn Machine> = match args.clock {
+                Clock::Real => {
+                    args.clock_fits()?;
+                    Box::new(ModelMachine::new(&args.model()?)?)
+                }
+                Clock::Virtual => {
+                    let (model, cpu) = (args.model()?, args.simulated_cpu()?);
+                    let config = SimulationConfig::new(model, cpu, args.prefault)?;
+                    Box::new(SimulatedMachine::new(&config)?)
+                }
+            };
+            (machine, mode)
         }
     };
     // Behind the machine: a run that cannot be made leaves an older file alone.
@@ -147,7 +178,8 @@ fn run_one(args: &Args, json: &mut Option<RecordWriter>) -> CommandResult {
             vcpus: args.vcpus.get(),
             seed: args.seed,
             iteration: 0,
-            prefault: args.prefault || args.engine == Engine::Model,
+            // The software machine in real time always does.
+            prefault: args.prefault || (args.engine, args.clock) == (Engine::Model, Clock::Real),
             options: args.options(),
         },
         iterations: args.iterations.get(),
@@ -223,8 +255,13 @@ impl Args {
     }
 
     fn machine(&self) -> Result<KvmConfig, WrongEngine> {
-        if self.policy.is_some() {
-            return Err(WrongEngine("--policy", "model"));
+        let given = [
+            ("--policy", self.policy.is_some()),
+            ("--clock", self.clock != Clock::default()),
+            ("--cpu", self.cpu.is_some()),
+        ];
+        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(WrongEngine(option, "model"));
         }
         let vcpus = self.vcpus.get();
         Ok(KvmConfig {
@@ -242,6 +279,17 @@ impl Args {
             events: self.events == Switch::On,
             ..KvmConfig::new(self.backing, self.memory, vcpus)
         })
+    }
+
+    fn clock_fits(&self) -> Result<(), WrongClock> {
+        match (self.clock, &self.cpu) {
+            (Clock::Real, Some(_)) => Err(WrongClock::CpuInRealTime),
+            _ => Ok(()),
+        }
+    }
+
+    fn simulated_cpu(&self) -> Result<&str, WrongClock> {
+        self.cpu.as_deref().ok_or(WrongClock::NoCpu)
     }
 
     /// The software machine has no KVM to hand these on to.
@@ -346,6 +394,19 @@ mod tests {
         assert_eq!(named.model().unwrap().policy, "linux-5.10");
         assert_eq!(pinned.model(), Err(WrongEngine("--pin", "kvm")));
         assert_eq!(kvm.machine(), Err(WrongEngine("--policy", "model")));
+    }
+
+    #[test]
+    fn virtual_time_is_somebodys() {
+        let named = parse("bench --engine model --clock virtual --cpu kunpeng920").unwrap();
+        let unnamed = parse("bench --engine model --clock virtual").unwrap();
+        let real = parse("bench --engine model --cpu kunpeng920").unwrap();
+        let kvm = parse("bench --clock virtual").unwrap();
+
+        assert_eq!(named.simulated_cpu(), Ok("kunpeng920"));
+        assert_eq!(unnamed.simulated_cpu(), Err(WrongClock::NoCpu));
+        assert_eq!(real.clock_fits(), Err(WrongClock::CpuInRealTime));
+        assert_eq!(kvm.machine(), Err(WrongEngine("--clock", "model")));
     }
 
     #[test]

@@ -21,6 +21,16 @@ pub enum Engine {
     Model,
 }
 
+/// Whose time the software machine goes by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Clock {
+    /// This computer's
+    #[default]
+    Real,
+    /// A simulated machine's: exact, repeatable, an estimate of elapsed time
+    Virtual,
+}
+
 /// How dirty pages are logged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum DirtyLog {
