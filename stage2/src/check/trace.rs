@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `store` | entry, old value, new value, `plain` `release` or `swap` |
 //! | `dsb` | `nshst` `nsh` `ishst` `ish`; `isb` has none |
-//! | `tlbi` | `ipas2e1[is]` `ipas2le1[is]` address [`ttl=`n], `ripas2e1[is]` address bytes [`ttl=`n], `vmalle1[is]`, `vmalls12e1[is]` |
+//! | `tlbi` | `ipas2e1[is]` `ipas2le1[is]` address \[`ttl=`n\], `ripas2e1[is]` address bytes \[`ttl=`n\], `vmalle1[is]`, `vmalls12e1[is]` |
 //! | `vmid` | number |
 //! | `dc` | host address, bytes (`DC CIVAC` over them) |
 //! | `ic` | host address, bytes (`IC IVAU`), or nothing (`IC IALLUIS`) |
@@ -28,7 +28,7 @@
 //! | `mark-dirty` `read-log` `take-back` | guest address, bytes |
 //! | `logging` | guest address, bytes, `on` or `off` |
 //! | `write` | host address, bytes |
-//! | `give` | guest address, host address, bytes [`device`] |
+//! | `give` | guest address, host address, bytes \[`device`\] |
 //! | `resume` | guest address, `read` `write` or `fetch`, `translation` `access-flag` or `permission`, level |
 //!
 //! Numbers are decimal or hexadecimal with `0x`. Empty lines and what follows `#` are ignored.
