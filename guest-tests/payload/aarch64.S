@@ -73,6 +73,8 @@ granule_guest_entry:
 	b.eq	.Lexecute
 	cmp	x0, #{VERIFY}
 	b.eq	.Lverify
+	cmp	x0, #{WRITE_AT_RANDOM}
+	b.eq	.Lwrite_at_random
 
 .Ldone:
 	str	xzr, [x28, #{DONE_BELL}]
@@ -143,6 +145,22 @@ granule_guest_entry:
 	subs	x2, x2, #1
 	b.ne	.Lverify
 	b	.Ldone
+
+// The places are those of guest/places.rs: x7 is the generator's state. Every write has the number of
+// those so far, and counts them where the host can see it.
+.Lwrite_at_random:
+	mov	x10, #0
+1:	ldr	x9, [x27, #{STOP}]
+	cbnz	x9, .Ldone
+	eor	x7, x7, x7, lsl #13
+	eor	x7, x7, x7, lsr #7
+	eor	x7, x7, x7, lsl #17
+	umulh	x9, x7, x2
+	madd	x9, x9, x3, x1
+	add	x10, x10, #1
+	str	x10, [x9]
+	str	x10, [x27, #{WRITES}]
+	b	1b
 
 .Ldiffers:
 	stp	x1, x9, [x27, #{DIFFERS_AT}]	// place, what it holds

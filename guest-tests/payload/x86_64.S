@@ -98,6 +98,8 @@ granule_guest_entry:
 	je	.Lexecute
 	cmp	rax, {VERIFY}
 	je	.Lverify
+	cmp	rax, {WRITE_AT_RANDOM}
+	je	.Lwrite_at_random
 
 .Ldone:
 	mov	dx, {DONE_BELL}
@@ -170,6 +172,30 @@ granule_guest_entry:
 	dec	rcx
 	jnz	.Lverify
 	jmp	.Ldone
+
+// The places are those of guest/places.rs: rbx is the generator's state. Every write has the number of
+// those so far, and counts them where the host can see it.
+	.balign	16
+.Lwrite_at_random:
+	xor	ebp, ebp
+1:	cmp	qword ptr gs:[{STOP}], 0
+	jne	.Ldone
+	mov	rax, rbx
+	shl	rax, 13
+	xor	rbx, rax
+	mov	rax, rbx
+	shr	rax, 7
+	xor	rbx, rax
+	mov	rax, rbx
+	shl	rax, 17
+	xor	rbx, rax
+	mov	rax, rbx
+	mul	rcx
+	imul	rdx, r8
+	inc	rbp
+	mov	[rsi + rdx], rbp
+	mov	gs:[{WRITES}], rbp
+	jmp	1b
 
 .Ldiffers:
 	mov	gs:[{DIFFERS_AT}], rsi

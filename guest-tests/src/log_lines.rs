@@ -73,6 +73,16 @@ impl<W: Write> LogLines<W> {
     }
 
     fn phase(&mut self, record: &Record) -> io::Result<()> {
+        if let Some(round) = record.round {
+            let count = |name| record.events.get(name).copied().unwrap_or(0);
+            return writeln!(
+                self.to,
+                "granule: round {round}: {} writes, {} pages logged, collected in {}\n",
+                count("guest_writes"),
+                count("pages_logged"),
+                record.ns
+            );
+        }
         match record.phase.upstream_word() {
             // The empty line is the kernel's.
             Some(word) => writeln!(
@@ -116,6 +126,7 @@ mod tests {
             config: config(),
             obtained: None,
             phase,
+            round: None,
             ns: Nanoseconds(42_188_640),
             vcpu_ns: vec![],
             counters: Default::default(),

@@ -36,6 +36,10 @@ pub enum Access {
     Execute,
     /// Read and compare with [`Task::value_at`]; the first difference ends the task as a failure.
     Verify,
+    /// Write at the places that [`Places`](crate::guest::places::Places) of [`Task::seed`] and
+    /// [`Task::count`] names, one after another, each write the number of those so far, from 1;
+    /// come back when [`Live::set_stopping`] says so. Only for a machine that is [`Live`].
+    WriteAtRandom,
 }
 
 /// One vCPU's work in one phase: `count` places, `stride` apart, from `start` on.
@@ -237,4 +241,40 @@ pub trait Machine {
     /// # Errors
     /// What was told before can no longer be read.
     fn gauges(&mut self) -> Result<EventCounts, MachineError>;
+
+    /// What can be done while the vCPUs run; `None` where nothing can.
+    fn live(&mut self) -> Option<&mut dyn Live> {
+        None
+    }
+}
+
+/// A machine whose vCPUs can be told to stop and whose memory and log can be read meanwhile.
+pub trait Live {
+    /// Says whether vCPUs at [`Access::WriteAtRandom`] shall stop. Saying that they shall not, before
+    /// they are let into the guest, also counts their writes from 0 again.
+    ///
+    /// # Errors
+    /// They cannot be told.
+    fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError>;
+
+    /// How often each vCPU has written in its [`Access::WriteAtRandom`]; of one that runs, a few
+    /// may be missing.
+    ///
+    /// # Errors
+    /// They cannot be asked.
+    fn writes(&self) -> Result<Vec<u64>, MachineError>;
+
+    /// The host pages written since logging began or since this was called last, as one bit each,
+    /// lowest address first. Every write from here on is in the next log.
+    ///
+    /// # Errors
+    /// The host refuses, or logging is off.
+    fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError>;
+
+    /// Reads memory of the region through the host's mapping. What a vCPU writes meanwhile is read
+    /// or not, and is in the next log.
+    ///
+    /// # Errors
+    /// The range is not within the region.
+    fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError>;
 }

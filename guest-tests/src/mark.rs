@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `0x60` | outside any phase |
 //! | `0x61` + index in [`Phase::ALL`] | that phase (`0x61` create … `0x67` unmap) |
+//! | `0x68`, `0x69` | a round of a load like migration's, and its stop; here the vCPUs run on |
 //! | `0x70` | a foreign test runs; given by the lab's init |
 //!
 //! On other architectures marks are nothing at all.
@@ -28,7 +29,7 @@ pub const FOREIGN: u8 = 0x70;
 pub const fn immediate(phase: Phase) -> u8 {
     match phase {
         Phase::Whole => FOREIGN,
-        // The discriminants count from 0 in the order of `Phase::ALL`; a test holds them to it.
+        // The discriminants count from 0 in the order of `Phase::ALL`, and on; a test holds them to it.
         step => FIRST_PHASE + step as u8,
     }
 }
@@ -43,6 +44,8 @@ pub fn phase(phase: Phase) {
         Phase::Rebuild => hint::<{ immediate(Phase::Rebuild) }>(),
         Phase::Exec => hint::<{ immediate(Phase::Exec) }>(),
         Phase::Unmap => hint::<{ immediate(Phase::Unmap) }>(),
+        Phase::Round => hint::<{ immediate(Phase::Round) }>(),
+        Phase::Stop => hint::<{ immediate(Phase::Stop) }>(),
         Phase::Whole => foreign(),
     }
 }
@@ -63,14 +66,15 @@ mod tests {
 
     #[test]
     fn immediates_follow_the_order_of_the_phases() {
-        for (offset, phase) in (FIRST_PHASE..).zip(Phase::ALL) {
+        let all = Phase::ALL.into_iter().chain([Phase::Round, Phase::Stop]);
+        for (offset, phase) in (FIRST_PHASE..).zip(all) {
             assert_eq!(immediate(phase), offset);
         }
     }
 
     #[test]
     fn no_two_marks_are_the_same() {
-        let last = immediate(Phase::ALL[Phase::ALL.len() - 1]);
+        let last = immediate(Phase::Stop);
 
         assert!(OUTSIDE < FIRST_PHASE && last < FOREIGN);
     }

@@ -3,6 +3,9 @@
 //!
 //! `create → logging-on → update → logging-off → rebuild → exec → unmap`. In `create`, `update`,
 //! `rebuild` and `exec` the vCPUs work; in the others the host does and the vCPUs stand still.
+//!
+//! Under a load like migration's an iteration is `create → logging-on → round, round, … → stop →
+//! logging-off → unmap`; in a `round` both work.
 
 use std::fmt;
 
@@ -26,6 +29,10 @@ pub enum Phase {
     Exec,
     /// The host drops the backing.
     Unmap,
+    /// The vCPUs write all the time; the host copies what the log named and collects the next log.
+    Round,
+    /// The vCPUs are stopped, the last log is collected and what it names copied.
+    Stop,
     /// All that a foreign test did, from its start to its end: counts cannot be taken apart there.
     /// Not a step of an iteration, so not in [`Phase::ALL`].
     Whole,
@@ -43,6 +50,20 @@ impl Phase {
         Self::Unmap,
     ];
 
+    /// All there are, as they follow each other in tables.
+    pub const IN_ORDER: [Self; 10] = [
+        Self::Create,
+        Self::LoggingOn,
+        Self::Update,
+        Self::Round,
+        Self::Stop,
+        Self::LoggingOff,
+        Self::Rebuild,
+        Self::Exec,
+        Self::Unmap,
+        Self::Whole,
+    ];
+
     /// The name used in results and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -53,6 +74,8 @@ impl Phase {
             Self::Rebuild => "rebuild",
             Self::Exec => "exec",
             Self::Unmap => "unmap",
+            Self::Round => "round",
+            Self::Stop => "stop",
             Self::Whole => "whole",
         }
     }
@@ -61,7 +84,7 @@ impl Phase {
     pub const fn is_guest_work(self) -> bool {
         matches!(
             self,
-            Self::Create | Self::Update | Self::Rebuild | Self::Exec
+            Self::Create | Self::Update | Self::Rebuild | Self::Exec | Self::Round | Self::Stop
         )
     }
 
@@ -71,7 +94,13 @@ impl Phase {
             Self::Create => Some("CREATE"),
             Self::Update => Some("UPDATE"),
             Self::Rebuild => Some("ADJUST"),
-            Self::LoggingOn | Self::LoggingOff | Self::Exec | Self::Unmap | Self::Whole => None,
+            Self::LoggingOn
+            | Self::LoggingOff
+            | Self::Exec
+            | Self::Unmap
+            | Self::Round
+            | Self::Stop
+            | Self::Whole => None,
         }
     }
 }

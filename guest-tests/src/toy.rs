@@ -13,7 +13,8 @@ use std::{
 
 use crate::{
     events::EventCounts,
-    machine::{Access, Kick, Machine, MachineError, Region, Task, Vcpu, VcpuFailure},
+    guest::places::Places,
+    machine::{Access, Kick, Live, Machine, MachineError, Region, Task, Vcpu, VcpuFailure},
     results::{Host, Obtained},
     units::{Bytes, GuestAddress, Nanoseconds},
 };
@@ -34,6 +35,8 @@ pub(crate) enum Defect {
     LosesWrite(u64),
     /// The log has no bit for this host page.
     LosesDirty(usize),
+    /// The log cannot be collected while the vCPUs run.
+    RefusesLog,
     /// The host backs this many bytes with small pages instead.
     FallsBack(u64),
 }
@@ -44,6 +47,8 @@ pub(crate) struct Shared {
     words: Vec<AtomicU64>,
     dirty: Mutex<Option<Vec<u64>>>,
     events: AtomicU64,
+    stopping: AtomicBool,
+    writes: Vec<AtomicU64>,
     defect: Defect,
     /// Every task that was run, with its vCPU.
     pub(crate) log: Mutex<Vec<(usize, Task)>>,
@@ -76,6 +81,8 @@ impl Toy {
                 words: (0..words).map(|_| AtomicU64::new(0)).collect(),
                 dirty: Mutex::new(None),
                 events: AtomicU64::new(0),
+                stopping: AtomicBool::new(false),
+                writes: (0..vcpus).map(|_| AtomicU64::new(0)).collect(),
                 defect,
                 log: Mutex::new(Vec::new()),
                 calls: Mutex::new(Vec::new()),
@@ -88,6 +95,11 @@ impl Toy {
 impl Shared {
     fn word(&self, address: u64) -> &AtomicU64 {
         &self.words[usize::try_from((address - self.region.start.0) / 8).unwrap()]
+    }
+
+    /// Changes a word behind everybody's back.
+    pub(crate) fn poke(&self, address: u64, value: u64) {
+        self.word(address).store(value, Ordering::Relaxed);
     }
 
     fn write(&self, address: u64, value: u64) {
@@ -105,6 +117,10 @@ impl Shared {
         }
     }
 }
+
+/// How often a vCPU writes at random after it was told to stop: enough to reach every page of a toy,
+/// whatever the scheduler does.
+const LAST_WRITES: u32 = 5000;
 
 struct ToyVcpu {
     index: usize,
@@ -137,6 +153,26 @@ impl ToyVcpu {
             address: None,
             detail: "as the test asked".to_owned(),
         }
+    }
+
+    /// Until it is told to stop, and [`LAST_WRITES`] more.
+    fn write_at_random(&self, task: &Task) -> Result<(), VcpuFailure> {
+        let mut left = LAST_WRITES;
+        for (write, place) in (1..).zip(Places::new(task.seed, task.count)) {
+            if self.shared.stopping.load(Ordering::Acquire) {
+                left -= 1;
+            }
+            if self.kicked.kicked.load(Ordering::Relaxed) {
+                return Err(self.failure("KICKED"));
+            }
+            let address = task.start.0 + place * task.stride.0;
+            self.shared.write(address, write);
+            self.shared.writes[self.index].store(write, Ordering::Relaxed);
+            if left == 0 {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn hang(&self) -> VcpuFailure {
@@ -173,6 +209,9 @@ impl Vcpu for ToyVcpu {
             _ => {}
         }
         self.shared.log.lock().unwrap().push((self.index, *task));
+        if task.access == Access::WriteAtRandom {
+            return self.write_at_random(task);
+        }
         for place in 0..task.count {
             let address = task.start.0 + place * task.stride.0;
             let value = Task::value_at(task.seed, GuestAddress(address));
@@ -266,5 +305,44 @@ impl Machine for Toy {
 
     fn gauges(&mut self) -> Result<EventCounts, MachineError> {
         Ok(EventCounts::new())
+    }
+
+    fn live(&mut self) -> Option<&mut dyn Live> {
+        Some(self)
+    }
+}
+
+impl Live for Toy {
+    fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError> {
+        let shared = &self.shared;
+        if !stop {
+            let writes = shared.writes.iter();
+            writes.for_each(|count| count.store(0, Ordering::Relaxed));
+        }
+        shared.stopping.store(stop, Ordering::Release);
+        Ok(())
+    }
+
+    fn writes(&self) -> Result<Vec<u64>, MachineError> {
+        let writes = self.shared.writes.iter();
+        Ok(writes.map(|count| count.load(Ordering::Relaxed)).collect())
+    }
+
+    fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
+        if self.shared.defect == Defect::RefusesLog {
+            return Err(MachineError::new("reading the log", "as the test asked"));
+        }
+        let mut dirty = self.shared.dirty.lock().unwrap();
+        let log = dirty.as_mut().expect("logging is on");
+        let empty = vec![0; log.len()];
+        Ok(std::mem::replace(log, empty))
+    }
+
+    fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError> {
+        for (at, word) in (address.0..).step_by(8).zip(into.chunks_exact_mut(8)) {
+            let value = self.shared.word(at).load(Ordering::Relaxed);
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+        Ok(())
     }
 }

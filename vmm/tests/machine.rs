@@ -7,8 +7,11 @@ use std::{sync::mpsc, thread, time::Duration};
 
 use granule::machine::{DirtyMode, KvmConfig, KvmMachine};
 use granule_guest_tests::{
-    config::Backing,
+    config::{Backing, Migration, PhaseSelection},
+    harness::{self, Plan, Progress},
     machine::{Access, Machine, Task, Vcpu},
+    phase::Phase,
+    results::{Record, RunConfig},
     units::{Bytes, GuestAddress},
 };
 
@@ -254,6 +257,58 @@ fn pages_written_under_logging_are_logged_in_every_mode() {
         }
         machine.set_dirty_logging(false).unwrap();
         assert!(machine.dirty_log().is_err(), "logging is off");
+    }
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn no_write_is_lost_while_the_log_is_collected_in_any_mode() {
+    for dirty in [
+        DirtyMode::Plain,
+        DirtyMode::Manual,
+        DirtyMode::ManualInitiallySet,
+    ] {
+        let vcpus = 3;
+        let mut machine = made(KvmConfig {
+            dirty,
+            ..small(vcpus)
+        });
+        let plan = Plan {
+            config: RunConfig {
+                mode: machine.mode().to_string(),
+                backing: Backing::Anonymous,
+                memory: SIZE,
+                vcpus,
+                seed: 7,
+                iteration: 0,
+                prefault: false,
+                options: Default::default(),
+            },
+            iterations: 2,
+            phases: PhaseSelection::all(),
+            migration: Some(Migration {
+                rounds: 6,
+                round_time: Duration::from_millis(20),
+            }),
+            deadline: Duration::from_secs(60),
+            accept_fallback: false,
+        };
+        let mut rounds: Vec<Record> = Vec::new();
+
+        // Both sides are compared to the byte, and with what the vCPUs must have written.
+        let result = harness::run(&mut machine, &plan, &mut |progress| {
+            if let Progress::Phase(record) = progress
+                && record.phase == Phase::Round
+            {
+                rounds.push(record.clone());
+            }
+            Ok(())
+        });
+
+        result.unwrap_or_else(|error| panic!("{dirty:?}: {error}"));
+        assert_eq!(rounds.len(), 12);
+        let total = |name: &str| -> u64 { rounds.iter().map(|round| round.events[name]).sum() };
+        assert!(total("guest_writes") > 0 && total("pages_logged") > 0);
     }
 }
 

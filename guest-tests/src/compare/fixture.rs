@@ -36,6 +36,7 @@ pub fn record() -> Record {
             resident: [(2 << 20, 64 << 20)].into(),
         }),
         phase: Phase::Create,
+        round: None,
         ns: Nanoseconds(42_209_280),
         vcpu_ns: vec![],
         counters: [

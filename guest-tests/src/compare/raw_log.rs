@@ -157,6 +157,7 @@ impl Run {
             },
             obtained: None,
             phase,
+            round: None,
             ns,
             vcpu_ns: Vec::new(),
             counters: Default::default(),

@@ -84,6 +84,9 @@ impl Setup {
     }
 }
 
+/// Room for the rounds of a phase between it and the next one.
+const ROUNDS: usize = 1 << 20;
+
 /// What was timed: a phase of the page-table test, or a step of another test. Steps are ordered as
 /// they run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,8 +99,20 @@ impl Step {
     /// A step of a foreign test; `rank` says where in its order.
     pub const fn foreign(rank: usize, name: &'static str) -> Self {
         Self {
-            rank: 100 + rank,
+            rank: Phase::IN_ORDER.len() * ROUNDS + rank,
             name: Cow::Borrowed(name),
+        }
+    }
+
+    /// The step of a record: its phase, or the round of it.
+    fn of(record: &Record) -> Self {
+        let phase = Self::from(record.phase);
+        match record.round {
+            None => phase,
+            Some(round) => Self {
+                rank: phase.rank + usize::try_from(round).map_or(ROUNDS - 1, |n| n.min(ROUNDS - 1)),
+                name: format!("{}-{round}", phase.name).into(),
+            },
         }
     }
 
@@ -109,9 +124,9 @@ impl Step {
 
 impl From<Phase> for Step {
     fn from(phase: Phase) -> Self {
-        let rank = Phase::ALL.iter().position(|&known| known == phase);
+        let at = Phase::IN_ORDER.iter().position(|&known| known == phase);
         Self {
-            rank: rank.unwrap_or(Phase::ALL.len()),
+            rank: at.unwrap_or(Phase::IN_ORDER.len()) * ROUNDS,
             name: Cow::Borrowed(phase.name()),
         }
     }
@@ -147,7 +162,7 @@ impl From<&Record> for Sample {
             seed: config.seed,
             iteration: config.iteration,
             obtained: record.obtained.clone(),
-            step: record.phase.into(),
+            step: Step::of(record),
             ns: record.ns.0 as f64,
             vcpu_ns: record.vcpu_ns.iter().map(|ns| ns.0 as f64).collect(),
             counters: record.counters.clone(),
@@ -182,6 +197,26 @@ mod tests {
         steps.sort();
         let names: Vec<_> = steps.iter().map(Step::name).collect();
         assert_eq!(names, ["create", "update", "whole", "populate"]);
+    }
+
+    #[test]
+    fn rounds_are_steps_of_their_own_in_the_order_of_their_numbers() {
+        let of = |phase, round| {
+            Step::of(&Record {
+                phase,
+                round,
+                ..record()
+            })
+        };
+        let mut steps = [
+            of(Phase::Stop, None),
+            of(Phase::Round, Some(10)),
+            of(Phase::LoggingOn, None),
+            of(Phase::Round, Some(9)),
+        ];
+        steps.sort();
+        let names: Vec<_> = steps.iter().map(Step::name).collect();
+        assert_eq!(names, ["logging-on", "round-9", "round-10", "stop"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod selection;
 
 pub use selection::{ParsePhasesError, PhaseSelection};
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -36,6 +36,16 @@ pub enum GuestMap {
     /// Page by page, as the kernel's test does: each of the tables is itself a page that faults when
     /// it is first walked, which is in `create`.
     Pages,
+}
+
+/// A load like live migration's: the vCPUs write all the time, the host collects the dirty log in
+/// rounds and copies what it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Migration {
+    /// How many rounds before the vCPUs are stopped, at least one.
+    pub rounds: u32,
+    /// How long a round lasts before its log is collected; longer where copying takes longer.
+    pub round_time: Duration,
 }
 
 /// Why a text names no backing.

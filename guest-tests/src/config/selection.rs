@@ -40,7 +40,7 @@ impl PhaseSelection {
         let mut at = 0;
         while let Some(&phase) = wanted.get(at) {
             wanted.extend_from_slice(match phase {
-                Phase::Create | Phase::Exec | Phase::Whole => &[],
+                Phase::Create | Phase::Exec | Phase::Round | Phase::Stop | Phase::Whole => &[],
                 Phase::LoggingOn | Phase::Unmap => &[Phase::Create],
                 Phase::Update | Phase::LoggingOff => &[Phase::LoggingOn],
                 Phase::Rebuild if named.contains(&Phase::Update) => &[Phase::LoggingOff],

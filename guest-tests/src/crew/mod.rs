@@ -16,6 +16,9 @@
 //! a vCPU fails, or the deadline passes, those still in the guest are kicked out, and the error has
 //! the first failure, or where every late vCPU was. A crew that failed takes no more orders.
 //!
+//! [`Muster::open`] opens the gate alone, so that the harness can work while the vCPUs do; `release`
+//! then waits for them.
+//!
 //! Dropping the crew ends and joins every thread. The one exception is a vCPU that does not come out
 //! when kicked: joining it would hang for ever, so its thread is left behind and the error says so.
 
@@ -131,7 +134,8 @@ impl Crew {
         self.shared.running.store(vcpus, Ordering::Release);
         let muster = Muster {
             crew: self,
-            released: false,
+            opened: None,
+            over: false,
         };
         for (vcpu, (member, task)) in muster.crew.members.iter().zip(tasks).enumerate() {
             let order = Order {
@@ -281,32 +285,48 @@ impl Member {
     }
 }
 
-/// All vCPUs behind the gate. Dropping it without [`Muster::release`] sends them home for good.
+/// All vCPUs behind the gate. Dropping it without [`Muster::release`] sends them home for good, kicked
+/// out of the guest where the gate is open.
 #[derive(Debug)]
 #[must_use = "the vCPUs wait behind the gate"]
 pub struct Muster<'a> {
     crew: &'a mut Crew,
-    released: bool,
+    opened: Option<Nanoseconds>,
+    over: bool,
 }
 
 impl Muster<'_> {
-    /// Opens the gate and waits until every vCPU is done.
+    /// Opens the gate, unless it is open, and gives the time at which it was opened.
+    pub fn open(&mut self) -> Nanoseconds {
+        *self.opened.get_or_insert_with(|| {
+            let now = clock::now();
+            self.crew.shared.gate.open();
+            now
+        })
+    }
+
+    /// Opens the gate, unless it is open, and waits until every vCPU is done. The deadline is from
+    /// here on.
     ///
     /// # Errors
     /// The first failure of a vCPU, or those that were not done by the deadline.
     pub fn release(mut self) -> Result<RoundTimes, CrewError> {
-        self.released = true;
-        let opened = clock::now();
-        self.crew.shared.gate.open();
+        let opened = self.open();
+        self.over = true;
         self.crew.watch(opened)
     }
 }
 
 impl Drop for Muster<'_> {
     fn drop(&mut self) {
-        if !self.released {
-            self.crew.spent = true;
+        if self.over {
+            return;
+        }
+        self.crew.spent = true;
+        if self.opened.is_none() {
             self.crew.shared.gate.abandon();
+        } else {
+            self.crew.members.iter().for_each(|m| m.kick.kick());
         }
     }
 }

@@ -6,9 +6,13 @@
 //! architecture has. KVM leaves the guest for it (`KVM_EXIT_MMIO`, `KVM_EXIT_IO`), which orders
 //! everything before it. Nobody ever writes the mailbox while the other side runs, so plain loads
 //! and stores do.
+//!
+//! Behind the mailbox lie two words that are for while the guest runs: at [`STOP_OFFSET`] the host says
+//! whether to stop, at [`WRITES_OFFSET`] the guest counts what it wrote. Each has one writer.
 
 use vm_memory::ByteValued;
 
+use super::places;
 use crate::machine::{Access, Task};
 
 /// One vCPU's mailbox, as it lies in guest memory.
@@ -29,7 +33,8 @@ pub struct Mailbox {
     pub inner_count: u64,
     /// From one of these reads to the next, in bytes.
     pub inner_stride: u64,
-    /// What values derive from: the value at a place is `seed ^ guest-virtual address`.
+    /// What values derive from: the value at a place is `seed ^ guest-virtual address`; what
+    /// [`Access::WriteAtRandom`] begins its choice of places with.
     pub seed: u64,
     /// Answer: the guest-virtual address of the first place that differs.
     pub differs_at: u64,
@@ -64,6 +69,17 @@ pub const PLANT_CODE: u64 = 4;
 pub const EXECUTE_CODE: u64 = 5;
 /// [`Access::Verify`].
 pub const VERIFY_CODE: u64 = 6;
+/// [`Access::WriteAtRandom`].
+pub const WRITE_AT_RANDOM_CODE: u64 = 7;
+
+/// From a mailbox to the word that is not 0 while [`Access::WriteAtRandom`] shall stop.
+pub const STOP_OFFSET: u64 = 256;
+/// From a mailbox to the word that counts the writes of [`Access::WriteAtRandom`].
+pub const WRITES_OFFSET: u64 = 320;
+
+// Behind the mailbox, and each in a cache line of its own.
+const _: () =
+    assert!(STOP_OFFSET >= size_of::<Mailbox>() as u64 && WRITES_OFFSET >= STOP_OFFSET + 64);
 
 /// From a place to the instruction planted there: behind the 8 bytes that are written and verified.
 pub const PLANT_OFFSET: u64 = 8;
@@ -112,6 +128,7 @@ impl Mailbox {
             Access::Plant => PLANT_CODE,
             Access::Execute => EXECUTE_CODE,
             Access::Verify => VERIFY_CODE,
+            Access::WriteAtRandom => WRITE_AT_RANDOM_CODE,
         };
         Self {
             access,
@@ -125,7 +142,10 @@ impl Mailbox {
             inner_first: task.inner_first.0,
             inner_count: task.inner_count,
             inner_stride: task.inner_stride.0,
-            seed: task.seed ^ task.start.0 ^ virtual_start,
+            seed: match task.access {
+                Access::WriteAtRandom => places::first_state(task.seed),
+                _ => task.seed ^ task.start.0 ^ virtual_start,
+            },
             doorbell,
             ..Self::default()
         }

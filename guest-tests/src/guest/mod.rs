@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What all guests share: how they talk with the host ([`mailbox`]), their own translation tables
-//! ([`tables`]), their [`program`], and where everything lies ([`layout`]). What differs is in [`crate::arch`].
+//! ([`tables`]), their [`program`], where everything lies ([`layout`]), and which places they choose
+//! at random ([`places`]). What differs is in [`crate::arch`].
 
 pub mod layout;
 pub mod mailbox;
+pub mod places;
 pub mod program;
 pub mod tables;

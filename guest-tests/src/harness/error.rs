@@ -82,6 +82,39 @@ pub enum HarnessError {
         /// What it is.
         found: u64,
     },
+    /// Source and destination of a migration differ.
+    #[error(
+        "{pages} pages differ after the migration, the first at guest address {:#x}: the source \
+         holds {source_holds:#x}, written in round {round}, the destination {copied:#x}; the dirty log \
+         named the page {}: a defect of the host kernel or of the machine",
+        address.0,
+        match logged_in { 0 => "in no round".to_owned(), last => format!("last in round {last}") }
+    )]
+    LostWrite {
+        /// How many pages.
+        pages: u64,
+        /// The first word that differs.
+        address: GuestAddress,
+        /// What the source holds there.
+        source_holds: u64,
+        /// What the destination holds.
+        copied: u64,
+        /// In which round it was written, the stop being one more than the last.
+        round: u32,
+        /// Which round's log named the page last; 0 is none.
+        logged_in: u32,
+    },
+    /// A load that only some machines bear.
+    #[error("this machine cannot be migrated under load: use --engine kvm")]
+    NotLive,
+    /// More vCPUs than words in a page.
+    #[error("{vcpus} vCPUs have no room for a word each in a page, which has {most}: use fewer")]
+    Crowded {
+        /// How many there are.
+        vcpus: usize,
+        /// How many words there are.
+        most: u64,
+    },
     /// Results could not be handed on.
     #[error("results could not be handed on")]
     Observer(#[source] Box<dyn Error + Send + Sync>),

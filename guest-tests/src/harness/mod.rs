@@ -10,9 +10,15 @@
 //! Between the phases, untimed: the backing is read back after `create`, the dirty log is collected
 //! after `update` and must have every page that the vCPUs wrote, vCPU 0 plants the instructions
 //! before `exec`. Any mismatch ends the run as a failure.
+//!
+//! A load like live migration's has phases of its own: `migration`.
 
 mod check;
+mod destination;
 mod error;
+mod migration;
+#[cfg(test)]
+mod migration_tests;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -22,7 +28,7 @@ use std::{error::Error, time::Duration};
 pub use error::HarnessError;
 
 use crate::{
-    config::PhaseSelection,
+    config::{Migration, PhaseSelection},
     crew::{Crew, CrewError, RoundTimes},
     events,
     machine::{Machine, MachineError, Region, Task, VcpuFailure},
@@ -43,6 +49,8 @@ pub struct Plan {
     pub iterations: u32,
     /// Which phases.
     pub phases: PhaseSelection,
+    /// Instead: a load like migration's.
+    pub migration: Option<Migration>,
     /// How long the vCPUs may work in one phase.
     pub deadline: Duration,
     /// Whether to go on when the host backs the region otherwise than asked.
@@ -90,7 +98,10 @@ pub fn run(
     };
     run.step("to enter the guest", |tasks, _| tasks.nothing())?;
     (run.observer)(Progress::Started)?;
-    (0..plan.iterations).try_for_each(|iteration| run.iterate(iteration))
+    (0..plan.iterations).try_for_each(|iteration| match plan.migration {
+        Some(migration) => run.migrate(migration, iteration),
+        None => run.iterate(iteration),
+    })
 }
 
 struct Run<'a> {
@@ -105,11 +116,15 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn iterate(&mut self, iteration: u32) -> Result<(), HarnessError> {
+    fn begin(&mut self, iteration: u32) -> Result<(), HarnessError> {
         self.iteration = iteration;
         self.obtained = None;
         self.tasks = Tasks::new(self.region, self.plan.config.seed, iteration);
-        (self.observer)(Progress::Iteration(iteration))?;
+        (self.observer)(Progress::Iteration(iteration))
+    }
+
+    fn iterate(&mut self, iteration: u32) -> Result<(), HarnessError> {
+        self.begin(iteration)?;
         let mut written = None;
         if self.wants(Phase::Create) {
             self.guest_phase(Phase::Create)?;
@@ -247,6 +262,18 @@ impl Run<'_> {
         times: RoundTimes,
         events: events::EventCounts,
     ) -> Result<(), HarnessError> {
+        let gauges = self.machine.gauges().map_err(host_error("counting"))?;
+        self.hand_on(phase, None, times, events, gauges)
+    }
+
+    fn hand_on(
+        &mut self,
+        phase: Phase,
+        round: Option<u32>,
+        times: RoundTimes,
+        events: events::EventCounts,
+        gauges: events::EventCounts,
+    ) -> Result<(), HarnessError> {
         let record = Record {
             schema: SCHEMA.to_owned(),
             host: self.machine.host().clone(),
@@ -257,11 +284,12 @@ impl Run<'_> {
             },
             obtained: self.obtained.clone(),
             phase,
+            round,
             ns: times.total,
             vcpu_ns: times.vcpus,
             counters: Default::default(),
             events,
-            gauges: self.machine.gauges().map_err(host_error("counting"))?,
+            gauges,
         };
         (self.observer)(Progress::Phase(&record))
     }

@@ -56,7 +56,12 @@ impl Tasks {
             Phase::Update => self.update(),
             Phase::Rebuild => with(Access::Read, self.walk(self.region.host_page, 0)),
             Phase::Exec => with(Access::Execute, blocks),
-            Phase::LoggingOn | Phase::LoggingOff | Phase::Unmap | Phase::Whole => self.nothing(),
+            Phase::LoggingOn
+            | Phase::LoggingOff
+            | Phase::Unmap
+            | Phase::Round
+            | Phase::Stop
+            | Phase::Whole => self.nothing(),
         }
     }
 
@@ -71,6 +76,17 @@ impl Tasks {
     /// Plants what [`Phase::Exec`] calls.
     pub(super) fn plant(self) -> Task {
         with(Access::Plant, self.walk(self.region.backing_page, 0))
+    }
+
+    /// Writes a word of the vCPU's own in pages at random, until it is told to stop.
+    pub(super) fn write_at_random(self, vcpu: usize) -> Task {
+        let pages = self.walk(self.region.host_page, 0);
+        Task {
+            access: Access::WriteAtRandom,
+            start: GuestAddress(self.region.start.0 + 8 * vcpu as u64),
+            seed: mix(self.seed ^ !(vcpu as u64)),
+            ..pages
+        }
     }
 
     /// Verifies what was written.

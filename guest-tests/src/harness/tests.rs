@@ -10,7 +10,7 @@ use crate::{
     units::Bytes,
 };
 
-fn plan(iterations: u32, phases: &str) -> Plan {
+pub(super) fn plan(iterations: u32, phases: &str) -> Plan {
     Plan {
         config: RunConfig {
             mode: "toy".to_owned(),
@@ -24,6 +24,7 @@ fn plan(iterations: u32, phases: &str) -> Plan {
         },
         iterations,
         phases: phases.parse().unwrap(),
+        migration: None,
         deadline: Duration::from_secs(60),
         accept_fallback: false,
     }
@@ -31,7 +32,7 @@ fn plan(iterations: u32, phases: &str) -> Plan {
 
 const ALL: &str = "create,logging-on,update,logging-off,rebuild,exec,unmap";
 
-fn run_toy(toy: &mut Toy, plan: &Plan) -> (Vec<Record>, Result<(), HarnessError>) {
+pub(super) fn run_toy(toy: &mut Toy, plan: &Plan) -> (Vec<Record>, Result<(), HarnessError>) {
     let mut records = Vec::new();
     let result = run(toy, plan, &mut |progress| {
         if let Progress::Phase(record) = progress {

@@ -117,9 +117,8 @@ pub fn read_segments(text: &str) -> Result<Vec<Segment>, CountError> {
 
 /// The phase a mark begins, if it begins one.
 fn phase_of(mark: u8) -> Option<Phase> {
-    Phase::ALL
+    Phase::IN_ORDER
         .into_iter()
-        .chain([Phase::Whole])
         .find(|phase| mark::immediate(*phase) == mark)
 }
 

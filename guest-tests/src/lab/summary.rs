@@ -19,7 +19,7 @@ const COLUMNS: [Column; 4] = [
 
 /// The phases and their order in tables.
 fn phases() -> impl Iterator<Item = Phase> {
-    Phase::ALL.into_iter().chain([Phase::Whole])
+    Phase::IN_ORDER.into_iter()
 }
 
 /// What a record was measured with, but for seed and iteration.

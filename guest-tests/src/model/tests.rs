@@ -35,6 +35,7 @@ fn run(config: &ModelConfig) -> Vec<Record> {
         },
         iterations: 2,
         phases: PhaseSelection::all(),
+        migration: None,
         deadline: Duration::from_secs(60),
         accept_fallback: false,
     };

@@ -40,7 +40,11 @@ pub struct Record {
     pub obtained: Option<Obtained>,
     /// Which phase.
     pub phase: Phase,
-    /// From the release of the first vCPU to the end of the last, or the host's own call.
+    /// Which round of it, from 1, where there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<u32>,
+    /// From the release of the first vCPU to the end of the last, or the host's own call; in a
+    /// round the collection of the dirty log, which holds the guest up.
     pub ns: Nanoseconds,
     /// Each vCPU's own time; empty where only the host worked.
     #[serde(default)]
@@ -48,11 +52,13 @@ pub struct Record {
     /// Instructions counted by the emulator's plugin, by name; emulation only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, u64>,
-    /// The host kernel's events, by name; absent where it offers none.
+    /// The host kernel's events, by name, absent where it offers none; in rounds also what the
+    /// vCPUs wrote (`guest_writes`) and how many pages the log named (`pages_logged`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub events: BTreeMap<String, u64>,
-    /// What rises and falls (pages mapped by size), as it stood when the phase was over; absent
-    /// where the host does not tell.
+    /// What rises and falls (pages mapped by size), as it stood when the phase was over, absent
+    /// where the host does not tell; of a round also how long it was (`round_ns`) and the time that
+    /// a thousand writes of all vCPUs together took (`ns_per_1000_writes`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gauges: BTreeMap<String, u64>,
 }

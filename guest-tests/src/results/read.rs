@@ -119,6 +119,7 @@ pub(super) mod tests {
             },
             obtained: None,
             phase: Phase::Create,
+            round: None,
             ns: Nanoseconds(42_000_000),
             vcpu_ns: vec![],
             counters: [("DC CIVAC".to_owned(), 34_625_989)].into(),

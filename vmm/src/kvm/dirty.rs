@@ -92,6 +92,14 @@ impl DirtyLog {
     /// # Errors
     /// The kernel refuses, or logging is off.
     pub fn clear(&mut self, vm: &VmFd, slot: &Slot) -> Result<(), KvmError> {
+        self.collect(vm, slot).map(drop)
+    }
+
+    /// Reads what was written so far and forgets it: every later write is in the next log.
+    ///
+    /// # Errors
+    /// The kernel refuses, or logging is off.
+    pub fn collect(&mut self, vm: &VmFd, slot: &Slot) -> Result<Vec<u64>, KvmError> {
         let mut dirty = self.read(vm, slot)?;
         if self.mode != DirtyMode::Plain {
             let ram = slot.ram();
@@ -110,7 +118,7 @@ impl DirtyLog {
             }
         }
         self.seen = Some(Vec::new());
-        Ok(())
+        Ok(dirty)
     }
 }
 

@@ -109,6 +109,7 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
         low_slot,
         dirty,
         memory,
+        layout,
         vcpus,
         statistics,
         mode,

@@ -6,17 +6,18 @@
 
 mod build;
 mod config;
+mod live;
 mod pace;
 mod vcpu;
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use granule_guest_tests::{
     crew::clock,
     events::{EventCounters, EventCounts},
-    guest::layout::LOW_MEMORY,
+    guest::layout::{LOW_MEMORY, Layout},
     guest_mode::GuestMode,
-    machine::{Machine, MachineError, Region, Vcpu},
+    machine::{Live, Machine, MachineError, Region, Vcpu},
     results::{Host, Obtained},
     units::{GuestAddress, Nanoseconds},
 };
@@ -44,6 +45,7 @@ pub(crate) struct Parts {
     pub low_slot: Slot,
     pub dirty: DirtyLog,
     pub memory: GuestMemory,
+    pub layout: Arc<Layout>,
     pub vcpus: Vec<Box<dyn Vcpu>>,
     pub statistics: Statistics,
     pub mode: GuestMode,
@@ -54,6 +56,7 @@ pub(crate) struct Parts {
 /// A virtual machine under KVM with one region of memory under test.
 pub struct KvmMachine {
     parts: Parts,
+    vcpus: usize,
     host: Host,
     events: EventCounters,
     accept_fallback: bool,
@@ -97,6 +100,7 @@ impl KvmMachine {
                 .map_err(doing("reading KVM's statistics"))?;
         }
         Ok(Self {
+            vcpus: parts.vcpus.len(),
             parts,
             host,
             events,
@@ -236,5 +240,9 @@ impl Machine for KvmMachine {
             gauges.insert("host.page_table_bytes".to_owned(), bytes);
         }
         Ok(gauges)
+    }
+
+    fn live(&mut self) -> Option<&mut dyn Live> {
+        Some(self)
     }
 }

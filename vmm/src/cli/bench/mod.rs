@@ -16,7 +16,7 @@ use std::{
 };
 
 use granule_guest_tests::{
-    config::{Backing, PhaseSelection},
+    config::{Backing, Migration, PhaseSelection},
     guest_mode::GuestMode,
     harness::{self, HarnessError, Plan},
     log_lines::LogLines,
@@ -67,6 +67,20 @@ pub struct Args {
     /// Which phases, with commas between them; each brings those it needs
     #[arg(long, value_name = "PHASES", default_value_t = PhaseSelection::all())]
     phases: PhaseSelection,
+    /// Instead of the phases a load like migration's: vCPUs write pages at random all the time,
+    /// the dirty log is collected in so many rounds, what it names is copied, and in the end both
+    /// sides must be equal
+    #[arg(long, value_name = "ROUNDS", conflicts_with = "phases", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    migrate: Option<u32>,
+    /// With --migrate: how many milliseconds a round lasts before its log is collected
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value = "10",
+        requires = "migrate",
+        value_parser = clap::value_parser!(u32).range(1..=60_000)
+    )]
+    round_ms: u32,
     /// What runs the guest
     #[arg(long, value_enum, default_value_t)]
     engine: Engine,
@@ -184,6 +198,10 @@ fn run_one(args: &Args, json: &mut Option<RecordWriter>) -> CommandResult {
         },
         iterations: args.iterations.get(),
         phases: args.phases.clone(),
+        migration: args.migrate.map(|rounds| Migration {
+            rounds,
+            round_time: Duration::from_millis(args.round_ms.into()),
+        }),
         deadline: Duration::from_secs(args.deadline.get().into()),
         accept_fallback: args.accept_fallback,
     };
@@ -247,6 +265,8 @@ impl Args {
             ),
             ("pin", self.pin.as_ref().and_then(|list| named(list))),
             ("dirty-log", unless_default(self.dirty_log)),
+            ("migrate", self.migrate.as_ref().and_then(|n| named(n))),
+            ("round-ms", self.migrate.and_then(|_| named(&self.round_ms))),
             ("guest-map", unless_default(self.guest_map)),
         ]
         .into_iter()
@@ -300,6 +320,7 @@ impl Args {
             ("--ipa-bits", self.ipa_bits.is_some()),
             ("--dirty-log", self.dirty_log != DirtyLog::default()),
             ("--guest-map", self.guest_map != Map::default()),
+            ("--migrate", self.migrate.is_some()),
         ];
         if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
             return Err(WrongEngine(option, "kvm"));
@@ -381,6 +402,21 @@ mod tests {
         assert_eq!(plain.options(), BTreeMap::new());
         let wanted = [("guest-map", "pages"), ("ipa-bits", "40"), ("pin", "0,1")];
         assert_eq!(options, wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
+    }
+
+    #[test]
+    fn a_load_like_migrations_is_no_matter_of_phases_nor_of_the_model() {
+        let args = parse("bench --migrate 4 --round-ms 20").unwrap();
+        let model = parse("bench --migrate 4 --engine model").unwrap();
+
+        let options: Vec<_> = args.options().into_iter().collect();
+
+        let wanted = [("migrate", "4"), ("round-ms", "20")];
+        assert_eq!(options, wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
+        assert_eq!(model.model(), Err(WrongEngine("--migrate", "kvm")));
+        assert!(parse("bench --migrate 4 --phases create").is_err());
+        assert!(parse("bench --migrate 0").is_err());
+        assert!(parse("bench --round-ms 20").is_err());
     }
 
     #[test]
