@@ -283,6 +283,7 @@ pub fn simulate(
         },
         iterations: 1,
         phases: phases_to(last),
+        migration: None,
         deadline: Duration::from_secs(24 * 3600),
         // Small zero pages where huge pages were asked for: that is the host's way.
         accept_fallback: true,

@@ -39,6 +39,7 @@ fn run(config: &SimulationConfig, seed: u64) -> Vec<Record> {
         },
         iterations: 2,
         phases: PhaseSelection::all(),
+        migration: None,
         deadline: Duration::from_secs(600),
         accept_fallback: true,
     };
