@@ -15,6 +15,8 @@ mod bus;
 mod pl011;
 mod rtc;
 pub mod serial;
+#[cfg(test)]
+mod testing;
 pub mod virtio;
 
 pub use boot_timer::BootTimer;

@@ -217,25 +217,7 @@ impl MmioDevice for Pl011 {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{self, Write};
-
-    use parking_lot::Mutex;
-
-    use super::*;
-
-    #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Page {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use super::{super::testing::Page, *};
 
     fn port() -> (Pl011, Page, EventFd) {
         let (page, irq) = (Page::default(), EventFd::new(libc::EFD_NONBLOCK).unwrap());

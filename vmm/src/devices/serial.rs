@@ -278,21 +278,7 @@ fn deliver(serial: &Mutex<dyn Port>, mut bytes: &[u8], stopped: &AtomicBool) {
 mod tests {
     use std::io::Write;
 
-    use super::*;
-
-    #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Page {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use super::{super::testing::Page, *};
 
     struct Full;
 
