@@ -2,7 +2,6 @@
 //! The virtual machine: memory on any backing, vCPU threads, and the `granule` command's parts.
 
 pub mod arch;
-pub mod boot;
 pub mod cli;
 pub mod devices;
 pub mod kvm;

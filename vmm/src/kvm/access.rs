@@ -97,7 +97,7 @@ fn explain(error: io::Error) -> AccessError {
             let misc = fs::read_to_string("/proc/misc").unwrap_or_default();
             let hint = match driver(&misc) {
                 Some(minor) => no_node(code == libc::ENOENT, minor),
-                None => arch::why_no_kvm(),
+                None => arch::host::why_no_kvm(),
             };
             AccessError::Missing { hint }
         }

@@ -1,48 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Builds a machine, up to vCPUs that stand at the kernel's entry.
-//!
-//! First everything that can be refused without a VM (images, memory), then the VM with the
-//! smallest address width, its slots, vCPUs and interrupt controller, then devices, and at last,
-//! as it describes all of these, the device tree.
+//! A machine as it is built, up to vCPUs that stand at the kernel's entry, and why it is not.
 
 use std::{
-    fmt,
-    fs::File,
-    io::{self, Read},
-    path::{Path, PathBuf},
+    fmt, io,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use granule_guest_tests::{machine::MachineError, units::Bytes};
+use granule_guest_tests::machine::MachineError;
 use kvm_ioctls::VmFd;
 use parking_lot::Mutex;
 use thiserror::Error;
-use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    attach::{AttachError, attach},
-    config::{Console, VmConfig},
-    memory::{self, ObtainError, Obtained},
-    platform::{INTERRUPTS, Platform, PlatformError},
+    attach::AttachError,
+    memory::{ObtainError, Obtained},
+    platform::PlatformError,
     vcpu::{Crew, Prepare},
 };
 use crate::{
-    arch::{
-        aarch64::{
-            gic::{self, Controller, GicError},
-            guest::{self, Features},
-        },
-        native,
-    },
-    boot::{
-        image::{self, Image, ImageError},
-        layout::{LayoutError, Places},
-        tree::{Tree, TreeError},
-    },
-    devices::{BootTimer, Bus, Description, Pl011, Rtc, Serial, serial, virtio::balloon::Handle},
-    kvm::{self, KvmError, slot::Slot, stats::Statistics},
+    arch::linux::{self, GuestError},
+    devices::{Bus, serial, virtio::balloon::Handle},
+    kvm::{KvmError, slot::Slot, stats::Statistics},
 };
 
 /// Why there is no machine.
@@ -59,39 +40,24 @@ pub enum BuildError {
         #[source]
         source: io::Error,
     },
-    /// The kernel cannot be started.
-    #[error("--kernel {path}", path = path.display())]
-    Kernel {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: ImageError,
-    },
     /// There is no memory.
     #[error("guest memory cannot be had as asked")]
     Memory(#[from] ObtainError),
-    /// Something has no place in it.
+    /// What only this architecture's guests need.
     #[error(transparent)]
-    Layout(#[from] LayoutError),
+    Guest(#[from] GuestError),
     /// KVM refuses.
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// KVM refuses the memory's addresses.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// There is no interrupt controller.
-    #[error(transparent)]
-    Gic(#[from] GicError),
     /// A device has no place.
     #[error(transparent)]
     Platform(#[from] PlatformError),
     /// A disk, network card or the like cannot be had.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// There is no device tree.
-    #[error(transparent)]
-    Tree(#[from] TreeError),
     /// Guest memory cannot be written.
     #[error("{what} cannot be copied into guest memory")]
     Copy {
@@ -110,6 +76,7 @@ pub enum BuildError {
 pub type Tell = Box<dyn FnMut(u8, Duration) + Send>;
 
 /// What a machine is connected to.
+#[allow(missing_debug_implementations, reason = "it holds closures")]
 pub struct Ends {
     /// The console's output.
     pub output: serial::Output,
@@ -137,7 +104,7 @@ pub struct Machine {
     pub bus: Arc<Bus>,
     /// Memory slots, in the order of the memory's pieces.
     pub slots: Vec<Slot>,
-    _controller: Controller,
+    pub(crate) _controller: linux::Controller,
     /// The VM.
     pub vm: Arc<VmFd>,
     /// Width of its physical addresses.
@@ -156,163 +123,4 @@ impl fmt::Debug for Machine {
             .field("ipa_bits", &self.ipa_bits)
             .finish_non_exhaustive()
     }
-}
-
-/// Builds a machine; its vCPUs stand still.
-///
-/// # Errors
-/// What was asked for cannot be had; the error says what, and what to do.
-pub fn build(config: &VmConfig, ends: Ends) -> Result<Machine, BuildError> {
-    let kvm = kvm::open()?;
-    kvm::check_vcpus(&kvm, config.vcpus)?;
-    let image = read_image(&config.kernel)?;
-    let initrd = config.initrd.as_deref().map(open_initrd).transpose()?;
-    let memory = memory::obtain(&config.memory)?;
-    let first = memory.zones.first().map_or(Bytes(0), |ram| ram.size());
-    let places = Places::new(&image, initrd.as_ref().map(|(_, size)| *size), first)?;
-    let end = memory
-        .zones
-        .last()
-        .map_or(0, |ram| ram.start().0 + ram.size().0);
-    let ipa_bits = native::choose_ipa_bits(&kvm, end, config.ipa_bits)?;
-
-    let vm = Arc::new(native::make_vm(&kvm, ipa_bits)?);
-    let slots = (0..)
-        .zip(&memory.zones)
-        .map(|(number, ram)| Slot::new(&vm, number, Arc::clone(ram)))
-        .collect::<Result<Vec<_>, _>>()?;
-    let features = Features::of_host(&vm);
-    let vcpus = (0..config.vcpus)
-        .map(|index| guest::make_vcpu(&vm, index, features))
-        .collect::<Result<Vec<_>, _>>()?;
-    let controller = gic::make(&vm, config.vcpus.into(), INTERRUPTS)?;
-    if features.pmu {
-        vcpus.iter().try_for_each(guest::start_pmu)?;
-    }
-
-    let mut platform = Platform::new(&vm);
-    let console = platform.place()?;
-    let (number, event) = platform.interrupt()?;
-    let serial: Arc<Mutex<dyn serial::Port>> = match config.console {
-        Console::Ns16550a => {
-            let serial = Arc::new(Mutex::new(Serial::new(event, ends.output)));
-            platform.add(Serial::describe(console, number), Arc::clone(&serial) as _)?;
-            serial
-        }
-        Console::Pl011 => {
-            let serial = Arc::new(Mutex::new(Pl011::new(event, ends.output)));
-            platform.add(Pl011::describe(console, number), Arc::clone(&serial) as _)?;
-            serial
-        }
-    };
-    let clock = Rtc::describe(platform.place()?);
-    platform.add(clock, Arc::new(Mutex::new(Rtc::new())))?;
-    let timer = BootTimer::describe(platform.place()?);
-    let boot_timer = BootTimer::new(ends.started, ends.tell);
-    platform.add(timer, Arc::new(Mutex::new(boot_timer)))?;
-    let balloon = attach(
-        &mut platform,
-        &config.devices,
-        &Arc::new(memory.map.clone()),
-    )?;
-    let bus = Arc::new(platform.finish());
-
-    let mut statistics = Statistics::none();
-    if ends.statistics {
-        statistics.add_vm(&vm);
-        vcpus.iter().for_each(|vcpu| statistics.add_vcpu(vcpu));
-    }
-    let affinities = vcpus
-        .iter()
-        .map(guest::affinity)
-        .collect::<Result<Vec<_>, _>>()?;
-    let pieces: Vec<_> = memory
-        .zones
-        .iter()
-        .map(|ram| (ram.start(), ram.size()))
-        .collect();
-    let devices: Vec<Description> = bus.descriptions().cloned().collect();
-    let seed = seed();
-    let tree = Tree {
-        memory: &pieces,
-        cpus: &affinities,
-        pmu: features.pmu,
-        gic: &controller.description,
-        devices: &devices,
-        command_line: &config.command_line,
-        initrd: places.initrd.clone(),
-        seed: seed.as_ref().map(<[u8; SEED]>::as_slice),
-    };
-    let copy = |what: &'static str| move |source| BuildError::Copy { what, source };
-    let map = memory.map.map();
-    map.write_slice(&tree.write()?, places.tree)
-        .map_err(copy("the device tree"))?;
-    map.write_slice(&image.bytes, places.kernel)
-        .map_err(copy("the kernel"))?;
-    if let (Some((mut file, size)), Some(range)) = (initrd, &places.initrd) {
-        let length = usize::try_from(size.0).unwrap_or(usize::MAX);
-        map.read_exact_volatile_from(vm_memory::GuestAddress(range.start), &mut file, length)
-            .map_err(copy("the initramfs"))?;
-    }
-    if let Some(first) = vcpus.first() {
-        guest::start_at(first, places.kernel.0, places.tree.0)?;
-    }
-    let crew = Crew::start(vcpus, Arc::clone(&bus), ends.ended, &ends.prepare)
-        .map_err(BuildError::Threads)?;
-    Ok(Machine {
-        crew,
-        serial,
-        balloon,
-        bus,
-        slots,
-        _controller: controller,
-        vm,
-        ipa_bits,
-        memory,
-        statistics,
-    })
-}
-
-fn read_image(path: &Path) -> Result<Image, BuildError> {
-    let read = || {
-        let mut bytes = Vec::new();
-        // One byte more than the largest, so that what is larger is seen to be.
-        File::open(path)?
-            .take(image::LARGEST.0 + 1)
-            .read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes = read().map_err(|source| BuildError::File {
-        option: "--kernel",
-        path: path.to_owned(),
-        source,
-    })?;
-    Image::from_file(bytes).map_err(|source| BuildError::Kernel {
-        path: path.to_owned(),
-        source,
-    })
-}
-
-fn open_initrd(path: &Path) -> Result<(File, Bytes), BuildError> {
-    let open = || {
-        let file = File::open(path)?;
-        let size = file.metadata()?.len();
-        Ok((file, Bytes(size)))
-    };
-    open().map_err(|source| BuildError::File {
-        option: "--initrd",
-        path: path.to_owned(),
-        source,
-    })
-}
-
-/// Bytes of a seed: 8 for KASLR, the rest for the guest's random numbers.
-const SEED: usize = 8 + 64;
-
-/// Random bytes, if the host has any yet: a host that has just started may wait long for them.
-fn seed() -> Option<[u8; SEED]> {
-    use rustix::rand::{GetRandomFlags, getrandom};
-    let mut seed = [0; SEED];
-    let filled = getrandom(&mut seed, GetRandomFlags::NONBLOCK).ok()?;
-    (filled == SEED).then_some(seed)
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use granule_guest_tests::units::Bytes;
 use thiserror::Error;
 
-use super::config::Zone;
-use crate::{
-    boot::layout::{self, LayoutError},
-    memory::{GuestMemory, GuestRam, HostPages, MemoryError, Plan, RamOptions},
+use super::{
+    config::Zone,
+    layout::{self, NoAddresses},
 };
+use crate::memory::{GuestMemory, GuestRam, HostPages, MemoryError, Plan, RamOptions};
 
 /// Why a machine has no memory.
 #[derive(Debug, Error)]
@@ -33,7 +33,7 @@ pub enum ObtainError {
     Memory(#[from] MemoryError),
     /// There is no place for them.
     #[error(transparent)]
-    Layout(#[from] LayoutError),
+    Addresses(#[from] NoAddresses),
 }
 
 /// All of it.
@@ -63,10 +63,7 @@ pub fn obtain(zones: &[Zone]) -> Result<Obtained, ObtainError> {
     let mut plans = Vec::new();
     for (index, zone) in zones.iter().enumerate() {
         let plan = Plan::new(zone.backing, &host).map_err(failed(index, zone))?;
-        let size = zone
-            .size
-            .checked_align_up(plan.page())
-            .ok_or(LayoutError::Addresses)?;
+        let size = zone.size.checked_align_up(plan.page()).ok_or(NoAddresses)?;
         plans.push((plan, size));
     }
     let places = layout::place_memory(plans.iter().zip(zones).map(|((plan, size), zone)| {

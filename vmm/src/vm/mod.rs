@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! config ─ memory ─┐                       ┌─ vcpu (a thread each) ─ bus ─ devices
-//!  boot (images) ──┼─ build ─ Machine ─ run┤
+//!   arch::linux ───┼─ build ─ Machine ─ run┤
 //!  platform ───────┘                       └─ the main thread: signals, ends
 //! ```
 //!
@@ -13,20 +13,16 @@
 
 pub mod api;
 pub mod attach;
+pub mod build;
 pub mod config;
 pub mod console;
-pub mod faults;
+mod control;
+pub mod layout;
 pub mod memory;
 pub mod platform;
+pub mod run;
 pub mod sandbox;
 pub mod signals;
 pub mod stats;
 pub mod vcpu;
 pub mod watch;
-
-#[cfg(target_arch = "aarch64")]
-mod build;
-#[cfg(target_arch = "aarch64")]
-mod control;
-#[cfg(target_arch = "aarch64")]
-pub mod run;

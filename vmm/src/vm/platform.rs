@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::layout::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICE_STEP, VIRTIO_DEVICES};
 use crate::{
-    boot::layout::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICE_STEP, VIRTIO_DEVICES},
     devices::{Bus, BusError, Description, MmioDevice},
     kvm::KvmError,
 };
 
-/// As many interrupts as devices can have: a GICv2's and more than anyone has used.
+/// As many interrupts as devices can have: more than anyone has used.
 pub const INTERRUPTS: u32 = 256;
 
 /// Why a device has no place.

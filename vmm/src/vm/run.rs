@@ -21,7 +21,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     api::Api,
-    build::{self, BuildError, Ends},
+    build::{BuildError, Ends},
     config::{Session, VmConfig},
     console::{Escape, Terminal},
     control::Controls,
@@ -31,7 +31,10 @@ use super::{
     vcpu::{End, Wanted},
     watch::Watch,
 };
-use crate::devices::{BootTimer, serial};
+use crate::{
+    arch::linux,
+    devices::{BootTimer, serial},
+};
 
 /// Why a machine was not run to its end.
 #[derive(Debug, Error)]
@@ -115,6 +118,7 @@ struct Report {
 /// # Errors
 /// A machine cannot be built, or the main thread cannot wait for it.
 pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
+    linux::check().map_err(BuildError::from)?;
     let signals = Signals::block().map_err(doing("blocking signals (signalfd)"))?;
     let mut report = match &session.stats {
         Some(path) => Some(Report {
@@ -207,7 +211,7 @@ fn live(
             Box::new(Watch::new(output, text, Box::new(found)))
         }
     };
-    let mut machine = build::build(
+    let mut machine = linux::build(
         config,
         Ends {
             output,

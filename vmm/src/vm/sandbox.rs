@@ -31,6 +31,7 @@ use thiserror::Error;
 use vmm_sys_util::signal::register_signal_handler;
 
 use super::{console, stats::REFRESH};
+use crate::arch::host;
 
 /// Why the fences cannot be put up.
 #[derive(Debug, Error)]
@@ -164,21 +165,6 @@ const MAIN: &[i64] = &[
 /// Requests of `ioctl` that set a terminal: `TCSETS`, `TCSETS2`.
 const TERMINAL_SETTINGS: [u64; 2] = [0x5402, 0x402c_542b];
 
-/// Calls that x86_64 has beside those all architectures have.
-#[cfg(target_arch = "x86_64")]
-const OLD: &[i64] = &[
-    libc::SYS_access,
-    libc::SYS_dup2,
-    libc::SYS_epoll_wait,
-    libc::SYS_open,
-    libc::SYS_poll,
-    libc::SYS_readlink,
-    libc::SYS_stat,
-    libc::SYS_unlink,
-];
-#[cfg(not(target_arch = "x86_64"))]
-const OLD: &[i64] = &[];
-
 /// A kind of thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thread {
@@ -195,7 +181,7 @@ pub enum Thread {
 impl Thread {
     fn calls(self) -> Vec<i64> {
         let own: &[&[i64]] = match self {
-            Self::Main => &[EVERYWHERE, VCPU, API, MAIN, OLD],
+            Self::Main => &[EVERYWHERE, VCPU, API, MAIN, host::OLD_CALLS],
             Self::Vcpu => &[EVERYWHERE, VCPU],
             Self::Console => &[EVERYWHERE],
             Self::Api => &[EVERYWHERE, API],

@@ -22,8 +22,9 @@ use granule_guest_tests::{
 };
 use serde::Serialize;
 
-use super::{faults, vcpu::Exits};
+use super::vcpu::Exits;
 use crate::{
+    arch::faults,
     kvm::{
         stats::{Kind, Statistics, StatisticsError},
         tables::tables_of_guests,
@@ -44,9 +45,11 @@ pub struct Counters {
 impl Counters {
     /// All that the host counts.
     pub fn open() -> Self {
+        let mut by_kind = EventCounters::none();
+        by_kind.add_filtered(faults::TRACEPOINT, faults::FILTERS);
         Self {
             events: EventCounters::open(),
-            faults: faults::open(),
+            faults: by_kind,
         }
     }
 

@@ -17,7 +17,7 @@ use kvm_ioctls::{DeviceFd, VmFd};
 use thiserror::Error;
 
 use crate::{
-    boot::{
+    arch::aarch64::boot::{
         layout::{GIC_CPU_INTERFACE, GIC_DISTRIBUTOR, GIC_ITS, GIC_REDISTRIBUTORS},
         tree::Gic,
     },

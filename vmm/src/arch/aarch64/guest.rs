@@ -13,8 +13,8 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
-use super::registers;
-use crate::{boot::tree::PMU_PPI, kvm::KvmError};
+use super::{boot::tree::PMU_PPI, registers};
+use crate::kvm::KvmError;
 
 const MPIDR_EL1: SystemRegister = SystemRegister {
     name: "MPIDR_EL1",

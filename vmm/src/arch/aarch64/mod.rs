@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! arm64.
 
+pub mod boot;
+pub mod faults;
 pub mod host;
 pub mod ipa;
 pub mod syndrome;
@@ -9,6 +11,8 @@ pub mod syndrome;
 pub mod gic;
 #[cfg(target_arch = "aarch64")]
 pub mod guest;
+#[cfg(target_arch = "aarch64")]
+pub mod linux;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod machine;
 #[cfg(target_arch = "aarch64")]

@@ -4,6 +4,19 @@
 
 use std::fs;
 
+/// Calls of the kernel's that newer architectures do not have, each with a newer one beside it.
+#[cfg(target_arch = "x86_64")]
+pub const OLD_CALLS: &[i64] = &[
+    libc::SYS_access,
+    libc::SYS_dup2,
+    libc::SYS_epoll_wait,
+    libc::SYS_open,
+    libc::SYS_poll,
+    libc::SYS_readlink,
+    libc::SYS_stat,
+    libc::SYS_unlink,
+];
+
 /// Why KVM's driver does not run, by the CPU's flags and the modules.
 pub fn why_no_kvm() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -2,8 +2,11 @@
 //! x86_64.
 
 pub mod addresses;
+pub mod faults;
 pub mod host;
 
+#[cfg(target_arch = "x86_64")]
+pub mod linux;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod machine;
 #[cfg(target_arch = "x86_64")]

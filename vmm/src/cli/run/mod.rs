@@ -9,13 +9,14 @@ use std::{path::PathBuf, time::Instant};
 use clap::ValueEnum;
 
 use super::{
-    CommandResult,
+    CommandResult, Outcome,
     bench::values::{DirtyLog, Switch},
 };
 use crate::vm::{
     attach::{Devices, DiskConfig, NetConfig},
     config::{Console, Session, VmConfig},
     console,
+    run::{self, Ended},
 };
 
 /// Options of `granule run`.
@@ -126,15 +127,7 @@ pub fn run(args: Args) -> CommandResult {
         api_socket: args.api_socket,
         sandbox: args.sandbox == Switch::On,
     };
-    carry_out(&config, &session)
-}
-
-#[cfg(target_arch = "aarch64")]
-fn carry_out(config: &VmConfig, session: &Session) -> CommandResult {
-    use super::Outcome;
-    use crate::vm::run::{self, Ended};
-
-    Ok(match run::run(config, session)? {
+    Ok(match run::run(&config, &session)? {
         Ended::Off | Ended::Reset => Outcome::Done,
         Ended::Stopped(by) => {
             eprintln!("granule: ended by {by}");
@@ -145,11 +138,4 @@ fn carry_out(config: &VmConfig, session: &Session) -> CommandResult {
             Outcome::Failed
         }
     })
-}
-
-#[cfg(not(target_arch = "aarch64"))]
-fn carry_out(_config: &VmConfig, _session: &Session) -> CommandResult {
-    Err("`granule run` starts arm64 guests and needs an arm64 host with KVM; `granule lab --guest` \
-         runs it in an emulated one"
-        .into())
 }

@@ -9,13 +9,11 @@
 
 use std::ffi::CStr;
 
-use granule_guest_tests::events::EventCounters;
-
 /// The tracepoint.
 pub const TRACEPOINT: &str = "kvm_guest_fault";
 
 /// What is counted: name and filter.
-pub const FILTERS: [(&str, &CStr); 12] = [
+pub const FILTERS: &[(&str, &CStr)] = &[
     (
         "translation.level1",
         c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 1 && !(hsr & 2)",
@@ -66,17 +64,10 @@ pub const FILTERS: [(&str, &CStr); 12] = [
     ),
 ];
 
-/// Counters of all of them, as far as the host counts.
-pub fn open() -> EventCounters {
-    let mut counters = EventCounters::none();
-    counters.add_filtered(TRACEPOINT, &FILTERS);
-    counters
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::boot::layout::MEMORY;
+    use crate::vm::layout::MEMORY;
 
     /// Whether a filter lets a fault through: its terms joined by `&&`, each a test of bits.
     fn passes(filter: &CStr, syndrome: u64) -> bool {
