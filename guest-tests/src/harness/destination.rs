@@ -104,6 +104,17 @@ impl Destination {
         })
     }
 
+    /// How many pages logs named that no vCPU wrote, of `writes` writes each in the end.
+    pub(super) fn named_in_vain(&self, tasks: &[Task], writes: &[u64]) -> u64 {
+        let mut in_vain: Vec<_> = self.logged_in.iter().map(|&round| round != 0).collect();
+        for (task, &count) in tasks.iter().zip(writes) {
+            for place in Places::new(task.seed, task.count).take(index(count)) {
+                in_vain[index(place)] = false;
+            }
+        }
+        in_vain.into_iter().filter(|&page| page).count() as u64
+    }
+
     /// The last write of a vCPU to every page is there.
     fn holds(&self, task: &Task, writes: u64) -> Result<(), HarnessError> {
         let mut last = vec![0; self.logged_in.len()];

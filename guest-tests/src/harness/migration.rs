@@ -17,7 +17,9 @@
 //! Then source and destination must be equal to the byte. They would differ in a page that was
 //! written after it was copied last and that no later log named. And the source must hold what the
 //! vCPUs wrote: the host chooses the same places again ([`Places`]), so it knows the last write of
-//! every vCPU to every page.
+//! every vCPU to every page. By the same knowledge the stop's record says how many pages the logs
+//! named that nobody wrote (`pages_logged_in_vain`): with none lost and none in vain, two hosts' logs
+//! say the same about the same writes.
 
 use std::{thread, time::Duration};
 
@@ -132,14 +134,17 @@ impl Run<'_> {
         mark::outside();
         let (times, pages) = stopped?;
         let mut events = difference(&before, &counts(machine)?);
+        let writes = writes(machine)?;
+        let in_vain = copy.named_in_vain(tasks, &writes);
         events.insert("pages_logged".to_owned(), pages);
+        events.insert("pages_logged_in_vain".to_owned(), in_vain);
         measured.push(Measured {
             phase: Phase::Stop,
             round: None,
             times,
             events,
             gauges: machine.gauges().map_err(host_error("counting"))?,
-            writes: writes(machine)?,
+            writes,
         });
         Ok(measured)
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{
     HarnessError, Plan,
     destination::Destination,
+    tasks::Tasks,
     tests::{plan, run_toy},
 };
 use crate::{
@@ -133,4 +134,17 @@ fn more_vcpus_than_words_in_a_page_are_refused() {
             most: 512
         })
     ));
+}
+
+#[test]
+fn pages_that_a_log_names_and_nobody_wrote_are_counted() {
+    let toy = Toy::new(1, BLOCK, Defect::None);
+    let task = Tasks::new(toy.region(), 1, 0).write_at_random(0);
+    let mut copy = Destination::new(toy.region());
+    copy.note(&[u64::MAX], 1);
+
+    let by_nobody = copy.named_in_vain(&[], &[]);
+    let by_one_write = copy.named_in_vain(&[task], &[1]);
+
+    assert_eq!((by_nobody, by_one_write), (64, 63));
 }
