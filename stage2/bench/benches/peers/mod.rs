@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tables of other crates, behind the few operations that all have. Their pages come from one pool
+//! that is warm: every page has been touched. Who needs zeroes writes them.
+
+pub mod aarch64;
+pub mod generic;
+pub mod multiarch;
+pub mod own;
+
+use std::sync::Mutex;
+
+pub const PAGE: u64 = 4096;
+pub const BLOCK: u64 = 2 << 20;
+pub const GIB: u64 = 1 << 30;
+/// Where all that is mapped lies.
+pub const PHYS: u64 = 0x8_0000_0000;
+/// More than any of the tables needs for 2 GiB of pages.
+const TABLES: usize = 1200;
+
+static PAGES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// Touches what the pool hands out.
+pub fn warm() {
+    let mut pages = PAGES.lock().expect("nobody panics");
+    if pages.is_empty() {
+        let layout = std::alloc::Layout::from_size_align(TABLES * 4096, 4096).expect("a layout");
+        // SAFETY: the layout has a size; the memory is never given back.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) } as usize;
+        assert_ne!(base, 0, "no memory");
+        pages.extend((0..TABLES).rev().map(|n| base + n * 4096));
+    }
+}
+
+/// A page, not zeroed.
+pub fn page() -> usize {
+    let page = PAGES.lock().expect("nobody panics").pop();
+    page.expect("the pool is large enough")
+}
+
+/// Puts a page back.
+pub fn put_back(page: usize) {
+    PAGES.lock().expect("nobody panics").push(page);
+}
+
+/// A table under test.
+pub trait Table {
+    /// Its name in the results.
+    const NAME: &'static str;
+    /// An empty one.
+    fn new() -> Self;
+    /// Maps `size` bytes at `ipa` to the same distance from [`PHYS`], by pages or by 2M blocks.
+    fn map(&mut self, ipa: u64, size: u64, blocks: bool);
+    /// Where an address leads.
+    fn translate(&self, ipa: u64) -> u64;
+    /// Takes the permission to write from what was mapped by pages.
+    fn protect(&mut self, ipa: u64, size: u64);
+    /// Unmaps what was mapped by pages.
+    fn unmap(&mut self, ipa: u64, size: u64);
+
+    /// Whether it can split.
+    const SPLITS: bool = false;
+    /// Splits the 2M block at `ipa` into pages with its attributes.
+    fn split(&mut self, _ipa: u64) {
+        unreachable!("it cannot split");
+    }
+    /// Whether it can put blocks together again.
+    const COALESCES: bool = false;
+    /// Puts the block that was split together again, as its owner knows what it was.
+    fn coalesce(&mut self, _ipa: u64) {
+        unreachable!("it cannot coalesce");
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What criterion has noted, as one table: of each benchmark the fastest sample.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::Value;
+
+type Figures = BTreeMap<String, BTreeMap<String, f64>>;
+
+fn json(path: &Path) -> Option<Value> {
+    serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()
+}
+
+fn one(at: &Path) -> Option<(String, String, f64)> {
+    let what = json(&at.join("new/benchmark.json"))?;
+    let samples = json(&at.join("new/sample.json"))?;
+    let numbers = |key: &str| Some(samples[key].as_array()?.iter().filter_map(Value::as_f64));
+    let fastest = numbers("times")?
+        .zip(numbers("iters")?)
+        .map(|(time, iterations)| time / iterations)
+        .min_by(f64::total_cmp)?;
+    let part = |key: &str| Some(what[key].as_str()?.to_owned());
+    Some((part("group_id")?, part("function_id")?, fastest))
+}
+
+/// By group and name, in nanoseconds.
+fn figures(at: &Path, found: &mut Figures) {
+    if let Some((group, name, ns)) = one(at) {
+        found.entry(group).or_default().insert(name, ns);
+    }
+    for entry in std::fs::read_dir(at).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            figures(&entry.path(), found);
+        }
+    }
+}
+
+/// Prints every figure, and how many times this crate's best it is.
+pub fn print(at: &Path) {
+    let mut found = BTreeMap::new();
+    figures(at, &mut found);
+    println!("\n| | | ns | × granule |\n|---|---|---|---|");
+    for (group, names) in &found {
+        let own = names.get("granule").or(names.get("granule, shared"));
+        for (name, ns) in names {
+            let ratio = own.map_or(String::new(), |own| format!("{:.2}", ns / own));
+            println!("| {group} | {name} | {ns:.2} | {ratio} |");
+        }
+    }
+    let ns = |group: &str, name: &str| found.get(group)?.get(name).copied();
+    let ratio = |what: &str, over: Option<f64>, under: Option<f64>| {
+        if let (Some(over), Some(under)) = (over, under) {
+            println!("{what}: {:.2}", over / under);
+        }
+    };
+    let (single, shared) = ("map of 4K, each", "granule, shared");
+    let alone = ns("shared map, one thread", shared);
+    println!();
+    ratio(
+        "shared map of 4K over a compare-and-swap",
+        alone,
+        ns(single, "floor: compare-and-swap"),
+    );
+    let disjoint = ns("shared map, two threads, disjoint", shared);
+    ratio("two threads, disjoint, times one", alone, disjoint);
+    let group = "shared map, two threads, interleaved";
+    let mutex = ns(group, "Mutex of aarch64-paging");
+    ratio(
+        "interleaved, times a Mutex of aarch64-paging",
+        mutex,
+        ns(group, shared),
+    );
+}

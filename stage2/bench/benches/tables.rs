@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! This crate's tables beside those of other crates, in one run, with pages from warm pools:
+//! `scripts/bench-engine`, which ends with a table of medians and ratios.
+//!
+//! A sample is the fastest of its runs, as other work on the machine only adds. No TLB is invalidated and no cache maintained: what is timed is the work on the tables. Absolute
+//! figures hold for the machine they were measured on, and only if nothing else runs there; ratios
+//! within one run are what counts.
+
+#![allow(missing_docs, reason = "a benchmark")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "addresses are 64 bits wide here, as pointers are; counts are small"
+)]
+
+mod peers;
+mod report;
+
+use std::{
+    hint::black_box,
+    path::Path,
+    sync::{
+        Barrier, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use criterion::Criterion;
+use peers::{
+    BLOCK, GIB, PAGE, PHYS, Table,
+    aarch64::Aarch64Paging,
+    generic::Generic,
+    multiarch::Multiarch,
+    own::{Exclusive, Shared},
+};
+
+/// Times `run`, which does `count` things each time, per thing.
+fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() -> Duration) {
+    let mut group = c.benchmark_group(group);
+    group.bench_function(name, |b| {
+        b.iter_custom(|iterations| {
+            let runs = iterations.div_ceil(count);
+            // Whatever else the machine does only ever adds.
+            let fastest = (0..runs).map(|_| run()).min().unwrap_or_default();
+            // Criterion divides by the iterations: one of them is one page or block.
+            fastest.mul_f64(iterations as f64 / count as f64)
+        });
+    });
+    group.finish();
+}
+
+/// Times `act` on a table that `prepare` has made ready.
+fn timed<T: Table>(
+    c: &mut Criterion,
+    group: &str,
+    count: u64,
+    prepare: impl Fn(&mut T),
+    act: impl Fn(&mut T),
+) {
+    bench(c, group, T::NAME, count, || {
+        let mut table = T::new();
+        prepare(&mut table);
+        let start = Instant::now();
+        act(&mut table);
+        start.elapsed()
+    });
+}
+
+const PAGES: u64 = GIB / PAGE;
+const BLOCKS: u64 = GIB / BLOCK;
+/// Of maps one by one: so few that a run is seldom interrupted.
+const SINGLE: u64 = PAGES / 4;
+/// So many that the clock's own time is lost among them.
+const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
+
+/// What every table can do, one thread.
+fn alone<T: Table>(c: &mut Criterion) {
+    let nothing = |_: &mut T| {};
+    let by_pages = |table: &mut T| table.map(0, GIB, false);
+    let by_blocks = |table: &mut T| table.map(0, GIB, true);
+    let each_block =
+        |act: fn(&mut T, u64)| move |table: &mut T| (0..BLOCKS).for_each(|n| act(table, n * BLOCK));
+    timed(c, "range map, per 4K", PAGES, nothing, by_pages);
+    timed(c, "map of 4K, each", SINGLE, nothing, |table: &mut T| {
+        (0..SINGLE).for_each(|n| table.map(n * PAGE, PAGE, false));
+    });
+    let blocks = SINGLE_BLOCKS;
+    timed(c, "map of 2M, each", blocks, nothing, |table: &mut T| {
+        (0..blocks).for_each(|n| table.map(n * BLOCK, BLOCK, true));
+    });
+    timed(c, "translate", SINGLE, by_pages, |table: &mut T| {
+        let mut at: u64 = 1;
+        for _ in 0..SINGLE {
+            at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let ipa = (at >> 34) % GIB;
+            assert_eq!(table.translate(ipa) & !0xfff, PHYS + (ipa & !0xfff));
+        }
+    });
+    timed(c, "protect, per 4K", PAGES, by_pages, |table: &mut T| {
+        table.protect(0, GIB);
+    });
+    if T::SPLITS {
+        timed(
+            c,
+            "split of 2M, each",
+            BLOCKS,
+            by_blocks,
+            each_block(T::split),
+        );
+    }
+    if T::COALESCES {
+        let split = each_block(T::split);
+        timed(
+            c,
+            "coalesce to 2M, each",
+            BLOCKS,
+            |table: &mut T| {
+                by_blocks(table);
+                split(table);
+            },
+            each_block(T::coalesce),
+        );
+    }
+    timed(
+        c,
+        "unmap of 1G, per 4K",
+        PAGES,
+        by_pages,
+        |table: &mut T| table.unmap(0, GIB),
+    );
+}
+
+/// What a map cannot do without: one store, or one compare-and-swap, of words in a row.
+fn floors(c: &mut Criterion) {
+    let words: Vec<AtomicU64> = (0..SINGLE).map(|_| AtomicU64::new(0)).collect();
+    let clear = || words.iter().for_each(|w| w.store(0, Ordering::Relaxed));
+    bench(c, "map of 4K, each", "floor: store", SINGLE, || {
+        clear();
+        let start = Instant::now();
+        for (word, n) in words.iter().zip(1..) {
+            black_box(word).store(n, Ordering::Release);
+        }
+        start.elapsed()
+    });
+    let name = "floor: compare-and-swap";
+    bench(c, "map of 4K, each", name, SINGLE, || {
+        clear();
+        let start = Instant::now();
+        for (word, n) in words.iter().zip(1..) {
+            let _ = black_box(word).compare_exchange(0, n, Ordering::AcqRel, Ordering::Acquire);
+        }
+        start.elapsed()
+    });
+}
+
+/// What `begin` gives for a thread, in some threads at once, `count` times each. Gives the wall time.
+fn in_threads<A: FnMut(u64)>(
+    threads: u64,
+    count: u64,
+    begin: impl Fn(u64) -> A + Sync,
+) -> Duration {
+    let barrier = Barrier::new(threads as usize);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (barrier, begin) = (&barrier, &begin);
+                scope.spawn(move || {
+                    let act = begin(thread);
+                    barrier.wait();
+                    let start = Instant::now();
+                    (0..count).for_each(act);
+                    start.elapsed()
+                })
+            })
+            .collect();
+        let times = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("it does not panic"));
+        times.max().unwrap_or_default()
+    })
+}
+
+/// Wall time per page of maps by one thread and by two. All pages of both together count.
+fn together(c: &mut Criterion) {
+    const EACH: u64 = SINGLE / 2;
+    type Place = fn(u64, u64) -> u64;
+    let places: [(&str, u64, Place); 3] = [
+        ("one thread", 1, |_, n| n * PAGE),
+        ("two threads, disjoint", 2, |thread, n| {
+            thread * GIB + n * PAGE
+        }),
+        ("two threads, interleaved", 2, |thread, n| {
+            (2 * n + thread) * PAGE
+        }),
+    ];
+    for (group, threads, place) in places {
+        let group = &format!("shared map, {group}");
+        let count = threads * EACH;
+        bench(c, group, "granule, shared", count, || {
+            let table = Shared::new();
+            in_threads(threads, EACH, |thread| {
+                let mut walker = table.walker();
+                move |n| walker.map_page(place(thread, n))
+            })
+        });
+        bench(c, group, "Mutex of aarch64-paging", count, || {
+            struct Sent(Aarch64Paging);
+            // SAFETY: all of its pages are the table's own, whichever thread uses it.
+            unsafe impl Send for Sent {}
+            let table = Mutex::new(Sent(Aarch64Paging::new()));
+            in_threads(threads, EACH, |thread| {
+                let table = &table;
+                move |n| {
+                    let mut table = table.lock().expect("nobody panics");
+                    table.0.map(place(thread, n), PAGE, false);
+                }
+            })
+        });
+    }
+}
+
+fn main() {
+    peers::warm();
+    let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join("criterion");
+    let mut c = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(150))
+        .measurement_time(Duration::from_millis(500))
+        .without_plots()
+        .output_directory(&at)
+        .configure_from_args();
+    floors(&mut c);
+    alone::<Exclusive>(&mut c);
+    alone::<Aarch64Paging>(&mut c);
+    alone::<Multiarch>(&mut c);
+    alone::<Generic>(&mut c);
+    together(&mut c);
+    report::print(&at);
+}
