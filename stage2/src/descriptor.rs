@@ -222,6 +222,16 @@ impl Descriptor {
         )
     }
 
+    /// The same without the permission to write.
+    pub const fn unwritable(self) -> Self {
+        Self(self.0 & !WRITE)
+    }
+
+    /// The same without the access flag.
+    pub const fn aged(self) -> Self {
+        Self(self.0 & !ACCESSED)
+    }
+
     /// The leaf's part for one entry of a table below: the same attributes at `level`, `offset`
     /// bytes on.
     pub const fn part(self, level: Level, offset: u64) -> Self {
@@ -232,6 +242,22 @@ impl Descriptor {
         };
         let kept = self.0 & !(TABLE_OR_PAGE | CLAIMED | CONTIGUOUS | ADDRESS);
         Self(kept | kind | ((self.address() + offset) & ADDRESS))
+    }
+
+    /// A page's attributes in a leaf elsewhere, of a page or a block.
+    pub const fn moved(self, phys: u64, page: bool) -> Self {
+        let kept = self.0 & !(TABLE_OR_PAGE | ADDRESS);
+        Self(kept | on(page, TABLE_OR_PAGE) | (phys & ADDRESS))
+    }
+
+    /// Whether it is a page at level 3 and a table at the others; not what a valid block is.
+    pub const fn is_table_or_page(self) -> bool {
+        self.0 & (VALID | TABLE_OR_PAGE) == VALID | TABLE_OR_PAGE
+    }
+
+    /// The same leaf for the next `span` bytes of memory.
+    pub const fn after(self, span: u64) -> Self {
+        Self(self.0 + span)
     }
 
     /// With the bit that stops CPUs from caching a block while its size changes (FEAT_BBM level 1).

@@ -12,23 +12,20 @@ use thiserror::Error;
 
 /// The size of a page and of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum Granule {
     /// 4 KiB
-    K4,
+    K4 = 12,
     /// 16 KiB
-    K16,
+    K16 = 14,
     /// 64 KiB
-    K64,
+    K64 = 16,
 }
 
 impl Granule {
     /// Bits of an address within a page.
     pub const fn shift(self) -> u32 {
-        match self {
-            Self::K4 => 12,
-            Self::K16 => 14,
-            Self::K64 => 16,
-        }
+        self as u32
     }
 
     /// Bytes in a page.
@@ -44,6 +41,15 @@ impl Granule {
     /// Entries in a table.
     pub const fn entries(self) -> u64 {
         1 << self.level_bits()
+    }
+
+    /// Bytes of the largest leaf: a block of level 1 with 4K, of 2 with 16K and 64K.
+    pub const fn largest_leaf(self) -> u64 {
+        let levels = match self {
+            Self::K4 => 2,
+            Self::K16 | Self::K64 => 1,
+        };
+        1 << (self.shift() + levels * self.level_bits())
     }
 
     /// The granule with pages of this many bytes.

@@ -123,7 +123,7 @@ pub mod range;
 mod sync;
 
 pub use engine::{
-    Access, Fault, FaultStatus, Features, MapError, MapRequest, Stage2, Translation, Walker,
+    Access, Fault, FaultStatus, Features, MapError, MapRequest, Mapper, Stage2, Translation, Walker,
 };
 pub use memcache::Memcache;
 pub use offline::Offline;

@@ -56,10 +56,13 @@ impl Memcache {
 
     /// Unless `least` are in hand, fills up to `most`. Not under the lock. Gives whether `least`
     /// are in hand.
+    #[inline]
     pub fn top_up<O: Operations>(&mut self, ops: &O, least: usize, most: usize) -> bool {
-        if self.len >= least {
-            return true;
-        }
+        self.len >= least || self.fill(ops, least, most)
+    }
+
+    #[inline(never)]
+    fn fill<O: Operations>(&mut self, ops: &O, least: usize, most: usize) -> bool {
         ops.note(Note::TopUp);
         while self.len < most.min(Self::CAPACITY) {
             let Some(table) = ops.allocate() else { break };

@@ -29,6 +29,17 @@ impl<M: Deref<Target = [AtomicU64]>> Operations for Offline<'_, M> {
         self.0.store(entry, new, order);
     }
 
+    fn store_run(
+        &self,
+        first: EntryAddress,
+        count: u64,
+        leaf: Descriptor,
+        span: u64,
+        order: Order,
+    ) {
+        self.0.store_run(first, count, leaf, span, order);
+    }
+
     #[inline]
     fn compare_exchange(
         &self,

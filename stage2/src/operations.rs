@@ -139,6 +139,22 @@ pub trait Operations {
     /// Writes an entry.
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order);
 
+    /// Writes entries in a row, each for the next `span` bytes of memory: as many stores, each
+    /// ordered so.
+    fn store_run(
+        &self,
+        first: EntryAddress,
+        count: u64,
+        leaf: Descriptor,
+        span: u64,
+        order: Order,
+    ) {
+        for n in 0..count {
+            let entry = EntryAddress(first.0 + n * 8);
+            self.store(entry, leaf.after(n * span), order);
+        }
+    }
+
     /// Writes an entry if it is what it was thought to be, ordered as a release; otherwise gives
     /// what it is.
     ///

@@ -99,6 +99,9 @@ pub struct Policy {
     pub unmap: Unmap,
     /// Lines beyond which the whole I-cache is invalidated.
     pub icache_lines: Option<u64>,
+    /// Whether every table counts its valid entries (Linux: the page's references), or is looked
+    /// through where it may be empty.
+    pub counts_entries: bool,
     /// Whether block sizes change without a break where FEAT_BBM allows it.
     pub use_bbm: bool,
 }
@@ -123,6 +126,7 @@ impl Policy {
         local_relax: false,
         unmap: Unmap::Batch(1),
         icache_lines: None,
+        counts_entries: true,
         use_bbm: false,
     };
     /// Linux 5.10 with this repository's series `stage2-fault-path`.
@@ -160,6 +164,7 @@ impl Policy {
         skip_mapped: true,
         wait_for_locked: true,
         unmap: Unmap::Tables(64),
+        counts_entries: false,
         use_bbm: true,
         ..Self::LINUX_6_12
     };

@@ -12,7 +12,7 @@ use crate::{
     descriptor::Descriptor,
     geometry::{Geometry, index},
     operations::{EntryAddress, Order, TableAddress},
-    sync::{AtomicU64, Ordering},
+    sync::{AtomicU64, Ordering, fence},
 };
 
 /// No table: the end of the list.
@@ -79,8 +79,10 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
     fn zero(&self, table: u64) {
         let from = index(table * self.words_in_table);
         let to = from + index(self.words_in_table);
-        for word in &self.words[from..to] {
-            word.store(0, Ordering::Relaxed);
+        for line in self.words[from..to].chunks_exact(8) {
+            for word in line {
+                word.store(0, Ordering::Relaxed);
+            }
         }
         self.meta[index(2 * table)].store(1, Ordering::Relaxed);
     }
@@ -140,16 +142,19 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         count
     }
 
+    #[inline]
     fn word(&self, entry: EntryAddress) -> &AtomicU64 {
         &self.words[index((entry.0 - self.base) >> 3)]
     }
 
     /// Reads an entry.
+    #[inline]
     pub fn load(&self, entry: EntryAddress) -> Descriptor {
         Descriptor(self.word(entry).load(Ordering::Acquire))
     }
 
     /// Writes an entry.
+    #[inline]
     pub fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
         let ordering = match order {
             Order::Plain => Ordering::Relaxed,
@@ -158,10 +163,40 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         self.word(entry).store(new.0, ordering);
     }
 
+    /// Writes entries in a row, each for the next `span` bytes of memory.
+    pub fn store_run(
+        &self,
+        first: EntryAddress,
+        count: u64,
+        leaf: Descriptor,
+        span: u64,
+        order: Order,
+    ) {
+        if order == Order::Release {
+            fence(Ordering::Release);
+        }
+        let from = index((first.0 - self.base) >> 3);
+        let words = &self.words[from..from + index(count)];
+        let mut next = leaf.0;
+        // By lines, as eight stores without a branch between.
+        let mut lines = words.chunks_exact(8);
+        for line in &mut lines {
+            for word in line {
+                word.store(next, Ordering::Relaxed);
+                next += span;
+            }
+        }
+        for word in lines.remainder() {
+            word.store(next, Ordering::Relaxed);
+            next += span;
+        }
+    }
+
     /// Writes an entry if it is `old`.
     ///
     /// # Errors
     /// What it is instead.
+    #[inline]
     pub fn compare_exchange(
         &self,
         entry: EntryAddress,

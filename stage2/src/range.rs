@@ -44,8 +44,8 @@ pub fn pieces(granule: Granule, ipa: u64, size: u64) -> impl Iterator<Item = Pie
             _ => {
                 // The lowest digit, of five bits each behind the first bit.
                 let scale = (left.trailing_zeros() - 1) / 5;
-                let unit = 1 << (5 * scale + 1);
-                (left / unit % 32) * unit
+                let shift = 5 * scale + 1;
+                ((left >> shift) & 31) << shift
             }
         };
         let piece = Piece { ipa: at, pages };

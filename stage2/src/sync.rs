@@ -3,9 +3,9 @@
 
 #[cfg(not(feature = "loom"))]
 mod real {
-    pub(crate) use core::sync::atomic::{AtomicU64, Ordering};
     #[cfg(feature = "check")]
-    pub(crate) use core::sync::atomic::{AtomicUsize, fence};
+    pub(crate) use core::sync::atomic::AtomicUsize;
+    pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
     #[cfg(feature = "check")]
     pub(crate) use std::sync::Mutex;
 }

@@ -35,39 +35,40 @@ fn figures(at: &Path, found: &mut Figures) {
     }
 }
 
-/// Prints every figure, and how many times this crate's best it is.
+/// Prints every figure, how many times this crate's it is, and what follows for walkers side by
+/// side.
 pub fn print(at: &Path) {
     let mut found = BTreeMap::new();
     figures(at, &mut found);
     println!("\n| | | ns | × granule |\n|---|---|---|---|");
     for (group, names) in &found {
-        let own = names.get("granule").or(names.get("granule, shared"));
+        let own = names.get("granule").or(names.get("granule, one walk"));
         for (name, ns) in names {
             let ratio = own.map_or(String::new(), |own| format!("{:.2}", ns / own));
             println!("| {group} | {name} | {ns:.2} | {ratio} |");
         }
     }
     let ns = |group: &str, name: &str| found.get(group)?.get(name).copied();
-    let ratio = |what: &str, over: Option<f64>, under: Option<f64>| {
-        if let (Some(over), Some(under)) = (over, under) {
-            println!("{what}: {:.2}", over / under);
-        }
-    };
-    let (single, shared) = ("map of 4K, each", "granule, shared");
-    let alone = ns("shared map, one thread", shared);
+    let floor = ns("map of 4K, each", "floor: compare-and-swap");
     println!();
-    ratio(
-        "shared map of 4K over a compare-and-swap",
-        alone,
-        ns(single, "floor: compare-and-swap"),
-    );
-    let disjoint = ns("shared map, two threads, disjoint", shared);
-    ratio("two threads, disjoint, times one", alone, disjoint);
-    let group = "shared map, two threads, interleaved";
-    let mutex = ns(group, "Mutex of aarch64-paging");
-    ratio(
-        "interleaved, times a Mutex of aarch64-paging",
-        mutex,
-        ns(group, shared),
-    );
+    for walks in ["granule, one walk", "granule, a walk each"] {
+        let shared = |group: &str| ns(&format!("shared map, {group}"), walks);
+        let (alone, disjoint) = (shared("one thread"), shared("two threads, disjoint"));
+        let interleaved = shared("two threads, interleaved");
+        let mutex = ns(
+            "shared map, two threads, interleaved",
+            "Mutex of aarch64-paging",
+        );
+        let ratio = |over: Option<f64>, under: Option<f64>| match (over, under) {
+            (Some(over), Some(under)) => format!("{:.2}", over / under),
+            _ => String::from("?"),
+        };
+        println!(
+            "{walks}: {} times a compare-and-swap; two threads {} times one; interleaved {} times \
+             a Mutex of aarch64-paging",
+            ratio(alone, floor),
+            ratio(alone, disjoint),
+            ratio(mutex, interleaved)
+        );
+    }
 }

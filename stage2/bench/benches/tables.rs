@@ -74,6 +74,16 @@ const SINGLE: u64 = PAGES / 4;
 /// So many that the clock's own time is lost among them.
 const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
 
+/// Maps of pages each in a walk of its own, the only walker.
+fn walk_each(c: &mut Criterion) {
+    bench(c, "map of 4K, each", "granule, a walk each", SINGLE, || {
+        let mut table = Exclusive::new();
+        let start = Instant::now();
+        (0..SINGLE).for_each(|n| table.map(n * PAGE, PAGE, false));
+        start.elapsed()
+    });
+}
+
 /// What every table can do, one thread.
 fn alone<T: Table>(c: &mut Criterion) {
     let nothing = |_: &mut T| {};
@@ -83,11 +93,11 @@ fn alone<T: Table>(c: &mut Criterion) {
         |act: fn(&mut T, u64)| move |table: &mut T| (0..BLOCKS).for_each(|n| act(table, n * BLOCK));
     timed(c, "range map, per 4K", PAGES, nothing, by_pages);
     timed(c, "map of 4K, each", SINGLE, nothing, |table: &mut T| {
-        (0..SINGLE).for_each(|n| table.map(n * PAGE, PAGE, false));
+        table.map_each(SINGLE, false);
     });
     let blocks = SINGLE_BLOCKS;
     timed(c, "map of 2M, each", blocks, nothing, |table: &mut T| {
-        (0..blocks).for_each(|n| table.map(n * BLOCK, BLOCK, true));
+        table.map_each(blocks, true);
     });
     timed(c, "translate", SINGLE, by_pages, |table: &mut T| {
         let mut at: u64 = 1;
@@ -154,12 +164,8 @@ fn floors(c: &mut Criterion) {
     });
 }
 
-/// What `begin` gives for a thread, in some threads at once, `count` times each. Gives the wall time.
-fn in_threads<A: FnMut(u64)>(
-    threads: u64,
-    count: u64,
-    begin: impl Fn(u64) -> A + Sync,
-) -> Duration {
+/// What `begin` gives for a thread, in some threads at once. Gives the wall time.
+fn in_threads<A: FnOnce()>(threads: u64, begin: impl Fn(u64) -> A + Sync) -> Duration {
     let barrier = Barrier::new(threads as usize);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads)
@@ -169,7 +175,7 @@ fn in_threads<A: FnMut(u64)>(
                     let act = begin(thread);
                     barrier.wait();
                     let start = Instant::now();
-                    (0..count).for_each(act);
+                    act();
                     start.elapsed()
                 })
             })
@@ -197,11 +203,18 @@ fn together(c: &mut Criterion) {
     for (group, threads, place) in places {
         let group = &format!("shared map, {group}");
         let count = threads * EACH;
-        bench(c, group, "granule, shared", count, || {
+        bench(c, group, "granule, one walk", count, || {
             let table = Shared::new();
-            in_threads(threads, EACH, |thread| {
+            in_threads(threads, |thread| {
                 let mut walker = table.walker();
-                move |n| walker.map_page(place(thread, n))
+                move || walker.map_all((0..EACH).map(|n| place(thread, n)))
+            })
+        });
+        bench(c, group, "granule, a walk each", count, || {
+            let table = Shared::new();
+            in_threads(threads, |thread| {
+                let mut walker = table.walker();
+                move || walker.map_each((0..EACH).map(|n| place(thread, n)))
             })
         });
         bench(c, group, "Mutex of aarch64-paging", count, || {
@@ -209,11 +222,13 @@ fn together(c: &mut Criterion) {
             // SAFETY: all of its pages are the table's own, whichever thread uses it.
             unsafe impl Send for Sent {}
             let table = Mutex::new(Sent(Aarch64Paging::new()));
-            in_threads(threads, EACH, |thread| {
+            in_threads(threads, |thread| {
                 let table = &table;
-                move |n| {
-                    let mut table = table.lock().expect("nobody panics");
-                    table.0.map(place(thread, n), PAGE, false);
+                move || {
+                    for n in 0..EACH {
+                        let mut table = table.lock().expect("nobody panics");
+                        table.0.map(place(thread, n), PAGE, false);
+                    }
                 }
             })
         });
@@ -231,6 +246,7 @@ fn main() {
         .output_directory(&at)
         .configure_from_args();
     floors(&mut c);
+    walk_each(&mut c);
     alone::<Exclusive>(&mut c);
     alone::<Aarch64Paging>(&mut c);
     alone::<Multiarch>(&mut c);

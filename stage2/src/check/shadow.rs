@@ -34,6 +34,8 @@ pub(super) struct Tables {
     pub(super) all: BTreeMap<u64, Table>,
     pub(super) locked: BTreeMap<EntryAddress, usize>,
     pub(super) changed: BTreeSet<u64>,
+    /// Whether entries are counted at all: somebody has.
+    counted: bool,
     granule_size: u64,
 }
 
@@ -55,6 +57,7 @@ impl Tables {
             all: [(setup.root.0, root)].into(),
             locked: BTreeMap::new(),
             changed: BTreeSet::new(),
+            counted: false,
             granule_size: g.granule().size(),
         }
     }
@@ -100,6 +103,7 @@ impl Tables {
     }
 
     pub(super) fn referenced(&mut self, table: TableAddress, change: i64) {
+        self.counted = true;
         if let Some((at, table)) = self.holding(EntryAddress(table.0)) {
             table.count += change;
             self.changed.insert(at);
@@ -117,8 +121,12 @@ impl Tables {
         left
     }
 
-    /// Tables that have changed and whose count is not right: count and valid entries.
+    /// Tables that have changed and whose count is not right: count and valid entries. None where
+    /// nobody counts.
     pub(super) fn miscounted(&mut self) -> Vec<(TableAddress, i64, usize)> {
+        if !self.counted {
+            return Vec::new();
+        }
         core::mem::take(&mut self.changed)
             .into_iter()
             .filter_map(|at| {

@@ -48,17 +48,12 @@ impl<O: Operations> Walk<'_, O> {
         (ipa, end): (u64, u64),
         change: &impl Fn(Descriptor) -> Descriptor,
     ) -> bool {
-        let mut at = ipa;
+        let span = self.stage2.geometry.span(level);
+        let mut slot = self.slot(table, level, ipa);
         let mut changed = false;
-        while at < end {
-            let slot = self.slot(table, level, at);
-            let next = self.end(&slot);
+        while slot.ipa < end {
             let old = self.ops.load(slot.entry);
             match (old.kind(level), level.down()) {
-                (Kind::Table(child), Some(below)) => {
-                    changed |=
-                        self.change_in(TableAddress(child), below, (at, end.min(next)), change);
-                }
                 (Kind::Leaf(_), _) => {
                     let new = change(old);
                     if new != old {
@@ -66,9 +61,13 @@ impl<O: Operations> Walk<'_, O> {
                         changed = true;
                     }
                 }
+                (Kind::Table(child), Some(below)) => {
+                    let part = (ipa.max(slot.ipa), end.min(slot.ipa + span));
+                    changed |= self.change_in(TableAddress(child), below, part, change);
+                }
                 _ => {}
             }
-            at = next;
+            slot = slot.next(span);
         }
         changed
     }
@@ -119,13 +118,7 @@ impl Stage2 {
         self.check(ipa, 0, size)?;
         let (root, start) = (self.root, self.geometry.start());
         let walk = self.exclusive(ops);
-        let protect = |leaf: Descriptor| {
-            leaf.with_permissions(Attributes {
-                write: false,
-                ..leaf.attributes()
-            })
-        };
-        if walk.change_in(root, start, (ipa, ipa + size), &protect) {
+        if walk.change_in(root, start, (ipa, ipa + size), &Descriptor::unwritable) {
             walk.invalidate_range(ipa, size);
         }
         Ok(())
@@ -140,15 +133,8 @@ impl Stage2 {
     pub fn age<O: Operations>(&mut self, ops: &O, ipa: u64, size: u64) -> Result<bool, MapError> {
         self.check(ipa, 0, size)?;
         let (root, start) = (self.root, self.geometry.start());
-        let age = |leaf: Descriptor| {
-            leaf.with_permissions(Attributes {
-                accessed: false,
-                ..leaf.attributes()
-            })
-        };
-        Ok(self
-            .exclusive(ops)
-            .change_in(root, start, (ipa, ipa + size), &age))
+        let walk = self.exclusive(ops);
+        Ok(walk.change_in(root, start, (ipa, ipa + size), &Descriptor::aged))
     }
 
     /// Sets the access flag of the leaf at an address, after an access flag fault. No CPU holds a

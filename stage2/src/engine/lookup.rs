@@ -3,7 +3,7 @@
 
 use super::Stage2;
 use crate::{
-    descriptor::{Attributes, Descriptor, Kind},
+    descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Level},
     operations::{Operations, TableAddress},
 };
@@ -77,6 +77,7 @@ impl Walker {
     ///
     /// # Errors
     /// The fault that the CPU would take; an address outside the IPA space is a translation fault.
+    #[inline]
     pub fn translate<O: Operations>(
         &self,
         ops: &O,
@@ -93,9 +94,10 @@ impl Walker {
             return Err(fault(FaultStatus::Translation, self.geometry.start()));
         }
         let (_, entry, level) = self.find(ops, ipa);
-        let Kind::Leaf(address) = entry.kind(level) else {
+        // Where the walk ends there is no table.
+        if !entry.is_valid() {
             return Err(fault(FaultStatus::Translation, level));
-        };
+        }
         let attributes = entry.attributes();
         if !attributes.accessed {
             return Err(fault(FaultStatus::AccessFlag, level));
@@ -104,28 +106,32 @@ impl Walker {
             return Err(fault(FaultStatus::Permission, level));
         }
         Ok(Translation {
-            phys: address + (ipa & (self.geometry.span(level) - 1)),
+            phys: entry.address() + (ipa & (self.geometry.span(level) - 1)),
             level,
             attributes,
         })
     }
 
     /// The table that the walk of an address ends in, the entry there, and its level.
+    #[inline]
     pub(super) fn find<O: Operations>(
         &self,
         ops: &O,
         ipa: u64,
     ) -> (TableAddress, Descriptor, Level) {
-        let (mut table, mut level) = (self.root, self.geometry.start());
+        let granule = self.geometry.granule();
+        let mut level = self.geometry.start();
+        let mut shift = level.shift(granule);
+        let (mut table, mut index) = (self.root, ipa >> shift);
         loop {
-            let entry = ops.load(table.entry(self.geometry.index(ipa, level)));
-            match (entry.kind(level), level.down()) {
-                (Kind::Table(child), Some(below)) => {
-                    table = TableAddress(child);
-                    level = below;
-                }
-                _ => return (table, entry, level),
-            }
+            let entry = ops.load(table.entry(index));
+            let (true, Some(below)) = (entry.is_table_or_page(), level.down()) else {
+                return (table, entry, level);
+            };
+            table = TableAddress(entry.address());
+            level = below;
+            shift -= granule.level_bits();
+            index = (ipa >> shift) & (granule.entries() - 1);
         }
     }
 }
@@ -143,6 +149,7 @@ impl Stage2 {
     ///
     /// # Errors
     /// The fault that the CPU would take.
+    #[inline]
     pub fn translate<O: Operations>(
         &self,
         ops: &O,

@@ -36,6 +36,14 @@ impl<O: Operations> Walk<'_, O> {
         self.stage2.policy.maintenance == when
     }
 
+    /// Whether nothing has to be made ready for a leaf with these attributes, here.
+    #[inline]
+    pub(super) fn is_ready(&self, a: Attributes) -> bool {
+        let features = &self.stage2.features;
+        self.maintains(Maintenance::FaultPath)
+            || ((features.fwb || a.memory != MemoryType::Normal) && (features.dic || !a.execute))
+    }
+
     /// D-side: to the point of coherency.
     pub(super) fn clean(&self, phys: u64, size: u64) {
         if self.stage2.features.fwb || size == 0 {
@@ -98,6 +106,9 @@ impl<O: Operations> Walk<'_, O> {
         phys: u64,
         new: Attributes,
     ) {
+        if self.is_ready(new) {
+            return;
+        }
         let span = self.stage2.geometry.granule().entries() * self.stage2.geometry.span(level);
         if !self.stage2.policy.skip_mapped || new.memory != MemoryType::Normal {
             return self.prepare(phys, span, new);

@@ -6,7 +6,7 @@ use crate::{
     descriptor::{Attributes, Descriptor, Kind},
     geometry::Level,
     memcache::Memcache,
-    operations::{Operations, Order, TableAddress},
+    operations::{EntryAddress, Operations, Order, TableAddress},
     policy::{Maintenance, SameLeaf},
 };
 
@@ -43,33 +43,76 @@ pub(super) struct Cursor<'a> {
     pub ipa: u64,
     pub end: u64,
     pub phys: u64,
-    pub attributes: Attributes,
+    /// With the attributes of all leaves.
+    pub leaf: Descriptor,
     pub largest: u64,
     /// What is left of the range is ready for the guest: it is part of a block that was split.
     pub ready: bool,
     /// The leaf was written with the table that it is in.
     pub filled: bool,
+    /// The table was drawn for what is mapped now, by the only walker: it is empty.
+    pub fresh: bool,
     /// Something was left to the next attempt.
     pub again: bool,
     pub memcache: &'a mut Memcache,
 }
 
+impl Cursor<'_> {
+    /// Goes on behind a slot.
+    fn pass(&mut self, end: u64) {
+        let next = end.min(self.end);
+        self.phys += next - self.ipa;
+        self.ipa = next;
+    }
+}
+
 impl<O: Operations> Walk<'_, O> {
+    #[inline(always)]
     pub(super) fn map(&self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
-        self.stage2.check(r.ipa, r.phys, r.size)?;
+        let leaf = self.leaf(0, Level::PAGE, r.attributes);
+        if self.map_single(r, leaf) {
+            return Ok(());
+        }
+        // Its parts, so that neither has to be in memory where the above is all there is to do.
+        let (to, from) = ((r.ipa, r.size), (r.phys, r.largest));
+        Self::map_any(
+            (self.stage2, self.ops, self.shared),
+            memcache,
+            to,
+            from,
+            leaf,
+        )
+    }
+
+    #[inline(never)]
+    fn map_any(
+        (stage2, ops, shared): (&Stage2, &O, bool),
+        memcache: &mut Memcache,
+        (ipa, size): (u64, u64),
+        (phys, largest): (u64, u64),
+        leaf: Descriptor,
+    ) -> Result<(), MapError> {
+        stage2.check(ipa, phys, size)?;
+        let walk = Walk {
+            stage2,
+            ops,
+            shared,
+        };
         let mut cursor = Cursor {
-            ipa: r.ipa,
-            end: r.ipa + r.size,
-            phys: r.phys,
-            attributes: r.attributes,
-            largest: r.largest,
+            ipa,
+            end: ipa + size,
+            phys,
+            leaf,
+            largest,
             ready: false,
             filled: false,
+            fresh: false,
             again: false,
             memcache,
         };
-        let Stage2 { root, geometry, .. } = self.stage2;
-        self.map_in(*root, geometry.start(), &mut cursor)?;
+        while cursor.ipa < cursor.end {
+            walk.map_table(&mut cursor)?;
+        }
         if cursor.again {
             Err(MapError::Again)
         } else {
@@ -77,51 +120,90 @@ impl<O: Operations> Walk<'_, O> {
         }
     }
 
-    fn map_in(
-        &self,
-        table: TableAddress,
-        level: Level,
-        c: &mut Cursor<'_>,
-    ) -> Result<(), MapError> {
-        let geometry = &self.stage2.geometry;
-        let table_end = if level == geometry.start() {
-            c.end
-        } else {
-            let whole = geometry.span(level) * geometry.granule().entries();
-            c.end.min((c.ipa & !(whole - 1)) + whole)
-        };
-        while c.ipa < table_end {
+    /// Goes down from the root to where a leaf fits, and maps what belongs into that table.
+    #[inline]
+    fn map_table(&self, c: &mut Cursor<'_>) -> Result<(), MapError> {
+        let (mut table, mut level) = (self.stage2.root, self.stage2.geometry.start());
+        c.fresh = false;
+        loop {
             let slot = self.slot(table, level, c.ipa);
-            let step = if self.fits(&slot, c) {
-                self.map_leaf(&slot, c)
-            } else if let Some(below) = level.down() {
-                match self.table_below(&slot, below, c) {
-                    Ok(child) => {
-                        self.map_in(child, below, c)?;
-                        continue;
-                    }
-                    Err(error) => Err(error),
-                }
-            } else {
-                Err(MapError::Unaligned {
+            if self.fits(&slot, c) {
+                self.map_leaves(slot, c);
+                return Ok(());
+            }
+            let Some(below) = level.down() else {
+                return Err(MapError::Unaligned {
                     ipa: c.ipa,
                     phys: c.phys,
                     size: c.end - c.ipa,
-                })
+                });
             };
-            match step {
-                Ok(()) => {}
-                Err(MapError::Again) => c.again = true,
+            let old = self.ops.load(slot.entry);
+            let child = match old.kind(level) {
+                Kind::Table(child) => Ok(TableAddress(child)),
+                _ => self.table_below(&slot, below, c),
+            };
+            table = match child {
+                Ok(child) => child,
+                Err(MapError::Again) => {
+                    c.again = true;
+                    c.pass(self.end(&slot));
+                    return Ok(());
+                }
                 Err(error) => return Err(error),
-            }
-            let next = self.end(&slot).min(c.end);
-            c.phys += next - c.ipa;
-            c.ipa = next;
+            };
+            level = below;
         }
-        Ok(())
+    }
+
+    /// Maps leaves into neighbouring entries of a table, the first at `slot`, until the table or
+    /// what is wanted ends. (No larger leaf fits within a table: those begin where tables do.)
+    #[inline]
+    fn map_leaves(&self, mut slot: Slot, c: &mut Cursor<'_>) {
+        let geometry = &self.stage2.geometry;
+        let span = geometry.span(slot.level);
+        let whole = span * geometry.granule().entries();
+        let table_end = (slot.ipa & !(whole - 1)) + whole;
+        let plain = c.ready || self.is_ready(c.leaf.attributes());
+        let mut new = c.leaf.moved(c.phys, slot.level == Level::PAGE);
+        let (table, mut placed) = (self.table_of(slot.entry), 0);
+        let wanted = (c.end.min(table_end) - c.ipa) >> span.trailing_zeros();
+        if plain && c.fresh {
+            self.ops
+                .store_run(slot.entry, wanted, new, span, Order::Release);
+            self.count(table, u32::try_from(wanted).unwrap_or(u32::MAX));
+            return c.pass(slot.ipa + wanted * span);
+        }
+        for _ in 0..wanted {
+            if plain && self.place(slot.entry, new) {
+                placed += 1;
+            } else if self.map_leaf(&slot, c, new).is_err() {
+                // Where a leaf fits, nothing else can go wrong.
+                c.again = true;
+            }
+            slot = slot.next(span);
+            new = new.after(span);
+        }
+        self.count(table, placed);
+        c.pass(slot.ipa);
+    }
+
+    /// Puts a leaf whose memory is ready where nothing is, in one store. Gives whether it did.
+    #[inline]
+    pub(super) fn place(&self, entry: EntryAddress, new: Descriptor) -> bool {
+        if self.shared {
+            let swap = self.ops.compare_exchange(entry, Descriptor::EMPTY, new);
+            return swap.is_ok();
+        }
+        let empty = self.ops.load(entry) == Descriptor::EMPTY;
+        if empty {
+            self.ops.store(entry, new, Order::Release);
+        }
+        empty
     }
 
     /// Whether a leaf of this slot's level is what is wanted.
+    #[inline]
     fn fits(&self, slot: &Slot, c: &Cursor<'_>) -> bool {
         let geometry = &self.stage2.geometry;
         let span = geometry.span(slot.level);
@@ -131,8 +213,8 @@ impl<O: Operations> Walk<'_, O> {
             && span <= c.largest.max(geometry.granule().size())
     }
 
-    fn map_leaf(&self, slot: &Slot, c: &Cursor<'_>) -> Result<(), MapError> {
-        let new = self.leaf(c.phys, slot.level, c.attributes);
+    #[inline(never)]
+    fn map_leaf(&self, slot: &Slot, c: &Cursor<'_>, new: Descriptor) -> Result<(), MapError> {
         let old = self.load_settled(slot)?;
         match old.kind(slot.level) {
             Kind::Table(child) => self.coalesce(slot, old, TableAddress(child), new),
@@ -199,12 +281,13 @@ impl<O: Operations> Walk<'_, O> {
             let size = self.stage2.geometry.span(slot.level);
             self.prepare(new.address(), size, new.attributes());
         }
-        self.ops.take_references(slot.table, 1);
+        self.count(self.table_of(slot.entry), 1);
         self.make(slot, new);
         Ok(())
     }
 
     /// The table below a slot, made if need be.
+    #[inline(never)]
     fn table_below(
         &self,
         slot: &Slot,
@@ -222,7 +305,8 @@ impl<O: Operations> Walk<'_, O> {
                     c.memcache.put_back(child);
                     return Err(error);
                 }
-                self.ops.take_references(slot.table, 1);
+                self.count(self.table_of(slot.entry), 1);
+                c.fresh = !self.shared;
                 Ok(child)
             }
         }

@@ -17,12 +17,14 @@ mod lookup;
 mod maintain;
 mod map;
 mod shape;
+mod single;
 mod unmap;
 
 use thiserror::Error;
 
 pub use lookup::{Access, Fault, FaultStatus, Translation, Walker};
 pub use map::MapRequest;
+pub use single::Mapper;
 
 use crate::{
     descriptor::{Descriptor, Kind},
@@ -88,9 +90,19 @@ pub struct Stage2 {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Slot {
     pub entry: EntryAddress,
-    pub table: TableAddress,
     pub level: Level,
     pub ipa: u64,
+}
+
+impl Slot {
+    /// The one behind it, in the same table.
+    pub(crate) const fn next(self, span: u64) -> Self {
+        Self {
+            entry: EntryAddress(self.entry.0 + 8),
+            ipa: self.ipa + span,
+            ..self
+        }
+    }
 }
 
 /// One walk over a table.
@@ -170,6 +182,7 @@ impl Stage2 {
     ///
     /// # Errors
     /// [`MapError`]; after [`MapError::Again`] and [`MapError::NoTable`] part of it may be mapped.
+    #[inline(always)]
     pub fn map<O: Operations>(
         &mut self,
         ops: &O,
@@ -183,6 +196,7 @@ impl Stage2 {
     ///
     /// # Errors
     /// As [`Stage2::map`].
+    #[inline(always)]
     pub fn map_shared<O: Operations>(
         &self,
         ops: &O,
@@ -195,6 +209,7 @@ impl Stage2 {
         result
     }
 
+    #[inline]
     fn check(&self, ipa: u64, phys: u64, size: u64) -> Result<(), MapError> {
         if (ipa | phys | size) & (self.geometry.granule().size() - 1) != 0 {
             return Err(MapError::Unaligned { ipa, phys, size });
@@ -209,21 +224,27 @@ impl Stage2 {
     /// [`Operations::defer`] hands on comes here after the grace period.
     pub fn free_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked) {
         let Unlinked { table, level } = unlinked;
+        let counts = self.policy.counts_entries;
         let mut counted = 0;
-        for index in 0..self.geometry.granule().entries() {
-            let old = ops.load(table.entry(index));
-            if let (Kind::Table(child), Some(below)) = (old.kind(level), level.down()) {
-                self.free_unlinked(
-                    ops,
-                    Unlinked {
-                        table: TableAddress(child),
-                        level: below,
-                    },
-                );
+        // What has neither tables below it nor a count may hold anything.
+        if counts || level != Level::PAGE {
+            for index in 0..self.geometry.granule().entries() {
+                let old = ops.load(table.entry(index));
+                if let (Kind::Table(child), Some(below)) = (old.kind(level), level.down()) {
+                    self.free_unlinked(
+                        ops,
+                        Unlinked {
+                            table: TableAddress(child),
+                            level: below,
+                        },
+                    );
+                }
+                counted += u32::from(old.is_valid());
             }
-            counted += u32::from(old.is_valid());
         }
-        ops.drop_references(table, counted);
+        if counts {
+            ops.drop_references(table, counted);
+        }
         ops.free(table);
     }
 
@@ -237,25 +258,50 @@ impl Stage2 {
 
 impl<O: Operations> Walk<'_, O> {
     /// The slot of an address in a table of `level`.
+    #[inline]
     pub(crate) fn slot(&self, table: TableAddress, level: Level, ipa: u64) -> Slot {
         let geometry = &self.stage2.geometry;
         let index = geometry.index(ipa, level);
-        // Concatenated tables: the one that holds the entry has its own count.
-        let within = geometry.granule().entries();
         Slot {
             entry: table.entry(index),
-            table: TableAddress(table.0 + index / within * geometry.granule().size()),
             level,
             ipa: ipa & !(geometry.span(level) - 1),
         }
     }
 
+    /// The table that an entry is in. Of tables side by side each has its own count.
+    pub(crate) const fn table_of(&self, entry: EntryAddress) -> TableAddress {
+        TableAddress(entry.0 & !(self.stage2.geometry.granule().size() - 1))
+    }
+
+    /// Counts entries of a table that have become valid, where tables are counted.
+    #[inline]
+    pub(crate) fn count(&self, table: TableAddress, entries: u32) {
+        if self.stage2.policy.counts_entries && entries > 0 {
+            self.ops.take_references(table, entries);
+        }
+    }
+
+    /// Whether a table that is no root has no valid entry; the only walker asks. If it is looked
+    /// through, entries behind `from` come first: whoever empties it begins at the other end.
+    pub(crate) fn is_empty(&self, table: TableAddress, from: u64) -> bool {
+        if self.stage2.policy.counts_entries {
+            return self.ops.references(table) == 1;
+        }
+        let entries = self.stage2.geometry.granule().entries();
+        (from..entries)
+            .chain(0..from)
+            .all(|index| !self.ops.load(table.entry(index)).is_valid())
+    }
+
     /// The first address behind a slot.
+    #[inline]
     pub(crate) fn end(&self, slot: &Slot) -> u64 {
         slot.ipa + self.stage2.geometry.span(slot.level)
     }
 
     /// A leaf at a level.
+    #[inline]
     pub(crate) fn leaf(
         &self,
         phys: u64,

@@ -36,11 +36,11 @@ impl<O: Operations> Walk<'_, O> {
         };
         let size = c.end.min(self.end(slot)) - c.ipa;
         if !self.maintains(Maintenance::FaultPath) {
-            self.prepare_part(slot, old, c.ipa, (c.phys, size, c.attributes));
+            self.prepare_part(slot, old, c.ipa, (c.phys, size, c.leaf.attributes()));
             c.ready = c.end <= self.end(slot);
         }
         if self.stage2.policy.populate_on_split {
-            let wanted = self.leaf(c.phys, below, c.attributes);
+            let wanted = c.leaf.moved(c.phys, below == Level::PAGE);
             self.fill(child, old, below, (c.ipa, size, wanted));
             self.reshape(slot, old, Descriptor::table(child.0))?;
             c.filled = true;
@@ -61,15 +61,14 @@ impl<O: Operations> Walk<'_, O> {
     ) {
         let geometry = &self.stage2.geometry;
         let (span, count) = (geometry.span(below), geometry.granule().entries());
-        for index in 0..count {
-            let mut part = old.part(below, index * span);
-            if size == span && geometry.index(ipa, below) == index && !part.needs_break(wanted) {
-                part = wanted;
-            }
-            self.ops.store(child.entry(index), part, Order::Plain);
-        }
+        let first = old.part(below, 0);
         self.ops
-            .take_references(child, u32::try_from(count).unwrap_or(u32::MAX));
+            .store_run(child.entry(0), count, first, span, Order::Plain);
+        let at = geometry.index(ipa, below);
+        if size == span && !first.after(at * span).needs_break(wanted) {
+            self.ops.store(child.entry(at), wanted, Order::Plain);
+        }
+        self.count(child, u32::try_from(count).unwrap_or(u32::MAX));
     }
 
     /// Puts a block in the place of a table. The reference that was counted for the table is the

@@ -51,7 +51,10 @@ impl<O: Operations> Walk<'_, O> {
                     if !whole {
                         self.unmap_in(TableAddress(child), below, (at, end.min(next)), batch);
                     }
-                    let empty = self.ops.references(TableAddress(child)) == 1;
+                    let empty = !whole && {
+                        let from = self.stage2.geometry.index(end.min(next) - 1, below);
+                        self.is_empty(TableAddress(child), from)
+                    };
                     if whole || empty {
                         self.break_later(slot, old, !empty, batch);
                     }
@@ -65,7 +68,9 @@ impl<O: Operations> Walk<'_, O> {
 
     fn break_later(&self, slot: Slot, old: Descriptor, live: bool, batch: &mut Batch) {
         self.ops.store(slot.entry, Descriptor::EMPTY, Order::Plain);
-        self.ops.drop_references(slot.table, 1);
+        if self.stage2.policy.counts_entries {
+            self.ops.drop_references(self.table_of(slot.entry), 1);
+        }
         batch.broken[batch.len] = Some(Broken { slot, old, live });
         batch.len += 1;
         if batch.len == batch.most {

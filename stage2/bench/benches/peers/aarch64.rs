@@ -9,7 +9,7 @@ use aarch64_paging::{
     paging::{Constraints, MemoryRegion, PageTable, Stage2, Translation},
 };
 
-use super::{PAGE, PHYS, Table, page, put_back};
+use super::{BLOCK, PAGE, PHYS, Table, page, put_back};
 
 #[derive(Debug)]
 struct Pages;
@@ -65,6 +65,11 @@ impl Table for Aarch64Paging {
         self.0
             .map_range(&region(ipa, size), phys, attributes, constraints)
             .expect("a range");
+    }
+
+    fn map_each(&mut self, count: u64, blocks: bool) {
+        let size = if blocks { BLOCK } else { PAGE };
+        (0..count).for_each(|n| self.map(n * size, size, blocks));
     }
 
     fn translate(&self, ipa: u64) -> u64 {

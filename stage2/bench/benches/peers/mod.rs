@@ -7,7 +7,14 @@ pub mod generic;
 pub mod multiarch;
 pub mod own;
 
-use std::sync::Mutex;
+use std::{
+    alloc::{Layout, alloc_zeroed},
+    slice::from_raw_parts,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 pub const PAGE: u64 = 4096;
 pub const BLOCK: u64 = 2 << 20;
@@ -19,14 +26,23 @@ const TABLES: usize = 1200;
 
 static PAGES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// Touches what the pool hands out.
+/// Memory for all tables, aligned alike for everybody, touched, and never given back.
+fn memory() -> &'static [AtomicU64] {
+    let layout = Layout::from_size_align(TABLES * 4096, 2 << 20).expect("a layout");
+    // SAFETY: the layout has a size.
+    let base = unsafe { alloc_zeroed(layout) };
+    assert!(!base.is_null(), "no memory");
+    // SAFETY: it is as large as that, aligned, zeroed, and nobody else's.
+    let words = unsafe { from_raw_parts(base.cast::<AtomicU64>(), TABLES * 512) };
+    words.iter().for_each(|w| w.store(0, Ordering::Relaxed));
+    words
+}
+
+/// Fills the pool.
 pub fn warm() {
     let mut pages = PAGES.lock().expect("nobody panics");
     if pages.is_empty() {
-        let layout = std::alloc::Layout::from_size_align(TABLES * 4096, 4096).expect("a layout");
-        // SAFETY: the layout has a size; the memory is never given back.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) } as usize;
-        assert_ne!(base, 0, "no memory");
+        let base = memory().as_ptr() as usize;
         pages.extend((0..TABLES).rev().map(|n| base + n * 4096));
     }
 }
@@ -50,6 +66,8 @@ pub trait Table {
     fn new() -> Self;
     /// Maps `size` bytes at `ipa` to the same distance from [`PHYS`], by pages or by 2M blocks.
     fn map(&mut self, ipa: u64, size: u64, blocks: bool);
+    /// Maps `count` pages or 2M blocks from address 0 on, one by one.
+    fn map_each(&mut self, count: u64, blocks: bool);
     /// Where an address leads.
     fn translate(&self, ipa: u64) -> u64;
     /// Takes the permission to write from what was mapped by pages.

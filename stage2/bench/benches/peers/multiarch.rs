@@ -82,23 +82,32 @@ impl Table for Multiarch {
 
     fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
         let flags = MappingFlags::READ | MappingFlags::WRITE;
-        let (at, phys) = (
-            VirtAddr::from(ipa as usize),
-            PhysAddr::from((PHYS + ipa) as usize),
-        );
-        let mut cursor = self.0.cursor();
-        let done = match (size, blocks) {
-            (PAGE, false) => cursor.map(at, phys, PageSize::Size4K, flags),
-            (BLOCK, true) => cursor.map(at, phys, PageSize::Size2M, flags),
-            _ => cursor.map_region(
+        let at = VirtAddr::from(ipa as usize);
+        self.0
+            .cursor()
+            .map_region(
                 at,
                 |at| PhysAddr::from(at.as_usize() + PHYS as usize),
                 size as usize,
                 flags,
                 blocks,
-            ),
+            )
+            .expect("a range");
+    }
+
+    fn map_each(&mut self, count: u64, blocks: bool) {
+        let flags = MappingFlags::READ | MappingFlags::WRITE;
+        let (size, page_size) = match blocks {
+            true => (BLOCK, PageSize::Size2M),
+            false => (PAGE, PageSize::Size4K),
         };
-        done.expect("a range");
+        let mut cursor = self.0.cursor();
+        for at in (0..count).map(|n| n * size) {
+            let (at, phys) = (at as usize, (PHYS + at) as usize);
+            cursor
+                .map(VirtAddr::from(at), PhysAddr::from(phys), page_size, flags)
+                .expect("nothing is there");
+        }
     }
 
     fn translate(&self, ipa: u64) -> u64 {

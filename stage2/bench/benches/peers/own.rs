@@ -11,9 +11,9 @@ use granule_stage2::{
     pool::{TablePool, words},
 };
 
-use super::{BLOCK, PAGE, PHYS, TABLES, Table};
+use super::{BLOCK, PAGE, PHYS, TABLES, Table, memory};
 
-type Pool = TablePool<Box<[AtomicU64]>>;
+type Pool = TablePool<&'static [AtomicU64]>;
 
 /// CPUs that leave no maintenance to do, as the peers do none.
 const CPUS: Features = Features {
@@ -27,8 +27,8 @@ fn pool() -> (&'static Pool, Geometry) {
     static POOL: OnceLock<Pool> = OnceLock::new();
     let geometry = Geometry::new(Granule::K4, 39).expect("a width");
     let pool = POOL.get_or_init(|| {
-        let (words, meta) = (words(TABLES * 512), words(TABLES * 2));
-        Pool::new(1 << 40, &geometry, words, meta).expect("a pool")
+        let meta = Box::leak(words(TABLES * 2));
+        Pool::new(1 << 40, &geometry, memory(), meta).expect("a pool")
     });
     (pool, geometry)
 }
@@ -94,6 +94,18 @@ impl Table for Exclusive {
         }
     }
 
+    fn map_each(&mut self, count: u64, blocks: bool) {
+        let size = if blocks { BLOCK } else { PAGE };
+        let ops = Offline(self.pool);
+        let mut mapper = self.table.mapper(&ops);
+        for ipa in (0..count).map(|n| n * size) {
+            self.memcache.top_up(&ops, 4, Memcache::CAPACITY);
+            mapper
+                .map(&mut self.memcache, &request(ipa, size, size))
+                .expect("nothing is there");
+        }
+    }
+
     fn translate(&self, ipa: u64) -> u64 {
         let seen = self.table.translate(&Offline(self.pool), ipa, Access::Read);
         seen.map_or(0, |seen| seen.phys)
@@ -145,7 +157,8 @@ pub struct Shared {
 
 /// One of its walkers.
 pub struct Walker<'a> {
-    shared: &'a Shared,
+    ops: Offline<'static, &'static [AtomicU64]>,
+    table: &'a Stage2,
     memcache: Memcache,
 }
 
@@ -157,29 +170,41 @@ impl Shared {
 
     pub fn walker(&self) -> Walker<'_> {
         Walker {
-            shared: self,
+            ops: Offline(self.pool),
+            table: &self.table,
             memcache: Memcache::new(),
         }
     }
 }
 
 impl Walker<'_> {
-    /// Maps one page as a fault does; in a race it may be left to another fault.
-    pub fn map_page(&mut self, ipa: u64) {
-        let ops = Offline(self.shared.pool);
-        self.memcache.top_up(&ops, 4, Memcache::CAPACITY);
-        let request = request(ipa, PAGE, PAGE);
-        let result = self
-            .shared
-            .table
-            .map_shared(&ops, &mut self.memcache, &request);
-        assert!(matches!(result, Ok(()) | Err(MapError::Again)));
+    /// Maps pages one by one, each in a walk of its own, as faults do. In a race one may be left to
+    /// another fault.
+    pub fn map_each(&mut self, pages: impl Iterator<Item = u64>) {
+        for ipa in pages {
+            self.memcache.top_up(&self.ops, 4, Memcache::CAPACITY);
+            let request = request(ipa, PAGE, PAGE);
+            let result = self
+                .table
+                .map_shared(&self.ops, &mut self.memcache, &request);
+            assert!(matches!(result, Ok(()) | Err(MapError::Again)));
+        }
+    }
+
+    /// The same in one walk.
+    pub fn map_all(&mut self, pages: impl Iterator<Item = u64>) {
+        let mut mapper = self.table.mapper_shared(&self.ops);
+        for ipa in pages {
+            self.memcache.top_up(&self.ops, 4, Memcache::CAPACITY);
+            let result = mapper.map(&mut self.memcache, &request(ipa, PAGE, PAGE));
+            assert!(matches!(result, Ok(()) | Err(MapError::Again)));
+        }
     }
 }
 
 impl Drop for Walker<'_> {
     fn drop(&mut self) {
-        self.memcache.drain(&Offline(self.shared.pool));
+        self.memcache.drain(&self.ops);
     }
 }
 
