@@ -11,6 +11,9 @@ use crate::compare::{CompareError, input::InputError};
 /// Why the lab could not carry a run out.
 #[derive(Debug, Error)]
 pub enum LabError {
+    /// A test is asked for that there is not.
+    #[error(transparent)]
+    UnknownTest(#[from] super::upstream::UnknownTest),
     /// A program of ours is not built.
     #[error(
         "{what} is missing at {path}: run scripts/lab, which builds it, or name it with {option}"

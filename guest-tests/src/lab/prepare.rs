@@ -3,7 +3,7 @@
 
 use std::{
     fs::{File, TryLockError},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use super::{
@@ -85,20 +85,32 @@ fn tests(
     options: &Options,
     progress: &Progress,
 ) -> Result<Vec<Invocation>, LabError> {
-    progress.stage(format!("tests of Linux {}", upstream::VERSION));
-    let cache = &options.places.cache;
-    let from = Kernels {
-        base: upstream::VERSION.to_owned(),
-        source: None,
-        suite: None,
-        ..options.kernels.clone()
+    let (kernels, cache) = (&options.kernels, &options.places.cache);
+    let suite = match options.matrix.test {
+        Test::Upstream => &upstream::LINUX_6_1,
+        _ => upstream::suite(&kernels.base),
+    };
+    let wanted = match options.matrix.test {
+        Test::Upstream => vec![(PathBuf::from(upstream::PAGE_TABLE_TEST), Vec::new())],
+        _ => upstream::invocations(suite, &options.matrix.selftests)?,
+    };
+    progress.stage(format!("tests of Linux {}", suite.version));
+    let from = if kernels.base == suite.version {
+        kernels.clone()
+    } else {
+        Kernels {
+            base: suite.version.to_owned(),
+            source: None,
+            suite: None,
+            ..kernels.clone()
+        }
     };
     let tree = sources::tree(shell, cache, &from)?;
-    let folder = upstream::build(shell, cache, &tree)?;
-    Ok(match options.matrix.test {
-        Test::Upstream => vec![(folder.join(upstream::PAGE_TABLE_TEST), Vec::new())],
-        _ => upstream::invocations(&folder, &options.matrix.selftests),
-    })
+    let folder = upstream::build(shell, cache, &tree, suite)?;
+    let wanted = wanted.into_iter();
+    Ok(wanted
+        .map(|(program, arguments)| (folder.join(program), arguments))
+        .collect())
 }
 
 fn given(kernels: &Kernels) -> Result<Vec<Kernel>, LabError> {
