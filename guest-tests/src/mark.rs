@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Marks for whoever watches the instruction stream: the emulator's counting plugin.
 //!
-//! A mark is one `HINT #imm` of the space that the Arm manual (C6.2, HINT) leaves unallocated: a
-//! no-op on every CPU. The harness executes it on its own thread at each boundary, while every vCPU
+//! A mark is one hint instruction with an immediate that stands for nothing else, a no-op on every
+//! CPU ([`hint`]). The harness executes it on its own thread at each boundary, while every vCPU
 //! stands still, so all that is executed between two marks, on whatever CPU, belongs to the first.
 //!
 //! | immediate | from here on |

@@ -13,7 +13,7 @@ pub const TRACEPOINTS: &[&str] = &[
     "kvm_set_spte_hva",
 ];
 
-/// Executes `HINT #IMMEDIATE`.
+/// Executes `HINT #IMMEDIATE`, of the space that the Arm manual (C6.2, HINT) leaves unallocated.
 #[cfg(target_arch = "aarch64")]
 pub fn hint<const IMMEDIATE: u8>() {
     // SAFETY: an unallocated hint executes as a no-op; memory is left declared as touched, so that
