@@ -23,7 +23,7 @@ pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
 pub struct Selftest {
     /// Its path below `tools/testing/selftests/kvm`.
     pub program: &'static str,
-    /// Its arguments.
+    /// Its arguments; `MODE` stands for the number of the guest mode with 48 bits and 4K pages.
     pub arguments: &'static str,
 }
 
@@ -36,6 +36,7 @@ const fn selftest(program: &'static str, arguments: &'static str) -> Selftest {
 pub struct Suite {
     /// The version they are taken from.
     pub version: &'static str,
+    mode: &'static str,
     common: &'static [Selftest],
     own: &'static [Selftest],
 }
@@ -59,6 +60,7 @@ pub fn suite(base: &str) -> &'static Suite {
 /// The tests that measure, and those of bases that have too few of their own.
 pub const LINUX_6_1: Suite = Suite {
     version: "6.1",
+    mode: "2",
     common: &COMMON,
     own: &[
         selftest("aarch64/arch_timer", "-n 2 -i 2"),
@@ -73,6 +75,7 @@ pub const LINUX_6_1: Suite = Suite {
 
 const LINUX_6_12: Suite = Suite {
     version: "6.12",
+    mode: "3",
     common: &COMMON,
     own: &[
         selftest("arch_timer", "-n 2 -i 2"),
@@ -98,6 +101,7 @@ const LINUX_6_12: Suite = Suite {
 
 const LINUX_7_3: Suite = Suite {
     version: "7.3",
+    mode: "3",
     common: &COMMON,
     own: &[
         selftest("arch_timer", "-n 2 -i 2"),
@@ -139,13 +143,16 @@ const LINUX_7_3: Suite = Suite {
 
 /// In every version.
 const COMMON: [Selftest; 12] = [
-    selftest("kvm_page_table_test", "-m 2 -v 4 -b 16M -s anonymous"),
-    selftest("dirty_log_test", "-m 2 -i 3 -I 10"),
-    selftest("dirty_log_perf_test", "-m 2 -v 2 -b 16M -i 2"),
-    selftest("demand_paging_test", "-m 2 -v 2 -b 16M"),
+    selftest("kvm_page_table_test", "-m MODE -v 4 -b 16M -s anonymous"),
+    selftest("dirty_log_test", "-m MODE -i 3 -I 10"),
+    selftest("dirty_log_perf_test", "-m MODE -v 2 -b 16M -i 2"),
+    selftest("demand_paging_test", "-m MODE -v 2 -b 16M"),
     selftest("memslot_perf_test", "-l 1 -s 100"),
-    selftest("access_tracking_perf_test", "-m 2 -v 2 -b 16M"),
-    selftest("memslot_modification_stress_test", "-m 2 -v 2 -b 16M -i 10"),
+    selftest("access_tracking_perf_test", "-m MODE -v 2 -b 16M"),
+    selftest(
+        "memslot_modification_stress_test",
+        "-m MODE -v 2 -b 16M -i 10",
+    ),
     selftest("set_memory_region_test", ""),
     selftest("kvm_create_max_vcpus", ""),
     selftest("kvm_binary_stats_test", ""),
@@ -214,6 +221,7 @@ pub type Invocation = (PathBuf, Vec<String>);
 /// A name that the suite has not; all that it has.
 pub fn invocations(suite: &Suite, named: &[String]) -> Result<Vec<Invocation>, UnknownTest> {
     let invocation = |name: &str, arguments: &str| {
+        let arguments = arguments.replace("MODE", suite.mode);
         let arguments = arguments.split_ascii_whitespace().map(str::to_owned);
         (PathBuf::from(name), arguments.collect())
     };
@@ -267,7 +275,7 @@ mod tests {
 
         assert_eq!(all.len(), 19);
         assert!(some[0].1.is_empty());
-        assert_eq!(some[1].1.join(" "), COMMON[0].arguments);
+        assert_eq!(some[1].1.join(" "), "-m 2 -v 4 -b 16M -s anonymous");
         assert_eq!(some[2].0, Path::new("dirty_log_test"));
         assert_eq!(some[2].1, ["-m", "2", "-i", "9"]);
     }
