@@ -29,7 +29,7 @@ use crate::{
         dirty::DirtyLog,
         slot::Slot,
         stats::{Kind, Statistics},
-        tables::tables_of_guests,
+        tables::{mapped_by_level, tables_of_guests},
     },
     memory::GuestMemory,
 };
@@ -238,6 +238,9 @@ impl Machine for KvmMachine {
         let mut gauges = self.statistics(Kind::Gauge)?;
         if let Some(bytes) = tables_of_guests() {
             gauges.insert("host.page_table_bytes".to_owned(), bytes);
+        }
+        for (level, bytes) in mapped_by_level(&self.parts.vm) {
+            gauges.insert(format!("stage2.level{level}_bytes"), bytes);
         }
         Ok(gauges)
     }
