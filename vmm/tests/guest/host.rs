@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The emulated host: Debian's kernel and root file system as `scripts/guest` makes them, and a
+//! second disk with `granule` and the guest's files. A shell on the console is all that runs.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use tempfile::TempDir;
+
+use super::dialogue::Dialogue;
+
+/// The host's init: over Debian's own in the initramfs, whose tools and modules it uses.
+const INIT: &str = "#!/bin/sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+mkdir -p /dev /proc /sys /root /files
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+modprobe virtio_mmio
+modprobe virtio_blk
+modprobe ext4
+sleep 1
+for disk in /dev/vda /dev/vdb; do
+    mount -t ext4 $disk /files
+    [ -f /files/granule ] && break
+    umount /files
+done
+case $disk in /dev/vda) other=/dev/vdb ;; *) other=/dev/vda ;; esac
+mount -t ext4 $other /root
+for folder in dev proc sys; do mount --move /$folder /root/$folder; done
+mount --move /files /root/mnt
+mount -t tmpfs tmpfs /root/tmp
+chroot /root modprobe tun
+export TERM=dumb PS1=
+exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
+";
+
+pub struct Host {
+    pub console: Dialogue,
+    _files: TempDir,
+}
+
+impl Host {
+    /// Boots it, up to its shell.
+    pub fn boot() -> Self {
+        let guest = guest();
+        let files = tempfile::tempdir().unwrap();
+        let initrd = initrd(&guest, files.path());
+        let disk = disk(&guest, files.path());
+        let drive = |path: &Path, snapshot: &str| {
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            let file = path.display();
+            [
+                format!(
+                    "if=none,id={name},format=raw,cache=unsafe,snapshot={snapshot},file={file}"
+                ),
+                format!("virtio-blk-device,drive={name}"),
+            ]
+        };
+        let [root, root_device] = drive(&guest.join("root.img"), "on");
+        let [disk, disk_device] = drive(&disk, "off");
+        let mut command = Command::new("qemu-system-aarch64");
+        command
+            .args(["-M", "virt,virtualization=on,gic-version=3"])
+            .args(["-cpu", "neoverse-n1"])
+            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", "1536M"])
+            .args(["-nic", "none", "-display", "none", "-serial", "stdio"])
+            .args(["-monitor", "none", "-no-reboot"])
+            .args(["-global", "virtio-mmio.force-legacy=false"])
+            .args(["-drive", &root, "-device", &root_device])
+            .args(["-drive", &disk, "-device", &disk_device])
+            .arg("-kernel")
+            .arg(guest.join("vmlinuz"))
+            .arg("-initrd")
+            .arg(initrd)
+            .args(["-append", "console=ttyAMA0 panic=-1 quiet"]);
+        let mut console = Dialogue::start(&mut command);
+        console.expect("host is up");
+        Self {
+            console,
+            _files: files,
+        }
+    }
+
+    /// Has the shell that listens run a command; gives what it said. The command must succeed.
+    pub fn run(&mut self, command: &str) -> String {
+        self.console.send(&format!("{command}\necho \"<$?>\""));
+        let said = self.console.expect("\n<");
+        let status = self.console.expect(">");
+        assert_eq!(status, "0", "{command}: {said}");
+        said
+    }
+}
+
+/// The folder that `scripts/guest` has made.
+fn guest() -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/guest");
+    let output = Command::new(script).output().unwrap();
+    let paths = String::from_utf8(output.stdout).unwrap();
+    let first = paths
+        .lines()
+        .next()
+        .expect("scripts/guest gives the kernel's path");
+    Path::new(first).parent().unwrap().to_owned()
+}
+
+fn granule() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target = env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    let granule = target.join("aarch64-unknown-linux-musl/release/granule");
+    assert!(
+        granule.is_file(),
+        "build the arm64 granule first: {}",
+        granule.display()
+    );
+    granule
+}
+
+/// Debian's initramfs with another init behind it, which the kernel unpacks over the first.
+fn initrd(guest: &Path, files: &Path) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = files.join("init");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("init"), INIT).unwrap();
+    fs::set_permissions(folder.join("init"), fs::Permissions::from_mode(0o755)).unwrap();
+    let archive = Command::new("sh")
+        .args(["-c", "echo init | cpio --create --format=newc --quiet"])
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    assert!(archive.status.success());
+    let mut bytes = fs::read(guest.join("initrd.img")).unwrap();
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes.extend(archive.stdout);
+    let path = files.join("initrd.img");
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+fn disk(guest: &Path, files: &Path) -> PathBuf {
+    let folder = files.join("disk");
+    fs::create_dir(&folder).unwrap();
+    for name in ["vmlinuz", "initrd.img", "root.img"] {
+        let copied = Command::new("cp")
+            .arg("--sparse=always")
+            .args([guest.join(name), folder.join(name)])
+            .status();
+        assert!(copied.unwrap().success());
+    }
+    fs::copy(granule(), folder.join("granule")).unwrap();
+    let path = files.join("disk.img");
+    let made = Command::new("mke2fs")
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .args(["-q", "-t", "ext4", "-d"])
+        .args([&folder, &path])
+        .arg("3G")
+        .status();
+    assert!(made.unwrap().success());
+    fs::remove_dir_all(&folder).unwrap();
+    path
+}
