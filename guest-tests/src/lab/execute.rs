@@ -26,7 +26,8 @@ use super::{
     counts::{self, CountError, Segment},
     emulator::{Boot, Plugin},
     frames::{self, FrameError, Frames},
-    guest, guest_init,
+    guest::{self, Guest},
+    guest_init,
     initramfs::Initramfs,
     job::{
         ENDING_FRAME, Ending, FACTS_PATH, HOST_FRAME, JOB_PATH, RESULTS_FRAME, STDERR_FRAME,
@@ -209,7 +210,7 @@ impl Bench {
             if let Some(program) = &job.foreign {
                 shell.copy(program, &root.join("test"))?;
             }
-            if job.guest {
+            if job.guest == Some(Guest::Own) {
                 let guest = root.join("guest");
                 for dir in ["dev", "proc", "sys", "tmp"] {
                     shell.make_dir(&guest.join(dir))?;
@@ -222,6 +223,9 @@ impl Bench {
                     root.join("guest.cpio").display()
                 ));
                 shell.copy(&kernel.image, &root.join("guest.image"))?;
+            }
+            for (file, place) in job.guest.iter().flat_map(Guest::files) {
+                shell.copy(&file, &root.join(place.trim_start_matches('/')))?;
             }
             shell.write(&root.join("job.json"), &job_text)?;
             shell.write(&root.join("facts.json"), &facts_text)?;
@@ -236,7 +240,12 @@ impl Bench {
         shell.write(&folder.join("facts.json"), &facts_text)?;
         let init = step::read(&self.init)?;
         let foreign = job.foreign.as_deref().map(step::read).transpose()?;
-        let image = job.guest.then(|| step::read(&kernel.image)).transpose()?;
+        let own = job.guest == Some(Guest::Own);
+        let image = own.then(|| step::read(&kernel.image)).transpose()?;
+        let files = job.guest.iter().flat_map(Guest::files);
+        let files = files
+            .map(|(file, place)| Ok((step::read(&file)?, place)))
+            .collect::<Result<Vec<_>, StepError>>()?;
         let pack = || {
             let mut archive = Initramfs::new(Vec::new())?;
             archive.program("/init", &init)?;
@@ -246,6 +255,9 @@ impl Bench {
                 inner.program("/init", &init)?;
                 inner.file(guest_init::MARKER, b"")?;
                 archive.file(guest::INITRD, &inner.finish()?)?;
+            }
+            for (content, place) in &files {
+                archive.file(place, content)?;
             }
             if let Some(foreign) = foreign {
                 archive.program(super::job::FOREIGN_PATH, &foreign)?;

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Boots of a Linux guest in the emulated host, one for each backing, and what they cost.
 //!
-//! The guest's kernel is the host's own image, its initramfs holds this program ([`guest_init`]), so
-//! nothing has to be fetched. `granule run` writes its statistics where other tests write results;
-//! a boot counts from the start of `granule run` to the guest's init.
+//! The guest is either of our own making: the host's image as its kernel, this program as its
+//! initramfs ([`guest_init`]), so nothing has to be fetched; or a distribution with its stock kernel
+//! and a disk, which is logged in to and switched off on its console. `granule run` writes its
+//! statistics where other tests write results; a boot counts from the start of `granule run` to the
+//! guest's init.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
 
 use serde::Deserialize;
 
 use super::{
     LabError, Verdict,
+    dialogue::Turn,
     emulator::Hardware,
     execute::{JobError, Outcome},
     guest_init,
@@ -29,9 +32,81 @@ use crate::{config::Backing, mark, units::Bytes};
 pub const IMAGE: &str = "/guest.image";
 /// Where the guest's initramfs lies in the initramfs.
 pub const INITRD: &str = "/guest.cpio";
+/// Where the guest's disk lies in the initramfs, if it has one.
+pub const DISK: &str = "/guest.disk";
 
-/// A guest's memory where none is asked for.
-const MEMORY: Bytes = Bytes::mib(128);
+/// What a guest boots from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Guest {
+    /// The host's own kernel, and this program as its init.
+    Own,
+    /// A distribution's `vmlinuz`, `initrd.img` and `root.img` in this folder.
+    Distribution(PathBuf),
+}
+
+impl Guest {
+    /// The files of a distribution, and where they lie in the initramfs.
+    pub fn files(&self) -> Vec<(PathBuf, &'static str)> {
+        match self {
+            Self::Own => Vec::new(),
+            Self::Distribution(folder) => vec![
+                (folder.join("vmlinuz"), IMAGE),
+                (folder.join("initrd.img"), INITRD),
+                (folder.join("root.img"), DISK),
+            ],
+        }
+    }
+
+    /// A guest's memory where none is asked for.
+    const fn memory(&self) -> Bytes {
+        match self {
+            Self::Own => Bytes::mib(128),
+            Self::Distribution(_) => Bytes::mib(256),
+        }
+    }
+
+    /// What the emulated host needs beyond the guest's memory: the files, once in the initramfs and
+    /// once unpacked, to a file system that takes half of the memory at most.
+    fn host_memory(&self) -> Bytes {
+        let size = |(path, _): &(PathBuf, _)| std::fs::metadata(path).map_or(0, |file| file.len());
+        let files: u64 = self.files().iter().map(size).sum();
+        Bytes((2 * files).next_multiple_of(1 << 30))
+    }
+
+    /// What `granule run` is told of it.
+    fn arguments(&self) -> &'static [&'static str] {
+        match self {
+            Self::Own => &[
+                "--serial",
+                "pl011",
+                "--cmdline",
+                "console=ttyAMA0 quiet nokaslr norandmaps panic=-1",
+                "--init-text",
+                guest_init::INIT,
+            ],
+            Self::Distribution(_) => &[
+                "--disk",
+                DISK,
+                "--cmdline",
+                "console=ttyS0 root=/dev/vda rw nokaslr norandmaps panic=-1",
+            ],
+        }
+    }
+
+    /// What is typed on its console. Our own guest does what it does by itself.
+    fn dialogue(&self) -> Vec<Turn> {
+        let works = guest_init::WORKS;
+        match self {
+            Self::Own => Vec::new(),
+            // What is typed is echoed: it must not look like its answer.
+            Self::Distribution(_) => vec![
+                Turn::new("login: ", "root"),
+                Turn::new("~# ", &format!("echo '{works},' vcpus $(nproc),")),
+                Turn::new(&format!("{works}, vcpus"), "poweroff"),
+            ],
+        }
+    }
+}
 
 /// A boot for each backing, number of vCPUs and seed.
 pub fn jobs(matrix: &Matrix) -> Vec<PlannedJob> {
@@ -47,8 +122,12 @@ pub fn jobs(matrix: &Matrix) -> Vec<PlannedJob> {
 }
 
 fn job(matrix: &Matrix, backing: Backing, vcpus: u32, seed: u64) -> PlannedJob {
+    let guest = match &matrix.distribution {
+        None => Guest::Own,
+        Some(folder) => Guest::Distribution(folder.clone()),
+    };
     let page = matrix::page_of(backing);
-    let memory = matrix.memory.unwrap_or(MEMORY);
+    let memory = matrix.memory.unwrap_or(guest.memory());
     let memory = page.map_or(memory, |page| Bytes(memory.0.next_multiple_of(page)));
     let pools: BTreeMap<u64, u64> = page
         .map(|page| (page, memory.0.div_ceil(page)))
@@ -56,48 +135,40 @@ fn job(matrix: &Matrix, backing: Backing, vcpus: u32, seed: u64) -> PlannedJob {
         .collect();
     let vcpus_text = vcpus.to_string();
     let memory_text = format!("{memory},backing={backing}");
-    let argv = [
-        "/init",
-        "run",
-        "--kernel",
-        IMAGE,
-        "--initrd",
-        INITRD,
-        "--serial",
-        "pl011",
-        "--cmdline",
-        "console=ttyAMA0 quiet nokaslr norandmaps panic=-1",
-        "--init-text",
-        guest_init::INIT,
-        "--memory",
-        &memory_text,
-        "--vcpus",
-        &vcpus_text,
-        "--stats",
-        RESULTS_PATH,
-    ];
+    let argv = ["/init", "run", "--kernel", IMAGE, "--initrd", INITRD]
+        .into_iter()
+        .chain(guest.arguments().iter().copied())
+        .chain([
+            "--memory",
+            &memory_text,
+            "--vcpus",
+            &vcpus_text,
+            "--stats",
+            RESULTS_PATH,
+        ]);
     let extra = matrix.extra.iter().cloned();
     PlannedJob {
         name: format!("guest-{backing}-{memory}-{vcpus}v-seed{seed}"),
         hardware: Hardware {
             cpu: matrix.cpu.clone(),
             cpus: matrix.cpus.unwrap_or(vcpus.max(2)),
-            memory: matrix
-                .host_memory
-                .unwrap_or_else(|| matrix::host_memory(memory, &pools)),
+            memory: matrix.host_memory.unwrap_or_else(|| {
+                Bytes(matrix::host_memory(memory, &pools).0 + guest.host_memory().0)
+            }),
         },
         append: matrix::append(&pools),
         job: Job {
-            argv: argv.map(str::to_owned).into_iter().chain(extra).collect(),
+            argv: argv.map(str::to_owned).chain(extra).collect(),
             pools,
             settings: matrix::settings(backing, false),
             seed,
             foreign: true,
+            dialogue: guest.dialogue(),
             deadline_seconds: matrix::DEADLINE_SECONDS,
         },
         seed,
         foreign: None,
-        guest: true,
+        guest: Some(guest),
     }
 }
 
@@ -105,6 +176,8 @@ fn job(matrix: &Matrix, backing: Backing, vcpus: u32, seed: u64) -> PlannedJob {
 #[derive(Debug, Deserialize)]
 struct Life {
     ended: String,
+    #[serde(default)]
+    marks: Vec<(u8, u64)>,
     phases: Vec<Phase>,
 }
 
@@ -117,18 +190,24 @@ struct Phase {
     #[serde(default)]
     resident: Vec<BTreeMap<u64, u64>>,
     stage2_tables: Option<u64>,
+    overhead: Option<u64>,
 }
+
+/// What a guest writes to the boot timer when it is ready to be logged in to.
+const READY: u8 = 2;
 
 /// A boot's figures.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     start_ns: u64,
     boot_ns: u64,
+    ready_ns: Option<u64>,
     faults: Option<u64>,
     lines: u64,
     invalidations: u64,
     tables: Option<u64>,
     resident: u64,
+    overhead: Option<u64>,
 }
 
 /// Prints what each boot cost; a boot that failed is a failure.
@@ -173,31 +252,33 @@ pub fn judge(
 }
 
 const HEADING: &str = "\
-| guest | kernel | start ms | boot ms | guest faults | DC CIVAC | TLBI | stage-2 tables | resident |
-|---|---|--:|--:|--:|--:|--:|--:|--:|
+| guest | kernel | start ms | to init ms | to login ms | guest faults | DC CIVAC | TLBI | stage-2 tables | resident | beyond guest memory |
+|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 ";
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let absent = || "–".to_owned();
-        let [start, boot] = [self.start_ns, self.boot_ns].map(|ns| ns / 1_000);
+        let milliseconds = |ns: u64| format!("{}.{:03}", ns / 1_000_000, ns / 1_000 % 1_000);
+        let size = |bytes: Option<u64>| bytes.map_or_else(absent, |n| Bytes(n).to_string());
         write!(
             f,
-            "{}.{:03} | {}.{:03} | {} | {} | {} | {} | {}",
-            start / 1000,
-            start % 1000,
-            boot / 1000,
-            boot % 1000,
+            "{} | {} | {} | {} | {} | {} | {} | {} | {}",
+            milliseconds(self.start_ns),
+            milliseconds(self.boot_ns),
+            self.ready_ns.map_or_else(absent, milliseconds),
             self.faults.map_or_else(absent, |n| n.to_string()),
             self.lines,
             self.invalidations,
-            self.tables.map_or_else(absent, |n| Bytes(n).to_string()),
+            size(self.tables),
             Bytes(self.resident),
+            size(self.overhead),
         )
     }
 }
 
-/// The figures of a boot that went well. Instructions are those of the whole run, host and guest.
+/// The figures of a boot that went well. Faults and instructions are those of the whole run, the
+/// latter host and guest together.
 fn row(job: &PlannedJob, outcome: &Outcome) -> Result<Row, JobError> {
     outcome.success()?;
     let failed = |what: &str| JobError::Test(what.to_owned(), outcome.last_words());
@@ -223,6 +304,8 @@ fn row(job: &PlannedJob, outcome: &Outcome) -> Result<Row, JobError> {
     else {
         return Err(failed("has no statistics of a boot"));
     };
+    let ready = life.marks.iter().find(|(mark, _)| *mark == READY);
+    let ready = ready.map(|(_, ns)| *ns);
     let counted = outcome
         .segments
         .iter()
@@ -238,11 +321,17 @@ fn row(job: &PlannedJob, outcome: &Outcome) -> Result<Row, JobError> {
     Ok(Row {
         start_ns: start.ns,
         boot_ns: boot.ns,
-        faults: boot.events.get("kvm_guest_fault").copied(),
+        ready_ns: ready.map(|ns| ns.saturating_sub(start.ns)),
+        faults: life
+            .phases
+            .iter()
+            .map(|phase| phase.events.get("kvm_guest_fault"))
+            .sum(),
         lines: count(|name| name == "DC CIVAC"),
         invalidations: count(|name| name.starts_with("TLBI ")),
         tables: last.stage2_tables,
         resident: last.resident.iter().flat_map(BTreeMap::values).sum(),
+        overhead: last.overhead,
     })
 }
 
@@ -267,6 +356,7 @@ mod tests {
             seeds: 1,
             selftests: Vec::new(),
             extra: Vec::new(),
+            distribution: None,
             cpu: "neoverse-n1".to_owned(),
             cpus: None,
             host_memory: None,
@@ -293,7 +383,7 @@ mod tests {
                 .argv
                 .contains(&"1G,backing=anonymous_hugetlb_1gb".to_owned())
         );
-        assert!(jobs.iter().all(|job| job.guest));
+        assert!(jobs.iter().all(|job| job.guest == Some(Guest::Own)));
     }
 
     #[test]
@@ -301,13 +391,18 @@ mod tests {
         let row = Row {
             start_ns: 1_234_567,
             boot_ns: 512_000_999,
+            ready_ns: Some(2_512_000_999),
             faults: None,
             lines: 7,
             invalidations: 8,
             tables: Some(4 << 10),
             resident: 3 << 20,
+            overhead: Some(4_096),
         };
 
-        assert_eq!(row.to_string(), "1.234 | 512.000 | – | 7 | 8 | 4K | 3M");
+        assert_eq!(
+            row.to_string(),
+            "1.234 | 512.000 | 2512.000 | – | 7 | 8 | 4K | 3M | 4K"
+        );
     }
 }

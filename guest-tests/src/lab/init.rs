@@ -13,6 +13,7 @@ use std::{
     os::{fd::AsFd, unix::process::ExitStatusExt},
     path::Path,
     process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -27,7 +28,7 @@ use rustix::{
 use thiserror::Error;
 
 use super::{
-    frames,
+    dialogue, frames,
     job::{
         ENDING_FRAME, Ending, FACTS_PATH, HOST_FRAME, JOB_PATH, Job, RESULTS_FRAME, RESULTS_PATH,
         STDERR_FRAME, STDOUT_FRAME, Walk,
@@ -194,8 +195,18 @@ fn run_test(job: &Job) -> Result<Ending, InitError> {
         .args(arguments)
         .env(FACTS_VARIABLE, FACTS_PATH)
         .stdin(Stdio::null())
-        .stdout(output(STDOUT_PATH)?)
         .stderr(output(STDERR_PATH)?);
+    let keep = output(STDOUT_PATH)?;
+    let keep = match job.dialogue.is_empty() {
+        true => {
+            command.stdout(keep);
+            None
+        }
+        false => {
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            Some(keep)
+        }
+    };
     if job.foreign {
         mark::foreign();
     }
@@ -203,6 +214,13 @@ fn run_test(job: &Job) -> Result<Ending, InitError> {
     let mut child = command
         .spawn()
         .doing(|| format!("cannot run {program}; is it in the initramfs?"))?;
+    let talk =
+        keep.zip(child.stdout.take())
+            .zip(child.stdin.take())
+            .map(|((keep, says), hears)| {
+                let turns = job.dialogue.clone();
+                thread::spawn(move || dialogue::hold(&turns, says, keep, hears))
+            });
     let in_time = wait(&child, job.deadline_seconds);
     let ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
     if job.foreign {
@@ -214,6 +232,9 @@ fn run_test(job: &Job) -> Result<Ending, InitError> {
     let status = child
         .wait()
         .doing(|| format!("cannot wait for {program}"))?;
+    if let Some(Err(error)) = talk.and_then(|talk| talk.join().ok()) {
+        return Err(error).doing(|| format!("cannot talk to {program}"));
+    }
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => Ending::Exited {
             code,

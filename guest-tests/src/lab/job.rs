@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::dialogue::Turn;
 use crate::units::Nanoseconds;
 
 /// Where the job lies in the initramfs.
@@ -42,6 +43,9 @@ pub struct Job {
     pub seed: u64,
     /// Whether the test knows nothing of marks, so that PID 1 gives them around it.
     pub foreign: bool,
+    /// What is typed on the test's standard input, and when; where it is empty the test has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dialogue: Vec<Turn>,
     /// After how many (virtual) seconds the test is killed.
     pub deadline_seconds: u64,
 }
@@ -141,6 +145,7 @@ mod tests {
             settings: [("/sys/x".to_owned(), "0".to_owned())].into(),
             seed: 5,
             foreign: true,
+            dialogue: vec![Turn::new("login: ", "root")],
             deadline_seconds: 60,
         };
 

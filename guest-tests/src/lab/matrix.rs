@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
     emulator::Hardware,
+    guest::Guest,
     job::{FOREIGN_PATH, Job, RESULTS_PATH},
     options::{Matrix, Test},
 };
@@ -33,8 +34,8 @@ pub struct PlannedJob {
     pub seed: u64,
     /// A program of the kernel tree that the initramfs must hold.
     pub foreign: Option<PathBuf>,
-    /// Whether the initramfs must hold a guest: kernel and initramfs.
-    pub guest: bool,
+    /// The guest that the initramfs must hold.
+    pub guest: Option<Guest>,
 }
 
 /// The region's size where none is asked for: one page where pages are large, else what a few
@@ -118,11 +119,12 @@ fn job(
             settings: settings(backing, foreign),
             seed,
             foreign,
+            dialogue: Vec::new(),
             deadline_seconds: DEADLINE_SECONDS,
         },
         seed,
         foreign: upstream.filter(|_| foreign).cloned(),
-        guest: false,
+        guest: None,
     }
 }
 
@@ -151,11 +153,12 @@ pub fn selftest(matrix: &Matrix, program: PathBuf, arguments: &[String]) -> Plan
             settings: BTreeMap::new(),
             seed: 0,
             foreign: true,
+            dialogue: Vec::new(),
             deadline_seconds: DEADLINE_SECONDS,
         },
         seed: 0,
         foreign: Some(program),
-        guest: false,
+        guest: None,
     }
 }
 
@@ -214,6 +217,7 @@ mod tests {
             seeds: 2,
             selftests: Vec::new(),
             extra: Vec::new(),
+            distribution: None,
             cpu: "neoverse-n1".to_owned(),
             cpus: None,
             host_memory: None,

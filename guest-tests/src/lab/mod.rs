@@ -19,6 +19,7 @@
 pub mod apt;
 pub mod build;
 pub mod counts;
+pub mod dialogue;
 pub mod emulator;
 mod error;
 pub mod execute;

@@ -87,6 +87,9 @@ pub struct Matrix {
     pub selftests: Vec<String>,
     /// More arguments for `granule bench`.
     pub extra: Vec<String>,
+    /// A folder with a distribution's `vmlinuz`, `initrd.img` and `root.img`, as `scripts/guest`
+    /// makes them, for guests to boot from.
+    pub distribution: Option<PathBuf>,
     /// QEMU's name of the CPU model.
     pub cpu: String,
     /// How many emulated CPUs; as many as vCPUs where not given.

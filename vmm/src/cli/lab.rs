@@ -67,6 +67,10 @@ pub struct Args {
     /// kernel is the host's own
     #[arg(long)]
     guest: bool,
+    /// Boot the guests from this folder's vmlinuz, initrd.img and root.img, as scripts/guest makes
+    /// them, up to the login prompt
+    #[arg(long, value_name = "DIR", requires = "guest")]
+    distribution: Option<PathBuf>,
     /// Of the selftests only this one, with other arguments if any follow its name
     #[arg(long, value_name = "NAME [ARGUMENTS]", conflicts_with_all = ["test", "guest", "fetch"])]
     selftest: Vec<String>,
@@ -255,6 +259,7 @@ fn options(args: Args) -> Result<Options, Box<dyn std::error::Error>> {
             seeds: if args.smoke { 1 } else { args.seeds },
             selftests: args.selftest,
             extra: args.bench_arg,
+            distribution: args.distribution,
             cpu: args.cpu,
             cpus: args.smp,
             host_memory: args.memory,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The emulated host: Debian's kernel and root file system as `scripts/guest` makes them, and a
-//! second disk with `granule` and the guest's files. A shell on the console is all that runs.
+//! The emulated host: Debian's kernel and root file system as `scripts/guest` makes them, a second
+//! disk with `granule` and the guest's files, and a third that is the guest's. A shell on the
+//! console is all that runs. What is written to the disks is gone when the emulator ends.
 
 use std::{
     env, fs,
@@ -12,26 +13,24 @@ use tempfile::TempDir;
 
 use super::dialogue::Dialogue;
 
-/// The host's init: over Debian's own in the initramfs, whose tools and modules it uses.
+/// The host's init: over Debian's own in the initramfs, whose tools and modules it uses. The
+/// guest's disk is left at `/dev/guest`, the files at `/mnt`.
 const INIT: &str = "#!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
-mkdir -p /dev /proc /sys /root /files
+mkdir -p /dev /proc /sys /root
 mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 modprobe virtio_mmio
 modprobe virtio_blk
 modprobe ext4
-sleep 1
-for disk in /dev/vda /dev/vdb; do
-    mount -t ext4 $disk /files
-    [ -f /files/granule ] && break
-    umount /files
+until [ -b /dev/vdc ]; do sleep 1; done
+for disk in vda vdb vdc; do
+    ln -s /dev/$disk /dev/$(cat /sys/block/$disk/serial)
 done
-case $disk in /dev/vda) other=/dev/vdb ;; *) other=/dev/vda ;; esac
-mount -t ext4 $other /root
+mount -t ext4 /dev/host /root
 for folder in dev proc sys; do mount --move /$folder /root/$folder; done
-mount --move /files /root/mnt
+mount -t ext4 -o ro /dev/files /root/mnt
 mount -t tmpfs tmpfs /root/tmp
 chroot /root modprobe tun
 export TERM=dumb PS1=
@@ -50,28 +49,25 @@ impl Host {
         let files = tempfile::tempdir().unwrap();
         let initrd = initrd(&guest, files.path());
         let disk = disk(&guest, files.path());
-        let drive = |path: &Path, snapshot: &str| {
-            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-            let file = path.display();
-            [
-                format!(
-                    "if=none,id={name},format=raw,cache=unsafe,snapshot={snapshot},file={file}"
-                ),
-                format!("virtio-blk-device,drive={name}"),
-            ]
-        };
-        let [root, root_device] = drive(&guest.join("root.img"), "on");
-        let [disk, disk_device] = drive(&disk, "off");
+        let root = guest.join("root.img");
         let mut command = Command::new("qemu-system-aarch64");
+        for (name, path) in [("host", &root), ("guest", &root), ("files", &disk)] {
+            let file = path.display();
+            command.args([
+                "-drive",
+                &format!("if=none,id={name},format=raw,cache=unsafe,snapshot=on,file={file}"),
+                "-device",
+                &format!("virtio-blk-device,drive={name},serial={name}"),
+            ]);
+        }
+        // With a thread for each CPU, every invalidation would have to stop the other one.
         command
             .args(["-M", "virt,virtualization=on,gic-version=3"])
             .args(["-cpu", "neoverse-n1"])
-            .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", "1536M"])
+            .args(["-accel", "tcg,thread=single", "-smp", "1", "-m", "1536M"])
             .args(["-nic", "none", "-display", "none", "-serial", "stdio"])
             .args(["-monitor", "none", "-no-reboot"])
             .args(["-global", "virtio-mmio.force-legacy=false"])
-            .args(["-drive", &root, "-device", &root_device])
-            .args(["-drive", &disk, "-device", &disk_device])
             .arg("-kernel")
             .arg(guest.join("vmlinuz"))
             .arg("-initrd")
@@ -99,12 +95,9 @@ impl Host {
 fn guest() -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/guest");
     let output = Command::new(script).output().unwrap();
-    let paths = String::from_utf8(output.stdout).unwrap();
-    let first = paths
-        .lines()
-        .next()
-        .expect("scripts/guest gives the kernel's path");
-    Path::new(first).parent().unwrap().to_owned()
+    assert!(output.status.success());
+    let folder = String::from_utf8(output.stdout).unwrap();
+    PathBuf::from(folder.trim_end())
 }
 
 fn granule() -> PathBuf {
@@ -140,15 +133,12 @@ fn initrd(guest: &Path, files: &Path) -> PathBuf {
     path
 }
 
+/// The disk with `granule` and what it is given.
 fn disk(guest: &Path, files: &Path) -> PathBuf {
     let folder = files.join("disk");
     fs::create_dir(&folder).unwrap();
-    for name in ["vmlinuz", "initrd.img", "root.img"] {
-        let copied = Command::new("cp")
-            .arg("--sparse=always")
-            .args([guest.join(name), folder.join(name)])
-            .status();
-        assert!(copied.unwrap().success());
+    for name in ["vmlinuz", "initrd.img"] {
+        fs::copy(guest.join(name), folder.join(name)).unwrap();
     }
     fs::copy(granule(), folder.join("granule")).unwrap();
     let path = files.join("disk.img");
@@ -156,7 +146,7 @@ fn disk(guest: &Path, files: &Path) -> PathBuf {
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .args(["-q", "-t", "ext4", "-d"])
         .args([&folder, &path])
-        .arg("3G")
+        .arg("128M")
         .status();
     assert!(made.unwrap().success());
     fs::remove_dir_all(&folder).unwrap();

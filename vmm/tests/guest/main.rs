@@ -10,6 +10,8 @@
 //! cargo test --package granule --test guest -- --ignored --nocapture --test-threads=1
 //! ```
 
+#![allow(clippy::unwrap_used, reason = "a failed test tells where")]
+
 mod dialogue;
 mod host;
 
@@ -33,7 +35,7 @@ fn a_debian_guest_keeps_what_it_writes_and_reaches_its_host() {
     host.run("ip tuntap add dev tap0 mode tap vnet_hdr");
     host.run("ip addr add 192.168.77.1/24 dev tap0 && ip link set tap0 up");
     host.console.send(&format!(
-        "/mnt/granule run {GUEST} --disk /mnt/root.img --net tap=tap0 --memory 512M \
+        "/mnt/granule run {GUEST} --disk /dev/guest --net tap=tap0 --memory 512M \
          --cmdline 'console=ttyS0 root=/dev/vda rw'; echo ended=$?="
     ));
 
@@ -62,7 +64,7 @@ fn beside_guest_memory_the_process_takes_five_mebibytes_at_most() {
     host.run(
         "ip tuntap add dev tap0 mode tap vnet_hdr; ip link set tap0 up; \
          (sleep 3000 | /mnt/granule run --kernel /mnt/vmlinuz --initrd /mnt/initrd.img \
-         --disk /mnt/root.img --net tap=tap0 --memory 128M \
+         --disk /dev/guest --net tap=tap0 --memory 128M \
          --cmdline 'console=ttyS0 root=/dev/vda break=bottom' >/tmp/out 2>&1) &",
     );
     host.run("until grep -q '(initramfs)' /tmp/out; do sleep 1; done");
