@@ -29,8 +29,8 @@ for disk in vda vdb vdc; do
     ln -s /dev/$disk /dev/$(cat /sys/block/$disk/serial)
 done
 mount -t ext4 /dev/host /root
-for folder in dev proc sys; do mount --move /$folder /root/$folder; done
 mount -t ext4 -o ro /dev/files /root/mnt
+for folder in dev proc sys; do mount --move /$folder /root/$folder; done
 mount -t tmpfs tmpfs /root/tmp
 chroot /root modprobe tun
 export TERM=dumb PS1=
