@@ -65,9 +65,12 @@ fn beside_guest_memory_the_process_takes_five_mebibytes_at_most() {
         "ip tuntap add dev tap0 mode tap vnet_hdr; ip link set tap0 up; \
          (sleep 3000 | /mnt/granule run --kernel /mnt/vmlinuz --initrd /mnt/initrd.img \
          --disk /dev/guest --net tap=tap0 --memory 128M \
-         --cmdline 'console=ttyS0 root=/dev/vda break=bottom' >/tmp/out 2>&1) &",
+         --cmdline 'console=ttyS0 root=/dev/vda break=bottom cma=0' >/tmp/out 2>&1) &",
     );
-    host.run("until grep -q '(initramfs)' /tmp/out; do sleep 1; done");
+    host.run(
+        "until grep -q '(initramfs)' /tmp/out; do \
+         sleep 5; tail -n 1 /tmp/out; pidof granule >/dev/null || exit; done",
+    );
 
     // Everything resident, but the one mapping that is as large as the guest's memory.
     let said = host.run(
