@@ -5,12 +5,35 @@
 //! `Documentation/driver-api/early-userspace/buffer-format.rst`). It is left uncompressed: the
 //! emulated host would spend longer unpacking it than it takes to read.
 
-use std::io::{self, Write};
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::unix::fs::FileExt as _,
+    path::Path,
+};
 
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const DATA: u32 = 0o100_644;
 const CHARACTER_DEVICE: u32 = 0o020_600;
+
+/// What is left out of a file where it holds nothing but zeros.
+const HOLE: usize = 1 << 16;
+
+/// Puts an archive into a file, with holes for zeros: a disk's image in it is mostly that.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn keep(archive: &[u8], path: &Path) -> io::Result<()> {
+    let file = File::create(path)?;
+    file.set_len(archive.len() as u64)?;
+    for (place, part) in (0..).step_by(HOLE).zip(archive.chunks(HOLE)) {
+        if part.iter().any(|byte| *byte != 0) {
+            file.write_all_at(part, place)?;
+        }
+    }
+    Ok(())
+}
 
 /// An archive being written.
 #[derive(Debug)]
@@ -118,6 +141,21 @@ mod tests {
         archive.program("/init", b"\x7fELF!").unwrap();
         archive.file("job.json", b"{}").unwrap();
         archive.finish().unwrap()
+    }
+
+    #[test]
+    fn zeros_are_holes_in_the_file_and_zeros_again_when_read() {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("archive");
+        let mut archive = vec![0; 5 * HOLE + 3];
+        archive[HOLE] = 1;
+        archive[5 * HOLE + 2] = 2;
+
+        keep(&archive, &path).unwrap();
+
+        assert_eq!(std::fs::read(&path).unwrap(), archive);
+        assert!(std::fs::metadata(&path).unwrap().blocks() * 512 < 4 * HOLE as u64);
     }
 
     #[test]
