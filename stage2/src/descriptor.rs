@@ -260,6 +260,26 @@ impl Descriptor {
         Self(self.0 + span)
     }
 
+    /// With the hint that it is one of a contiguous run, or without.
+    pub const fn contiguous(self, on: bool) -> Self {
+        Self(if on {
+            self.0 | CONTIGUOUS
+        } else {
+            self.0 & !CONTIGUOUS
+        })
+    }
+
+    /// Whether it is a valid leaf with that hint.
+    pub const fn is_contiguous(self) -> bool {
+        self.is_valid() && self.0 & CONTIGUOUS != 0
+    }
+
+    /// Whether two entries of a contiguous run agree: in all but address, access flag and software
+    /// bits.
+    pub const fn agrees(self, other: Self) -> bool {
+        (self.0 ^ other.0) & !(ADDRESS | ACCESSED | CLAIMED | SOFTWARE) == 0
+    }
+
     /// With the bit that stops CPUs from caching a block while its size changes (FEAT_BBM level 1).
     pub const fn untranslated(self, on: bool) -> Self {
         Self(if on {

@@ -182,7 +182,7 @@ impl<R: RawRwLock> Mmu<R> {
             &mut withheld
         };
 
-        let done = if plan.shared {
+        let shared = plan.shared.then(|| {
             self.shared(ops, |table| {
                 if host.sequence() != sequence {
                     return Err(MapError::Again);
@@ -194,8 +194,11 @@ impl<R: RawRwLock> Mmu<R> {
                 };
                 mark(ops, host, &plan, done)
             })
-        } else {
-            self.exclusive(ops, |table| {
+        });
+        let done = match shared {
+            Some(done) if done != Err(MapError::Contiguous) => done,
+            // Nobody shares, or a run that shared walkers leave alone.
+            _ => self.exclusive(ops, |table| {
                 if host.sequence() != sequence {
                     return Err(MapError::Again);
                 }
@@ -206,7 +209,7 @@ impl<R: RawRwLock> Mmu<R> {
                     table.map(ops, usable, &plan.request)
                 };
                 mark(ops, host, &plan, done)
-            })
+            }),
         };
         match done {
             Ok(()) => Ok(Resolution::Resolved),

@@ -102,6 +102,8 @@ pub struct Policy {
     /// Whether every table counts its valid entries (Linux: the page's references), or is looked
     /// through where it may be empty.
     pub counts_entries: bool,
+    /// Whether pages that fill a contiguous run get the hint, where the only walker maps them.
+    pub contiguous: bool,
     /// Whether block sizes change without a break where FEAT_BBM allows it.
     pub use_bbm: bool,
 }
@@ -127,6 +129,7 @@ impl Policy {
         unmap: Unmap::Batch(1),
         icache_lines: None,
         counts_entries: true,
+        contiguous: false,
         use_bbm: false,
     };
     /// Linux 5.10 with this repository's series `stage2-fault-path`.
@@ -165,6 +168,7 @@ impl Policy {
         wait_for_locked: true,
         unmap: Unmap::Tables(64),
         counts_entries: false,
+        contiguous: true,
         use_bbm: true,
         ..Self::LINUX_6_12
     };

@@ -240,6 +240,11 @@ fn act(table: &Stage2, alone: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Result<
 
 fn table(policy: Policy, features: Features) -> Stage2 {
     let geometry = Geometry::new(Granule::K4, 32).unwrap();
+    // Shared walkers do nothing to a contiguous run: there would be nothing to see.
+    let policy = Policy {
+        contiguous: false,
+        ..policy
+    };
     Stage2::new(geometry, features, policy, Vmid(1), TableAddress(ROOT))
 }
 

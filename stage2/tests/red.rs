@@ -300,6 +300,118 @@ fn a_vcpu_that_goes_on_while_another_takes_the_entry_away_does_not_fault_for_eve
     assert_eq!(found, BTreeSet::new());
 }
 
+/// A run of 16 pages with the contiguous hint, in a table that has nothing else.
+fn contiguous_run() -> String {
+    let pages: String = (0..16)
+        .map(|n| {
+            let page = HINTED + n * 0x1000;
+            format!("0 store {:#x} 0 {page:#x} release\n", 0x8000_5000 + n * 8)
+        })
+        .collect();
+    "
+    0 allocate 0x80004000
+    0 allocate 0x80005000
+    0 give 0x0 0x100000000 0x200000
+    0 dc 0x100000000 0x200000
+    0 dsb ish
+    0 lock exclusive
+    0 store 0x80000000 0 0x80004003 release
+    0 ref 0x80000000 1
+    0 store 0x80004000 0 0x80005003 release
+    0 ref 0x80004000 1
+    0 ref 0x80005000 16
+    "
+    .to_owned()
+        + &pages
+        + "0 unlock\n"
+}
+
+/// The first page of the run.
+const HINTED: u64 = 0x0050_0001_0000_07ff;
+
+/// Breaks some entries of the run.
+fn break_pages(pages: std::ops::Range<u64>) -> String {
+    let store = |n| {
+        let page = HINTED + n * 0x1000;
+        format!("0 store {:#x} {page:#x} 0 plain\n", 0x8000_5000 + n * 8)
+    };
+    pages.map(store).collect()
+}
+
+/// Makes the whole run again without the hint, its first page read-only.
+fn make_pages() -> String {
+    let store = |n: u64| {
+        let page = (HINTED & !(1 << 52) & !(u64::from(n == 0) << 7)) + n * 0x1000;
+        format!("0 store {:#x} 0 {page:#x} release\n", 0x8000_5000 + n * 8)
+    };
+    (0..16).map(store).collect()
+}
+
+#[test]
+fn a_page_of_a_contiguous_run_is_changed_with_all_the_others_broken() {
+    let run = contiguous_run();
+    let first = (HINTED, HINTED & !(1 << 7));
+    let in_place = format!("0 store 0x80005000 {:#x} {:#x} plain\n", first.0, first.1);
+    let lock = "0 lock exclusive\n";
+    let (all, one) = (break_pages(0..16), break_pages(0..1));
+    let (made, unlock) = (make_pages(), "0 unlock\n");
+
+    let right = rules(&[&run, lock, &all, FLUSH, &made, unlock]);
+    let without_break = rules(&[&run, lock, &in_place, FLUSH, unlock]);
+    let without_tlbi = rules(&[&run, lock, &all, &made, unlock]);
+    let hole = rules(&[&run, lock, &one, "0 ref 0x80005000 -1\n", FLUSH, unlock]);
+
+    assert_eq!(right, BTreeSet::new());
+    assert_eq!(without_break, only(Rule::ContiguousRun));
+    assert!(without_tlbi.contains(&Rule::MakeBeforeInvalidated));
+    assert!(hole.contains(&Rule::ContiguousRun));
+    assert!(hole.contains(&Rule::ReductionNotComplete));
+}
+
+/// A TLB need not hold a run as one: every page is invalidated for itself.
+#[test]
+fn an_invalidation_of_one_page_of_a_run_is_not_enough_for_the_others() {
+    let run = contiguous_run();
+    let broken = "0 lock exclusive\n".to_owned() + &break_pages(0..16) + "0 ref 0x80005000 -16\n";
+    let invalidated = |pages: std::ops::Range<u64>| -> String {
+        pages
+            .map(|n| format!("0 tlbi ipas2e1is {:#x} ttl=3\n", n * 0x1000))
+            .collect()
+    };
+    let rest = "0 dsb ish\n0 tlbi vmalle1is\n0 dsb ish\n0 vmid 0\n0 isb\n";
+    let end = CLEAN.to_owned() + "0 unlock\n";
+
+    let right = rules(&[&run, &broken, ENTER, &invalidated(0..16), rest, &end]);
+    let wrong = rules(&[&run, &broken, ENTER, &invalidated(1..16), rest, &end]);
+
+    assert_eq!(right, BTreeSet::new());
+    assert_eq!(but_returned(wrong), only(Rule::ReductionNotComplete));
+}
+
+#[test]
+fn a_run_that_is_invalidated_page_by_page_may_be_fetched_again_from_the_rest() {
+    let run = contiguous_run();
+    let lock = "0 lock exclusive\n";
+    let (one, rest) = (break_pages(0..1), break_pages(1..16));
+    let made = make_pages();
+    let first = made.lines().next().unwrap().to_owned() + "\n";
+
+    // The first is made again while the others could still bring the old one back.
+    let found = rules(&[
+        &run,
+        lock,
+        &one,
+        FLUSH,
+        &first,
+        &rest,
+        FLUSH,
+        &made[first.len()..],
+        "0 unlock\n",
+    ]);
+
+    assert_eq!(found, only(Rule::MakeBeforeInvalidated));
+}
+
 #[test]
 fn what_is_no_trace_is_refused_with_its_line() {
     for (text, line) in [

@@ -284,6 +284,15 @@ impl Checker {
         {
             self.report(Rule::RangeNotEncodable, format!("{size:#x} bytes"));
         }
+        // As long as an entry of a contiguous run is there, all of it may be fetched again. A TLB
+        // need not hold the run as one, so each page is invalidated for itself.
+        for old in &mut self.tlbs.old {
+            old.refilled = old.change == Change::Removed
+                && old.was.is_contiguous()
+                && self
+                    .tables
+                    .run_remains(&self.setup.geometry, old.entry, old.level);
+        }
         if self.tlbs.tlbi(cpu, kind) {
             self.report(Rule::WrongTtl, format!("{kind:?}"));
         }
@@ -360,6 +369,9 @@ impl Checker {
         self.check_finished(cpu);
         self.leave(cpu);
         if exclusive {
+            for (ipa, entry) in self.tables.uneven_runs(&self.setup.geometry) {
+                self.report(Rule::ContiguousRun, format!("{ipa:#x}: {entry:?}"));
+            }
             for (table, held, valid) in self.tables.miscounted() {
                 let table = table.0;
                 self.report(

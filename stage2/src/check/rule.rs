@@ -38,6 +38,8 @@ rules! {
     BreakBeforeMake, 1, "break-before-make", "D8.16.1";
     /// A block changes its size in a way that the CPUs' FEAT_BBM level does not cover.
     BlockSizeChange, 2, "block-size-change", "D8.16.2 (FEAT_BBM)";
+    /// Entries of a contiguous run do not agree, or are not all there, when the lock is released.
+    ContiguousRun, 1, "contiguous-run", "D8.7.1 (misprogramming of the Contiguous bit)";
     /// An entry is made while a CPU may still hold the old one.
     MakeBeforeInvalidated, 3, "make-before-invalidated", "D8.16.1, D8.14.4";
     /// Stage 2 was invalidated, what was combined with stage 1 was not.

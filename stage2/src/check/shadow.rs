@@ -9,7 +9,7 @@ use alloc::{
 use super::Setup;
 use crate::{
     descriptor::{Descriptor, Kind},
-    geometry::Level,
+    geometry::{Geometry, Level},
     operations::{EntryAddress, TableAddress},
 };
 
@@ -124,11 +124,9 @@ impl Tables {
     /// Tables that have changed and whose count is not right: count and valid entries. None where
     /// nobody counts.
     pub(super) fn miscounted(&mut self) -> Vec<(TableAddress, i64, usize)> {
-        if !self.counted {
-            return Vec::new();
-        }
-        core::mem::take(&mut self.changed)
-            .into_iter()
+        let changed = core::mem::take(&mut self.changed);
+        let counted = changed.into_iter().filter(|_| self.counted);
+        counted
             .filter_map(|at| {
                 let table = self.all.get(&at)?;
                 let valid = table.entries.values().filter(|e| e.is_valid()).count();
@@ -137,6 +135,51 @@ impl Tables {
                 (!right).then_some((TableAddress(at), table.count, valid))
             })
             .collect()
+    }
+
+    /// Leaves of linked tables that have changed whose contiguous run is not whole, or does not
+    /// agree: guest address and entry.
+    pub(super) fn uneven_runs(&self, geometry: &Geometry) -> Vec<(u64, Descriptor)> {
+        let mut found = Vec::new();
+        let tables = self.changed.iter().filter_map(|at| self.all.get(at));
+        for table in tables.filter(|table| table.linked) {
+            let Some(level) = table.level else { continue };
+            let (count, span) = (level.contiguous(geometry.granule()), geometry.span(level));
+            for (index, entry) in &table.entries {
+                if !entry.is_leaf(level) || !entry.is_contiguous() {
+                    continue;
+                }
+                let first = index & !(count - 1);
+                let start = entry.address() & !(count * span - 1);
+                let fits = |n: u64| {
+                    table.entries.get(&(first + n)).is_some_and(|other| {
+                        other.is_valid()
+                            && other.agrees(*entry)
+                            && other.address() == start + n * span
+                    })
+                };
+                if count == 1 || !(0..count).all(fits) {
+                    found.push((table.ipa + index * span, *entry));
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether an entry of the contiguous run that this one was of has the hint still.
+    pub(super) fn run_remains(
+        &mut self,
+        geometry: &Geometry,
+        entry: EntryAddress,
+        level: Level,
+    ) -> bool {
+        let count = level.contiguous(geometry.granule());
+        let Some((at, table)) = self.holding(entry) else {
+            return false;
+        };
+        let first = ((entry.0 - at) / 8) & !(count - 1);
+        let run = table.entries.range(first..first + count);
+        table.linked && run.into_iter().any(|(_, entry)| entry.is_contiguous())
     }
 
     /// Every leaf below a linked table: entry, descriptor, level, guest address.

@@ -144,6 +144,8 @@ pub(super) struct Old {
     /// Who has written the entry since: once any of these stores is seen, so is the one that made
     /// it old.
     writers: u64,
+    /// Others of its contiguous run are still there.
+    pub refilled: bool,
     /// CPUs that have executed a DSB since: one that has found the new entry has it seen by its own
     /// walker then.
     seen_by: u64,
@@ -231,6 +233,7 @@ impl Tlbs {
             since: self.now,
             by,
             writers: 1 << by,
+            refilled: false,
             seen_by: 0,
             seen_by_all: false,
             phases: vec![Phase::HELD; self.cpus],
@@ -269,7 +272,7 @@ impl Tlbs {
                     old.overlaps(ipa, size) && level_fits(old, ttl, false)
                 }
             };
-            if !covers || !visible {
+            if !covers || !visible || old.refilled {
                 continue;
             }
             for (at, phase) in old.phases.iter_mut().enumerate() {

@@ -29,6 +29,8 @@ impl<O: Operations> Walk<'_, O> {
         }
         let new = old.with_permissions(old.attributes().widened(by));
         if new != old {
+            let old = self.unfold(&slot, old)?;
+            let new = new.contiguous(false);
             self.ready_to_execute(&slot, old, new);
             self.put(&slot, old, new, Order::Plain)?;
         }
@@ -50,6 +52,9 @@ impl<O: Operations> Walk<'_, O> {
     ) -> bool {
         let span = self.stage2.geometry.span(level);
         let mut slot = self.slot(table, level, ipa);
+        let run = span * level.contiguous(self.stage2.geometry.granule());
+        // Otherwise every run is in the range as a whole.
+        let cuts_runs = (ipa | end) & (run - 1) != 0;
         let mut changed = false;
         while slot.ipa < end {
             let old = self.ops.load(slot.entry);
@@ -57,6 +62,15 @@ impl<O: Operations> Walk<'_, O> {
                 (Kind::Leaf(_), _) => {
                     let new = change(old);
                     if new != old {
+                        let mut new = new;
+                        if cuts_runs && old.is_contiguous() && !old.agrees(new) {
+                            let first = self.run_of(&slot).1.ipa;
+                            if first < ipa || first + run > end {
+                                // The only walker can.
+                                let _ = self.unfold(&slot, old);
+                                new = new.contiguous(false);
+                            }
+                        }
                         self.ops.store(slot.entry, new, Order::Plain);
                         changed = true;
                     }

@@ -25,7 +25,7 @@ const LINE: u64 = 64;
 
 /// Neighbouring memory that needs the same, put together.
 #[derive(Debug, Default)]
-struct Run {
+pub(super) struct Run {
     start: u64,
     end: u64,
 }
@@ -156,28 +156,34 @@ impl<O: Operations> Walk<'_, O> {
         }
     }
 
-    /// Cleans what the guest may have written past the caches, below a table that no entry points
-    /// at any more.
-    pub(super) fn clean_unlinked(&self, table: TableAddress, level: Level) {
-        let mut run = Run::default();
-        self.collect_unlinked(table, level, &mut run);
+    /// Cleans what was collected last.
+    pub(super) fn clean_run(&self, run: &Run) {
         self.clean(run.start, run.end - run.start);
     }
 
-    fn collect_unlinked(&self, table: TableAddress, level: Level, run: &mut Run) {
+    /// Adds what the guest may have written past the caches to what is to be cleaned; what that is
+    /// not next to is cleaned now.
+    pub(super) fn collect(&self, old: Descriptor, level: Level, run: &mut Run) {
+        let phys = old.address();
+        if old.attributes().memory != MemoryType::Normal {
+            return;
+        }
+        if run.end != phys {
+            self.clean_run(run);
+            run.start = phys;
+        }
+        run.end = phys + self.stage2.geometry.span(level);
+    }
+
+    /// Adds all leaves below a table that no entry points at any more.
+    pub(super) fn collect_unlinked(&self, table: TableAddress, level: Level, run: &mut Run) {
         for index in 0..self.stage2.geometry.granule().entries() {
             let entry = self.ops.load(table.entry(index));
             match (entry.kind(level), level.down()) {
                 (Kind::Table(child), Some(below)) => {
                     self.collect_unlinked(TableAddress(child), below, run);
                 }
-                (Kind::Leaf(phys), _) if entry.attributes().memory == MemoryType::Normal => {
-                    if run.end != phys {
-                        self.clean(run.start, run.end - run.start);
-                        run.start = phys;
-                    }
-                    run.end = phys + self.stage2.geometry.span(level);
-                }
+                (Kind::Leaf(_), _) => self.collect(entry, level, run),
                 _ => {}
             }
         }

@@ -54,6 +54,8 @@ pub(super) struct Cursor<'a> {
     pub fresh: bool,
     /// Something was left to the next attempt.
     pub again: bool,
+    /// Something was left to the only walker.
+    pub contiguous: bool,
     pub memcache: &'a mut Memcache,
 }
 
@@ -108,15 +110,18 @@ impl<O: Operations> Walk<'_, O> {
             filled: false,
             fresh: false,
             again: false,
+            contiguous: false,
             memcache,
         };
         while cursor.ipa < cursor.end {
             walk.map_table(&mut cursor)?;
         }
-        if cursor.again {
-            Err(MapError::Again)
-        } else {
-            Ok(())
+        match cursor {
+            Cursor {
+                contiguous: true, ..
+            } => Err(MapError::Contiguous),
+            Cursor { again: true, .. } => Err(MapError::Again),
+            _ => Ok(()),
         }
     }
 
@@ -168,24 +173,61 @@ impl<O: Operations> Walk<'_, O> {
         let mut new = c.leaf.moved(c.phys, slot.level == Level::PAGE);
         let (table, mut placed) = (self.table_of(slot.entry), 0);
         let wanted = (c.end.min(table_end) - c.ipa) >> span.trailing_zeros();
+        let hints = self.hints(&slot, new);
         if plain && c.fresh {
-            self.ops
-                .store_run(slot.entry, wanted, new, span, Order::Release);
+            self.fill_fresh(slot, new, wanted, hints);
             self.count(table, u32::try_from(wanted).unwrap_or(u32::MAX));
             return c.pass(slot.ipa + wanted * span);
         }
-        for _ in 0..wanted {
+        let mut left = wanted;
+        while left > 0 {
+            let run = match hints {
+                true => self.map_run(&slot, new, left, plain),
+                false => 0,
+            };
+            if run > 0 {
+                placed += u32::try_from(run).unwrap_or(u32::MAX);
+                left -= run;
+                slot = slot.skip(run, span);
+                new = new.after(run * span);
+                continue;
+            }
             if plain && self.place(slot.entry, new) {
                 placed += 1;
-            } else if self.map_leaf(&slot, c, new).is_err() {
-                // Where a leaf fits, nothing else can go wrong.
-                c.again = true;
+            } else {
+                match self.map_leaf(&slot, c, new) {
+                    Ok(()) => {}
+                    Err(MapError::Contiguous) => c.contiguous = true,
+                    // Where a leaf fits, nothing else can go wrong.
+                    Err(_) => c.again = true,
+                }
             }
+            left -= 1;
             slot = slot.next(span);
             new = new.after(span);
         }
         self.count(table, placed);
         c.pass(slot.ipa);
+    }
+
+    /// Maps leaves whose memory is ready into entries in a row where nothing is, those that fill a
+    /// contiguous run with the hint if told.
+    fn fill_fresh(&self, slot: Slot, leaf: Descriptor, count: u64, hints: bool) {
+        let span = self.stage2.geometry.span(slot.level);
+        let run = slot.level.contiguous(self.stage2.geometry.granule());
+        let before = (slot.ipa >> span.trailing_zeros()).wrapping_neg() & (run - 1);
+        let head = if hints { before.min(count) } else { count };
+        let body = (count - head) & !(run - 1);
+        let parts = [
+            (0, head, false),
+            (head, body, true),
+            (head + body, count - head - body, false),
+        ];
+        for (from, count, hint) in parts.into_iter().filter(|(_, count, _)| *count > 0) {
+            let leaf = leaf.after(from * span).contiguous(hint);
+            let first = slot.skip(from, span).entry;
+            self.ops.store_run(first, count, leaf, span, Order::Release);
+        }
     }
 
     /// Puts a leaf whose memory is ready where nothing is, in one store. Gives whether it did.
@@ -219,8 +261,8 @@ impl<O: Operations> Walk<'_, O> {
         match old.kind(slot.level) {
             Kind::Table(child) => self.coalesce(slot, old, TableAddress(child), new),
             Kind::Leaf(_) if c.filled && old == new => Ok(()),
-            Kind::Leaf(_) if !old.needs_break(new) => self.meet(slot, old, new),
-            Kind::Leaf(_) => self.remake(slot, old, new),
+            Kind::Leaf(_) if !old.contiguous(false).needs_break(new) => self.meet(slot, old, new),
+            Kind::Leaf(_) => self.remake(slot, self.unfold(slot, old)?, new),
             Kind::Invalid | Kind::Locked => self.install(slot, old, new, c.ready),
         }
     }
@@ -229,11 +271,13 @@ impl<O: Operations> Walk<'_, O> {
     fn meet(&self, slot: &Slot, old: Descriptor, new: Descriptor) -> Result<(), MapError> {
         let wide = old.with_permissions(old.attributes().widened(new.attributes()));
         match self.stage2.policy.same_leaf {
-            SameLeaf::Remake if old == new => Ok(()),
-            SameLeaf::Remake => self.remake(slot, old, new),
+            SameLeaf::Remake if old.contiguous(false) == new => Ok(()),
+            SameLeaf::Remake => self.remake(slot, self.unfold(slot, old)?, new),
             SameLeaf::Retry => Err(MapError::Again),
             SameLeaf::Widen if wide == old || old.is_claimed() => Err(MapError::Again),
             SameLeaf::Widen => {
+                let old = self.unfold(slot, old)?;
+                let wide = wide.contiguous(false);
                 // A CPU that holds the narrower leaf takes a permission fault, which invalidates.
                 self.ready_to_execute(slot, old, wide);
                 self.put(slot, old, wide, Order::Plain)

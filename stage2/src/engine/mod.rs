@@ -7,11 +7,15 @@
 //! end, and a table that no entry points at any more is freed after a grace period
 //! ([`Operations::defer`]). Both are the same code; [`Walk`] knows which it is.
 //!
+//! Of a contiguous run one entry speaks for all: such a run is changed by the only walker alone
+//! (`contiguous`).
+//!
 //! The order of every change that needs a break is the same (Arm ARM D8.16.1):
 //! make the memory ready → store invalid → DSB, TLBI, DSB → store the new entry → take down what
 //! the old one led to. The [`Policy`] moves maintenance and takedown to where kernels have them.
 
 mod change;
+mod contiguous;
 mod exchange;
 mod lookup;
 mod maintain;
@@ -74,6 +78,10 @@ pub enum MapError {
     /// Another CPU was faster, or is at it: the guest should just try again.
     #[error("another CPU has changed the entry: try again")]
     Again,
+    /// The leaf is one of a contiguous run, which shared walkers leave alone: call what needs the
+    /// table for itself.
+    #[error("the page is one of a contiguous run: only the sole walker changes it")]
+    Contiguous,
 }
 
 /// A stage-2 translation table.
@@ -100,6 +108,15 @@ impl Slot {
         Self {
             entry: EntryAddress(self.entry.0 + 8),
             ipa: self.ipa + span,
+            ..self
+        }
+    }
+
+    /// The one `count` behind it.
+    pub(crate) const fn skip(self, count: u64, span: u64) -> Self {
+        Self {
+            entry: EntryAddress(self.entry.0 + count * 8),
+            ipa: self.ipa + count * span,
             ..self
         }
     }

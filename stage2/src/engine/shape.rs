@@ -136,6 +136,7 @@ impl<O: Operations> Walk<'_, O> {
                 write: all.write && one.write,
                 execute: all.execute && one.execute,
                 accessed: all.accessed || one.accessed,
+                contiguous: false,
                 ..all
             };
         }

@@ -6,10 +6,10 @@
 //! not be hidden by a line that the host reads), and tables are freed. Nothing below is touched by
 //! a CPU from the invalidation on.
 
-use super::{MapError, Slot, Stage2, Walk};
+use super::{MapError, Slot, Stage2, Walk, maintain::Run};
 use crate::{
-    descriptor::{Descriptor, Kind, MemoryType},
-    geometry::Level,
+    descriptor::{Descriptor, Kind},
+    geometry::{Level, index},
     operations::{Operations, Order, TableAddress, Unlinked},
     policy::Unmap,
 };
@@ -59,11 +59,42 @@ impl<O: Operations> Walk<'_, O> {
                         self.break_later(slot, old, !empty, batch);
                     }
                 }
+                (Kind::Leaf(_), _) if old.is_contiguous() => {
+                    at = self.break_run(&slot, old, (ipa, end), batch);
+                    continue;
+                }
                 (Kind::Leaf(_), _) => self.break_later(slot, old, false, batch),
                 _ => {}
             }
             at = next;
         }
+    }
+
+    /// Breaks a whole contiguous run before one invalidation, or takes the hint from it. Gives the
+    /// address to go on at.
+    fn break_run(
+        &self,
+        slot: &Slot,
+        old: Descriptor,
+        (ipa, end): (u64, u64),
+        batch: &mut Batch,
+    ) -> u64 {
+        let (count, first) = self.run_of(slot);
+        let span = self.stage2.geometry.span(slot.level);
+        let (len, run_end) = (index(count), first.ipa + count * span);
+        if first.ipa < ipa || run_end > end || len > batch.most {
+            // The only walker can. What is left has no hint.
+            let _ = self.unfold(slot, old);
+            return slot.ipa;
+        }
+        if batch.len + len > batch.most {
+            self.flush(batch);
+        }
+        for n in 0..count {
+            let slot = first.skip(n, span);
+            self.break_later(slot, self.ops.load(slot.entry), false, batch);
+        }
+        run_end
     }
 
     fn break_later(&self, slot: Slot, old: Descriptor, live: bool, batch: &mut Batch) {
@@ -96,7 +127,11 @@ impl<O: Operations> Walk<'_, O> {
                 (b.slot.ipa, leaf.then_some(b.slot.level))
             }));
         }
-        broken().for_each(|b| self.clean_broken(b));
+        if !self.stage2.features.fwb {
+            let mut run = Run::default();
+            broken().for_each(|b| self.collect_broken(b, &mut run));
+            self.clean_run(&run);
+        }
         for b in broken() {
             if let (Kind::Table(child), Some(level)) =
                 (b.old.kind(b.slot.level), b.slot.level.down())
@@ -113,14 +148,12 @@ impl<O: Operations> Walk<'_, O> {
         batch.len = 0;
     }
 
-    fn clean_broken(&self, b: &Broken) {
+    fn collect_broken(&self, b: &Broken, run: &mut Run) {
         match (b.old.kind(b.slot.level), b.slot.level.down()) {
-            (Kind::Table(child), Some(below)) if b.live && !self.stage2.features.fwb => {
-                self.clean_unlinked(TableAddress(child), below);
+            (Kind::Table(child), Some(below)) if b.live => {
+                self.collect_unlinked(TableAddress(child), below, run);
             }
-            (Kind::Leaf(phys), _) if b.old.attributes().memory == MemoryType::Normal => {
-                self.clean(phys, self.stage2.geometry.span(b.slot.level));
-            }
+            (Kind::Leaf(_), _) => self.collect(b.old, b.slot.level, run),
             _ => {}
         }
     }

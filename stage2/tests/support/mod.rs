@@ -13,9 +13,9 @@ use std::{
 };
 
 use granule_stage2::{
-    Access, Fault, Features, Memcache, Operations, Policy, Stage2,
+    Access, Fault, Features, MapError, MapRequest, Memcache, Operations, Policy, Stage2,
     check::{Action, Recorder, Setup, Sink},
-    descriptor::Descriptor,
+    descriptor::{Attributes, Descriptor},
     fault::{FaultError, Host, Mmu, Page, Resolution},
     geometry::{Geometry, Granule},
     grace::Grace,
@@ -371,6 +371,38 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         });
     }
 
+    /// The host maps a block of small pages before the guest asks, as the only walker; for policies
+    /// that give a run of them the contiguous hint.
+    pub fn populate(&mut self, block: u64) {
+        self.memcache.top_up(&self.ops, 8, 8);
+        let (ops, memcache) = (&self.ops, &mut self.memcache);
+        let host = HostOf {
+            world: self.world,
+            told: &self.told,
+        };
+        self.world.mmu.exclusive(ops, |table| {
+            if !table.policy().contiguous {
+                return;
+            }
+            let ipa = block * BLOCK;
+            host.page(ipa, Access::Read).unwrap();
+            let write = !host.logging(ipa);
+            let attributes = Attributes {
+                write,
+                ..Attributes::READ
+            };
+            let request = MapRequest {
+                largest: PAGE,
+                ..MapRequest::new(ipa, phys_of(ipa), BLOCK, attributes)
+            };
+            let done = table.map(ops, memcache, &request);
+            assert!(matches!(done, Ok(()) | Err(MapError::Again)), "{done:?}");
+            if write {
+                ops.note(Note::MarkDirty { ipa, size: BLOCK });
+            }
+        });
+    }
+
     /// The host writes through its own mapping; not while a fault is being handled, as what it
     /// writes in that very moment is its own race.
     pub fn host_write(&self, ipa: u64, size: u64) {
@@ -432,6 +464,7 @@ pub fn step<O: Operations, S: Sink, L: RawRwLock>(
         92..=93 => vcpu.unmap(ipa, PAGE),
         94..=95 => vcpu.age(ipa, PAGE * 4),
         96 => vcpu.split(block),
+        97 => vcpu.populate(block),
         _ => vcpu.host_write(ipa, 64),
     }
 }
