@@ -135,8 +135,11 @@ fn job(matrix: &Matrix, backing: Backing, vcpus: u32, seed: u64) -> PlannedJob {
         .collect();
     let vcpus_text = vcpus.to_string();
     let memory_text = format!("{memory},backing={backing}");
-    let argv = ["/init", "run", "--kernel", IMAGE, "--initrd", INITRD]
+    let files = ["--kernel", IMAGE, "--initrd", INITRD];
+    // A guest that dies and resets itself must not start again and again.
+    let argv = ["/init", "run", "--no-reboot"]
         .into_iter()
+        .chain(files)
         .chain(guest.arguments().iter().copied())
         .chain([
             "--memory",

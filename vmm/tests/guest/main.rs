@@ -69,7 +69,7 @@ fn beside_guest_memory_the_process_takes_five_mebibytes_at_most() {
     );
     host.run(
         "until grep -q '(initramfs)' /tmp/out; do \
-         sleep 5; tail -n 1 /tmp/out; pidof granule >/dev/null || exit; done",
+         sleep 5; tail -n 1 /tmp/out; echo; pidof granule >/dev/null || exit; done",
     );
 
     // Everything resident, but the one mapping that is as large as the guest's memory.
