@@ -71,7 +71,8 @@ fn bisect_is_told_where_nothing_can_be_told() {
     assert_eq!(code(&[&path(&one), &path(&slow)]), Some(0));
     assert_eq!(code(&["--bisect", &path(&one), &path(&slow)]), Some(125));
     assert_eq!(code(&["--bisect", &path(&same), &path(&same)]), Some(0));
-    assert_eq!(code(&["--bisect", &path(&one), "/nowhere"]), Some(2));
+    assert_eq!(code(&[&path(&one), "/nowhere"]), Some(2));
+    assert_eq!(code(&["--bisect", &path(&one), "/nowhere"]), Some(128));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use super::{CommandResult, Outcome};
                       granule compare [OPTIONS] BEFORE... -- AFTER...",
     after_help = "Exit code: 0 no regression is shown, 1 a phase is worse by more than \
                   --min-effect, 2 the two sides cannot be compared; with --bisect 125 where \
-                  nothing can be told."
+                  nothing can be told, and 128, which ends `git bisect run`, instead of 2."
 )]
 pub struct Args {
     /// Before and after: results (`granule bench --json`), logs of the kernel's
@@ -83,6 +83,18 @@ pub enum Format {
 /// # Errors
 /// A side cannot be read, the two do not compare, or the file cannot be written.
 pub fn run(args: Args) -> CommandResult {
+    let bisect = args.bisect;
+    match judge(args) {
+        // To `git bisect run` a 2 would say that the commit is bad.
+        Err(error) if bisect => {
+            super::report(error.as_ref());
+            Ok(Outcome::Abort)
+        }
+        judged => judged,
+    }
+}
+
+fn judge(args: Args) -> CommandResult {
     let (before, after) = match (args.paths.as_slice(), args.after.as_slice()) {
         ([before, after], []) => (std::slice::from_ref(before), std::slice::from_ref(after)),
         (before, [_, ..]) => (before, args.after.as_slice()),

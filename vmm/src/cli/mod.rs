@@ -39,6 +39,8 @@ pub enum Outcome {
     Failed,
     /// Neither a regression nor its absence is shown: 125, by which `git bisect run` skips.
     CannotTell,
+    /// It could not be carried out, and `git bisect run` must not go on: 128.
+    Abort,
 }
 
 /// What a command gives: its outcome, or why it could not be carried out (exit code 2).
@@ -72,6 +74,7 @@ pub fn main() -> ExitCode {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Failed) => ExitCode::from(1),
         Ok(Outcome::CannotTell) => ExitCode::from(125),
+        Ok(Outcome::Abort) => ExitCode::from(128),
         Err(error) => {
             report(error.as_ref());
             ExitCode::from(2)

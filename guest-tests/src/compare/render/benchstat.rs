@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The Go benchmark format, which `benchstat` reads: a line for each run. Both sides stand in one
 //! text and are told apart by a configuration line, so the command is `benchstat -col side FILE`.
+//! It is the only such line: any other that differs would make two tables of them.
 
 use std::fmt::Write;
 
@@ -9,13 +10,9 @@ use super::super::{Comparison, Configuration, PhaseChange};
 /// The comparison as benchmark lines.
 pub fn benchstat(comparison: &Comparison) -> String {
     let mut out = String::new();
-    for (name, side) in [("before", &comparison.before), ("after", &comparison.after)] {
+    for name in ["before", "after"] {
         // Writing into a String cannot fail.
-        let _ = writeln!(out, "side: {name}\nlabel: {}", one_line(&side.label));
-        if let Some(kernel) = side.kernel_line() {
-            let _ = writeln!(out, "kernel: {}", one_line(&kernel));
-        }
-        out.push('\n');
+        let _ = writeln!(out, "side: {name}\n");
         for (configuration, phase) in comparison.rows() {
             let benchmark = benchmark(configuration, phase);
             let runs = if name == "before" {
@@ -67,8 +64,4 @@ fn word(text: &str) -> String {
         }
     };
     text.chars().map(plain).collect()
-}
-
-fn one_line(text: &str) -> String {
-    text.replace(['\n', '\r'], " ")
 }

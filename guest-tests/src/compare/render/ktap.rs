@@ -50,8 +50,8 @@ fn told(comparison: &Comparison, phase: &PhaseChange) -> String {
     let change = phase.count(metric).unwrap_or(&phase.time);
     let mut told = format!("{metric} ratio {}", figures::ratio(change));
     if let Some(tested) = phase.tested {
-        if let Some(ends) = tested.interval {
-            told += &format!(", 95% {}", super::interval(ends));
+        if let Some(estimate) = super::estimate(&tested) {
+            told += &format!(", Hodges-Lehmann {estimate}");
         }
         told += &format!(", p after Holm {}", figures::p_value(tested.p_holm));
     }

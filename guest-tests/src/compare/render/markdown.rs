@@ -19,7 +19,7 @@ pub fn markdown(comparison: &Comparison) -> String {
         let title = escaped(&super::title(comparison, configuration));
         let _ = writeln!(out, "\n**{title}**\n");
         out.push_str(
-            "| phase | before | after | ratio | gain | 95% of ratio | p | Holm | delta |\n",
+            "| phase | before | after | ratio | gain | Hodges-Lehmann, 95% | p | Holm | delta |\n",
         );
         out.push_str("|---|--:|--:|--:|--:|--:|--:|--:|--:|\n");
         for phase in &configuration.phases {
@@ -84,9 +84,9 @@ fn row(out: &mut String, name: &str, change: &Change, unit: Unit, judged: Option
         .and_then(|phase| phase.verdict)
         .map_or("", |verdict| verdict.mark());
     let tested = judged.and_then(|phase| phase.tested).map(|tested| {
-        let interval = tested.interval.map(super::interval).unwrap_or_default();
+        let estimate = super::estimate(&tested).unwrap_or_default();
         let [p, holm] = [tested.p, tested.p_holm].map(figures::p_value);
-        format!("{interval} | {p} | {holm} | {:+.2}", tested.delta)
+        format!("{estimate} | {p} | {holm} | {:+.2}", tested.delta)
     });
     let tested = tested.unwrap_or_else(|| " | | |".to_owned());
     let name = format!("{name} {mark}");

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 pub use self::{
     benchstat::benchstat, csv::csv, html::html, ktap::ktap, markdown::markdown, text::text,
 };
-use super::{Change, Comparison, Configuration, PhaseChange, Side, Step, Verdict, judge};
+use super::{Change, Comparison, Configuration, PhaseChange, Side, Step, Tested, Verdict, judge};
 use crate::model::simulate;
 
 /// The comparison as JSON, schema [`super::SCHEMA`], its fields as in [`Comparison`].
@@ -115,6 +115,12 @@ fn short_title(comparison: &Comparison, configuration: &Configuration) -> String
 fn time_mark(comparison: &Comparison, phase: &PhaseChange) -> &'static str {
     let judged = phase.verdict.filter(|_| comparison.metric == "time");
     judged.map_or("", Verdict::mark)
+}
+
+/// The Hodges-Lehmann ratio with its interval, which need not lie about the ratio of the medians.
+fn estimate(tested: &Tested) -> Option<String> {
+    let (ratio, ends) = (tested.ratio?, tested.interval?);
+    Some(format!("{} ({})", figures::factor(ratio), interval(ends)))
 }
 
 /// An interval of a ratio.

@@ -147,6 +147,11 @@ pub enum WrongClock {
 /// # Errors
 /// What was asked for cannot be done; the error says why.
 pub fn run(args: Args) -> CommandResult {
+    let vcpus = |sweep: &&Sweep| matches!(sweep, Sweep::Vcpus(_));
+    let sweeps = args.sweep.len();
+    if sweeps > 2 || (sweeps == 2 && args.sweep.iter().filter(vcpus).count() != 1) {
+        return Err("give one --sweep vcpus=… and one --sweep size=… at most".into());
+    }
     let mut json = None;
     for point in args.points() {
         if run_one(&point, &mut json)? == Outcome::Failed {
@@ -476,6 +481,7 @@ mod tests {
         for line in [
             "bench --sweep vcpus",
             "bench --sweep vcpus=1,0",
+            "bench --sweep vcpus=1,2,1",
             "bench --sweep size=",
             "bench --sweep seed=1",
             "bench -b 0",

@@ -139,6 +139,12 @@ impl Sweep {
             return Err("give vcpus=1,2,4 or size=64M,256M".to_owned());
         };
         let values = values.split(',').map(str::trim);
+        if let Some(twice) = values.clone().enumerate().find(|(at, value)| {
+            let mut before = values.clone().take(*at);
+            before.any(|other| other == *value)
+        }) {
+            return Err(format!("'{}' stands there twice", twice.1));
+        }
         match name {
             "vcpus" => {
                 let number = |text: &str| {

@@ -6,9 +6,9 @@ use std::fmt::Write;
 use super::{
     super::{
         super::{Change, Comparison, Configuration, PhaseChange, Side, Verdict},
-        counts, detectable,
+        counts, detectable, estimate,
         figures::{self, Unit},
-        interval, phases, short_title, title,
+        phases, short_title, title,
     },
     svg::escaped,
 };
@@ -119,7 +119,7 @@ pub fn figures_of(comparison: &Comparison, configuration: &Configuration) -> Str
 }
 
 const HEAD: &str = "<thead><tr><th>phase</th><th>before</th><th>after</th><th>ratio</th>\
-    <th>gain</th><th>95% of ratio</th><th>p</th><th>p, Holm</th><th>delta</th><th>verdict</th>\
+    <th>gain</th><th>Hodges-Lehmann, 95%</th><th>p</th><th>p, Holm</th><th>delta</th><th>verdict</th>\
     </tr></thead>";
 
 fn judged<'a>(
@@ -151,7 +151,7 @@ fn row(
         after,
         figures::ratio(change),
         figures::gain(change),
-        text(tested.and_then(|tested| tested.interval).map(interval)),
+        text(tested.and_then(|tested| estimate(&tested))),
         text(tested.map(|tested| figures::p_value(tested.p))),
         text(tested.map(|tested| figures::p_value(tested.p_holm))),
         text(tested.map(|tested| format!("{:+.2}", tested.delta))),
