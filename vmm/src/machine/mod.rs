@@ -78,7 +78,7 @@ impl KvmMachine {
                 ),
             ));
         }
-        let events = if config.events {
+        let mut events = if config.events {
             EventCounters::open()
         } else {
             EventCounters::none()
@@ -98,6 +98,9 @@ impl KvmMachine {
                 .statistics
                 .leave_out_uncounted()
                 .map_err(doing("reading KVM's statistics"))?;
+            events
+                .leave_out_uncounted()
+                .map_err(doing("reading tracepoints"))?;
         }
         Ok(Self {
             vcpus: parts.vcpus.len(),
