@@ -37,14 +37,16 @@ fn leaves(dump: &str) -> BTreeMap<u8, u64> {
     mapped
 }
 
-/// The level and the bytes of a line. `F` for fault stands in lines of entries that map nothing.
+/// The level and the bytes of a line. Entries that map nothing have no attributes, or `F` for fault.
 fn leaf(line: &str) -> Option<(u8, u64)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
     let bytes = address(end)?.checked_sub(address(start)?)?;
     let level = words.nth(1)?.parse().ok()?;
-    (!words.any(|word| word == "F")).then_some((level, bytes))
+    let mut attributes = words.peekable();
+    let maps = attributes.peek().is_some() && attributes.all(|word| word != "F");
+    maps.then_some((level, bytes))
 }
 
 /// The bytes in a line `Name: number kB`.
@@ -72,6 +74,7 @@ mod tests {
         let dump = "---[ Guest IPA ]---\n\
             0x0000000000000000-0x0000000000003000          12K 3   R W px ux AF\n\
             0x0000000000003000-0x0000000000200000        2036K 3 F\n\
+            0x0000000000200000-0x0000000080000000        2046M 2\n\
             0x0000000080000000-0x0000000084000000          64M 2   R W px ux AF BLK\n\
             0x0000000084000000-0x0000000084200000           2M 2   R   PXNUXN AF BLK\n";
 
