@@ -101,7 +101,10 @@ fn the_tree_is_the_golden_one() {
 
     // After a change that is meant: GRANULE_BLESS=1 cargo test, and read the difference.
     if std::env::var_os("GRANULE_BLESS").is_some() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/boot/golden/tree.txt");
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/src/arch/aarch64/boot/golden/tree.txt"
+        );
         std::fs::write(path, &text).unwrap();
     }
     assert_eq!(text, include_str!("../golden/tree.txt"));
