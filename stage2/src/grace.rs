@@ -9,8 +9,11 @@
 use alloc::{boxed::Box, vec::Vec};
 use std::sync::PoisonError;
 
+use lock_api::RawRwLock;
+
 use crate::{
-    operations::Unlinked,
+    fault::Mmu,
+    operations::{Operations, Unlinked},
     sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence},
 };
 
@@ -77,6 +80,13 @@ impl Grace {
         let (_, unlinked) = waiting.swap_remove(at);
         self.count.store(waiting.len(), Ordering::Release);
         Some(unlinked)
+    }
+
+    /// Frees every table whose time has come.
+    pub fn drain<R: RawRwLock, O: Operations>(&self, mmu: &Mmu<R>, ops: &O) {
+        while let Some(unlinked) = self.take() {
+            mmu.shared(ops, |table| table.free_unlinked(ops, unlinked));
+        }
     }
 }
 

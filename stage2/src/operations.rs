@@ -12,6 +12,13 @@ use crate::{descriptor::Descriptor, geometry::Level};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EntryAddress(pub u64);
 
+impl EntryAddress {
+    /// The address of the entry `count` behind it, in the same table.
+    pub const fn skip(self, count: u64) -> Self {
+        Self(self.0 + count * 8)
+    }
+}
+
 /// The physical address of a table's first entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableAddress(pub u64);
@@ -150,8 +157,7 @@ pub trait Operations {
         order: Order,
     ) {
         for n in 0..count {
-            let entry = EntryAddress(first.0 + n * 8);
-            self.store(entry, leaf.after(n * span), order);
+            self.store(first.skip(n), leaf.after(n * span), order);
         }
     }
 

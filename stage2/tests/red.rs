@@ -13,8 +13,10 @@ const FIRST: &str = "granule-trace 1 granule=4096 ipa-bits=40 vmid=1 root=0x8000
                      fwb=0 dic=0 tlbrange=0 bbm=0\n";
 
 /// A root of level 1, below it a table of level 2 (0x80004000), below that one of level 3
-/// (0x80005000) with two pages of the first 2M.
-const TWO_PAGES: &str = "
+/// (0x80005000) for the first 2M; the lock is held.
+macro_rules! tables {
+    () => {
+        "
     0 allocate 0x80004000
     0 allocate 0x80005000
     0 give 0x0 0x100000000 0x200000
@@ -25,11 +27,20 @@ const TWO_PAGES: &str = "
     0 ref 0x80000000 1
     0 store 0x80004000 0 0x80005003 release
     0 ref 0x80004000 1
+"
+    };
+}
+
+/// In the table of level 3 two pages.
+const TWO_PAGES: &str = concat!(
+    tables!(),
+    "
     0 store 0x80005000 0 PAGE0 release
     0 store 0x80005008 0 PAGE1 release
     0 ref 0x80005000 2
     0 unlock
-";
+"
+);
 /// Writable normal pages of the memory, and the block of both, not executable.
 const WORDS: [(&str, u64); 4] = [
     ("PAGE0", 0x0040_0001_0000_07ff),
@@ -308,22 +319,7 @@ fn contiguous_run() -> String {
             format!("0 store {:#x} 0 {page:#x} release\n", 0x8000_5000 + n * 8)
         })
         .collect();
-    "
-    0 allocate 0x80004000
-    0 allocate 0x80005000
-    0 give 0x0 0x100000000 0x200000
-    0 dc 0x100000000 0x200000
-    0 dsb ish
-    0 lock exclusive
-    0 store 0x80000000 0 0x80004003 release
-    0 ref 0x80000000 1
-    0 store 0x80004000 0 0x80005003 release
-    0 ref 0x80004000 1
-    0 ref 0x80005000 16
-    "
-    .to_owned()
-        + &pages
-        + "0 unlock\n"
+    tables!().to_owned() + "0 ref 0x80005000 16\n" + &pages + "0 unlock\n"
 }
 
 /// The first page of the run.

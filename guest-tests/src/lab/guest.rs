@@ -359,17 +359,8 @@ mod tests {
                 Backing::AnonymousHugetlb(Some(Bytes::gib(1))),
             ],
             vcpus: vec![2],
-            memory: None,
-            mode: "2".to_owned(),
-            offset: None,
-            iterations: 1,
             seeds: 1,
-            selftests: Vec::new(),
-            extra: Vec::new(),
-            distribution: None,
-            cpu: "neoverse-n1".to_owned(),
-            cpus: None,
-            host_memory: None,
+            ..matrix::tests::matrix()
         }
     }
 

@@ -198,10 +198,10 @@ pub(super) fn append(pools: &BTreeMap<u64, u64>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn matrix() -> Matrix {
+    pub(in crate::lab) fn matrix() -> Matrix {
         Matrix {
             test: Test::Ours,
             backings: vec![

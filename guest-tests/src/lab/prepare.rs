@@ -86,13 +86,16 @@ fn tests(
     progress: &Progress,
 ) -> Result<Vec<Invocation>, LabError> {
     let (kernels, cache) = (&options.kernels, &options.places.cache);
-    let suite = match options.matrix.test {
-        Test::Upstream => &upstream::LINUX_6_1,
-        _ => upstream::suite(&kernels.base),
-    };
-    let wanted = match options.matrix.test {
-        Test::Upstream => vec![(PathBuf::from(upstream::PAGE_TABLE_TEST), Vec::new())],
-        _ => upstream::invocations(suite, &options.matrix.selftests)?,
+    let (suite, wanted) = match options.matrix.test {
+        Test::Upstream => {
+            let program = PathBuf::from(upstream::PAGE_TABLE_TEST);
+            (&upstream::LINUX_6_1, vec![(program, Vec::new())])
+        }
+        _ => {
+            let suite = upstream::suite(&kernels.base);
+            let wanted = upstream::invocations(suite, &options.matrix.selftests)?;
+            (suite, wanted)
+        }
     };
     progress.stage(format!("tests of Linux {}", suite.version));
     let from = if kernels.base == suite.version {

@@ -17,11 +17,6 @@ const COLUMNS: [Column; 4] = [
     ("TLBI", |name| name.starts_with("TLBI ")),
 ];
 
-/// The phases and their order in tables.
-fn phases() -> impl Iterator<Item = Phase> {
-    Phase::IN_ORDER.into_iter()
-}
-
 /// What a record was measured with, but for seed and iteration.
 fn configuration(record: &Record) -> String {
     let config = &record.config;
@@ -52,7 +47,7 @@ pub fn table(records: &[Record]) -> String {
             text.push_str(&format!(" {heading:>12}"));
         }
         text.push('\n');
-        for phase in phases() {
+        for phase in Phase::IN_ORDER {
             let of_phase: Vec<&Record> = records
                 .iter()
                 .filter(|record| record.phase == phase && configuration(record) == name)
@@ -77,7 +72,8 @@ pub fn ladder(kernels: &[(String, Vec<Record>)]) -> String {
     let all = || kernels.iter().flat_map(|(_, records)| records);
     let mut text = String::new();
     for name in configurations(all()) {
-        let shown: Vec<Phase> = phases()
+        let shown: Vec<Phase> = Phase::IN_ORDER
+            .into_iter()
             .filter(|phase| all().any(|r| r.phase == *phase && configuration(r) == name))
             .collect();
         let headings: String = shown

@@ -34,11 +34,7 @@ impl CpuOperations {
 
     /// Frees tables whose grace period is over.
     pub(super) fn drain(&self) {
-        while let Some(unlinked) = self.shared.grace.take() {
-            self.shared
-                .mmu
-                .shared(self, |table| table.free_unlinked(self, unlinked));
-        }
+        self.shared.grace.drain(&self.shared.mmu, self);
     }
 }
 

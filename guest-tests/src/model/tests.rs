@@ -39,8 +39,13 @@ fn run(config: &ModelConfig) -> Vec<Record> {
         deadline: Duration::from_secs(60),
         accept_fallback: false,
     };
+    records(&mut machine, &plan)
+}
+
+/// What a plan gives on a machine.
+pub(super) fn records(machine: &mut dyn Machine, plan: &Plan) -> Vec<Record> {
     let mut records = Vec::new();
-    harness::run(&mut machine, &plan, &mut |progress| {
+    harness::run(machine, plan, &mut |progress| {
         if let Progress::Phase(record) = progress {
             records.push(record.clone());
         }

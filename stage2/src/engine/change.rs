@@ -60,16 +60,13 @@ impl<O: Operations> Walk<'_, O> {
             let old = self.ops.load(slot.entry);
             match (old.kind(level), level.down()) {
                 (Kind::Leaf(_), _) => {
-                    let new = change(old);
+                    let mut new = change(old);
                     if new != old {
-                        let mut new = new;
-                        if cuts_runs && old.is_contiguous() && !old.agrees(new) {
-                            let first = self.run_of(&slot).1.ipa;
-                            if first < ipa || first + run > end {
-                                // The only walker can.
-                                let _ = self.unfold(&slot, old);
-                                new = new.contiguous(false);
-                            }
+                        let differs = old.is_contiguous() && !old.agrees(new);
+                        if cuts_runs && differs && !self.has_run_of(&slot, (ipa, end)) {
+                            // The only walker can.
+                            let _ = self.unfold(&slot, old);
+                            new = new.contiguous(false);
                         }
                         self.ops.store(slot.entry, new, Order::Plain);
                         changed = true;
@@ -84,6 +81,13 @@ impl<O: Operations> Walk<'_, O> {
             slot = slot.next(span);
         }
         changed
+    }
+
+    /// Whether the run that a slot is in lies in a range as a whole.
+    fn has_run_of(&self, slot: &Slot, (ipa, end): (u64, u64)) -> bool {
+        let (count, first) = self.run_of(slot);
+        let span = self.stage2.geometry.span(slot.level);
+        first.ipa >= ipa && first.ipa + count * span <= end
     }
 }
 

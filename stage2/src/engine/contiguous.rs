@@ -55,7 +55,7 @@ impl<O: Operations> Walk<'_, O> {
     pub(super) fn map_run(&self, slot: &Slot, leaf: Descriptor, most: u64, ready: bool) -> u64 {
         let (count, first) = self.run_of(slot);
         let span = self.stage2.geometry.span(slot.level);
-        let empty = |n| self.ops.load(EntryAddress(slot.entry.0 + n * 8)) == Descriptor::EMPTY;
+        let empty = |n| self.ops.load(slot.entry.skip(n)) == Descriptor::EMPTY;
         if first.ipa != slot.ipa || most < count || !(0..count).all(empty) {
             return 0;
         }
@@ -82,7 +82,7 @@ impl<O: Operations> Walk<'_, O> {
         let (count, first) = self.run_of(slot);
         let span = self.stage2.geometry.span(slot.level);
         let mut leaves = [Descriptor::EMPTY; LONGEST];
-        let run = || (0..count).map(|n| EntryAddress(first.entry.0 + n * 8));
+        let run = || (0..count).map(|n| first.entry.skip(n));
         for (leaf, entry) in leaves.iter_mut().zip(run()) {
             *leaf = self.ops.load(entry).contiguous(false);
             self.ops.store(entry, Descriptor::EMPTY, Order::Plain);

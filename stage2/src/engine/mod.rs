@@ -105,17 +105,13 @@ pub(crate) struct Slot {
 impl Slot {
     /// The one behind it, in the same table.
     pub(crate) const fn next(self, span: u64) -> Self {
-        Self {
-            entry: EntryAddress(self.entry.0 + 8),
-            ipa: self.ipa + span,
-            ..self
-        }
+        self.skip(1, span)
     }
 
     /// The one `count` behind it.
     pub(crate) const fn skip(self, count: u64, span: u64) -> Self {
         Self {
-            entry: EntryAddress(self.entry.0 + count * 8),
+            entry: self.entry.skip(count),
             ipa: self.ipa + count * span,
             ..self
         }

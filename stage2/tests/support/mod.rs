@@ -280,14 +280,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
 
     /// Frees what has waited long enough.
     pub fn drain(&self) {
-        while self.world.grace.is_waiting() {
-            let Some(unlinked) = self.world.grace.take() else {
-                return;
-            };
-            self.world
-                .mmu
-                .shared(&self.ops, |table| table.free_unlinked(&self.ops, unlinked));
-        }
+        self.world.grace.drain(&self.world.mmu, &self.ops);
     }
 
     pub fn set_logging(&self, on: bool) {

@@ -7,7 +7,7 @@
 
 use std::{
     fmt, io,
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -226,9 +226,9 @@ pub fn feed(
 /// Waits for input and reads it; 0 at its end or when told to stop.
 fn next(input: &impl AsFd, stop: &EventFd, bytes: &mut Vec<u8>) -> io::Result<usize> {
     loop {
+        let stop = stop.as_raw_fd();
         // SAFETY: the borrow ends before the event does.
-        let stop =
-            unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(stop)) };
+        let stop = unsafe { BorrowedFd::borrow_raw(stop) };
         let mut fds = [
             PollFd::new(input, PollFlags::IN),
             PollFd::from_borrowed_fd(stop, PollFlags::IN),

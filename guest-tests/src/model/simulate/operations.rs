@@ -47,11 +47,7 @@ impl CpuOperations {
 
     /// Frees tables whose grace period is over.
     pub(super) fn drain(&self) {
-        while let Some(unlinked) = self.world.grace.take() {
-            self.world
-                .mmu
-                .shared(self, |table| table.free_unlinked(self, unlinked));
-        }
+        self.world.grace.drain(&self.world.mmu, self);
     }
 }
 

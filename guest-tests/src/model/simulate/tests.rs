@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{
     config::PhaseSelection,
-    harness::{self, Plan, Progress},
+    harness::Plan,
+    model::tests::records,
     phase::Phase,
     results::{Record, RunConfig},
 };
@@ -43,15 +44,7 @@ fn run(config: &SimulationConfig, seed: u64) -> Vec<Record> {
         deadline: Duration::from_secs(600),
         accept_fallback: true,
     };
-    let mut records = Vec::new();
-    harness::run(&mut machine, &plan, &mut |progress| {
-        if let Progress::Phase(record) = progress {
-            records.push(record.clone());
-        }
-        Ok(())
-    })
-    .unwrap();
-    records
+    records(&mut machine, &plan)
 }
 
 fn names() -> impl Iterator<Item = &'static str> {

@@ -147,11 +147,7 @@ pub enum WrongClock {
 /// # Errors
 /// What was asked for cannot be done; the error says why.
 pub fn run(args: Args) -> CommandResult {
-    let vcpus = |sweep: &&Sweep| matches!(sweep, Sweep::Vcpus(_));
-    let sweeps = args.sweep.len();
-    if sweeps > 2 || (sweeps == 2 && args.sweep.iter().filter(vcpus).count() != 1) {
-        return Err("give one --sweep vcpus=… and one --sweep size=… at most".into());
-    }
+    Sweep::one_of_each(&args.sweep)?;
     let mut json = None;
     for point in args.points() {
         if run_one(&point, &mut json)? == Outcome::Failed {

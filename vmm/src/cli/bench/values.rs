@@ -133,18 +133,27 @@ pub enum Sweep {
 }
 
 impl Sweep {
+    /// Each kind is swept once at most.
+    pub(super) fn one_of_each(sweeps: &[Self]) -> Result<(), String> {
+        match sweeps {
+            [] | [_] | [Self::Vcpus(_), Self::Memory(_)] | [Self::Memory(_), Self::Vcpus(_)] => {
+                Ok(())
+            }
+            _ => Err("give one --sweep vcpus=… and one --sweep size=… at most".to_owned()),
+        }
+    }
+
     /// Reads `vcpus=1,2,4` and `size=64M,256M`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let Some((name, values)) = text.split_once('=') else {
             return Err("give vcpus=1,2,4 or size=64M,256M".to_owned());
         };
-        let values = values.split(',').map(str::trim);
-        if let Some(twice) = values.clone().enumerate().find(|(at, value)| {
-            let mut before = values.clone().take(*at);
-            before.any(|other| other == *value)
-        }) {
-            return Err(format!("'{}' stands there twice", twice.1));
+        let values: Vec<_> = values.split(',').map(str::trim).collect();
+        let twice = (1..values.len()).find(|&at| values[..at].contains(&values[at]));
+        if let Some(at) = twice {
+            return Err(format!("'{}' stands there twice", values[at]));
         }
+        let values = values.into_iter();
         match name {
             "vcpus" => {
                 let number = |text: &str| {
