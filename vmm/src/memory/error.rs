@@ -119,6 +119,12 @@ pub enum MemoryError {
         /// The node asked for.
         node: u32,
     },
+    /// Its pages are not to be huge.
+    #[error("{0} is not made of transparent huge pages: only anonymous_thp can be collapsed")]
+    NotThp(Backing),
+    /// The kernel cannot collapse.
+    #[error("this host's kernel cannot collapse pages on request (MADV_COLLAPSE, Linux 6.1)")]
+    NoCollapse,
     /// The kernel populated less than asked.
     #[error("{resident} of {size} are resident after populating: is the host short of memory?")]
     NotPopulated {

@@ -233,6 +233,33 @@ impl Mapping {
         }
     }
 
+    /// Has the kernel put what is resident into huge pages, as far as it can. False where it does
+    /// not know how.
+    pub fn collapse(&self) -> Result<bool, Failed> {
+        /// Since Linux 6.1; the C libraries do not all have it.
+        const MADV_COLLAPSE: i32 = 25;
+        if self.madvise_part(0, 0, MADV_COLLAPSE).is_err() {
+            return Ok(false);
+        }
+        match self.madvise(MADV_COLLAPSE) {
+            Ok(()) => Ok(true),
+            // Some of it could not be: it is not there, is pinned or changes, or huge pages are
+            // short. What was done is read back.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EINVAL | libc::EAGAIN | libc::EBUSY | libc::ENOMEM)
+                ) =>
+            {
+                Ok(true)
+            }
+            Err(source) => Err(Failed {
+                doing: "collapsing pages into huge ones (MADV_COLLAPSE)",
+                source,
+            }),
+        }
+    }
+
     /// Discards the contents with `MADV_DONTNEED`.
     pub fn discard(&self) -> Result<(), Failed> {
         self.madvise(libc::MADV_DONTNEED).map_err(|source| Failed {

@@ -24,6 +24,7 @@ mod smaps;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use granule_guest_tests::{
+    config::Backing,
     results::Obtained,
     units::{Bytes, GuestAddress},
 };
@@ -185,6 +186,25 @@ impl GuestRam {
         let start = self.host_address();
         let usage = Usage::of_range(start..start + self.size().0)?;
         Ok(self.by_page_size(&usage))
+    }
+
+    /// Has the kernel put small pages together into huge ones where it can, and reads back what it
+    /// has done. Discarding a part of a huge page breaks it up, for one.
+    ///
+    /// # Errors
+    /// The backing is another, or the kernel does not know how.
+    pub fn collapse(&self) -> Result<Obtained, MemoryError> {
+        if self.plan.backing() != Backing::AnonymousThp {
+            return Err(MemoryError::NotThp(self.plan.backing()));
+        }
+        let done = self
+            .mapping
+            .collapse()
+            .map_err(|failed| call_failed(&self.plan, self.size(), failed))?;
+        if !done {
+            return Err(MemoryError::NoCollapse);
+        }
+        self.resident()
     }
 
     fn by_page_size(&self, usage: &Usage) -> Obtained {

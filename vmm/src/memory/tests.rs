@@ -152,3 +152,32 @@ fn a_size_that_is_no_multiple_of_the_page_is_refused() {
 
     assert!(matches!(error, MemoryError::Size { .. }), "{error}");
 }
+
+#[test]
+fn what_was_broken_up_is_put_together_again() {
+    let Some(ram) = ram("anonymous_thp", 2, true) else {
+        return;
+    };
+    let memory = GuestMemory::new(vec![Arc::clone(&ram)]).unwrap();
+    let (huge, base) = (ram.plan().page(), ram.plan().base_page());
+    assert_eq!(memory.discard(GUEST, base), base);
+    let broken = ram.resident().unwrap().resident;
+
+    let done = match ram.collapse() {
+        Err(error @ MemoryError::NoCollapse) => return println!("SKIP: {error}"),
+        done => done.unwrap().resident,
+    };
+
+    let small = huge.0 - base.0;
+    assert_eq!(broken, BTreeMap::from([(base.0, small), (huge.0, huge.0)]));
+    assert_eq!(done, BTreeMap::from([(huge.0, 2 * huge.0)]));
+}
+
+#[test]
+fn only_thp_is_put_together() {
+    let ram = ram("anonymous", 4, true).unwrap();
+
+    let error = ram.collapse().unwrap_err();
+
+    assert!(error.to_string().contains("anonymous_thp"), "{error}");
+}

@@ -6,6 +6,7 @@
 //! | `GET /v1/state` | `{"state": "running", …}` |
 //! | `POST /v1/pause`, `/v1/resume`, `/v1/stop` | the state then |
 //! | `GET /v1/memory` | each zone: what was asked for and what is resident, by page size |
+//! | `POST /v1/memory/collapse` | has small pages put together into huge ones (THP); each zone then |
 //! | `GET /v1/counters` | everything that is counted, as it stands now |
 //! | `POST /v1/dirty/start`, `/v1/dirty/stop` | switches dirty logging |
 //! | `GET /v1/dirty` | pages written since logging began or was last cleared |
@@ -28,6 +29,8 @@ use granule_guest_tests::units::Bytes;
 use serde_json::{Value, json};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::privileges::Identity;
+
 /// How long a client may take for each step.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The largest request, head and body.
@@ -47,6 +50,8 @@ pub enum Request {
     Stop,
     /// What backs guest memory.
     Memory,
+    /// Put small pages together.
+    Collapse,
     /// All counts.
     Counters,
     /// Switch dirty logging.
@@ -91,16 +96,19 @@ pub struct Api {
     event: EventFd,
 }
 
-impl Api {
-    /// Listens at `path`. A socket that a killed run has left there is taken over. `prepare` is
-    /// called first on the serving thread.
+/// The socket, that nobody serves yet.
+#[derive(Debug)]
+pub struct Bound {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Bound {
+    /// Binds a socket at `path`. One that a killed run has left there is taken over.
     ///
     /// # Errors
     /// Something else is there, somebody listens there, or the folder cannot be written.
-    pub fn listen(
-        path: &Path,
-        prepare: impl FnOnce() -> io::Result<()> + Send + 'static,
-    ) -> io::Result<Self> {
+    pub fn new(path: &Path) -> io::Result<Self> {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 if UnixStream::connect(path).is_ok() {
@@ -117,6 +125,28 @@ impl Api {
             }
             other => other?,
         };
+        let path = path.to_owned();
+        Ok(Self { listener, path })
+    }
+
+    /// Gives it to a user and a group.
+    ///
+    /// # Errors
+    /// The process may not.
+    pub fn give_to(&self, identity: Identity) -> io::Result<()> {
+        let Identity { user, group } = identity;
+        std::os::unix::fs::lchown(&self.path, Some(user), Some(group))
+    }
+
+    /// Serves it. `prepare` is called first on the serving thread.
+    ///
+    /// # Errors
+    /// There is no thread or event to be had, or `prepare` fails.
+    pub fn serve(
+        self,
+        prepare: impl FnOnce() -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Api> {
+        let Self { listener, path } = self;
         let event = EventFd::new(libc::EFD_NONBLOCK)?;
         let wake = event.try_clone()?;
         let (sender, asked) = mpsc::channel();
@@ -131,13 +161,11 @@ impl Api {
                 }
             })?;
         prepared.recv().map_err(io::Error::other)??;
-        Ok(Self {
-            path: path.to_owned(),
-            asked,
-            event,
-        })
+        Ok(Api { path, asked, event })
     }
+}
 
+impl Api {
     /// Readable when a request waits.
     pub const fn event(&self) -> &EventFd {
         &self.event
@@ -236,14 +264,18 @@ fn read(client: &mut UnixStream) -> io::Result<Result<Request, Answer>> {
 }
 
 /// What there is of a request so far.
-#[derive(Debug, PartialEq, Eq)]
-enum Parsed {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Parsed {
+    /// All of it.
     Whole(Request),
+    /// A part: more is to come.
     Part,
+    /// What cannot become one.
     Refused(Answer),
 }
 
-fn parse(bytes: &[u8]) -> Parsed {
+/// Reads a request from the first bytes that a client has sent.
+pub fn parse(bytes: &[u8]) -> Parsed {
     let too_large = || Parsed::Refused(refusal(413, "the request is larger than 8K"));
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut head = httparse::Request::new(&mut headers);
@@ -290,6 +322,7 @@ fn route(method: &str, path: &str) -> Result<Request, Answer> {
         "/v1/resume" => ("POST", Request::Resume),
         "/v1/stop" => ("POST", Request::Stop),
         "/v1/memory" => ("GET", Request::Memory),
+        "/v1/memory/collapse" => ("POST", Request::Collapse),
         "/v1/counters" => ("GET", Request::Counters),
         "/v1/dirty" => ("GET", Request::Dirty),
         "/v1/dirty/start" => ("POST", Request::DirtyLogging(true)),
@@ -301,8 +334,8 @@ fn route(method: &str, path: &str) -> Result<Request, Answer> {
             None => {
                 return Err(refusal(
                     404,
-                    "there are /v1/state, pause, resume, stop, memory, counters, dirty, \
-                     dirty/start, dirty/stop, dirty/clear and balloon/SIZE",
+                    "there are /v1/state, pause, resume, stop, memory, memory/collapse, counters, \
+                     dirty, dirty/start, dirty/stop, dirty/clear and balloon/SIZE",
                 ));
             }
         },
@@ -319,6 +352,10 @@ mod tests {
 
     use super::*;
 
+    fn listen(path: &Path) -> io::Result<Api> {
+        Bound::new(path)?.serve(|| Ok(()))
+    }
+
     fn ask(path: &Path, request: &str) -> String {
         let mut client = UnixStream::connect(path).unwrap();
         client.write_all(request.as_bytes()).unwrap();
@@ -331,7 +368,7 @@ mod tests {
     fn a_request_reaches_the_main_thread_and_its_answer_the_client() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("api");
-        let api = Api::listen(&path, || Ok(())).unwrap();
+        let api = listen(&path).unwrap();
         let (to, client) = (path.clone(), "POST /v1/pause HTTP/1.1\r\n\r\n");
         let client = thread::spawn(move || ask(&to, client));
 
@@ -360,13 +397,13 @@ mod tests {
         let path = folder.path().join("api");
         drop(UnixListener::bind(&path).unwrap());
 
-        let api = Api::listen(&path, || Ok(())).unwrap();
-        let second = Api::listen(&path, || Ok(())).unwrap_err();
+        let api = listen(&path).unwrap();
+        let second = listen(&path).unwrap_err();
 
         assert!(second.to_string().contains("another machine"), "{second}");
         drop(api);
         fs::write(&path, "mine").unwrap();
-        assert!(Api::listen(&path, || Ok(())).is_err());
+        assert!(listen(&path).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"mine");
     }
 

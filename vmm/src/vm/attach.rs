@@ -8,13 +8,16 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use thiserror::Error;
 
-use super::platform::{Platform, PlatformError};
+use super::{
+    files::Opened,
+    platform::{Platform, PlatformError},
+};
 use crate::{
     devices::virtio::{
         Transport, VirtioDevice,
         balloon::{Balloon, Handle},
-        block::{Block, Disk, DiskError},
-        net::{Mac, Net, Tap, TapError, mac_for},
+        block::{Block, DiskError},
+        net::{Mac, Net, TapError, mac_for},
         rng::Rng,
     },
     kvm::KvmError,
@@ -67,23 +70,24 @@ pub enum AttachError {
     Event(#[from] io::Error),
 }
 
-/// Opens the devices and puts them on the bus. Gives what controls the balloon, if there is one.
+/// Puts the devices on the bus, with the disks and taps that are open. Gives what controls the balloon, if there is one.
 ///
 /// # Errors
 /// One of them cannot be had; the error says which and why.
 pub fn attach(
     platform: &mut Platform<'_>,
     devices: &Devices,
+    opened: &Opened,
     memory: &Arc<GuestMemory>,
 ) -> Result<Option<Handle>, AttachError> {
-    for (index, disk) in devices.disks.iter().enumerate() {
+    for (index, disk) in opened.disks.iter().enumerate() {
         let name = format!("disk{index}");
-        let device = Block::new(Disk::open(&disk.path, disk.read_only)?, &name);
+        let device = Block::new(disk.again()?, &name);
         add(platform, &name, Box::new(device), memory)?;
     }
-    for (index, net) in devices.nets.iter().enumerate() {
+    for (index, (net, tap)) in devices.nets.iter().zip(&opened.taps).enumerate() {
         let mac = net.mac.unwrap_or_else(|| mac_for(&net.tap));
-        let device = Net::new(Tap::open(&net.tap)?, mac);
+        let device = Net::new(tap.again()?, mac);
         add(platform, &format!("net{index}"), Box::new(device), memory)?;
     }
     add(platform, "entropy", Box::new(Rng::default()), memory)?;

@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Instant};
 use granule_guest_tests::{config::Backing, units::Bytes};
 use serde::Serialize;
 
-use super::{attach::Devices, sandbox::Use};
+use super::{attach::Devices, privileges::Identity};
 use crate::machine::DirtyMode;
 
 /// One piece of guest memory.
@@ -54,29 +54,11 @@ pub struct VmConfig {
     pub memory: Vec<Zone>,
     /// Width of guest-physical addresses; the smallest that fits if not given.
     pub ipa_bits: Option<u8>,
+    /// In chunks of how much the host splits blocks ahead, where dirty pages are logged.
+    pub eager_split: Option<Bytes>,
     /// How dirty pages are logged, where that is switched on.
     #[serde(skip)]
     pub dirty: DirtyMode,
-}
-
-impl VmConfig {
-    /// Every file that the machine is made from, and what is done with it.
-    pub fn files(&self) -> Vec<(PathBuf, Use)> {
-        let initrd = self.initrd.iter().cloned();
-        let disks = self.devices.disks.iter().map(|disk| {
-            let used = if disk.read_only {
-                Use::Read
-            } else {
-                Use::Write
-            };
-            (disk.path.clone(), used)
-        });
-        std::iter::once(self.kernel.clone())
-            .chain(initrd)
-            .map(|path| (path, Use::Read))
-            .chain(disks)
-            .collect()
-    }
 }
 
 /// How it is run.
@@ -92,6 +74,8 @@ pub struct Session {
     pub stats: Option<PathBuf>,
     /// Where the control socket is.
     pub api_socket: Option<PathBuf>,
+    /// Whom the process becomes once everything is open.
+    pub identity: Option<Identity>,
     /// Whether the process is confined.
     pub sandbox: bool,
 }

@@ -61,6 +61,7 @@ impl<'a> Controls<'a> {
             Request::Resume => self.machine.crew.want(Wanted::Run),
             Request::Stop => self.stopped = true,
             Request::Memory => return self.memory(),
+            Request::Collapse => return self.collapse(),
             Request::Counters => return self.counters(),
             Request::DirtyLogging(on) => return or_error(self.switch_logging(on)),
             Request::Dirty => return or_error(self.dirty_pages()),
@@ -128,6 +129,16 @@ impl<'a> Controls<'a> {
             })
         });
         (200, json!({ "zones": zones, "balloon": balloon }))
+    }
+
+    /// Collapses the zones that can be; the answer says what became of each.
+    fn collapse(&self) -> Answer {
+        let zones = self.machine.memory.zones.iter();
+        let zones = zones.map(|ram| match ram.collapse() {
+            Ok(obtained) => json!({ "start": ram.start().0, "resident": obtained.resident }),
+            Err(error) => json!({ "start": ram.start().0, "error": error.to_string() }),
+        });
+        (200, json!({ "zones": zones.collect::<Vec<_>>() }))
     }
 
     fn fill_balloon(&self, size: Bytes) -> Answer {

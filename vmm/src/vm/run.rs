@@ -20,11 +20,13 @@ use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    api::Api,
+    api::{Api, Bound},
     build::{BuildError, Ends},
     config::{Session, VmConfig},
     console::{Escape, Terminal},
     control::Controls,
+    files::Opened,
+    privileges::PrivilegeError,
     sandbox::{SandboxError, Thread, Use, restrict_files},
     signals::{Asked, Signals},
     stats::{self, Counters, FIRST_MINUTE, Meter, Record},
@@ -45,6 +47,9 @@ pub enum RunError {
     /// The process cannot be confined.
     #[error("this process cannot be confined")]
     Sandbox(#[from] SandboxError),
+    /// The process cannot become another user.
+    #[error("this process cannot give up its rights")]
+    Privileges(#[from] PrivilegeError),
     /// The main thread's own files.
     #[error("{doing}")]
     Io {
@@ -128,35 +133,52 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
         }),
         None => None,
     };
+    let opened = Opened::new(config)?;
+    let socket = session.api_socket.as_deref();
+    let bound = socket.map(|path| Bound::new(path).map_err(file("--api-socket", path)));
+    let bound = bound.transpose()?;
+    let counted = report.is_some() || bound.is_some();
+    // The kernel's events can be opened with rights that are given up below.
+    let mut counters = counted.then(Counters::open);
     let confine = session.sandbox;
-    let api = match &session.api_socket {
-        Some(path) => Some(
-            Api::listen(path, move || confined(confine, Thread::Api))
-                .map_err(file("--api-socket", path))?,
-        ),
-        None => None,
-    };
     if confine {
-        let mut files = config.files();
-        files.extend(session.api_socket.as_ref().map(|path| {
+        let folder = socket.map(|path| {
             let folder = path
                 .parent()
                 .filter(|folder| !folder.as_os_str().is_empty());
             (folder.unwrap_or(Path::new(".")).to_owned(), Use::RemoveIn)
-        }));
-        restrict_files(&files)?;
+        });
+        restrict_files(folder.as_slice())?;
+    }
+    if let Some(identity) = session.identity {
+        if let (Some(bound), Some(path)) = (&bound, socket) {
+            bound
+                .give_to(identity)
+                .map_err(file("--api-socket", path))?;
+        }
+        identity.assume()?;
+    }
+    let api = match (bound, socket) {
+        (Some(bound), Some(path)) => Some(
+            bound
+                .serve(move || confined(confine, Thread::Api))
+                .map_err(file("--api-socket", path))?,
+        ),
+        _ => None,
+    };
+    if confine {
         Thread::Main.confine()?;
     }
     let mut started = session.started;
     loop {
-        let end = live(
+        let around = Around {
             config,
             session,
-            started,
-            &signals,
-            api.as_ref(),
-            report.as_mut(),
-        )?;
+            opened: &opened,
+            signals: &signals,
+            api: api.as_ref(),
+        };
+        let end = live(&around, started, report.as_mut(), counters.take())?;
         if end == Ended::Reset && session.reboot {
             started = Instant::now();
             continue;
@@ -173,24 +195,40 @@ fn confined(wanted: bool, thread: Thread) -> io::Result<()> {
     }
 }
 
+/// What is there before a machine and outlives it.
+struct Around<'a> {
+    config: &'a VmConfig,
+    session: &'a Session,
+    opened: &'a Opened,
+    signals: &'a Signals,
+    api: Option<&'a Api>,
+}
+
 /// One machine, from its making to its end.
 fn live(
-    config: &VmConfig,
-    session: &Session,
+    around: &Around<'_>,
     started: Instant,
-    signals: &Signals,
-    api: Option<&Api>,
     report: Option<&mut Report>,
+    counters: Option<Counters>,
 ) -> Result<Ended, RunError> {
+    let &Around {
+        config,
+        session,
+        opened,
+        signals,
+        api,
+    } = around;
     let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(doing("making an event (eventfd)"));
     let copy = |event: &EventFd| event.try_clone().map_err(doing("copying an event"));
     let (wake, quit) = (event()?, event()?);
     let counted = report.is_some() || api.is_some();
-    let counters = if counted {
-        Counters::open()
-    } else {
-        Counters::none()
-    };
+    let counters = counters.unwrap_or_else(|| {
+        if counted {
+            Counters::open()
+        } else {
+            Counters::none()
+        }
+    });
     let tables_before = counted.then(stats::fresh_tables_of_guests).flatten();
     let output = io::stdout().as_fd().try_clone_to_owned();
     let output = File::from(output.map_err(doing("copying standard output"))?);
@@ -213,6 +251,7 @@ fn live(
     };
     let mut machine = linux::build(
         config,
+        opened,
         Ends {
             output,
             tell: Box::new(teller()?),

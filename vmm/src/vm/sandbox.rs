@@ -3,8 +3,9 @@
 //!
 //! A guest that found a hole in a device would be in one of our threads. Two fences stand there:
 //!
-//! * **Landlock**: of the file system, only the files and folders given on the command line and the
-//!   few below `/proc`, `/sys` and `/dev` that a machine is made from can be opened.
+//! * **Landlock**: of the file system, only what is below `/proc`, `/sys/kernel` and the like can be
+//!   opened, which a machine's memory and counters are read from. The files given on the command line
+//!   are open already ([`super::files`]); of the control socket's folder only it can be taken out.
 //! * **seccomp**: each kind of thread has the system calls it uses and no other. The main thread's
 //!   list is inherited by all threads it starts and holds for the whole process; vCPU and console
 //!   threads then add a narrower one. Programs cannot be executed, and no network socket made.
@@ -254,8 +255,6 @@ pub fn restrict_files(files: &[(PathBuf, Use)]) -> Result<(), SandboxError> {
     let (read, all) = (AccessFs::from_read(abi), AccessFs::from_all(abi));
     let mut rules = Ruleset::default().handle_access(all)?.create()?;
     for (path, written) in [
-        ("/dev/kvm", true),
-        ("/dev/net/tun", true),
         ("/dev/urandom", false),
         ("/proc", false),
         (REFRESH, true),

@@ -5,12 +5,7 @@
 //! smallest address width, its slots, vCPUs and interrupt controller, then devices, and at last,
 //! as it describes all of these, the device tree.
 
-use std::{
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{io::Read, path::PathBuf, sync::Arc};
 
 use granule_guest_tests::units::Bytes;
 use parking_lot::Mutex;
@@ -27,6 +22,7 @@ use super::{
     gic::{self, GicError},
     guest::{self, Features},
     machine as native,
+    split::{self, SplitError},
 };
 use crate::{
     devices::{BootTimer, Description, Pl011, Rtc, Serial, serial},
@@ -35,6 +31,7 @@ use crate::{
         attach::attach,
         build::{BuildError, Ends, Machine},
         config::{Console, VmConfig},
+        files::{Bootable, Opened},
         memory,
         platform::{INTERRUPTS, Platform},
         vcpu::Crew,
@@ -59,6 +56,9 @@ pub enum GuestError {
     /// There is no interrupt controller.
     #[error(transparent)]
     Gic(#[from] GicError),
+    /// Blocks cannot be split ahead.
+    #[error(transparent)]
+    Split(#[from] SplitError),
     /// There is no device tree.
     #[error(transparent)]
     Tree(#[from] TreeError),
@@ -76,22 +76,27 @@ pub const fn check() -> Result<(), GuestError> {
 ///
 /// # Errors
 /// What was asked for cannot be had; the error says what, and what to do.
-pub fn build(config: &VmConfig, ends: Ends) -> Result<Machine, BuildError> {
-    let kvm = kvm::open()?;
-    kvm::check_vcpus(&kvm, config.vcpus)?;
-    let image = read_image(&config.kernel)?;
-    let initrd = config.initrd.as_deref().map(open_initrd).transpose()?;
+pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, BuildError> {
+    let kvm = &opened.kvm;
+    kvm::check_vcpus(kvm, config.vcpus)?;
+    let image = read_image(&opened.kernel)?;
+    let initrd = opened.initrd.as_ref();
+    let initrd_size = initrd
+        .map(|initrd| initrd.read(|file| Ok(Bytes(file.metadata()?.len()))))
+        .transpose()?;
     let memory = memory::obtain(&config.memory)?;
     let first = memory.zones.first().map_or(Bytes(0), |ram| ram.size());
-    let places = Places::new(&image, initrd.as_ref().map(|(_, size)| *size), first)
-        .map_err(GuestError::from)?;
+    let places = Places::new(&image, initrd_size, first).map_err(GuestError::from)?;
     let end = memory
         .zones
         .last()
         .map_or(0, |ram| ram.start().0 + ram.size().0);
-    let ipa_bits = native::choose_ipa_bits(&kvm, end, config.ipa_bits)?;
+    let ipa_bits = native::choose_ipa_bits(kvm, end, config.ipa_bits)?;
 
-    let vm = Arc::new(native::make_vm(&kvm, ipa_bits)?);
+    let vm = Arc::new(native::make_vm(kvm, ipa_bits)?);
+    if let Some(chunk) = config.eager_split {
+        split::ahead(&vm, chunk).map_err(GuestError::from)?;
+    }
     let slots = (0..)
         .zip(&memory.zones)
         .map(|(number, ram)| Slot::new(&vm, number, Arc::clone(ram)))
@@ -128,6 +133,7 @@ pub fn build(config: &VmConfig, ends: Ends) -> Result<Machine, BuildError> {
     let balloon = attach(
         &mut platform,
         &config.devices,
+        opened,
         &Arc::new(memory.map.clone()),
     )?;
     let bus = Arc::new(platform.finish());
@@ -164,9 +170,11 @@ pub fn build(config: &VmConfig, ends: Ends) -> Result<Machine, BuildError> {
         .map_err(copy("the device tree"))?;
     map.write_slice(&image.bytes, places.kernel)
         .map_err(copy("the kernel"))?;
-    if let (Some((mut file, size)), Some(range)) = (initrd, &places.initrd) {
-        let length = usize::try_from(size.0).unwrap_or(usize::MAX);
-        map.read_exact_volatile_from(vm_memory::GuestAddress(range.start), &mut file, length)
+    if let (Some(initrd), Some(range)) = (initrd, &places.initrd) {
+        let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let start = vm_memory::GuestAddress(range.start);
+        initrd
+            .read(|mut file| Ok(map.read_exact_volatile_from(start, &mut file, length)))?
             .map_err(copy("the initramfs"))?;
     }
     if let Some(first) = vcpus.first() {
@@ -188,38 +196,18 @@ pub fn build(config: &VmConfig, ends: Ends) -> Result<Machine, BuildError> {
     })
 }
 
-fn read_image(path: &Path) -> Result<Image, BuildError> {
-    let read = || {
+fn read_image(kernel: &Bootable) -> Result<Image, BuildError> {
+    let bytes = kernel.read(|file| {
         let mut bytes = Vec::new();
         // One byte more than the largest, so that what is larger is seen to be.
-        File::open(path)?
-            .take(image::LARGEST.0 + 1)
-            .read_to_end(&mut bytes)?;
+        file.take(image::LARGEST.0 + 1).read_to_end(&mut bytes)?;
         Ok(bytes)
-    };
-    let bytes = read().map_err(|source| BuildError::File {
-        option: "--kernel",
-        path: path.to_owned(),
-        source,
     })?;
     let image = Image::from_file(bytes).map_err(|source| GuestError::Kernel {
-        path: path.to_owned(),
+        path: kernel.path().to_owned(),
         source,
     })?;
     Ok(image)
-}
-
-fn open_initrd(path: &Path) -> Result<(File, Bytes), BuildError> {
-    let open = || {
-        let file = File::open(path)?;
-        let size = file.metadata()?.len();
-        Ok((file, Bytes(size)))
-    };
-    open().map_err(|source| BuildError::File {
-        option: "--initrd",
-        path: path.to_owned(),
-        source,
-    })
 }
 
 /// Bytes of a seed: 8 for KASLR, the rest for the guest's random numbers.

@@ -5,6 +5,7 @@ pub mod boot;
 pub mod faults;
 pub mod host;
 pub mod ipa;
+pub mod split;
 pub mod syndrome;
 
 #[cfg(target_arch = "aarch64")]

@@ -6,6 +6,7 @@ use thiserror::Error;
 use crate::vm::{
     build::{BuildError, Ends, Machine},
     config::VmConfig,
+    files::Opened,
 };
 
 /// There is no guest.
@@ -32,6 +33,6 @@ pub const fn check() -> Result<(), GuestError> {
 ///
 /// # Errors
 /// Always.
-pub fn build(_config: &VmConfig, _ends: Ends) -> Result<Machine, BuildError> {
+pub fn build(_: &VmConfig, _: &Opened, _: Ends) -> Result<Machine, BuildError> {
     Err(GuestError.into())
 }

@@ -7,15 +7,17 @@ mod memory;
 use std::{path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
+use granule_guest_tests::units::Bytes;
 
 use super::{
     CommandResult, Outcome,
-    bench::values::{DirtyLog, Switch},
+    bench::values::{DirtyLog, Switch, size},
 };
 use crate::vm::{
     attach::{Devices, DiskConfig, NetConfig},
     config::{Console, Session, VmConfig},
     console,
+    privileges::Identity,
     run::{self, Ended},
 };
 
@@ -64,6 +66,10 @@ pub struct Args {
     /// How dirty pages are logged, where the control socket switches that on
     #[arg(long, value_enum, default_value_t)]
     dirty_log: DirtyLog,
+    /// Have the host split blocks ahead, this much at a time, where dirty logging begins or is
+    /// cleared: a block size of its stage 2, 2M for one
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    eager_split: Option<Bytes>,
     /// End where the guest resets itself, instead of starting it again
     #[arg(long)]
     no_reboot: bool,
@@ -75,11 +81,17 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
     /// Answer HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty;
-    /// POST /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop, /v1/dirty/clear,
+    /// POST /v1/memory/collapse, /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop, /v1/dirty/clear,
     /// /v1/balloon/SIZE
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
-    /// Keep this process to the files given (Landlock) and the system calls it needs (seccomp)
+    /// Become this user, by name or number, once everything is open; for a start as root
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// And this group; the user's own if left out
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+    /// Keep this process to the files that are open (Landlock) and the system calls it needs (seccomp)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     sandbox: Switch,
 }
@@ -117,14 +129,17 @@ pub fn run(args: Args) -> CommandResult {
         vcpus: args.vcpus,
         memory: args.memory,
         ipa_bits: args.ipa_bits,
+        eager_split: args.eager_split,
         dirty: args.dirty_log.into(),
     };
+    let identity = Identity::find(args.user.as_deref(), args.group.as_deref())?;
     let session = Session {
         started,
         reboot: !args.no_reboot,
         init_text: args.init_text,
         stats: args.stats,
         api_socket: args.api_socket,
+        identity,
         sandbox: args.sandbox == Switch::On,
     };
     Ok(match run::run(&config, &session)? {

@@ -38,6 +38,10 @@ const PAGE: u64 = 4096;
 const WANTED: usize = 0;
 const ACTUAL: usize = 4;
 
+/// Bytes of page numbers in one request; Linux gives 256 numbers. Buffers may overlap, and each
+/// number may cost a system call.
+const MOST_NUMBERS: usize = 1 << 16;
+
 /// Bytes of one entry of the statistics: a tag and a value.
 const ENTRY: usize = 10;
 
@@ -192,6 +196,9 @@ impl VirtioDevice for Balloon {
         let shared = &self.shared;
         ring.drain(|memory, chain| {
             match (queue, other) {
+                (INFLATE, _) if chain.length(Part::Readable) > MOST_NUMBERS => {
+                    return Err(DeviceError::Request("it names more than 16384 pages"));
+                }
                 (INFLATE, _) => {
                     let dropped = inflate(memory, chain);
                     shared.inflated.fetch_add(dropped, Ordering::Relaxed);

@@ -18,6 +18,10 @@ const TRANSMIT: usize = 1;
 /// Bytes moved at once.
 const PIECE: usize = 4096;
 
+/// Bytes of output in one request; Linux gives a page. The buffers of a request may overlap, so
+/// without a limit a guest could have 4 GiB written for each.
+const MOST: usize = 1 << 20;
+
 /// The device.
 pub struct Console {
     config: Config,
@@ -77,6 +81,9 @@ impl VirtioDevice for Console {
         }
         debug_assert_eq!(queue, TRANSMIT);
         ring.drain(|memory, chain| {
+            if chain.length(Part::Readable) > MOST {
+                return Err(DeviceError::Request("its output is larger than 1M"));
+            }
             let mut bytes = [0; PIECE];
             let mut done = 0;
             loop {

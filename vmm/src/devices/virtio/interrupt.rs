@@ -15,7 +15,9 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    pub(super) const fn new(line: EventFd) -> Self {
+    /// An interrupt that `line` raises.
+    #[must_use]
+    pub const fn new(line: EventFd) -> Self {
         Self {
             line,
             reasons: AtomicU32::new(0),

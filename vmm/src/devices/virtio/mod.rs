@@ -37,7 +37,7 @@ pub use chain::{Chain, Part};
 pub use complaint::Complaints;
 pub use config::Config;
 pub use interrupt::Interrupt;
-pub use ring::{Ring, Rings};
+pub use ring::{Ring, Rings, Setup};
 pub use transport::{Notifier, Transport};
 
 /// Why a device stopped serving its queues. The driver is told, and can reset it.

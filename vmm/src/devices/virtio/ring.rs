@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A queue in use: requests are taken out and given back, the driver is told when it wants to be.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use virtio_queue::{Queue, QueueOwnedT as _, QueueT as _};
+use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Chain, DeviceError, Interrupt};
@@ -13,13 +17,75 @@ use crate::memory::GuestMemory;
 /// requests cannot keep the device from being stopped.
 const BATCH: usize = 1024;
 
+/// What the driver says of a queue.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Setup {
+    /// The largest size that the device takes.
+    pub most: u16,
+    /// Its size in requests.
+    pub size: u32,
+    /// Whether the driver uses it.
+    pub ready: bool,
+    /// Guest-physical address of the descriptors.
+    pub descriptors: u64,
+    /// Guest-physical address of the ring of what is there to do.
+    pub available: u64,
+    /// Guest-physical address of the ring of what is done.
+    pub used: u64,
+}
+
+impl Setup {
+    /// A queue that the driver has said nothing of.
+    #[must_use]
+    pub fn new(most: u16) -> Self {
+        Self {
+            most,
+            size: most.into(),
+            ..Self::default()
+        }
+    }
+
+    /// The queue, if it is as it has to be.
+    ///
+    /// # Errors
+    /// It lies outside memory or on a wrong boundary, or its size is none that it can have.
+    pub fn ring(
+        &self,
+        event_idx: bool,
+        memory: &Arc<GuestMemory>,
+        kick: &Arc<EventFd>,
+        interrupt: &Arc<Interrupt>,
+    ) -> Result<Ring, DeviceError> {
+        let size = u16::try_from(self.size).map_err(|_| virtio_queue::Error::InvalidSize)?;
+        let mut queue = Queue::new(self.most)?;
+        queue.try_set_size(size)?;
+        queue.try_set_desc_table_address(GuestAddress(self.descriptors))?;
+        queue.try_set_avail_ring_address(GuestAddress(self.available))?;
+        queue.try_set_used_ring_address(GuestAddress(self.used))?;
+        queue.set_event_idx(event_idx);
+        queue.set_ready(true);
+        if !queue.is_valid(memory.map()) {
+            return Err(virtio_queue::Error::FindMemoryRegion.into());
+        }
+        Ok(Ring {
+            queue,
+            memory: Arc::clone(memory),
+            kick: Arc::clone(kick),
+            interrupt: Arc::clone(interrupt),
+            stop: Arc::default(),
+        })
+    }
+}
+
 /// A queue that the driver has set up.
 #[derive(Debug)]
 pub struct Ring {
-    pub(super) queue: Queue,
-    pub(super) memory: Arc<GuestMemory>,
+    queue: Queue,
+    memory: Arc<GuestMemory>,
     pub(super) kick: Arc<EventFd>,
-    pub(super) interrupt: Arc<Interrupt>,
+    interrupt: Arc<Interrupt>,
+    /// Whether the device is to stop.
+    stop: Arc<AtomicBool>,
 }
 
 impl Ring {
@@ -91,7 +157,7 @@ impl Ring {
                 self.finish(chain.head(), written)?;
                 self.announce()?;
                 left -= 1;
-                if left == 0 {
+                if left == 0 || self.stop.load(Ordering::Relaxed) {
                     // Come back soon.
                     let _ = self.kick.write(1);
                     return Ok(());
@@ -106,9 +172,22 @@ impl Ring {
 
 /// A device's queues. Those that the driver did not set up are not there.
 #[derive(Debug)]
-pub struct Rings(pub(super) Vec<Option<Ring>>);
+pub struct Rings(Vec<Option<Ring>>);
 
 impl Rings {
+    /// A device's queues in their order.
+    #[must_use]
+    pub const fn new(rings: Vec<Option<Ring>>) -> Self {
+        Self(rings)
+    }
+
+    /// Has the queues be left between two requests once `stop` says so.
+    pub(super) fn heed(&mut self, stop: &Arc<AtomicBool>) {
+        for ring in self.0.iter_mut().flatten() {
+            ring.stop = Arc::clone(stop);
+        }
+    }
+
     /// The queue of this number, if the driver uses it.
     pub fn get(&mut self, index: usize) -> Option<&mut Ring> {
         self.0.get_mut(index)?.as_mut()

@@ -18,12 +18,10 @@ use virtio_bindings::{
     virtio_mmio as reg,
     virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
 };
-use virtio_queue::{Queue, QueueT as _};
-use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    Complaints, Config, Interrupt, Ring, Rings, VirtioDevice, bit,
+    Complaints, Config, Interrupt, Rings, Setup, VirtioDevice, bit,
     worker::{Crew, Worker},
 };
 use crate::{
@@ -73,17 +71,6 @@ pub struct Transport {
     queue_select: u32,
     state: State,
     refused: u64,
-}
-
-/// What the driver says of a queue.
-#[derive(Debug, Clone, Copy, Default)]
-struct Setup {
-    most: u16,
-    size: u32,
-    ready: bool,
-    descriptors: u64,
-    available: u64,
-    used: u64,
 }
 
 #[derive(Debug)]
@@ -296,20 +283,13 @@ impl Transport {
     }
 
     fn rings(&self) -> Result<Rings, super::DeviceError> {
+        let event_idx = self.accepted & bit(VIRTIO_RING_F_EVENT_IDX) != 0;
         let queues = self.queues.iter().zip(&self.kicks);
         let rings = queues.map(|(setup, kick)| {
-            if !setup.ready {
-                return Ok(None);
-            }
-            let event_idx = self.accepted & bit(VIRTIO_RING_F_EVENT_IDX) != 0;
-            Ok(Some(Ring {
-                queue: setup.queue(event_idx, &self.memory)?,
-                memory: Arc::clone(&self.memory),
-                kick: Arc::clone(kick),
-                interrupt: Arc::clone(&self.interrupt),
-            }))
+            let ring = || setup.ring(event_idx, &self.memory, kick, &self.interrupt);
+            setup.ready.then(ring).transpose()
         });
-        Ok(Rings(rings.collect::<Result<_, super::DeviceError>>()?))
+        Ok(Rings::new(rings.collect::<Result<_, _>>()?))
     }
 
     fn reset(&mut self) {
@@ -376,31 +356,6 @@ impl MmioDevice for Transport {
 
     fn refused(&self) -> u64 {
         self.refused
-    }
-}
-
-impl Setup {
-    fn new(most: u16) -> Self {
-        Self {
-            most,
-            size: most.into(),
-            ..Self::default()
-        }
-    }
-
-    fn queue(&self, event_idx: bool, memory: &GuestMemory) -> Result<Queue, virtio_queue::Error> {
-        let size = u16::try_from(self.size).map_err(|_| virtio_queue::Error::InvalidSize)?;
-        let mut queue = Queue::new(self.most)?;
-        queue.try_set_size(size)?;
-        queue.try_set_desc_table_address(GuestAddress(self.descriptors))?;
-        queue.try_set_avail_ring_address(GuestAddress(self.available))?;
-        queue.try_set_used_ring_address(GuestAddress(self.used))?;
-        queue.set_event_idx(event_idx);
-        queue.set_ready(true);
-        if !queue.is_valid(memory.map()) {
-            return Err(virtio_queue::Error::FindMemoryRegion);
-        }
-        Ok(queue)
     }
 }
 

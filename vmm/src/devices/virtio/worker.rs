@@ -4,7 +4,10 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
 };
 
@@ -24,6 +27,8 @@ pub struct Crew {
 #[derive(Debug)]
 pub struct Worker {
     stop: EventFd,
+    /// The same for a thread that is at work.
+    stopping: Arc<AtomicBool>,
     thread: JoinHandle<Crew>,
 }
 
@@ -36,17 +41,24 @@ impl std::fmt::Debug for Crew {
 }
 
 impl Worker {
-    pub fn start(crew: Crew, rings: Rings, interrupt: Arc<Interrupt>) -> io::Result<Self> {
+    pub fn start(crew: Crew, mut rings: Rings, interrupt: Arc<Interrupt>) -> io::Result<Self> {
+        let stopping = Arc::default();
+        rings.heed(&stopping);
         let stop = EventFd::new(libc::EFD_NONBLOCK)?;
         let stopped = stop.try_clone()?;
         let thread = thread::Builder::new()
             .name(crew.name.clone())
             .spawn(move || work(crew, rings, &interrupt, &stopped))?;
-        Ok(Self { stop, thread })
+        Ok(Self {
+            stop,
+            stopping,
+            thread,
+        })
     }
 
-    /// Waits until the device has finished what it is at. `None` if its thread died.
+    /// Waits until the device has finished the request it is at. `None` if its thread died.
     pub fn stop(self) -> Option<Crew> {
+        self.stopping.store(true, Ordering::Relaxed);
         self.stop.write(1).ok()?;
         self.thread.join().ok()
     }

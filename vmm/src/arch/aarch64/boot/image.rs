@@ -51,8 +51,8 @@ pub enum ImageError {
     )]
     Packing(String),
     /// It is larger than any kernel.
-    #[error("unpacked it is larger than {LARGEST}")]
-    Large,
+    #[error("unpacked it is larger than {0}")]
+    Large(Bytes),
     /// It runs big-endian.
     #[error("it is a big-endian kernel (CONFIG_CPU_BIG_ENDIAN), which this machine does not start")]
     BigEndian,
@@ -75,16 +75,24 @@ impl Image {
     /// # Errors
     /// It is no kernel, damaged, or none that can be started.
     pub fn from_file(file: Vec<u8>) -> Result<Self, ImageError> {
-        if let Some(payload) = zboot(&file)? {
-            return Self::unpacked(payload);
-        }
-        if file.starts_with(GZIP) {
-            return Self::unpacked(gunzip(&file)?);
-        }
-        Self::unpacked(file)
+        Self::within(file, LARGEST)
     }
 
-    fn unpacked(bytes: Vec<u8>) -> Result<Self, ImageError> {
+    /// As [`Image::from_file`], where a kernel is no larger than `most`.
+    ///
+    /// # Errors
+    /// As [`Image::from_file`].
+    pub fn within(file: Vec<u8>, most: Bytes) -> Result<Self, ImageError> {
+        if let Some(payload) = zboot(&file, most)? {
+            return Self::unpacked(payload, most);
+        }
+        if file.starts_with(GZIP) {
+            return Self::unpacked(gunzip(&file, most)?, most);
+        }
+        Self::unpacked(file, most)
+    }
+
+    fn unpacked(bytes: Vec<u8>, most: Bytes) -> Result<Self, ImageError> {
         if bytes.get(MAGIC_AT..MAGIC_AT + MAGIC.len()) != Some(MAGIC) {
             return Err(ImageError::Unknown(bytes[..bytes.len().min(4)].to_vec()));
         }
@@ -101,8 +109,8 @@ impl Image {
             0 => (OLD_TEXT_OFFSET, length),
             size => (text_offset, size.max(length)),
         };
-        if length > LARGEST.0 || size > LARGEST.0 || text_offset > LARGEST.0 {
-            return Err(ImageError::Large);
+        if length > most.0 || size > most.0 || text_offset > most.0 {
+            return Err(ImageError::Large(most));
         }
         Ok(Self {
             bytes,
@@ -113,7 +121,7 @@ impl Image {
 }
 
 /// The unpacked payload of a zboot image; `None` if it is none.
-fn zboot(file: &[u8]) -> Result<Option<Vec<u8>>, ImageError> {
+fn zboot(file: &[u8], most: Bytes) -> Result<Option<Vec<u8>>, ImageError> {
     if !file.starts_with(b"MZ") || file.get(4..8) != Some(b"zimg") {
         return Ok(None);
     }
@@ -128,8 +136,8 @@ fn zboot(file: &[u8]) -> Result<Option<Vec<u8>>, ImageError> {
     let name = file.get(24..MAGIC_AT).ok_or_else(short)?;
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     match name {
-        b"gzip" => gunzip(payload),
-        b"zstd" | b"zstd22" => unzstd(payload),
+        b"gzip" => gunzip(payload, most),
+        b"zstd" | b"zstd22" => unzstd(payload, most),
         other => Err(ImageError::Packing(
             String::from_utf8_lossy(other).into_owned(),
         )),
@@ -137,27 +145,27 @@ fn zboot(file: &[u8]) -> Result<Option<Vec<u8>>, ImageError> {
     .map(Some)
 }
 
-fn gunzip(packed: &[u8]) -> Result<Vec<u8>, ImageError> {
-    read_all("gzip", flate2::read::GzDecoder::new(packed))
+fn gunzip(packed: &[u8], most: Bytes) -> Result<Vec<u8>, ImageError> {
+    read_all("gzip", flate2::read::GzDecoder::new(packed), most)
 }
 
-fn unzstd(packed: &[u8]) -> Result<Vec<u8>, ImageError> {
+fn unzstd(packed: &[u8], most: Bytes) -> Result<Vec<u8>, ImageError> {
     let unpack = |source: io::Error| ImageError::Unpack {
         packing: "zstd",
         source,
     };
     let decoder = ruzstd::decoding::StreamingDecoder::new(packed)
         .map_err(|error| unpack(io::Error::other(error.to_string())))?;
-    read_all("zstd", decoder)
+    read_all("zstd", decoder, most)
 }
 
-fn read_all(packing: &'static str, from: impl Read) -> Result<Vec<u8>, ImageError> {
+fn read_all(packing: &'static str, from: impl Read, most: Bytes) -> Result<Vec<u8>, ImageError> {
     let mut unpacked = Vec::new();
-    from.take(LARGEST.0 + 1)
+    from.take(most.0 + 1)
         .read_to_end(&mut unpacked)
         .map_err(|source| ImageError::Unpack { packing, source })?;
-    if unpacked.len() as u64 > LARGEST.0 {
-        return Err(ImageError::Large);
+    if unpacked.len() as u64 > most.0 {
+        return Err(ImageError::Large(most));
     }
     Ok(unpacked)
 }

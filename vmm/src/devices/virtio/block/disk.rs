@@ -103,6 +103,29 @@ impl Disk {
         })
     }
 
+    /// The same disk, open and locked once for both, with the size that it has now.
+    ///
+    /// # Errors
+    /// The host has no descriptor to give, or the disk has become empty.
+    pub fn again(&self) -> Result<Self, DiskError> {
+        let open = |source| DiskError::Open {
+            path: self.path.clone(),
+            advice: "",
+            source,
+        };
+        let mut file = self.file.try_clone().map_err(open)?;
+        let sectors = file.seek(SeekFrom::End(0)).map_err(open)? / SECTOR;
+        if sectors == 0 {
+            return Err(DiskError::Empty(self.path.clone()));
+        }
+        Ok(Self {
+            file,
+            path: self.path.clone(),
+            sectors,
+            read_only: self.read_only,
+        })
+    }
+
     /// The file.
     pub(super) const fn file(&self) -> &File {
         &self.file

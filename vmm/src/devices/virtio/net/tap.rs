@@ -5,7 +5,7 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::fs::OpenOptionsExt as _,
     },
 };
@@ -43,6 +43,8 @@ pub enum TapError {
 pub struct Tap {
     file: File,
     name: String,
+    /// Whether it can be told which offloads the guest takes.
+    agrees: bool,
 }
 
 impl Tap {
@@ -87,6 +89,36 @@ impl Tap {
         Ok(Self {
             file,
             name: name.to_owned(),
+            agrees: true,
+        })
+    }
+
+    /// Takes another descriptor for a tap: a packet, its header in front, is what one read gives
+    /// and one write takes, and neither blocks. It is asked for no offloads.
+    #[must_use]
+    pub fn stand_in(packets: OwnedFd, name: &str) -> Self {
+        Self {
+            file: packets.into(),
+            name: name.to_owned(),
+            agrees: false,
+        }
+    }
+
+    /// The same tap, open once for both.
+    ///
+    /// # Errors
+    /// The host has no descriptor to give.
+    pub fn again(&self) -> Result<Self, TapError> {
+        let file = self.file.try_clone().map_err(|source| TapError::Open {
+            name: self.name.clone(),
+            doing: "copying its descriptor",
+            advice: String::new(),
+            source,
+        })?;
+        Ok(Self {
+            file,
+            name: self.name.clone(),
+            agrees: self.agrees,
         })
     }
 
@@ -97,8 +129,7 @@ impl Tap {
 
     /// Says which offloads the guest takes: the kernel hands it nothing else.
     pub(super) fn set_offloads(&self, flags: libc::c_uint) -> io::Result<()> {
-        #[cfg(test)]
-        if self.name == Self::PAIR {
+        if !self.agrees {
             return Ok(());
         }
         let number = request_number(libc::TUNSETOFFLOAD);
@@ -109,16 +140,12 @@ impl Tap {
 
 #[cfg(test)]
 impl Tap {
-    const PAIR: &str = "a pair";
-
     /// Two ends of a socket that keeps packets apart: one stands for the tap, and what the host
     /// would see of it comes out of the other.
     pub(in crate::devices) fn pair() -> (Self, std::os::unix::net::UnixDatagram) {
         let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
         tap.set_nonblocking(true).unwrap();
-        let file = File::from(std::os::fd::OwnedFd::from(tap));
-        let name = Self::PAIR.to_owned();
-        (Self { file, name }, host)
+        (Self::stand_in(tap.into(), "a pair"), host)
     }
 }
 
