@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Guest memory on any backing of the host's.
 //!
-//! A [`Backing`](granule_guest_tests::config::Backing) and the host's page sizes give a
+//! A [`Backing`] and the host's page sizes give a
 //! [`Plan`], which knows flags, advice, alignment and what counts as obtained. [`GuestRam`] then
 //! goes through four steps, in this order because a later one cannot repair an earlier one:
 //!

@@ -14,6 +14,7 @@
 
 mod dialogue;
 mod host;
+mod kill;
 
 use host::Host;
 
