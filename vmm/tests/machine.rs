@@ -3,7 +3,7 @@
 //! drops. `scripts/test` runs them where there is one; by themselves they are reported as ignored:
 //! `cargo test --package granule --test machine -- --ignored`.
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::{error::Error as _, sync::mpsc, thread, time::Duration};
 
 use granule::machine::{DirtyMode, KvmConfig, KvmMachine};
 use granule_guest_tests::{
@@ -27,6 +27,21 @@ fn small(vcpus: u32) -> KvmConfig {
         events: false,
         ..KvmConfig::new(Backing::Anonymous, SIZE, vcpus)
     }
+}
+
+/// The ways of logging that this host has.
+fn dirty_modes() -> Vec<DirtyMode> {
+    let dirty = DirtyMode::Ring;
+    let mut modes = vec![
+        DirtyMode::Plain,
+        DirtyMode::Manual,
+        DirtyMode::ManualInitiallySet,
+    ];
+    match KvmMachine::new(KvmConfig { dirty, ..small(1) }) {
+        Ok(_) => modes.push(dirty),
+        Err(error) => println!("SKIP {dirty:?}: {error}: {:?}", error.source()),
+    }
+    modes
 }
 
 /// A task on every host page of the region.
@@ -231,11 +246,7 @@ fn a_kick_before_the_guest_is_entered_is_not_lost() {
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn pages_written_under_logging_are_logged_in_every_mode() {
-    for dirty in [
-        DirtyMode::Plain,
-        DirtyMode::Manual,
-        DirtyMode::ManualInitiallySet,
-    ] {
+    for dirty in dirty_modes() {
         let mut machine = made(KvmConfig { dirty, ..small(1) });
         let mut vcpu = only_vcpu(&mut machine);
         let all = task(&machine, Access::Write);
@@ -260,14 +271,35 @@ fn pages_written_under_logging_are_logged_in_every_mode() {
     }
 }
 
+/// More pages than a ring has entries: the vCPU leaves the guest for room, and none is lost.
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn a_full_ring_loses_nothing() {
+    if !dirty_modes().contains(&DirtyMode::Ring) {
+        return;
+    }
+    let memory = Bytes::mib(300);
+    let mut machine = made(KvmConfig {
+        dirty: DirtyMode::Ring,
+        memory,
+        ..small(1)
+    });
+    let mut vcpu = only_vcpu(&mut machine);
+    let all = task(&machine, Access::Write);
+    vcpu.run(&all).unwrap();
+
+    machine.set_dirty_logging(true).unwrap();
+    vcpu.run(&all).unwrap();
+    let log = machine.dirty_log().unwrap();
+
+    let dirty: u64 = log.iter().map(|word| u64::from(word.count_ones())).sum();
+    assert_eq!(dirty, memory.0 / machine.region().host_page.0);
+}
+
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn no_write_is_lost_while_the_log_is_collected_in_any_mode() {
-    for dirty in [
-        DirtyMode::Plain,
-        DirtyMode::Manual,
-        DirtyMode::ManualInitiallySet,
-    ] {
+    for dirty in dirty_modes() {
         let vcpus = 3;
         let mut machine = made(KvmConfig {
             dirty,

@@ -5,7 +5,10 @@
 //! clears it and protects anew what it held. With manual clearing reading changes nothing;
 //! clearing is a call of its own and protects what it clears. With all pages set initially,
 //! switching on protects nothing: the first clearing does, and is part of switching on here, as
-//! the log says nothing before it.
+//! the log says nothing before it. With [rings](super::ring) there is nothing to read by the kernel's
+//! call: what was harvested from them is the log.
+
+use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
@@ -13,25 +16,29 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VmFd;
 
-use super::{KvmError, ioctls::VmExt, slot::Slot};
+use super::{KvmError, ioctls::VmExt, ring::Rings, slot::Slot};
 use crate::machine::DirtyMode;
 
 /// The state of a slot's log.
 #[derive(Debug)]
 pub struct DirtyLog {
     mode: DirtyMode,
+    rings: Option<Arc<Rings>>,
     /// Everything read from the log since logging began; `None` while it is off.
     seen: Option<Vec<u64>>,
 }
 
 impl DirtyLog {
-    /// Tells `vm` how dirty pages are to be logged, before any logging.
+    /// Tells `vm` how dirty pages are to be logged, before any logging. `rings` are the VM's, where
+    /// it has some: they were enabled when it was new.
     ///
     /// # Errors
     /// The kernel cannot log in this way.
-    pub fn new(vm: &VmFd, mode: DirtyMode) -> Result<Self, KvmError> {
+    pub fn new(vm: &VmFd, mode: DirtyMode, rings: Option<Arc<Rings>>) -> Result<Self, KvmError> {
         let flags = match mode {
             DirtyMode::Plain => 0,
+            DirtyMode::Ring if rings.is_none() => return Err(KvmError::NoRing),
+            DirtyMode::Ring => 0,
             DirtyMode::Manual => KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
             DirtyMode::ManualInitiallySet => {
                 KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET
@@ -55,7 +62,11 @@ impl DirtyLog {
                 KvmError::call("enabling manual clearing of the dirty log", error)
             })?;
         }
-        Ok(Self { mode, seen: None })
+        Ok(Self {
+            mode,
+            rings,
+            seen: None,
+        })
     }
 
     /// Switches logging of `slot` on or off.
@@ -64,6 +75,10 @@ impl DirtyLog {
     /// The kernel refuses.
     pub fn switch(&mut self, vm: &VmFd, slot: &Slot, on: bool) -> Result<(), KvmError> {
         slot.set_logging(vm, on)?;
+        if let Some(rings) = &self.rings {
+            // What an earlier logging left.
+            rings.take(slot.number())?;
+        }
         self.seen = on.then(Vec::new);
         if on && self.mode == DirtyMode::ManualInitiallySet {
             self.clear(vm, slot)?;
@@ -80,9 +95,17 @@ impl DirtyLog {
             return Err(KvmError::NotLogging);
         };
         let size = usize::try_from(slot.ram().size().0).unwrap_or(usize::MAX);
-        let log = vm
-            .get_dirty_log(slot.number(), size)
-            .map_err(|error| KvmError::call("reading the dirty log (KVM_GET_DIRTY_LOG)", error))?;
+        let log = match &self.rings {
+            Some(rings) => {
+                let base = usize::try_from(slot.ram().plan().base_page().0).unwrap_or(usize::MAX);
+                let mut log = rings.take(slot.number())?;
+                log.resize((size / base).div_ceil(64), 0);
+                log
+            }
+            None => vm.get_dirty_log(slot.number(), size).map_err(|error| {
+                KvmError::call("reading the dirty log (KVM_GET_DIRTY_LOG)", error)
+            })?,
+        };
         merge(seen, &log);
         Ok(seen.clone())
     }
@@ -101,7 +124,7 @@ impl DirtyLog {
     /// The kernel refuses, or logging is off.
     pub fn collect(&mut self, vm: &VmFd, slot: &Slot) -> Result<Vec<u64>, KvmError> {
         let mut dirty = self.read(vm, slot)?;
-        if self.mode != DirtyMode::Plain {
+        if matches!(self.mode, DirtyMode::Manual | DirtyMode::ManualInitiallySet) {
             let ram = slot.ram();
             let mut pages = ram.size().0 / ram.plan().base_page().0;
             let mut first = 0;

@@ -7,16 +7,33 @@
     reason = "the request macros make undocumented functions"
 )]
 
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
 use kvm_bindings::{KVMIO, kvm_clear_dirty_log, kvm_clear_dirty_log__bindgen_ty_1, kvm_enable_cap};
 use kvm_ioctls::VmFd;
 use vmm_sys_util::{
     errno,
-    ioctl::{ioctl_with_mut_ref, ioctl_with_ref},
-    ioctl_iow_nr, ioctl_iowr_nr,
+    ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ref},
+    ioctl_io_nr, ioctl_iow_nr, ioctl_iowr_nr,
 };
 
 ioctl_iow_nr!(KVM_ENABLE_CAP, KVMIO, 0xa3, kvm_enable_cap);
 ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
+
+ioctl_io_nr!(KVM_RESET_DIRTY_RINGS, KVMIO, 0xc7);
+
+/// Write-protects the pages of all harvested entries of a VM's dirty rings again and gives the entries
+/// back to the kernel (`KVM_RESET_DIRTY_RINGS`).
+///
+/// # Errors
+/// The kernel's answer.
+pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
+    // SAFETY: the call takes no argument.
+    match unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) } {
+        0.. => Ok(()),
+        _ => Err(errno::Error::last()),
+    }
+}
 
 /// The calls.
 pub trait VmExt {

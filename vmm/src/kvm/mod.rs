@@ -7,6 +7,7 @@ pub mod dirty;
 pub mod exit;
 pub mod ioctls;
 pub mod kick;
+pub mod ring;
 pub mod slot;
 pub mod stats;
 pub mod tables;
@@ -54,6 +55,12 @@ pub enum KvmError {
         /// The flags that the kernel offers.
         offered: u32,
     },
+    /// The kernel has no dirty rings.
+    #[error(
+        "this host's KVM has no dirty rings (KVM_CAP_DIRTY_LOG_RING_ACQ_REL; Linux 6.2 on arm64, 6.1 \
+         on x86_64): use plain or manual logging"
+    )]
+    NoRing,
     /// The dirty log was to be read while logging is off.
     #[error("the dirty log cannot be read while logging is off")]
     NotLogging,

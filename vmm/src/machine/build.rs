@@ -18,10 +18,10 @@ use granule_guest_tests::{
 };
 use vm_memory::Bytes as _;
 
-use super::{KvmConfig, Parts, vcpu::GuestVcpu};
+use super::{DirtyMode, KvmConfig, Parts, vcpu::GuestVcpu};
 use crate::{
     arch::native,
-    kvm::{self, dirty::DirtyLog, kick::Anchor, slot::Slot, stats::Statistics},
+    kvm::{self, dirty::DirtyLog, kick::Anchor, ring::Rings, slot::Slot, stats::Statistics},
     memory::{GuestMemory, GuestRam, HostPages, Plan},
 };
 
@@ -73,7 +73,11 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     load(&layout, &memory)?;
 
     let vm = native::make_vm(&kvm, ipa_bits).map_err(doing("making the VM"))?;
-    let dirty = DirtyLog::new(&vm, config.dirty).map_err(doing("preparing dirty logging"))?;
+    let logging = "preparing dirty logging";
+    let ringed = config.dirty == DirtyMode::Ring;
+    let rings = ringed.then(|| Rings::enable(&vm)).transpose();
+    let rings = rings.map_err(doing(logging))?.map(Arc::new);
+    let dirty = DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?;
     let slots = "giving the VM its memory";
     let low_slot = Slot::new(&vm, 0, low).map_err(doing(slots))?;
     let slot = Slot::new(&vm, 1, ram).map_err(doing(slots))?;
@@ -87,6 +91,9 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     }
     for index in 0..usize::try_from(config.vcpus).unwrap_or(usize::MAX) {
         let fd = native::make_vcpu(&kvm, &vm, index, &layout)?;
+        if let Some(rings) = &rings {
+            rings.add(&fd).map_err(doing(logging))?;
+        }
         if features.is_none() {
             let reading = "reading CPU features";
             features = Some(native::features(&fd).map_err(doing(reading))?);
@@ -101,6 +108,7 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
             cpu: config.pin.get(index).copied(),
             layout: Arc::clone(&layout),
             memory: memory.clone(),
+            rings: rings.clone(),
         }));
     }
     Ok(Parts {

@@ -18,6 +18,8 @@ pub enum DirtyMode {
     /// As [`DirtyMode::Manual`], and switching on marks every page dirty instead of
     /// write-protecting the region (`KVM_DIRTY_LOG_INITIALLY_SET`).
     ManualInitiallySet,
+    /// Each vCPU writes what it dirties into a ring (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`).
+    Ring,
 }
 
 /// A machine for the page-table test.

@@ -10,13 +10,14 @@ use granule_guest_tests::{
     },
     machine::{Kick, MachineError, Task, Vcpu, VcpuFailure},
 };
+use kvm_bindings::KVM_EXIT_DIRTY_RING_FULL;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::thread::{CpuSet, sched_setaffinity, set_name};
 use vm_memory::Bytes as _;
 
 use crate::{
     arch::native,
-    kvm::{exit, kick::Anchor},
+    kvm::{exit, kick::Anchor, ring::Rings},
     memory::GuestMemory,
 };
 
@@ -29,6 +30,7 @@ pub struct GuestVcpu {
     pub cpu: Option<usize>,
     pub layout: Arc<Layout>,
     pub memory: GuestMemory,
+    pub rings: Option<Arc<Rings>>,
 }
 
 impl fmt::Debug for GuestVcpu {
@@ -44,7 +46,7 @@ impl fmt::Debug for GuestVcpu {
 enum Left {
     /// By a bell.
     Rang(Bell),
-    /// The kernel was interrupted.
+    /// The kernel was interrupted, or had us make room in the dirty ring.
     Interrupted,
     /// In a way nobody expected: its name, and what more there is to say.
     Unexpected(String, String),
@@ -76,6 +78,16 @@ impl GuestVcpu {
     /// Enters the guest once.
     fn enter(&mut self) -> Left {
         let detail = match self.fd.run() {
+            Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if self.rings.is_some() => {
+                let made = self
+                    .rings
+                    .as_ref()
+                    .map_or(Ok(()), |rings| rings.make_room());
+                match made {
+                    Ok(()) => return Left::Interrupted,
+                    Err(error) => format!("{error}"),
+                }
+            }
             Ok(exit) => match native::bell(&exit) {
                 Some(bell) => return Left::Rang(bell),
                 None => unexpected(&exit),

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     arch::linux::{self, GuestError},
     devices::{Bus, serial, virtio::balloon::Handle},
-    kvm::{KvmError, slot::Slot, stats::Statistics},
+    kvm::{KvmError, ring::Rings, slot::Slot, stats::Statistics},
 };
 
 /// Why there is no machine.
@@ -102,6 +102,8 @@ pub struct Machine {
     pub balloon: Option<Handle>,
     /// All devices.
     pub bus: Arc<Bus>,
+    /// Dirty rings, if that is how dirty pages are logged.
+    pub rings: Option<Arc<Rings>>,
     /// Memory slots, in the order of the memory's pieces.
     pub slots: Vec<Slot>,
     pub(crate) _controller: linux::Controller,

@@ -166,7 +166,7 @@ impl<'a> Controls<'a> {
         let vm = &self.machine.vm;
         if on && self.dirty.is_empty() {
             for slot in &self.machine.slots {
-                let mut log = DirtyLog::new(vm, self.config.dirty)?;
+                let mut log = DirtyLog::new(vm, self.config.dirty, self.machine.rings.clone())?;
                 log.switch(vm, slot, true)?;
                 self.dirty.push(log);
             }

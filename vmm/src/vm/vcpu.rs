@@ -20,7 +20,8 @@ use std::{
 
 use granule_guest_tests::machine::Kick;
 use kvm_bindings::{
-    KVM_EXIT_ARM_NISV, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN,
+    KVM_EXIT_ARM_NISV, KVM_EXIT_DIRTY_RING_FULL, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
+    KVM_SYSTEM_EVENT_SHUTDOWN,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use parking_lot::{Condvar, Mutex};
@@ -31,6 +32,7 @@ use crate::{
     kvm::{
         exit,
         kick::{Anchor, Kicker},
+        ring::Rings,
     },
 };
 
@@ -77,6 +79,7 @@ struct Shared {
     wanted: Mutex<Gate>,
     changed: Condvar,
     bus: Arc<Bus>,
+    rings: Option<Arc<Rings>>,
     exits: Arc<Exits>,
     ended: EventFd,
     size: usize,
@@ -103,6 +106,7 @@ pub type Prepare = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
 impl Crew {
     /// Starts a thread for each vCPU; all stand still until [`Crew::want`] tells them to run.
+    /// Where the VM has dirty rings, they are emptied when one is full.
     /// `ended` is written to when [`Crew::end`] has something to say.
     ///
     /// # Errors
@@ -110,6 +114,7 @@ impl Crew {
     pub fn start(
         vcpus: Vec<VcpuFd>,
         bus: Arc<Bus>,
+        rings: Option<Arc<Rings>>,
         ended: EventFd,
         prepare: &Prepare,
     ) -> io::Result<Self> {
@@ -121,6 +126,7 @@ impl Crew {
             }),
             changed: Condvar::new(),
             bus,
+            rings,
             exits: Arc::clone(&exits),
             ended,
             size: vcpus.len(),
@@ -300,6 +306,14 @@ impl Vcpu {
                 count(&exits.mmio_writes);
                 self.shared.bus.write(address, data);
                 return Left::Handled;
+            }
+            Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if self.shared.rings.is_some() => {
+                count(&exits.other);
+                let rings = self.shared.rings.as_ref();
+                match rings.map_or(Ok(()), |rings| rings.make_room()) {
+                    Ok(()) => return Left::Handled,
+                    Err(error) => return Left::Ended(self.stuck(&error.to_string())),
+                }
             }
             Ok(VcpuExit::SystemEvent(kind, _)) => {
                 count(&exits.other);

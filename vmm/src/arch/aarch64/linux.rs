@@ -26,7 +26,8 @@ use super::{
 };
 use crate::{
     devices::{BootTimer, Description, Pl011, Rtc, Serial, serial},
-    kvm::{self, slot::Slot, stats::Statistics},
+    kvm::{self, ring::Rings, slot::Slot, stats::Statistics},
+    machine::DirtyMode,
     vm::{
         attach::attach,
         build::{BuildError, Ends, Machine},
@@ -94,6 +95,8 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
     let ipa_bits = native::choose_ipa_bits(kvm, end, config.ipa_bits)?;
 
     let vm = Arc::new(native::make_vm(kvm, ipa_bits)?);
+    let rings = (config.dirty == DirtyMode::Ring).then(|| Rings::enable(&vm));
+    let rings = rings.transpose()?.map(Arc::new);
     if let Some(chunk) = config.eager_split {
         split::ahead(&vm, chunk).map_err(GuestError::from)?;
     }
@@ -105,6 +108,9 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
     let vcpus = (0..config.vcpus)
         .map(|index| guest::make_vcpu(&vm, index, features))
         .collect::<Result<Vec<_>, _>>()?;
+    if let Some(rings) = &rings {
+        vcpus.iter().try_for_each(|vcpu| rings.add(vcpu))?;
+    }
     let controller = gic::make(&vm, config.vcpus.into(), INTERRUPTS).map_err(GuestError::from)?;
     if features.pmu {
         vcpus.iter().try_for_each(guest::start_pmu)?;
@@ -180,13 +186,20 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
     if let Some(first) = vcpus.first() {
         guest::start_at(first, places.kernel.0, places.tree.0)?;
     }
-    let crew = Crew::start(vcpus, Arc::clone(&bus), ends.ended, &ends.prepare)
-        .map_err(BuildError::Threads)?;
+    let crew = Crew::start(
+        vcpus,
+        Arc::clone(&bus),
+        rings.clone(),
+        ends.ended,
+        &ends.prepare,
+    )
+    .map_err(BuildError::Threads)?;
     Ok(Machine {
         crew,
         serial,
         balloon,
         bus,
+        rings,
         slots,
         _controller: controller,
         vm,

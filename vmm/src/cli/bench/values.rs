@@ -41,6 +41,8 @@ pub enum DirtyLog {
     Manual,
     /// As manual, and at first every page counts as dirty
     InitiallySet,
+    /// Each vCPU writes what it dirties into a ring
+    Ring,
 }
 
 impl From<DirtyLog> for DirtyMode {
@@ -49,6 +51,7 @@ impl From<DirtyLog> for DirtyMode {
             DirtyLog::Plain => Self::Plain,
             DirtyLog::Manual => Self::Manual,
             DirtyLog::InitiallySet => Self::ManualInitiallySet,
+            DirtyLog::Ring => Self::Ring,
         }
     }
 }
