@@ -76,6 +76,28 @@ fn bisect_is_told_where_nothing_can_be_told() {
 }
 
 #[test]
+fn what_is_cut_off_is_compared_in_no_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = logs(folder.path(), "whole", [100_000, 200_000, 300_000], 3);
+    let text = fs::read_to_string(&whole).unwrap();
+    let cut = folder.path().join("cut");
+    fs::write(&cut, &text[..text.rfind("KVM_UPDATE").unwrap()]).unwrap();
+    let (whole, cut) = (whole.to_str().unwrap(), cut.to_str().unwrap());
+
+    let refused = compare(&[whole, cut]);
+    let bisected = compare(&["--bisect", cut, whole]);
+
+    assert_eq!(refused.status.code(), Some(2));
+    assert_eq!(bisected.status.code(), Some(128));
+    for output in [refused, bisected] {
+        assert!(output.stdout.is_empty());
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains(cut) && told.contains("line 21"), "{told}");
+        assert!(told.contains("KVM_UPDATE_MAPPINGS"), "{told}");
+    }
+}
+
+#[test]
 fn several_files_a_side_are_runs_of_one() {
     let folder = tempfile::tempdir().unwrap();
     let files = |name: &str, ns: u64| -> Vec<String> {

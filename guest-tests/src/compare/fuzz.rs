@@ -32,7 +32,7 @@ impl Draws {
     }
 
     fn mutate(&mut self, bytes: &mut Vec<u8>, others: &[Vec<u8>]) {
-        const WORDS: [&str; 14] = [
+        const WORDS: [&str; 18] = [
             "Testing guest mode: ",
             "Iteration 4294967295 dirty memory time: 0.000000001s\n",
             "KVM_CREATE_MAPPINGS: total execution time: 18446744073.709551615s\n",
@@ -41,6 +41,10 @@ impl Draws {
             "\r\n",
             "\u{1b}[31m",
             "\u{1b}[",
+            "\u{1b}]0;",
+            "\u{1b}(B",
+            "\u{7}",
+            "granule: iteration 4294967295 of 4294967295\n",
             "0x",
             "-1",
             "Get dirty log over 0 iterations took ",

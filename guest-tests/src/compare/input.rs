@@ -2,11 +2,13 @@
 //! One side of a comparison from paths: results files, logs of the kernel's tests, run directories
 //! of the lab, and what criterion wrote.
 //!
-//! What a file is, its first character tells: results begin with `{`; anything else must be a log.
-//! Criterion's files are known by their names and by the folders they lie in.
-//! Results are held to be whole: every run of a configuration has the phases its other runs have,
-//! and the last run of a file does not end where runs of other configurations go on, since a file
-//! cut off between two lines cannot be told otherwise.
+//! What a file is, its first character tells: results begin with `{`; anything else must be a log,
+//! and have no results in it. Criterion's files are known by their names and by the folders they lie
+//! in.
+//! Results are held to be whole. Where their lines do not say themselves how many follow, every run
+//! of a configuration must have the phases its other runs have, and the last run of a file must not
+//! end where runs of other configurations go on, since a file cut off between two lines cannot be
+//! told otherwise.
 
 mod benchmarks;
 
@@ -23,6 +25,7 @@ use super::{
     perf_log,
     raw_log::{self, LogError},
     sample::{Sample, Setup},
+    terminal,
 };
 use crate::{
     phase::Phase,
@@ -204,11 +207,16 @@ fn records_or_log(text: &str) -> Result<Kind, TextError> {
         whole(&records)?;
         return Ok(Kind::Records(records));
     }
-    let log = raw_log::plain_text(text);
-    if raw_log::is_log(&log) {
-        Ok(Kind::Log(log))
-    } else {
-        Err(TextError::Foreign)
+    let log = terminal::plain_text(text);
+    let json = log.lines().position(raw_log::is_json);
+    match (raw_log::is_log(&log), json) {
+        (true, None) => Ok(Kind::Log(log)),
+        (true, Some(before)) => Err(TextError::Log(LogError::Json { line: before + 1 })),
+        (false, Some(_)) => match read_records(text) {
+            Err(error) => Err(TextError::Results(error)),
+            Ok(_) => Err(TextError::Foreign),
+        },
+        (false, None) => Err(TextError::Foreign),
     }
 }
 
@@ -365,6 +373,55 @@ mod tests {
         let text = refusal(&file);
         let wanted = "iteration 0 of anonymous_hugetlb_2mb, 64M, 80 vCPUs lacks update";
         assert!(text.contains(wanted), "{text}");
+    }
+
+    #[test]
+    fn results_that_say_how_many_they_are_must_be_all_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("cut.jsonl");
+        let whole = crate::results::record_lines(&runs(&[1], &[2])).unwrap();
+        fs::write(&file, whole.split_inclusive('\n').next().unwrap()).unwrap();
+
+        let text = refusal(&file);
+
+        assert!(
+            text.contains("cut.jsonl: line 1: 1 of the records that belong behind it is missing"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn results_and_logs_in_one_file_are_refused_with_the_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("mixed");
+        let (log, json) = (include_str!("golden/console.log"), lines(&[record()]));
+        for (content, wanted) in [
+            (format!("{log}{json}"), "line 43: a line of JSON in a log"),
+            (format!("{json}{log}"), "line 2: not JSON"),
+            (format!("hello\n{json}"), "line 1: not JSON"),
+            (format!("\u{1b}[0m{json}"), "line 1: not JSON"),
+        ] {
+            fs::write(&file, content).unwrap();
+            let text = refusal(&file);
+            assert!(text.contains(wanted) && text.contains("mixed"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_terminals_capture_is_a_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("typescript");
+        let noise = "\u{1b}]0;root@host: Testing guest mode: none\u{7}\u{1b}[1m# \u{1b}(B\u{1b}[m";
+        let log = include_str!("golden/console.log");
+        let noisy: String = log
+            .lines()
+            .map(|line| format!("{noise}{line}\u{1b}(B\u{1b}[m\r\n"))
+            .collect();
+        fs::write(&file, noisy).unwrap();
+        let plain = dir.path().join("plain");
+        fs::write(&plain, log).unwrap();
+
+        assert_eq!(read(&file).unwrap(), read(&plain).unwrap());
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod side;
 mod spread;
 mod stats;
 mod table;
+mod terminal;
 
 #[cfg(test)]
 mod fixture;

@@ -13,14 +13,20 @@
 //!
 //! A line is known by its words, wherever they begin, so a console's time stamp or a test runner's
 //! `# ` in front does no harm; every other line is passed over. A file may hold several runs. A run
-//! that lacks a line was cut off or mixed up, and no figure is taken from such a file.
+//! that lacks a line was cut off or mixed up, and no figure is taken from such a file. No kernel's
+//! test leaves one of the three phases out; how many runs a file holds is its owner's matter, but it
+//! must not end within a line that begins one.
 //!
-//! `granule bench` prints these lines too, its iterations under one head, and phases of its own,
-//! which are in its JSON and are passed over here.
+//! `granule bench` prints these lines too, its iterations under one head (`granule: iteration 3 of
+//! 8`, all of which must be there), and phases of its own (`granule: exec took …`). Their times are
+//! in its JSON and are passed over here, but the last run must have as many of them as those before
+//! it.
+
+mod error;
 
 use std::collections::HashMap;
 
-use thiserror::Error;
+pub use self::error::LogError;
 
 use crate::{
     config::Backing,
@@ -45,79 +51,6 @@ const ITERATION: &str = "granule: iteration ";
 /// What a failed test prints.
 pub(super) const FAILURE: &str = "==== Test Assertion Failure ====";
 const PHASES: [Phase; 3] = [Phase::Create, Phase::Update, Phase::Rebuild];
-
-/// Why a text is no log of the kernel's test. Lines count from 1.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum LogError {
-    /// Nothing of the test is in it.
-    #[error("holds no run of kvm_page_table_test: no line says '{}'", MODE.trim_end())]
-    Foreign,
-    /// The test itself failed.
-    #[error("line {line}: the test failed here; what it says there is the thing to look into")]
-    Failed {
-        /// Where.
-        line: usize,
-    },
-    /// A line stands outside any run.
-    #[error("line {line}: '{text}' belongs to no run: the line '{}' before it is lost", MODE.trim_end())]
-    Stray {
-        /// Where.
-        line: usize,
-        /// Its words.
-        text: String,
-    },
-    /// A value cannot be read.
-    #[error("line {line}: '{value}' is not {wanted}: the line is damaged")]
-    Value {
-        /// Where.
-        line: usize,
-        /// What stands there.
-        value: String,
-        /// What should.
-        wanted: &'static str,
-    },
-    /// A line comes a second time in one run.
-    #[error("line {line}: '{text}' a second time in the run begun at line {begun}: lines are lost")]
-    Twice {
-        /// Where.
-        line: usize,
-        /// Its words.
-        text: String,
-        /// Where the run began.
-        begun: usize,
-    },
-    /// A line of another test stands in a run.
-    #[error(
-        "line {line}: a line of another test in the run begun at line {begun}: two logs are mixed"
-    )]
-    Mixed {
-        /// Where.
-        line: usize,
-        /// Where the run began.
-        begun: usize,
-    },
-    /// An iteration is missing.
-    #[error("line {line}: iteration {found} follows {last}: lines are lost; run it again")]
-    OutOfTurn {
-        /// Where.
-        line: usize,
-        /// Which iteration stands there.
-        found: u32,
-        /// Which came before it; 0 for none.
-        last: u32,
-    },
-    /// A run ends early.
-    #[error(
-        "line {line}: the run begun here ends without '{missing}': cut off; run it again, or \
-         delete it from the file"
-    )]
-    Incomplete {
-        /// Where it began.
-        line: usize,
-        /// The first line it lacks.
-        missing: String,
-    },
-}
 
 /// One run of the kernel's test.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -195,32 +128,6 @@ pub(super) fn is_distinctive(line: &str) -> bool {
         .any(|word| line.contains(word))
 }
 
-/// A log without what a terminal takes for commands: colours, cursor, returns.
-pub(super) fn plain_text(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut chars = text.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '\u{1b}' if chars.next_if_eq(&'[').is_some() => {
-                // Up to the letter that ends a command; a broken one ends with its line.
-                while let Some(&next) = chars.peek() {
-                    if next == '\n' {
-                        break;
-                    }
-                    chars.next();
-                    if ('@'..='~').contains(&next) {
-                        break;
-                    }
-                }
-            }
-            '\n' | '\t' => out.push(c),
-            c if c.is_control() => {}
-            c => out.push(c),
-        }
-    }
-    out
-}
-
 /// Reads every run of a log.
 ///
 /// # Errors
@@ -228,19 +135,47 @@ pub(super) fn plain_text(text: &str) -> String {
 pub fn read(text: &str) -> Result<Vec<Run>, LogError> {
     let mut runs = Vec::new();
     let mut open: Option<Open> = None;
+    let mut extent = Extent::default();
     for (index, text) in text.lines().enumerate() {
         let line = index + 1;
         if text.contains(FAILURE) {
             return Err(LogError::Failed { line });
         }
+        if is_json(text) {
+            return Err(LogError::Json { line });
+        }
         if let Some(mode) = behind(text, MODE) {
-            runs.extend(open.take().map(Open::close).transpose()?);
+            if let Some(run) = open.take() {
+                extent.of_head(&run)?;
+                runs.push(extent.close(run)?);
+            }
             open = Some(Open::new(line, mode));
-        } else if let (true, Some(run)) = (text.contains(OURS), &mut open) {
+        } else if let (Some(words), Some(run)) = (behind(text, OURS), &mut open) {
             run.engine = BENCH_ENGINE;
-            if text.contains(ITERATION) && run.times != [None; 3] {
-                let next = run.next_iteration(line);
-                runs.push(std::mem::replace(run, next).close()?);
+            if let Some(value) = behind(text, ITERATION) {
+                let (number, of) = iteration(line, value)?;
+                if run.times != [None; 3] {
+                    let next = run.next_iteration(line);
+                    runs.push(extent.close(std::mem::replace(run, next))?);
+                }
+                let last = run.iteration.map_or(0, |(last, _)| last);
+                if run.iteration.is_some_and(|(_, known)| known != of) {
+                    return Err(LogError::Value {
+                        line,
+                        value: value.to_owned(),
+                        wanted: "an iteration of as many as the one before it",
+                    });
+                }
+                if number != last + 1 {
+                    return Err(LogError::OutOfTurn {
+                        line,
+                        found: number,
+                        last,
+                    });
+                }
+                run.iteration = Some((number, of));
+            } else if let Some((name, _)) = words.split_once(" took ") {
+                run.own.push(name.to_owned());
             }
         } else if let Some(known) = Line::of(line, text)? {
             let stray = || LogError::Stray {
@@ -250,7 +185,18 @@ pub fn read(text: &str) -> Result<Vec<Run>, LogError> {
             open.as_mut().ok_or_else(stray)?.take(line, known)?;
         }
     }
-    runs.extend(open.map(Open::close).transpose()?);
+    if let Some(run) = open {
+        extent.of_head(&run)?;
+        extent.of_last(&run)?;
+        runs.push(extent.close(run)?);
+    }
+    let last = text.lines().last().unwrap_or_default();
+    if !text.ends_with('\n') && begins_a_run(last) {
+        return Err(LogError::BreaksOff {
+            line: text.lines().count(),
+            text: last.trim().to_owned(),
+        });
+    }
     if runs.is_empty() {
         return Err(LogError::Foreign);
     }
@@ -340,6 +286,80 @@ pub(super) fn seconds(text: &str) -> Option<Nanoseconds> {
     ))
 }
 
+/// How far runs went that came before, for the last one to be held against.
+#[derive(Default)]
+struct Extent {
+    /// Engine, mode, backing, size and vCPUs of a run, and what phases of its own it had.
+    before: Vec<(Key, Vec<String>)>,
+}
+
+type Key = (String, Option<Backing>, Option<Bytes>, Option<u32>);
+
+impl Extent {
+    /// Ends a run.
+    fn close(&mut self, run: Open) -> Result<Run, LogError> {
+        if run.engine == BENCH_ENGINE {
+            self.before.push((run.key(), run.own.clone()));
+        }
+        run.close()
+    }
+
+    /// Checks that the iterations under a head are as many as each of them says.
+    fn of_head(&self, last: &Open) -> Result<(), LogError> {
+        match last.iteration {
+            Some((number, of)) if number < of => {
+                // What the run itself lacks comes before what should follow it.
+                last.clone().close()?;
+                Err(last.lacks(&format!("{ITERATION}{} of {of}", number + 1)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the last run of a file does not stop at a phase of its own that runs alike went
+    /// beyond.
+    fn of_last(&self, last: &Open) -> Result<(), LogError> {
+        let key = last.key();
+        let beyond = self.before.iter().rev().find_map(|(other, own)| {
+            (*other == key).then(|| own.strip_prefix(last.own.as_slice())?.first())?
+        });
+        match beyond {
+            Some(name) => {
+                last.clone().close()?;
+                Err(last.lacks(&format!("{OURS}{name} took")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// `3 of 8`.
+fn iteration(line: usize, text: &str) -> Result<(u32, u32), LogError> {
+    let read = || {
+        let (number, of) = text.split_once(" of ")?;
+        let (number, of) = (number.parse().ok()?, of.parse().ok()?);
+        (number <= of).then_some((number, of))
+    };
+    read().ok_or_else(|| LogError::Value {
+        line,
+        value: text.to_owned(),
+        wanted: "an iteration as N of M",
+    })
+}
+
+/// Whether a line is one of results, or a part of one.
+pub(super) fn is_json(line: &str) -> bool {
+    line.trim_start().starts_with("{\"") || line.contains("\"granule.result/")
+}
+
+/// Whether a line ends in the first words of a run, but before they are over.
+fn begins_a_run(line: &str) -> bool {
+    let line = line.trim_end();
+    let words = MODE.trim_end();
+    // "Test" alone may be of anything.
+    (5..=words.len()).any(|count| line.ends_with(&words[..count]))
+}
+
 /// A run not yet at its end.
 #[derive(Clone)]
 struct Open {
@@ -350,6 +370,10 @@ struct Open {
     memory: Option<Bytes>,
     vcpus: Option<u32>,
     times: [Option<Nanoseconds>; 3],
+    /// Which iteration under its head, from 1, and of how many.
+    iteration: Option<(u32, u32)>,
+    /// The phases that only `granule bench` has.
+    own: Vec<String>,
 }
 
 impl Open {
@@ -362,6 +386,8 @@ impl Open {
             memory: None,
             vcpus: None,
             times: [None; 3],
+            iteration: None,
+            own: Vec::new(),
         }
     }
 
@@ -370,6 +396,7 @@ impl Open {
         Self {
             line,
             times: [None; 3],
+            own: Vec::new(),
             ..self.clone()
         }
     }
@@ -395,11 +422,20 @@ impl Open {
         Ok(())
     }
 
-    fn close(self) -> Result<Run, LogError> {
-        let lacks = |missing: &str| LogError::Incomplete {
+    /// What it was run with.
+    fn key(&self) -> Key {
+        (self.mode.clone(), self.backing, self.memory, self.vcpus)
+    }
+
+    fn lacks(&self, missing: &str) -> LogError {
+        LogError::Incomplete {
             line: self.line,
             missing: missing.trim_end().to_owned(),
-        };
+        }
+    }
+
+    fn close(self) -> Result<Run, LogError> {
+        let lacks = |missing: &str| self.lacks(missing);
         let time = |at: usize| {
             let phase = PHASES[at];
             self.times[at]

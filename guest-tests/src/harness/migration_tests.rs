@@ -54,6 +54,7 @@ fn rounds_tell_what_the_guest_did_and_both_sides_are_equal() {
         (Phase::LoggingOff, None),
     ];
     assert_eq!(steps, [once, once].concat());
+    assert_eq!(records.len() as u64, migration(2).records());
     for round in records.iter().filter(|r| r.phase == Phase::Round) {
         assert!(round.gauges["round_ns"] >= 2_000_000);
         assert!(round.events.contains_key("guest_writes"));

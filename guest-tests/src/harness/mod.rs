@@ -57,6 +57,22 @@ pub struct Plan {
     pub accept_fallback: bool,
 }
 
+impl Plan {
+    /// How many records the run makes: one for each phase of each iteration, and for each round.
+    pub fn records(&self) -> u64 {
+        let unmap = usize::from(self.phases.contains(Phase::Unmap));
+        let each = match self.migration {
+            // Create, logging on, the rounds, stop, logging off.
+            Some(migration) => u64::from(migration.rounds) + 4 + unmap as u64,
+            None => {
+                let phases = Phase::ALL.into_iter();
+                phases.filter(|phase| self.phases.contains(*phase)).count() as u64
+            }
+        };
+        each * u64::from(self.iterations)
+    }
+}
+
 /// How far a run has come.
 #[derive(Debug)]
 pub enum Progress<'a> {

@@ -70,6 +70,18 @@ fn each_iteration_gives_a_record_of_every_phase_in_order() {
 }
 
 #[test]
+fn a_plan_knows_how_many_records_it_makes() {
+    for phases in [ALL, "create", "update", "rebuild,unmap", "exec"] {
+        let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+        let plan = plan(2, phases);
+
+        let (records, _) = run_toy(&mut toy, &plan);
+
+        assert_eq!(records.len() as u64, plan.records(), "{phases}");
+    }
+}
+
+#[test]
 fn events_of_a_record_are_those_of_its_phase() {
     let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
 

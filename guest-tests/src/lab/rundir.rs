@@ -28,6 +28,7 @@ use super::{
     progress::Progress,
     step::{Shell, StepError},
 };
+use crate::results::record_lines;
 
 /// A run directory.
 #[derive(Debug)]
@@ -136,7 +137,7 @@ impl RunDir {
         let mut failed = false;
         let mut any = false;
         for (kernel, outcomes) in kernels.iter().zip(outcomes) {
-            let mut text = String::new();
+            let mut all = Vec::new();
             for (job, outcome) in jobs.iter().zip(outcomes) {
                 let name = format!("{} {}", kernel.name, job.name);
                 let records = match outcome {
@@ -148,21 +149,16 @@ impl RunDir {
                     }
                 };
                 match records {
-                    Ok(records) => {
-                        for record in records {
-                            text.push_str(&serde_json::to_string(&record)?);
-                            text.push('\n');
-                        }
-                    }
+                    Ok(records) => all.extend(records),
                     Err(error) => {
                         failed = true;
                         progress.note(&format!("{name}: {}", chain(&error)));
                     }
                 }
             }
-            if !text.is_empty() {
+            if !all.is_empty() {
                 any = true;
-                shell.write(&self.results(kernel), text)?;
+                shell.write(&self.results(kernel), record_lines(&all)?)?;
             }
         }
         if any {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 pub use host::{FACTS_VARIABLE, FactsError};
 pub use read::{ReadError, read_records};
-pub use write::{RecordWriter, WriteError};
+pub use write::{RecordWriter, WriteError, record_lines};
 
 use serde::{Deserialize, Serialize};
 

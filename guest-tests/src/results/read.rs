@@ -4,6 +4,7 @@
 //! The schema is looked at before anything else, so that a file of another kind or of a later
 //! version is told from a damaged one. Blank lines and unknown fields are passed over; provenance
 //! that is missing becomes unknown ([`Host::default`](super::Host)), which the comparison notices.
+//! Where lines say how many follow them, those must follow; files of earlier versions say nothing.
 
 use serde::Deserialize;
 use thiserror::Error;
@@ -23,7 +24,10 @@ pub enum ReadError {
         line: usize,
     },
     /// A line is not JSON.
-    #[error("line {line}: not JSON; results are one object of schema {SCHEMA} a line")]
+    #[error(
+        "line {line}: not JSON; results are one object of schema {SCHEMA} a line: delete what is \
+         none, or make the file again"
+    )]
     NotJson {
         /// Where.
         line: usize,
@@ -38,6 +42,18 @@ pub enum ReadError {
         line: usize,
         /// What it calls itself.
         found: String,
+    },
+    /// Lines are missing.
+    #[error(
+        "line {line}: {missing} of the records that belong behind it {}: the run ended early, or \
+         the file is cut off; run again",
+        if *.missing == 1 { "is missing" } else { "are missing" }
+    )]
+    Missing {
+        /// Behind which.
+        line: usize,
+        /// How many.
+        missing: u64,
     },
     /// A line is ours, but a field is missing or wrong.
     #[error("line {line}: not a whole record of schema {SCHEMA}; make the file again")]
@@ -55,25 +71,54 @@ pub enum ReadError {
 /// # Errors
 /// The first line that is not a whole record of [`SCHEMA`], or that there is none.
 pub fn read_records(text: &str) -> Result<Vec<Record>, ReadError> {
-    let records = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-        .map(|(index, line)| read_record(index + 1, line))
-        .collect::<Result<Vec<_>, _>>()?;
+    let mut records = Vec::new();
+    // The line before, and how many are to follow it.
+    let mut before = None;
+    for (index, text) in text.lines().enumerate() {
+        if text.trim().is_empty() {
+            continue;
+        }
+        let line = index + 1;
+        let (tag, record) = read_record(line, text)?;
+        follows(before, tag.left)?;
+        before = tag.left.map(|left| (line, left));
+        records.push(record);
+    }
+    follows(before, None)?;
     if records.is_empty() {
         return Err(ReadError::Empty);
     }
     Ok(records)
 }
 
-/// Reads one line.
-fn read_record(line: usize, text: &str) -> Result<Record, ReadError> {
-    #[derive(Deserialize)]
-    struct Tag {
-        #[serde(default)]
-        schema: String,
+/// Checks that a line that has `left` to follow it may stand behind the one before it.
+fn follows(before: Option<(usize, u64)>, left: Option<u64>) -> Result<(), ReadError> {
+    match before {
+        None | Some((_, 0)) => Ok(()),
+        Some((line, wanted)) => match left {
+            Some(left) if left == wanted - 1 => Ok(()),
+            Some(left) if left < wanted => Err(ReadError::Missing {
+                line,
+                missing: wanted - 1 - left,
+            }),
+            _ => Err(ReadError::Missing {
+                line,
+                missing: wanted,
+            }),
+        },
     }
+}
+
+/// What is looked at before the record itself.
+#[derive(Deserialize)]
+struct Tag {
+    #[serde(default)]
+    schema: String,
+    left: Option<u64>,
+}
+
+/// Reads one line.
+fn read_record(line: usize, text: &str) -> Result<(Tag, Record), ReadError> {
     let tag: Tag = serde_json::from_str(text).map_err(|source| {
         if source.is_eof() {
             ReadError::Truncated { line }
@@ -87,7 +132,9 @@ fn read_record(line: usize, text: &str) -> Result<Record, ReadError> {
             found: tag.schema,
         });
     }
-    serde_json::from_str(text).map_err(|source| ReadError::Field { line, source })
+    let record = serde_json::from_str(text);
+    let record = record.map_err(|source| ReadError::Field { line, source })?;
+    Ok((tag, record))
 }
 
 #[cfg(test)]
@@ -95,7 +142,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{
         phase::Phase,
-        results::{Host, RunConfig},
+        results::{Host, RunConfig, record_lines},
         units::{Bytes, Nanoseconds},
     };
 
@@ -156,6 +203,38 @@ pub(super) mod tests {
             let error = read_records(&format!("{line}\n{}", &line[..cut])).unwrap_err();
             assert!(matches!(error, ReadError::Truncated { line: 2 }), "{cut}");
         }
+    }
+
+    #[test]
+    fn lines_that_are_missing_are_told_wherever_they_are() {
+        let whole = record_lines(&vec![record(); 4]).unwrap();
+        let lines: Vec<&str> = whole.lines().collect();
+        let without = |gone: std::ops::Range<usize>| {
+            let kept = lines
+                .iter()
+                .enumerate()
+                .filter(|(at, _)| !gone.contains(at));
+            kept.map(|(_, line)| format!("{line}\n"))
+                .collect::<String>()
+        };
+        for (text, line, missing) in [
+            (without(1..4), 1, 3),
+            (without(3..4), 3, 1),
+            (without(1..3), 1, 2),
+            (without(2..4) + &whole, 2, 2),
+            (
+                without(3..4) + &serde_json::to_string(&record()).unwrap(),
+                3,
+                1,
+            ),
+        ] {
+            let found = match read_records(&text) {
+                Err(ReadError::Missing { line, missing }) => (line, missing),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(found, (line, missing), "{text}");
+        }
+        assert_eq!(read_records(&format!("{whole}\n{whole}")).unwrap().len(), 8);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Writes results: JSON Lines, each line whole and out of the process before the next phase begins,
 //! so that a run that is cut off loses no phase it has finished.
+//!
+//! Each line also says how many are to follow it (`left`), so that a reader knows a file that was cut
+//! off between two lines, or whose run ended early, from a whole one.
 
 use std::{
     fmt,
@@ -9,6 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::Serialize;
 use thiserror::Error;
 
 use super::Record;
@@ -36,10 +40,33 @@ pub enum WriteError {
     },
 }
 
+/// A record, and how many follow it.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    record: &'a Record,
+    left: u64,
+}
+
+/// Records as the lines of a whole file.
+///
+/// # Errors
+/// None that is known; what the JSON writer says is passed on.
+pub fn record_lines(records: &[Record]) -> Result<String, serde_json::Error> {
+    let mut text = String::new();
+    let lefts = (0..records.len() as u64).rev();
+    for (record, left) in records.iter().zip(lefts) {
+        text.push_str(&serde_json::to_string(&Line { record, left })?);
+        text.push('\n');
+    }
+    Ok(text)
+}
+
 /// Writes records, one a line.
 pub struct RecordWriter {
     path: PathBuf,
     to: Box<dyn Write>,
+    left: u64,
 }
 
 impl fmt::Debug for RecordWriter {
@@ -49,11 +76,11 @@ impl fmt::Debug for RecordWriter {
 }
 
 impl RecordWriter {
-    /// Writes to a file, which is made or emptied, or to standard output for `-`.
+    /// Writes so many records to a file, which is made or emptied, or to standard output for `-`.
     ///
     /// # Errors
     /// The file cannot be made.
-    pub fn create(path: &Path) -> Result<Self, WriteError> {
+    pub fn create(path: &Path, records: u64) -> Result<Self, WriteError> {
         let to: Box<dyn Write> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {
@@ -65,6 +92,7 @@ impl RecordWriter {
         Ok(Self {
             path: path.to_owned(),
             to,
+            left: records,
         })
     }
 
@@ -73,8 +101,10 @@ impl RecordWriter {
     /// # Errors
     /// The line cannot be written.
     pub fn write(&mut self, record: &Record) -> Result<(), WriteError> {
+        self.left = self.left.saturating_sub(1);
+        let left = self.left;
         let mut write = || {
-            let mut line = serde_json::to_vec(record)?;
+            let mut line = serde_json::to_vec(&Line { record, left })?;
             line.push(b'\n');
             self.to.write_all(&line)?;
             self.to.flush()
@@ -95,27 +125,29 @@ mod tests {
     fn what_is_written_is_read_again_as_it_was() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("results.jsonl");
-        let mut writer = RecordWriter::create(&path).unwrap();
+        let mut writer = RecordWriter::create(&path, 2).unwrap();
 
         writer.write(&record()).unwrap();
         let first = std::fs::read_to_string(&path).unwrap();
         writer.write(&record()).unwrap();
         let both = std::fs::read_to_string(&path).unwrap();
 
-        assert_eq!(read_records(&first).unwrap(), [record()]);
+        assert!(first.ends_with("\n"), "on disk before the next one");
+        assert!(read_records(&first).is_err(), "the next one is missing");
         assert_eq!(read_records(&both).unwrap(), [record(), record()]);
+        assert_eq!(record_lines(&[record(), record()]).unwrap(), both);
     }
 
     #[test]
     fn a_file_that_cannot_be_made_is_named() {
-        let error = RecordWriter::create(Path::new("/nowhere/results.jsonl")).unwrap_err();
+        let error = RecordWriter::create(Path::new("/nowhere/results.jsonl"), 1).unwrap_err();
 
         assert!(error.to_string().contains("/nowhere/results.jsonl"));
     }
 
     #[test]
     fn a_full_disk_is_an_error() {
-        let error = RecordWriter::create(Path::new("/dev/full"))
+        let error = RecordWriter::create(Path::new("/dev/full"), 1)
             .unwrap()
             .write(&record())
             .unwrap_err();

@@ -150,7 +150,7 @@ fn judge(args: Args) -> CommandResult {
 }
 
 /// A percentage from 0 on, with or without its sign.
-fn percent(text: &str) -> Result<f64, String> {
+pub(super) fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text);
     match number.parse::<f64>() {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `granule lab`.
 
-use std::{env, num::NonZeroUsize, path::PathBuf, thread::available_parallelism, time::Duration};
+use std::{env, num::NonZeroU32, path::PathBuf, thread::available_parallelism, time::Duration};
 
 use clap::{ArgGroup, ValueEnum};
 use granule_guest_tests::{
@@ -116,13 +116,13 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Emulators at a time; without it one for each CPU of this machine
-    #[arg(long, value_name = "N")]
-    jobs: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", value_parser = values::count)]
+    jobs: Option<NonZeroU32>,
     /// Seconds of real time after which an emulator is ended
     #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(1..))]
     deadline: u64,
     /// How many percent slower a phase must be to be a regression
-    #[arg(long, value_name = "PERCENT", default_value_t = 3.0)]
+    #[arg(long, value_name = "PERCENT", default_value = "3", value_parser = super::compare::percent)]
     min_effect: f64,
     /// Print as shell what would be done, and do nothing
     #[arg(long)]
@@ -266,7 +266,9 @@ fn options(args: Args) -> Result<Options, Box<dyn std::error::Error>> {
         },
         places,
         dry_run: args.dry_run,
-        parallel: args.jobs.map_or(cpus, NonZeroUsize::get),
+        parallel: args
+            .jobs
+            .map_or(cpus, |jobs| usize::try_from(jobs.get()).unwrap_or(cpus)),
         deadline: Duration::from_secs(args.deadline),
         min_effect_percent: args.min_effect,
         judge: !args.smoke,

@@ -80,6 +80,156 @@ fn the_benchs_iterations_share_one_head() {
     assert_eq!(records(&runs)[3].config.iteration, 1);
 }
 
+/// What `granule bench -i N` prints.
+fn bench(iterations: u32) -> String {
+    let mut log = "Testing guest mode: m\nTesting memory backing src type: shmem\n\
+                   Testing memory size(aligned): 0x1000\nNumber of testing vCPUs: 1\n\
+                   Started all vCPUs successfully\n"
+        .to_owned();
+    for iteration in 1..=iterations {
+        if iterations > 1 {
+            log += &format!("granule: iteration {iteration} of {iterations}\n");
+        }
+        log += "KVM_CREATE_MAPPINGS: total execution time: 0.000000001s\n\n\
+                granule: logging-on took 0.000000007s\n\n\
+                KVM_UPDATE_MAPPINGS: total execution time: 0.000000002s\n\n\
+                KVM_ADJUST_MAPPINGS: total execution time: 0.000000003s\n\n\
+                granule: exec took 0.000000004s\n\n\
+                granule: unmap took 0.000000005s\n";
+    }
+    log
+}
+
+#[test]
+fn iterations_cut_off_anywhere_are_refused() {
+    let log = bench(8);
+    assert_eq!(read(&log).unwrap().len(), 8);
+    for (cut, _) in log.match_indices('\n') {
+        let cut = &log[..cut];
+        if cut.len() + 1 < log.len() {
+            assert!(read(cut).is_err(), "{cut}");
+        }
+    }
+    let end = |words: &str, nth: usize| log.match_indices(words).nth(nth).unwrap().0;
+    for (cut, wanted) in [
+        (
+            end("granule: exec", 2),
+            "line 30: the run begun here ends without 'granule: iteration 4 of 8'",
+        ),
+        (
+            end("KVM_UPDATE", 2),
+            "line 30: the run begun here ends without 'KVM_UPDATE_MAPPINGS'",
+        ),
+        (
+            end("granule: unmap", 7),
+            "line 90: the run begun here ends without 'granule: unmap took'",
+        ),
+    ] {
+        let error = read(&log[..cut]).unwrap_err().to_string();
+        assert!(error.starts_with(wanted), "{error}");
+    }
+}
+
+#[test]
+fn a_head_with_too_few_iterations_is_refused_wherever_it_stands() {
+    let cut = bench(3);
+    let cut = &cut[..cut.find("granule: iteration 3").unwrap()];
+
+    let error = read(&format!("{cut}{}", bench(3))).unwrap_err();
+
+    assert!(
+        error.to_string().contains("'granule: iteration 3 of 3'"),
+        "{error}"
+    );
+    for (from, to, wanted) in [
+        (
+            "iteration 2 of 3",
+            "iteration 3 of 3",
+            "iteration 3 follows 1",
+        ),
+        (
+            "iteration 2 of 3",
+            "iteration 2 of 4",
+            "an iteration of as many",
+        ),
+        (
+            "iteration 2 of 3",
+            "iteration 2 von 3",
+            "an iteration as N of M",
+        ),
+        (
+            "iteration 1 of 3",
+            "iteration 9 of 3",
+            "an iteration as N of M",
+        ),
+    ] {
+        let error = read(&bench(3).replace(from, to)).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn runs_of_the_bench_may_have_other_phases_of_their_own_but_not_break_off() {
+    let few = bench(1).replace("granule: exec took 0.000000004s\n", "");
+    let cut = &few[..few.find("granule: unmap").unwrap()];
+
+    assert_eq!(
+        read(&(bench(1) + &few)).unwrap().len(),
+        2,
+        "--phases without exec"
+    );
+    assert_eq!(
+        read(&(few.clone() + &bench(1))).unwrap().len(),
+        2,
+        "the last one has more"
+    );
+    let error = read(&(few.clone() + cut)).unwrap_err().to_string();
+    assert!(
+        error.contains("ends without 'granule: unmap took'"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_log_that_ends_within_a_head_is_refused_whole() {
+    for part in [
+        "Testi",
+        "Testing guest",
+        "Testing guest mode:",
+        "Testing guest mode: PA-b",
+    ] {
+        for prefix in ["", "[   12.5] ", "# "] {
+            let error = read(&format!("{CONSOLE}{prefix}{part}"))
+                .unwrap_err()
+                .to_string();
+            let ends = error.contains("breaks off") || error.contains("ends without");
+            assert!(error.starts_with("line 43: ") && ends, "{error}");
+        }
+    }
+    assert!(read(&format!("{CONSOLE}a test\n")).is_ok());
+    assert!(
+        read(CONSOLE.trim_end()).is_ok(),
+        "a terminal's copy has no last line end"
+    );
+}
+
+#[test]
+fn lines_of_json_are_not_passed_over() {
+    for line in [
+        "{\"schema\":\"granule.result/1\"}",
+        "  {\"a\":",
+        "# {\"schema\":\"granule.result/1\"}",
+    ] {
+        let after = read(&format!("{CONSOLE}{line}\n")).unwrap_err();
+        let before = read(&format!("{line}\n{CONSOLE}")).unwrap_err();
+
+        assert_eq!(
+            (after, before),
+            (LogError::Json { line: 43 }, LogError::Json { line: 1 })
+        );
+    }
+}
+
 #[test]
 fn a_log_cut_off_anywhere_yields_no_wrong_figure() {
     let whole = read(CONSOLE).unwrap();

@@ -31,7 +31,9 @@ use granule_guest_tests::{
 
 use super::{CommandResult, Outcome, report};
 use crate::machine::{KvmConfig, KvmMachine};
-use values::{Clock, CpuList, DirtyLog, Engine, Map, Sweep, Switch, address, size, unless_default};
+use values::{
+    Clock, CpuList, DirtyLog, Engine, Map, Sweep, Switch, address, count, size, unless_default,
+};
 
 /// Options of `granule bench`.
 #[derive(Debug, Clone, clap::Args)]
@@ -44,12 +46,12 @@ pub struct Args {
     /// anonymous_hugetlb_2mb (and other sizes), shmem, shared_hugetlb
     #[arg(short = 's', long, value_name = "BACKING", default_value = "anonymous")]
     backing: Backing,
-    /// Size of the memory under test, with K, M or G
-    #[arg(short = 'b', long, value_name = "SIZE", default_value = "1G", value_parser = size)]
-    memory: Bytes,
-    /// How many vCPUs
-    #[arg(short = 'v', long, value_name = "VCPUS", default_value = "1")]
-    vcpus: NonZeroU32,
+    /// Size of the memory under test, with K, M or G; 1G if left out
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size)]
+    memory: Option<Bytes>,
+    /// How many vCPUs; 1 if left out
+    #[arg(short = 'v', long, value_name = "VCPUS", value_parser = count)]
+    vcpus: Option<NonZeroU32>,
     /// Guest mode, by name (P48V48_4K) or by its number in the tests of Linux 6.1 (2), which later
     /// kernels gave to others; the host's default if left out
     #[arg(short = 'm', long, value_name = "MODE")]
@@ -58,7 +60,7 @@ pub struct Args {
     #[arg(short = 'p', long, value_name = "OFFSET", value_parser = address)]
     phys_offset: Option<GuestAddress>,
     /// How often to go through the phases, each time from untouched memory
-    #[arg(short = 'i', long, value_name = "N", default_value = "1")]
+    #[arg(short = 'i', long, value_name = "N", default_value = "1", value_parser = count)]
     iterations: NonZeroU32,
     /// Run once for each of these, vcpus=1,2,4 or size=64M,256M, instead of -v or -b; both sweeps
     /// make a matrix
@@ -110,7 +112,7 @@ pub struct Args {
     #[arg(long, value_name = "CPULIST", value_parser = CpuList::parse)]
     pin: Option<CpuList>,
     /// How many seconds the vCPUs may work in one phase
-    #[arg(long, value_name = "SECONDS", default_value = "600")]
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = count)]
     deadline: NonZeroU32,
     /// Width of guest physical addresses; the smallest that fits if left out
     #[arg(long, value_name = "BITS")]
@@ -131,6 +133,11 @@ pub struct Args {
 #[error("{0} is for --engine {1}: leave it out, or choose that engine")]
 pub struct WrongEngine(&'static str, &'static str);
 
+/// An option that is swept as well.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} and --sweep {1}=… say the same thing twice: leave one of them out")]
+pub struct SaidTwice(&'static str, &'static str);
+
 /// A simulated machine needs to be named, no other has a name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongClock {
@@ -148,17 +155,19 @@ pub enum WrongClock {
 /// What was asked for cannot be done; the error says why.
 pub fn run(args: Args) -> CommandResult {
     Sweep::one_of_each(&args.sweep)?;
+    args.sweeps_fit()?;
     let mut json = None;
-    for point in args.points() {
-        if run_one(&point, &mut json)? == Outcome::Failed {
+    let points = args.points();
+    for point in &points {
+        if run_one(point, points.len() as u64, &mut json)? == Outcome::Failed {
             return Ok(Outcome::Failed);
         }
     }
     Ok(Outcome::Done)
 }
 
-/// Runs the test once; `json` is made by the first run that can be made at all.
-fn run_one(args: &Args, json: &mut Option<RecordWriter>) -> CommandResult {
+/// Runs the test once, one of so many runs; `json` is made by the first that can be made at all.
+fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandResult {
     let (mut machine, mode): (Box<dyn Machine>, GuestMode) = match args.engine {
         Engine::Kvm => {
             let machine = KvmMachine::new(args.machine()?)?;
@@ -181,16 +190,12 @@ fn run_one(args: &Args, json: &mut Option<RecordWriter>) -> CommandResult {
             (machine, mode)
         }
     };
-    // Behind the machine: a run that cannot be made leaves an older file alone.
-    if json.is_none() {
-        *json = args.json.as_deref().map(RecordWriter::create).transpose()?;
-    }
     let plan = Plan {
         config: RunConfig {
             mode: mode.to_string(),
             backing: args.backing,
             memory: machine.region().size,
-            vcpus: args.vcpus.get(),
+            vcpus: args.vcpus(),
             seed: args.seed,
             iteration: 0,
             // The software machine in real time always does.
@@ -206,6 +211,10 @@ fn run_one(args: &Args, json: &mut Option<RecordWriter>) -> CommandResult {
         deadline: Duration::from_secs(args.deadline.get().into()),
         accept_fallback: args.accept_fallback,
     };
+    // Behind the machine: a run that cannot be made leaves an older file alone.
+    if let (None, Some(path)) = (&json, &args.json) {
+        *json = Some(RecordWriter::create(path, runs * plan.records())?);
+    }
     let to: Box<dyn Write> = if args
         .json
         .as_ref()
@@ -242,11 +251,17 @@ impl Args {
                 let point = || point.clone();
                 match sweep {
                     Sweep::Vcpus(all) => {
-                        let with = |&vcpus| Self { vcpus, ..point() };
+                        let with = |&vcpus| Self {
+                            vcpus: Some(vcpus),
+                            ..point()
+                        };
                         all.iter().map(with).collect()
                     }
                     Sweep::Memory(all) => {
-                        let with = |&memory| Self { memory, ..point() };
+                        let with = |&memory| Self {
+                            memory: Some(memory),
+                            ..point()
+                        };
                         all.iter().map(with).collect()
                     }
                 }
@@ -254,6 +269,23 @@ impl Args {
             points = points.iter().flat_map(at).collect();
         }
         points
+    }
+
+    /// A sweep and an option that says the same thing otherwise.
+    fn sweeps_fit(&self) -> Result<(), SaidTwice> {
+        let given = |sweep: &Sweep| match sweep {
+            Sweep::Vcpus(_) => self.vcpus.map(|_| SaidTwice("-v", "vcpus")),
+            Sweep::Memory(_) => self.memory.map(|_| SaidTwice("-b", "size")),
+        };
+        self.sweep.iter().find_map(given).map_or(Ok(()), Err)
+    }
+
+    fn vcpus(&self) -> u32 {
+        self.vcpus.map_or(1, NonZeroU32::get)
+    }
+
+    fn memory(&self) -> Bytes {
+        self.memory.unwrap_or(Bytes::gib(1))
     }
 
     /// What changes figures and is not at its default.
@@ -284,7 +316,7 @@ impl Args {
         if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
             return Err(WrongEngine(option, "model"));
         }
-        let vcpus = self.vcpus.get();
+        let vcpus = self.vcpus();
         Ok(KvmConfig {
             mode: self.mode,
             phys_offset: self.phys_offset,
@@ -298,7 +330,7 @@ impl Args {
             dirty: self.dirty_log.into(),
             guest_map: self.guest_map.into(),
             events: self.events == Switch::On,
-            ..KvmConfig::new(self.backing, self.memory, vcpus)
+            ..KvmConfig::new(self.backing, self.memory(), vcpus)
         })
     }
 
@@ -328,8 +360,8 @@ impl Args {
         }
         Ok(ModelConfig {
             backing: self.backing,
-            memory: self.memory,
-            vcpus: self.vcpus.get(),
+            memory: self.memory(),
+            vcpus: self.vcpus(),
             policy: self
                 .policy
                 .clone()
@@ -452,7 +484,7 @@ mod tests {
         let points: Vec<_> = args
             .points()
             .iter()
-            .map(|p| (p.vcpus.get(), p.memory))
+            .map(|p| (p.vcpus(), p.memory()))
             .collect();
         let (small, large) = (Bytes::mib(2), Bytes::mib(8));
         let wanted = [
@@ -470,6 +502,39 @@ mod tests {
                 .all(|point| point.backing == Backing::Shmem)
         );
         assert_eq!(parse("bench -v 3").unwrap().points().len(), 1);
+    }
+
+    #[test]
+    fn what_is_swept_is_not_given_as_well() {
+        for (line, error) in [
+            ("-v 4 --sweep vcpus=1,2", Some(SaidTwice("-v", "vcpus"))),
+            ("-v 1 --sweep vcpus=1,2", Some(SaidTwice("-v", "vcpus"))),
+            ("--sweep size=2M,4M -b 1G", Some(SaidTwice("-b", "size"))),
+            ("-v 4 --sweep size=2M,4M", None),
+            ("-b 2M --sweep vcpus=1,2", None),
+        ] {
+            let args = parse(&format!("bench {line}")).unwrap();
+            assert_eq!(args.sweeps_fit().err(), error, "{line}");
+        }
+    }
+
+    #[test]
+    fn no_vcpus_are_refused_in_plain_words() {
+        for (line, words) in [
+            (
+                "-v 0",
+                "'0' for '--vcpus <VCPUS>': give a whole number from 1 on",
+            ),
+            ("-v two", "give a whole number from 1 on"),
+            (
+                "-v 5000000000",
+                "give a whole number from 1 on, 4294967295 at most",
+            ),
+            ("-i 0", "give a whole number from 1 on"),
+        ] {
+            let error = parse(&format!("bench {line}")).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]

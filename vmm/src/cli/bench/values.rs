@@ -159,10 +159,7 @@ impl Sweep {
         let values = values.into_iter();
         match name {
             "vcpus" => {
-                let number = |text: &str| {
-                    let number = text.parse();
-                    number.map_err(|_| format!("'{text}' is no number of vCPUs from 1 on"))
-                };
+                let number = |text| count(text).map_err(|what| format!("'{text}': {what}"));
                 values
                     .map(number)
                     .collect::<Result<_, _>>()
@@ -180,6 +177,15 @@ pub(super) fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Op
         return None;
     }
     Some(value.to_possible_value()?.get_name().to_owned())
+}
+
+/// How many of something that there must be one of.
+pub(in crate::cli) fn count(text: &str) -> Result<NonZeroU32, String> {
+    let wrong = |_| match text.parse::<u64>() {
+        Ok(1..) => format!("give a whole number from 1 on, {} at most", u32::MAX),
+        _ => "give a whole number from 1 on".to_owned(),
+    };
+    text.parse().map_err(wrong)
 }
 
 /// A size above zero.
