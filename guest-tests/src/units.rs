@@ -25,6 +25,13 @@ pub struct Nanoseconds(pub u64);
 #[error("'{0}' is no size: a whole number, with K, M, G or T behind it if you like")]
 pub struct ParseBytesError(String);
 
+/// So many of something, in words: `1 run`, `2 runs`.
+pub fn counted(count: impl TryInto<u64>, one: &str) -> String {
+    let count = count.try_into().unwrap_or(u64::MAX);
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {one}{plural}")
+}
+
 impl Bytes {
     /// `n` KiB.
     pub const fn kib(n: u64) -> Self {

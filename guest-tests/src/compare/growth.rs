@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::{Comparison, PhaseChange, Setup, Spread, Step, stats};
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 
 /// What grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -44,6 +44,14 @@ impl Growing {
             Self::Memory => rest.memory = None,
         }
         rest
+    }
+
+    /// A value of it and what it is of: `1 vCPU`, `64M`.
+    pub fn words(self, value: u64) -> String {
+        match self {
+            Self::Vcpus => counted(value, "vCPU"),
+            Self::Memory => self.label(value),
+        }
     }
 
     /// A value of it in few characters.
@@ -119,16 +127,21 @@ pub struct Fit {
     pub kind: Option<&'static str>,
 }
 
+/// How far beyond its ends an interval still holds a power. Times that are exact lie so near to a
+/// line that a constant part of a hundredth (a call's own cost) keeps 1 out of the interval.
+const SLACK: f64 = 0.05;
+/// An interval wider than this cannot tell flat from quadratic.
+const WIDEST: f64 = 2.0;
+
 impl Fit {
     fn of(points: &[(f64, f64)]) -> Option<Self> {
         let fit = stats::power_law(points)?;
         let (low, high) = fit.interval;
         let kinds = [(0.0, "flat"), (1.0, "linear"), (2.0, "quadratic")];
         let near = |power: f64| (fit.exponent - power).abs();
-        // A fit without any error still is one to two digits.
         let held: Vec<_> = kinds
             .into_iter()
-            .filter(|(power, _)| (low - 0.05..=high + 0.05).contains(power))
+            .filter(|(power, _)| (low - SLACK..=high + SLACK).contains(power))
             .collect();
         let kind = match held.as_slice() {
             [(power, kind)] if near(*power) < 0.5 && high - low <= 1.0 => Some(*kind),
@@ -141,13 +154,31 @@ impl Fit {
         })
     }
 
-    /// `1.98 (1.90 to 2.06), quadratic`.
-    pub fn words(&self) -> String {
+    /// Whether the interval says anything of the power.
+    pub fn tells(&self) -> bool {
         let [low, high] = self.interval;
+        high - low <= WIDEST
+    }
+
+    /// `1.98 (1.90 to 2.06), quadratic`; `cannot tell` where the interval says nothing.
+    pub fn words(&self) -> String {
+        if !self.tells() {
+            return "cannot tell".to_owned();
+        }
+        // Not "-0.00".
+        let digits = |value: f64| format!("{:.2}", if value.abs() < 0.005 { 0.0 } else { value });
+        let [low, high] = self.interval.map(digits);
         let kind = self
             .kind
             .map_or_else(String::new, |kind| format!(", {kind}"));
-        format!("{:.2} ({low:.2} to {high:.2}){kind}", self.exponent)
+        format!("{} ({low} to {high}){kind}", digits(self.exponent))
+    }
+}
+
+impl Growth {
+    /// Whether either side can be told.
+    pub fn tells(&self) -> bool {
+        [self.before, self.after].iter().flatten().any(Fit::tells)
     }
 }
 
@@ -205,5 +236,18 @@ mod tests {
             wild.kind, None,
             "it holds 0 alone, but anything else as well"
         );
+        assert_eq!(wild.words(), "cannot tell", "neither flat nor quadratic");
+    }
+
+    #[test]
+    fn exact_times_with_a_constant_part_are_still_what_they_are() {
+        let points = |constant: f64| [1.0, 2.0, 4.0, 8.0].map(|x: f64| (x, x + constant));
+        let near = Fit::of(&points(0.02)).unwrap();
+
+        assert!(near.interval[1] < 1.0, "{near:?}");
+        assert_eq!(near.kind, Some("linear"));
+        assert_eq!(Fit::of(&points(1.0)).unwrap().kind, None);
+        let flat = [1.0, 2.0, 4.0, 8.0].map(|x: f64| (x, x.powf(-0.001)));
+        assert_eq!(Fit::of(&flat).unwrap().words(), "0.00 (0.00 to 0.00), flat");
     }
 }

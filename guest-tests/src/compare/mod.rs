@@ -53,6 +53,8 @@ pub use self::{
     spread::{Change, Spread},
 };
 
+pub(crate) use self::side::series_line;
+
 /// The schema of a comparison in JSON.
 pub const SCHEMA: &str = "granule.comparison/2";
 /// From which share of before on more is worse, unless told otherwise.

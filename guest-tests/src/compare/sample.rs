@@ -9,7 +9,7 @@ use crate::{
     config::Backing,
     phase::Phase,
     results::{Host, Obtained, Record},
-    units::Bytes,
+    units::{Bytes, counted},
 };
 
 /// One step of one run.
@@ -71,10 +71,7 @@ impl Setup {
         }
         parts.extend(self.backing.map(|backing| backing.to_string()));
         parts.extend(self.memory.map(|memory| memory.to_string()));
-        parts.extend(self.vcpus.map(|vcpus| {
-            let plural = if vcpus == 1 { "" } else { "s" };
-            format!("{vcpus} vCPU{plural}")
-        }));
+        parts.extend(self.vcpus.map(|vcpus| counted(vcpus, "vCPU")));
         if self.prefault {
             parts.push("prefaulted".to_owned());
         }

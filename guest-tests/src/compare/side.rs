@@ -68,19 +68,7 @@ impl Side {
 
     /// The series applied; `None` where not known.
     pub fn series_line(&self) -> Option<String> {
-        let series = self.series.as_deref()?;
-        if series.is_empty() {
-            return Some("no series".to_owned());
-        }
-        let each = series.iter().map(|series| {
-            match series.patches {
-                // A policy of the model is no series of patches.
-                0 => series.name.clone(),
-                1 => format!("{} (1 patch)", series.name),
-                patches => format!("{} ({patches} patches)", series.name),
-            }
-        });
-        Some(each.collect::<Vec<_>>().join(" + "))
+        series_line(self.series.as_deref())
     }
 
     /// Kernel, series and image in one line; `None` where nothing is known.
@@ -96,4 +84,21 @@ impl Side {
         };
         Some(format!("Linux {}, {series}{image}", self.kernel))
     }
+}
+
+/// Series in words; `None` where not known.
+pub(crate) fn series_line(series: Option<&[Series]>) -> Option<String> {
+    let series = series?;
+    if series.is_empty() {
+        return Some("no series".to_owned());
+    }
+    let each = series.iter().map(|series| {
+        match series.patches {
+            // A policy of the model is no series of patches.
+            0 => series.name.clone(),
+            1 => format!("{} (1 patch)", series.name),
+            patches => format!("{} ({patches} patches)", series.name),
+        }
+    });
+    Some(each.collect::<Vec<_>>().join(" + "))
 }

@@ -3,30 +3,21 @@
 //!
 //! The guest is either of our own making: the host's image as its kernel, this program as its
 //! initramfs ([`guest_init`]), so nothing has to be fetched; or a distribution with its stock kernel
-//! and a disk, which is logged in to and switched off on its console. `granule run` writes its
-//! statistics where other tests write results; a boot counts from the start of `granule run` to the
-//! guest's init.
+//! and a disk, which is logged in to and switched off on its console. What its boots cost: [`boots`].
+//!
+//! [`boots`]: super::boots
 
-use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
-
-use serde::Deserialize;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
-    LabError, Verdict,
     dialogue::Turn,
     emulator::Hardware,
-    execute::{JobError, Outcome},
     guest_init,
     job::{Job, RESULTS_PATH},
-    kernel::Kernel,
     matrix::{self, PlannedJob},
     options::Matrix,
-    pool::Outcomes,
-    print,
-    rundir::{RunDir, chain},
-    step::Shell,
 };
-use crate::{config::Backing, mark, units::Bytes};
+use crate::{config::Backing, units::Bytes};
 
 /// Where the guest's kernel lies in the initramfs.
 pub const IMAGE: &str = "/guest.image";
@@ -175,176 +166,6 @@ fn job(matrix: &Matrix, backing: Backing, vcpus: u32, seed: u64) -> PlannedJob {
     }
 }
 
-/// What `granule run --stats` says, as far as it is shown here.
-#[derive(Debug, Deserialize)]
-struct Life {
-    ended: String,
-    #[serde(default)]
-    marks: Vec<(u8, u64)>,
-    phases: Vec<Phase>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Phase {
-    name: String,
-    ns: u64,
-    #[serde(default)]
-    faults: BTreeMap<String, u64>,
-    #[serde(default)]
-    resident: Vec<BTreeMap<u64, u64>>,
-    stage2_tables: Option<u64>,
-    overhead: Option<u64>,
-}
-
-/// What a guest writes to the boot timer when it is ready to be logged in to.
-const READY: u8 = 2;
-
-/// A boot's figures.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Row {
-    start_ns: u64,
-    boot_ns: u64,
-    ready_ns: Option<u64>,
-    faults: Option<u64>,
-    lines: u64,
-    invalidations: u64,
-    tables: Option<u64>,
-    resident: u64,
-    overhead: Option<u64>,
-}
-
-/// Prints what each boot cost; a boot that failed is a failure.
-///
-/// # Errors
-/// The table cannot be written.
-pub fn judge(
-    shell: Shell,
-    rundir: &RunDir,
-    kernels: &[Kernel],
-    jobs: &[PlannedJob],
-    outcomes: Outcomes,
-) -> Result<Verdict, LabError> {
-    if shell.is_dry() {
-        return Ok(Verdict::Fine);
-    }
-    let mut verdict = Verdict::Fine;
-    let mut table = String::from(HEADING);
-    let mut remarks = String::new();
-    let mut columns: Vec<_> = outcomes.into_iter().map(Vec::into_iter).collect();
-    for job in jobs {
-        for (kernel, column) in kernels.iter().zip(&mut columns) {
-            let row = match column.next().flatten() {
-                Some(Ok(outcome)) => row(job, &outcome).map_err(|error| chain(&error)),
-                Some(Err(error)) => Err(chain(&error)),
-                None => Err("not run, this kernel does not boot".to_owned()),
-            };
-            // Writing to a string cannot fail.
-            let _ = match row {
-                Ok(row) => writeln!(table, "| {} | {} | {row} |", job.name, kernel.name),
-                Err(why) => {
-                    verdict = Verdict::Failed;
-                    writeln!(remarks, "\n{} on {}: {why}", job.name, kernel.name)
-                }
-            };
-        }
-    }
-    table.push_str(&remarks);
-    rundir.write_report(&table)?;
-    print(&table)?;
-    Ok(verdict)
-}
-
-/// Whether an invalidation is the hypervisor's, of one stage-2 entry or of a whole guest.
-fn is_of_stage2(name: &str) -> bool {
-    let what = name.strip_prefix("TLBI ");
-    let kinds = ["IPAS2", "RIPAS2", "VMALLS12"];
-    what.is_some_and(|what| kinds.iter().any(|kind| what.starts_with(kind)))
-}
-
-const HEADING: &str = "\
-| guest | kernel | start ms | to init ms | to login ms | memory faults | DC CIVAC | stage-2 TLBI | stage-2 tables | resident | beyond guest memory |
-|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
-";
-
-impl std::fmt::Display for Row {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let absent = || "–".to_owned();
-        let milliseconds = |ns: u64| format!("{}.{:03}", ns / 1_000_000, ns / 1_000 % 1_000);
-        let size = |bytes: Option<u64>| bytes.map_or_else(absent, |n| Bytes(n).to_string());
-        write!(
-            f,
-            "{} | {} | {} | {} | {} | {} | {} | {} | {}",
-            milliseconds(self.start_ns),
-            milliseconds(self.boot_ns),
-            self.ready_ns.map_or_else(absent, milliseconds),
-            self.faults.map_or_else(absent, |n| n.to_string()),
-            self.lines,
-            self.invalidations,
-            size(self.tables),
-            Bytes(self.resident),
-            size(self.overhead),
-        )
-    }
-}
-
-/// The figures of a boot that went well. Faults and instructions are those of the whole run, the
-/// latter host and guest together.
-fn row(job: &PlannedJob, outcome: &Outcome) -> Result<Row, JobError> {
-    outcome.success()?;
-    let failed = |what: &str| JobError::Test(what.to_owned(), outcome.last_words());
-    if !outcome.stdout.contains(guest_init::WORKS) {
-        return Err(failed("does not show a guest that works"));
-    }
-    let vcpus = job
-        .job
-        .argv
-        .iter()
-        .skip_while(|word| *word != "--vcpus")
-        .nth(1);
-    let said = format!("vcpus {},", vcpus.map_or("", String::as_str));
-    if !outcome.stdout.contains(&said) {
-        return Err(failed(&format!("does not show a guest with {said}")));
-    }
-    let life: Life = serde_json::from_slice(outcome.results()).map_err(JobError::Ending)?;
-    if life.ended != "off" {
-        return Err(failed("does not end with the guest switching itself off"));
-    }
-    let phase = |name: &str| life.phases.iter().find(|phase| phase.name == name);
-    let (Some(start), Some(boot), Some(last)) = (phase("start"), phase("boot"), life.phases.last())
-    else {
-        return Err(failed("has no statistics of a boot"));
-    };
-    // Each fault is of one access; accesses to devices are no faults of memory.
-    let accesses = life.phases.iter().flat_map(|phase| &phase.faults);
-    let accesses = accesses.filter(|(name, _)| name.starts_with("by."));
-    let (by_access, faults) = accesses.fold((false, 0), |(_, sum), (_, n)| (true, sum + n));
-    let ready = life.marks.iter().find(|(mark, _)| *mark == READY);
-    let ready = ready.map(|(_, ns)| *ns);
-    let counted = outcome
-        .segments
-        .iter()
-        .filter(|segment| segment.mark == mark::FOREIGN);
-    let count = |belongs: fn(&str) -> bool| {
-        counted
-            .clone()
-            .flat_map(|segment| &segment.counts)
-            .filter(|(name, _)| belongs(name))
-            .map(|(_, count)| count)
-            .sum()
-    };
-    Ok(Row {
-        start_ns: start.ns,
-        boot_ns: boot.ns,
-        ready_ns: ready.map(|ns| ns.saturating_sub(start.ns)),
-        faults: by_access.then_some(faults),
-        lines: count(|name| name == "DC CIVAC"),
-        invalidations: count(is_of_stage2),
-        tables: last.stage2_tables,
-        resident: last.resident.iter().flat_map(BTreeMap::values).sum(),
-        overhead: last.overhead,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -385,34 +206,6 @@ mod tests {
                 .contains(&"1G,backing=anonymous_hugetlb_1gb".to_owned())
         );
         assert!(jobs.iter().all(|job| job.guest == Some(Guest::Own)));
-    }
-
-    #[test]
-    fn what_the_host_does_not_tell_is_shown_as_absent() {
-        let row = Row {
-            start_ns: 1_234_567,
-            boot_ns: 512_000_999,
-            ready_ns: Some(2_512_000_999),
-            faults: None,
-            lines: 7,
-            invalidations: 8,
-            tables: Some(4 << 10),
-            resident: 3 << 20,
-            overhead: Some(4_096),
-        };
-
-        assert_eq!(
-            row.to_string(),
-            "1.234 | 512.000 | 2512.000 | – | 7 | 8 | 4K | 3M | 4K"
-        );
-    }
-
-    #[test]
-    fn invalidations_of_stage_1_are_the_guests_own() {
-        assert!(is_of_stage2("TLBI IPAS2E1IS"));
-        assert!(is_of_stage2("TLBI VMALLS12E1IS"));
-        assert!(!is_of_stage2("TLBI VAALE1IS"));
-        assert!(!is_of_stage2("DC CIVAC"));
     }
 
     #[test]

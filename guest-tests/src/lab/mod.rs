@@ -17,6 +17,7 @@
 //! [`step::Shell`], so a dry run prints exactly what a run would do.
 
 pub mod apt;
+mod boots;
 pub mod build;
 pub mod counts;
 pub mod dialogue;
@@ -33,6 +34,7 @@ pub mod job;
 pub mod kernel;
 pub mod matrix;
 pub mod options;
+mod page;
 mod pool;
 mod prepare;
 pub mod progress;
@@ -107,6 +109,11 @@ pub fn run(options: &Options) -> Result<Verdict, LabError> {
         rundir: &rundir,
         parallel: options.parallel,
     };
+    let about = |kernels, jobs| page::Run {
+        kernels,
+        jobs,
+        emulator: &bench.emulator,
+    };
     let verdict = match options.matrix.test {
         Test::Selftests => {
             let jobs: Vec<_> = tests
@@ -115,13 +122,13 @@ pub fn run(options: &Options) -> Result<Verdict, LabError> {
                 .collect();
             let outcomes = work.run(&kernels, &jobs);
             progress.finish();
-            verdicts::judge(shell, &rundir, &kernels, &jobs, outcomes)?
+            verdicts::judge(shell, &rundir, about(&kernels, &jobs), outcomes)?
         }
         Test::Guest => {
             let jobs = guest::jobs(&options.matrix);
             let outcomes = work.run(&kernels, &jobs);
             progress.finish();
-            guest::judge(shell, &rundir, &kernels, &jobs, outcomes)?
+            boots::judge(shell, &rundir, about(&kernels, &jobs), outcomes)?
         }
         Test::Ours | Test::Upstream => {
             let upstream = tests.first().map(|(path, _)| path);
@@ -193,22 +200,35 @@ fn compare(options: &Options, rundir: &RunDir, kernels: &[Kernel]) -> Result<Ver
         }
         report.push_str(&render::text(&comparison));
         report.push('\n');
-        let path = rundir.write_page(
-            (index != whole_series).then_some(after),
-            &render::html(&comparison),
-        )?;
+        let html = render::html(&comparison);
         if index == whole_series {
-            page = Some(path);
+            page = Some(html);
+        } else {
+            rundir.write_page(Some(after), &html)?;
         }
     }
     if !options.dry_run {
         rundir.write_report(&report)?;
         print(&report)?;
     }
+    if page.is_none() && !options.dry_run {
+        page = figures(rundir, kernels)?;
+    }
     if let Some(page) = page {
-        eprintln!("lab: with charts: {}", page.display());
+        rundir.tell_page(None, &page)?;
     }
     Ok(verdict)
+}
+
+/// The page of the last kernel that has results, where there are no two to be compared.
+fn figures(rundir: &RunDir, kernels: &[Kernel]) -> Result<Option<String>, LabError> {
+    let mut those = kernels.iter().rev();
+    let Some(kernel) = those.find(|kernel| rundir.results(kernel).is_file()) else {
+        return Ok(None);
+    };
+    let samples = input::side(&[rundir.results(kernel)])?;
+    let command = compare::command_line();
+    Ok(Some(render::single(&samples, &kernel.name, Some(&command))))
 }
 
 fn print(text: &str) -> Result<(), LabError> {
@@ -216,5 +236,45 @@ fn print(text: &str) -> Result<(), LabError> {
         // Whoever reads has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(LabError::Output),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::{Record, record_lines};
+
+    #[test]
+    fn a_run_of_one_kernel_leaves_a_page_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let kernels =
+            ["base", "series"].map(|name| Kernel::planned(name.to_owned(), "Image".into(), None));
+        let rundir = RunDir::create(Shell::new(false), folder.path(), &kernels).unwrap();
+        assert_eq!(figures(&rundir, &kernels).unwrap(), None, "nothing ran");
+        let record: Record = serde_json::from_value(serde_json::json!({
+            "schema": crate::results::SCHEMA, "engine": "kvm", "phase": "create", "ns": 1_234_567,
+            "config": {"mode": "", "backing": "anonymous", "memory": 65536, "vcpus": 1,
+                       "seed": 0, "iteration": 0},
+            "counters": {"DC CIVAC": 5},
+        }))
+        .unwrap();
+        std::fs::write(
+            rundir.results(&kernels[0]),
+            record_lines(&[record]).unwrap(),
+        )
+        .unwrap();
+
+        let page = figures(&rundir, &kernels).unwrap().unwrap();
+        rundir.tell_page(None, &page).unwrap();
+
+        let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
+        assert!(
+            page.contains("Figures of base") && page.contains("1.235 ms"),
+            "{page}"
+        );
+        assert!(
+            page.contains("anonymous, 64K, 1 vCPU, by kvm; 1 run"),
+            "{page}"
+        );
     }
 }

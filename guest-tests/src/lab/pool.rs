@@ -16,6 +16,7 @@ use super::{
     rundir::RunDir,
     step::Shell,
 };
+use crate::units::counted;
 
 /// What runs jobs and what they share.
 #[derive(Debug)]
@@ -38,8 +39,11 @@ impl Work<'_> {
         let queue: VecDeque<(usize, usize)> = (0..jobs.len())
             .flat_map(|job| (0..kernels.len()).map(move |kernel| (kernel, job)))
             .collect();
-        self.progress
-            .stage(format!("{} jobs on {} kernels", jobs.len(), kernels.len()));
+        self.progress.stage(format!(
+            "{} on {}",
+            counted(jobs.len(), "job"),
+            counted(kernels.len(), "kernel")
+        ));
         self.progress.jobs(queue.len());
         let queue = Mutex::new(queue);
         let silent = Mutex::new(vec![0; kernels.len()]);

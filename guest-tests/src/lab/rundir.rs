@@ -4,7 +4,7 @@
 //! ```text
 //! lab-runs/NAME/
 //!   comparison.txt          what was printed
-//!   report.html             the same with charts; a step's in the folder of the kernel it led to
+//!   report.html             the same as a page; a step's in the folder of the kernel it led to
 //!   KERNEL/                 `base`, the series' name …: a side for `granule compare`
 //!     kernel.json           series, SHA-256 of the image
 //!     config                the kernel's configuration
@@ -105,7 +105,7 @@ impl RunDir {
         fs::write(&path, report).map_err(|e| StepError::file("write", path, e))
     }
 
-    /// Writes the page of a comparison and tells where: that of the whole run, or of one step to a
+    /// Writes a page and gives its path: that of the whole run, or of one step to a
     /// kernel into the kernel's folder.
     ///
     /// # Errors
@@ -117,6 +117,16 @@ impl RunDir {
             Ok(()) => Ok(path),
             Err(error) => Err(StepError::file("write", path, error)),
         }
+    }
+
+    /// The same, and says where it is.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn tell_page(&self, step: Option<&Kernel>, page: &str) -> Result<(), StepError> {
+        let path = self.write_page(step, page)?;
+        eprintln!("lab: as a page: {}", path.display());
+        Ok(())
     }
 
     /// Writes all records that there are and tells of each job that failed; true if one did.

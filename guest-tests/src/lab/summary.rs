@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{phase::Phase, results::Record};
+use crate::{phase::Phase, results::Record, units::counted};
 
 /// A heading, and which names are added up below it.
 type Column = (&'static str, fn(&str) -> bool);
@@ -21,8 +21,11 @@ const COLUMNS: [Column; 4] = [
 fn configuration(record: &Record) -> String {
     let config = &record.config;
     format!(
-        "{} {} {} vCPUs ({})",
-        config.backing, config.memory, config.vcpus, record.engine
+        "{}, {}, {} ({})",
+        config.backing,
+        config.memory,
+        counted(config.vcpus, "vCPU"),
+        record.engine
     )
 }
 

@@ -8,15 +8,24 @@ mod figures;
 mod html;
 mod ktap;
 mod markdown;
+pub(crate) mod page;
 mod text;
+
+#[cfg(test)]
+pub(crate) use html::tests::look_at;
 
 use std::collections::BTreeSet;
 
 pub use self::{
-    benchstat::benchstat, csv::csv, html::html, ktap::ktap, markdown::markdown, text::text,
+    benchstat::benchstat,
+    csv::csv,
+    html::{Lane, bars, html, single},
+    ktap::ktap,
+    markdown::markdown,
+    text::text,
 };
 use super::{Change, Comparison, Configuration, PhaseChange, Side, Step, Tested, Verdict, judge};
-use crate::model::simulate;
+use crate::{model::simulate, units::counted};
 
 /// The comparison as JSON, schema [`super::SCHEMA`], its fields as in [`Comparison`].
 ///
@@ -41,20 +50,21 @@ fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
         head.push(("emulator", emulator.clone()));
     }
     if comparison.is_emulated() {
-        let simulated = after.emulator.as_deref() == Some(simulate::EMULATOR);
-        let time = match simulated {
-            true => "virtual: what a simulated machine would take, not hardware time",
-            false => {
-                "virtual: the work of all CPUs together as the emulator counts it, not hardware \
-                 time"
-            }
-        };
-        head.push(("time", time.to_owned()));
+        let time = time_words(after.emulator.as_deref());
+        head.extend(time.map(|time| ("time", time.to_owned())));
     }
     if let Some(mode) = one_mode(comparison) {
         head.push(("guest", mode.to_owned()));
     }
     head
+}
+
+/// What a time is that this emulator gives; `None` on hardware.
+fn time_words(emulator: Option<&str>) -> Option<&'static str> {
+    Some(match emulator? {
+        simulate::EMULATOR => "virtual: what a simulated machine would take, not hardware time",
+        _ => "virtual: the work of all CPUs together as the emulator counts it, not hardware time",
+    })
 }
 
 /// The guest mode, where there is only one.
@@ -91,8 +101,9 @@ fn title(comparison: &Comparison, configuration: &Configuration) -> String {
         spreads.map(|spread| spread.runs).max().unwrap_or(0)
     };
     match (runs(|change| change.before), runs(|change| change.after)) {
-        (1, 1) => title + "; 1 run a side",
-        (before, after) if before == after => title + &format!("; {before} runs a side"),
+        (before, after) if before == after => {
+            title + &format!("; {} a side", counted(before, "run"))
+        }
         (before, after) => title + &format!("; runs: {before} before, {after} after"),
     }
 }
@@ -166,7 +177,7 @@ fn detectable(phase: &PhaseChange) -> Option<String> {
 fn foot(comparison: &Comparison) -> Vec<String> {
     let mut foot = notes(comparison);
     foot.extend(comparison.geomeans.iter().map(together));
-    foot.extend(comparison.growth.iter().map(growth));
+    foot.extend(growths(comparison));
     foot.extend(verdict(comparison));
     foot
 }
@@ -195,11 +206,25 @@ fn together(together: &super::Together) -> String {
         .interval
         .map(|ends| format!(", 95% {}", interval(ends)));
     format!(
-        "Geometric mean of {} ratios of {of}: {}{}.",
-        together.rows,
+        "Geometric mean of {} of {of}: {}{}.",
+        counted(together.rows, "ratio"),
         figures::factor(together.ratio),
         ends.unwrap_or_default()
     )
+}
+
+/// How phases grow, a line for each that can be told.
+fn growths(comparison: &Comparison) -> Vec<String> {
+    let all = &comparison.growth;
+    let mut lines: Vec<String> = all.iter().filter(|one| one.tells()).map(growth).collect();
+    let untold = all.len() - lines.len();
+    if untold > 0 {
+        lines.push(format!(
+            "How {untold} of {} grow cannot be told: they lie too far off any power.",
+            counted(all.len(), "time")
+        ));
+    }
+    lines
 }
 
 /// How a phase grows, in one line.
@@ -246,16 +271,18 @@ fn verdict(comparison: &Comparison) -> Vec<String> {
     let worse = comparison.count(Verdict::Worse);
     let unsure = comparison.count(Verdict::CannotTell);
     let mut lines = Vec::new();
-    if worse == 0 {
-        let shown = if unsure == 0 { "is" } else { "is shown to be" };
-        lines.push(format!(
-            "No phase of {judged} {shown} {more} by more than {effect}."
-        ));
-    } else {
-        lines.push(format!(
+    lines.push(match (worse, judged) {
+        (0, 1) if unsure == 0 => format!("The phase is not {more} by more than {effect}."),
+        (0, 1) => format!("The phase is not shown to be {more} by more than {effect}."),
+        (0, _) => {
+            let shown = if unsure == 0 { "is" } else { "is shown to be" };
+            format!("No phase of {judged} {shown} {more} by more than {effect}.")
+        }
+        (_, 1) => format!("Regression: the phase is {more} by more than {effect}, marked with !."),
+        _ => format!(
             "Regression: {worse} of {judged} phases {more} by more than {effect}, marked with !."
-        ));
-    }
+        ),
+    });
     if comparison
         .regressions()
         .any(|(_, phase)| is_one_sided(phase))
@@ -263,15 +290,32 @@ fn verdict(comparison: &Comparison) -> Vec<String> {
         lines.push(ONE_SIDED.to_owned());
     }
     if unsure > 0 {
-        let tested = comparison
-            .rows()
-            .filter(|(_, phase)| phase.tested.is_some())
-            .count();
-        let runs = judge::least_runs(judged.max(tested), comparison.paired);
-        lines.push(format!(
-            "Cannot tell for {unsure} of {judged}, marked with ?: too few runs or too wide a \
-             spread. A table of {judged} takes {runs} runs a side and more."
-        ));
+        lines.push(cannot_tell(comparison, unsure, judged));
     }
     lines
+}
+
+/// Why so many rows of a table cannot be judged, and what it takes.
+fn cannot_tell(comparison: &Comparison, unsure: usize, rows: usize) -> String {
+    let least = judge::least_runs(rows, comparison.paired);
+    let fewer = comparison
+        .rows()
+        .filter(|(_, phase)| phase.verdict == Some(Verdict::CannotTell))
+        .any(|(_, phase)| phase.runs.before.len().min(phase.runs.after.len()) < least);
+    let of = match rows {
+        1 => String::new(),
+        rows => format!(" for {unsure} of {rows}"),
+    };
+    let table = match rows {
+        1 => "One phase".to_owned(),
+        rows => format!("A table of {rows}"),
+    };
+    if fewer {
+        format!(
+            "Cannot tell{of}, marked with ?: too few runs or too wide a spread. {table} takes \
+             {least} runs a side and more."
+        )
+    } else {
+        format!("Cannot tell{of}, marked with ?: too wide a spread. More runs may show it.")
+    }
 }

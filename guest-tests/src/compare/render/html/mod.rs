@@ -6,22 +6,30 @@
 //! text never shrinks. Colours follow the reader's light or dark setting; before and after differ
 //! in shape as well.
 
+mod bars;
 mod counts;
 mod phases;
 mod scale;
+mod single;
 mod svg;
 mod tables;
 mod vcpus;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt::Write;
 
 use self::svg::escaped;
-use super::super::{Comparison, Verdict, growth::Growing};
+pub use self::{
+    bars::{Lane, bars},
+    single::single,
+};
+use super::{
+    super::{Comparison, Verdict, growth::Growing},
+    page,
+};
 
-const STYLE: &str = include_str!("style.css");
 const KEY: &str = "<ul class=\"key\"><li><i class=\"before\"></i>before</li>\
     <li><i class=\"after\"></i>after</li></ul>\n";
 
@@ -31,12 +39,7 @@ pub fn html(comparison: &Comparison) -> String {
         "{} against {}",
         comparison.after.label, comparison.before.label
     );
-    let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>{0}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{0}</h1>\n",
-        escaped(&name)
-    );
+    let mut out = String::new();
     summary(&mut out, comparison);
     times(&mut out, comparison);
     counted(&mut out, comparison);
@@ -55,13 +58,14 @@ pub fn html(comparison: &Comparison) -> String {
         out.push_str(&tables::figures_of(comparison, configuration));
     }
     out.push_str("<h2>Where it comes from</h2>\n");
-    out.push_str(&tables::provenance(comparison));
+    out.push_str(&tables::provenance(&[
+        ("before", &comparison.before),
+        ("after", &comparison.after),
+    ]));
     if let Some(command) = &comparison.command {
-        // Writing into a String cannot fail.
-        let _ = write!(out, "<p>Made by</p>\n<pre>{}</pre>\n", escaped(command));
+        out.push_str(&page::made_by(command));
     }
-    out.push_str("</main>\n</body>\n</html>\n");
-    out
+    page::page(&name, &out)
 }
 
 /// What was found, and what a reader must know.
@@ -74,7 +78,7 @@ fn summary(out: &mut String, comparison: &Comparison) {
         ""
     };
     for line in super::verdict(comparison) {
-        let _ = writeln!(out, "<p class=\"verdict {class}\">{}</p>", escaped(&line));
+        out.push_str(&page::verdict(class, &line));
     }
     out.push_str(&tables::overview(comparison));
     out.push_str("<ul>\n");
@@ -83,6 +87,7 @@ fn summary(out: &mut String, comparison: &Comparison) {
     let time = head.filter(|(name, _)| *name == "time" || *name == "guest");
     let told = time.map(|(name, words)| format!("{name}: {words}"));
     for line in together.chain(super::notes(comparison)).chain(told) {
+        // Writing into a String cannot fail.
         let _ = writeln!(out, "<li>{}</li>", escaped(&line));
     }
     out.push_str("</ul>\n");

@@ -13,6 +13,7 @@ use super::{
     scale::Scale,
     svg::{Anchor, Svg, WIDTH, figure},
 };
+use crate::units::counted;
 
 const LEFT: f64 = 8.0;
 const RIGHT: f64 = WIDTH - 10.0;
@@ -24,11 +25,11 @@ fn sides(phase: &PhaseChange) -> [(&'static str, Option<Spread>); 2] {
 
 fn tooltip(side: &str, unit: Unit, spread: Spread) -> String {
     format!(
-        "{side}: {}, quartiles {} to {}, {} runs",
+        "{side}: {}, quartiles {} to {}, {}",
         unit.value(spread.median),
         unit.value(spread.q1),
         unit.value(spread.q3),
-        spread.runs
+        counted(spread.runs, "run")
     )
 }
 
@@ -178,9 +179,8 @@ fn curves(step: &Step, growing: Growing, family: &Family) -> String {
         svg.path(&line, class);
         for (value, class, spread) in &of {
             let title = format!(
-                "{} {}, {}",
-                growing.label(*value),
-                growing.name(),
+                "{}, {}",
+                growing.words(*value),
                 tooltip(class, unit, *spread)
             );
             svg.line([x(*value), y(spread.q1), x(*value), y(spread.q3)], class);
@@ -196,7 +196,7 @@ fn curves(step: &Step, growing: Growing, family: &Family) -> String {
     ];
     for (side, fit) in fits {
         if let Some(fit) = fit {
-            words += &format!("; power {side} {}", fit.words());
+            words += &format!("; power {side}: {}", fit.words());
         }
     }
     figure(&format!("{step}, by {}", growing.name()), &words, svg)

@@ -4,26 +4,12 @@
 
 use std::fmt::Write;
 
+pub use super::super::page::escaped;
+
 /// The width of every drawing in its own units, which are about pixels.
 pub const WIDTH: f64 = 360.0;
 /// How many characters of a line of text fit.
 const LINE: usize = 56;
-
-/// What is escaped in HTML and SVG.
-pub fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
 
 /// Where text is held.
 #[derive(Debug, Clone, Copy)]

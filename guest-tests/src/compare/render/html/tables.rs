@@ -8,7 +8,7 @@ use super::{
         super::{Change, Comparison, Configuration, PhaseChange, Side, Verdict},
         counts, detectable, estimate,
         figures::{self, Unit},
-        phases, short_title, title,
+        page, phases, short_title, title,
     },
     svg::escaped,
 };
@@ -167,7 +167,7 @@ fn row(
 }
 
 /// Where each side comes from.
-pub fn provenance(comparison: &Comparison) -> String {
+pub fn provenance(sides: &[(&str, &Side)]) -> String {
     type Fact = (&'static str, fn(&Side) -> Option<String>);
     const FACTS: [Fact; 8] = [
         ("input", |side| Some(side.label.clone())),
@@ -181,29 +181,11 @@ pub fn provenance(comparison: &Comparison) -> String {
         }),
         ("emulator", |side| side.emulator.clone()),
     ];
-    let mut out = String::from(
-        "<div class=\"scroll\"><table class=\"facts\"><thead><tr><th></th><th>before</th><th>after</th></tr></thead><tbody>\n",
-    );
-    for (name, fact) in FACTS {
-        let [before, after] = [&comparison.before, &comparison.after].map(|side| {
-            let fact = fact(side).filter(|fact| !fact.is_empty());
-            fact.map_or_else(
-                || "<span class=\"soft\">not known</span>".to_owned(),
-                |f| escaped(&f),
-            )
-        });
-        let _ = if before == after {
-            writeln!(
-                out,
-                "<tr><th>{name}</th><td colspan=\"2\">{before}</td></tr>"
-            )
-        } else {
-            writeln!(
-                out,
-                "<tr><th>{name}</th><td>{before}</td><td>{after}</td></tr>"
-            )
-        };
-    }
-    out.push_str("</tbody></table></div>\n");
-    out
+    let names: Vec<&str> = sides.iter().map(|(name, _)| *name).collect();
+    let of = |fact: fn(&Side) -> Option<String>| sides.iter().map(|(_, side)| fact(side)).collect();
+    let rows: Vec<_> = FACTS
+        .iter()
+        .map(|(name, fact)| (*name, of(*fact)))
+        .collect();
+    page::facts(&names, &rows)
 }
