@@ -96,7 +96,7 @@ pub struct Tested {
     /// Its 95% interval; `None` where there are too few runs for one.
     pub interval: Option<[f64; 2]>,
     /// The ratio from which on a change would have been found four times in five; `None` where no
-    /// change could be, and for pairs.
+    /// change could be.
     pub detectable: Option<f64>,
 }
 
@@ -298,9 +298,13 @@ pub fn judge(rows: &[Row], effect: f64) -> Vec<(Option<Tested>, Verdict)> {
     rows.iter()
         .zip(tested)
         .map(|(row, mut tested)| {
-            if let (Some(tested), false) = (&mut tested, row.paired) {
+            if let Some(tested) = &mut tested {
                 let enough = tested.enough() / family as f64;
-                tested.detectable = stats::detectable(&row.before, &row.after, enough);
+                let detectable = match row.paired {
+                    true => stats::paired_detectable,
+                    false => stats::detectable,
+                };
+                tested.detectable = detectable(&row.before, &row.after, enough);
             }
             (tested, row.verdict(tested, effect))
         })

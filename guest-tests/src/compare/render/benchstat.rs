@@ -65,3 +65,82 @@ fn word(text: &str) -> String {
     };
     text.chars().map(plain).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::super::{
+            Options,
+            fixture::{patched, runs},
+            samples,
+        },
+        *,
+    };
+
+    fn printed(change: impl Fn(&mut crate::results::Record)) -> String {
+        let side = |create: &[u64], update: &[u64]| {
+            let mut records = runs(create, update);
+            records.iter_mut().for_each(&change);
+            records
+        };
+        let (before, after) = (
+            side(&[10, 12], &[30, 31]),
+            patched(side(&[8, 9], &[30, 33])),
+        );
+        let options = Options::default();
+        benchstat(&Comparison::of(&samples(&before), &samples(&after), &options).unwrap())
+    }
+
+    #[test]
+    fn every_run_is_a_line_below_its_side() {
+        let name = |phase| {
+            format!(
+                "BenchmarkStage2/phase={phase}/engine=kvm/mode=PA_bits:48,_VA_bits:48,_4K_pages/\
+                 backing=anonymous_hugetlb_2mb/size=64M/vcpus=16"
+            )
+        };
+        let (create, update) = (name("create"), name("update"));
+
+        assert_eq!(
+            printed(|_| ()),
+            format!(
+                "side: before\n\n\
+                 {create} 1 10000 ns/op\n{create} 1 12000 ns/op\n\
+                 {update} 1 30000 ns/op\n{update} 1 31000 ns/op\n\n\
+                 side: after\n\n\
+                 {create} 1 8000 ns/op\n{create} 1 9000 ns/op\n\
+                 {update} 1 30000 ns/op\n{update} 1 33000 ns/op\n\n"
+            )
+        );
+    }
+
+    #[test]
+    fn a_name_is_one_word_whatever_the_options_are() {
+        let text = printed(|record| {
+            let options = [("dirty-log", "manual"), ("pin", "0-3 8/9"), ("empty", "")];
+            let options = options.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            record.config.options = options.into();
+            record.config.prefault = true;
+        });
+
+        for line in text.lines().filter(|line| line.starts_with("Benchmark")) {
+            let words: Vec<&str> = line.split(' ').collect();
+            assert_eq!(
+                (words.len(), words[1], words[3]),
+                (4, "1", "ns/op"),
+                "{line}"
+            );
+            // What ends in a dash and a number would be taken for a count of processors.
+            assert!(!words[0].contains('-'), "{line}");
+            assert!(
+                line.contains("/dirty_log=manual/pin=0_3_8_9/prefault=on/"),
+                "{line}"
+            );
+        }
+        assert_eq!(
+            text.matches("side:").count(),
+            2,
+            "another line would make another table"
+        );
+    }
+}

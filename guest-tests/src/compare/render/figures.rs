@@ -42,6 +42,8 @@ impl Unit {
     pub fn value(self, value: f64) -> String {
         match self {
             Self::Count if value >= 1e11 => short(value),
+            // Between two runs, one of which did not count any.
+            Self::Count if value.fract() != 0.0 && value < 1000.0 => format!("{value:.1}"),
             Self::Count => grouped(value),
             Self::Time(1, name) if value.fract() == 0.0 => format!("{value:.0} {name}"),
             Self::Time(size, name) => format!("{:.3} {name}", value / f64::from(size)),
@@ -184,6 +186,17 @@ mod tests {
         assert_eq!(
             Unit::Count.range(spread(33, 100, 10_000), false).unwrap(),
             "33..10.00K"
+        );
+    }
+
+    #[test]
+    fn a_median_between_two_small_counts_is_not_rounded_away() {
+        let between = |one: u64, two: u64| Spread::of([one as f64, two as f64]);
+        assert_eq!(Unit::Count.median(between(0, 1)), "0.5");
+        assert_eq!(Unit::Count.median(between(1, 3)), "2");
+        assert_eq!(
+            Unit::Count.median(between(34_625_989, 34_625_990)),
+            "34,625,990"
         );
     }
 

@@ -12,7 +12,7 @@
 //! | how much of a whole table is chance | [`holm`](fn@holm) |
 //! | what do many ratios say together | [`geomean`](fn@geomean) with a bootstrap interval |
 //! | how does a figure grow | [`power_law`](fn@power_law) |
-//! | what could have been found | [`detectable`] |
+//! | what could have been found | [`detectable`], [`paired_detectable`] |
 //!
 //! Tests and estimates agree with each other: an interval holds exactly those shifts that the test
 //! it belongs to would not reject at 5%. All are held against SciPy's output, kept as golden data
@@ -40,7 +40,7 @@ pub use self::{
     geomean::{Resampled, geomean},
     holm::holm,
     mann_whitney::{least_p, mann_whitney},
-    power::detectable,
+    power::{detectable, paired_detectable},
     power_law::power_law,
     quantile::quantile,
     shift::{paired_shift, shift},

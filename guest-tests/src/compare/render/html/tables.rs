@@ -189,3 +189,134 @@ pub fn provenance(sides: &[(&str, &Side)]) -> String {
         .collect();
     page::facts(&names, &rows)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::super::super::{
+            Options,
+            fixture::{patched, runs},
+            samples,
+        },
+        *,
+    };
+
+    /// Create better, update worse, on hardware.
+    fn comparison(options: &Options) -> Comparison {
+        let side = |create: u64, update: u64| {
+            let about = |us| (0..10).map(|run| us + run).collect::<Vec<u64>>();
+            let mut records = runs(&about(create), &about(update));
+            for record in &mut records {
+                record.host.emulator = None;
+            }
+            records
+        };
+        let (before, after) = (side(2000, 1000), patched(side(1000, 2000)));
+        Comparison::of(&samples(&before), &samples(&after), options).unwrap()
+    }
+
+    /// The text of every cell of every row, tags left out.
+    fn cells(html: &str) -> Vec<Vec<String>> {
+        let plain = |cell: &str| {
+            let mut text = String::new();
+            for part in cell.split('<') {
+                text += part.split_once('>').map_or("", |(_, text)| text);
+            }
+            text.trim().to_owned()
+        };
+        let rows = html.split("<tr").skip(1);
+        rows.map(|row| {
+            row.split("<td")
+                .skip(1)
+                .map(|cell| plain(&format!("<td{cell}")))
+                .collect()
+        })
+        .collect()
+    }
+
+    #[test]
+    fn the_overview_has_a_ratio_with_its_verdict_for_each_step() {
+        let table = overview(&comparison(&Options::default()));
+
+        assert!(table.contains("<th>time after ÷ before</th><th>create</th><th>update</th>"));
+        assert!(
+            table.contains("<span class=\"tag better\">0.501</span>"),
+            "{table}"
+        );
+        assert!(
+            table.contains("<span class=\"tag worse\">1.996!</span>"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn a_row_has_a_cell_for_each_heading() {
+        let comparison = comparison(&Options::default());
+        let table = figures_of(&comparison, &comparison.configurations[0]);
+        let (times, counts) = table.split_once("<details>").unwrap();
+
+        let headings = HEAD.matches("<th>").count();
+        let rows = cells(times);
+        assert_eq!(rows.len(), 1 + 2, "a heading and two phases");
+        assert!(
+            rows[1..].iter().all(|row| row.len() == headings),
+            "{rows:?}"
+        );
+        let [create, update] = [&rows[1], &rows[2]];
+        assert_eq!(
+            create[..5],
+            [
+                "create",
+                "2.005 ms 2.002..2.007",
+                "1.004 ms 1.002..1.007",
+                "0.501",
+                "+49.9%"
+            ]
+        );
+        assert!(create[5].starts_with("0.501 (0.5"), "{create:?}");
+        assert_eq!(create[8..], ["-1.00", "better"]);
+        assert_eq!(update[8..], ["+1.00", "worse"]);
+        assert!(
+            cells(counts)
+                .iter()
+                .any(|row| row.first().is_some_and(|c| c == "DC CIVAC"))
+        );
+        assert!(!times.contains("DC CIVAC"), "counts fold away");
+    }
+
+    #[test]
+    fn what_is_judged_stands_with_the_times() {
+        let options = Options {
+            metric: Some("DC CIVAC".to_owned()),
+            ..Options::default()
+        };
+        let comparison = comparison(&options);
+        let table = figures_of(&comparison, &comparison.configurations[0]);
+        let rows = cells(table.split_once("<details>").unwrap().0);
+
+        let names: Vec<&str> = rows[1..].iter().map(|row| row[0].as_str()).collect();
+        assert_eq!(names, ["create", "DC CIVAC", "update", "DC CIVAC"]);
+        let verdicts: Vec<&str> = rows[1..].iter().map(|row| row[9].as_str()).collect();
+        assert_eq!(verdicts, ["", "better", "", "worse"]);
+        assert!(
+            !overview(&comparison).contains("worse"),
+            "no time is judged"
+        );
+    }
+
+    #[test]
+    fn where_it_comes_from_is_told_for_each_side() {
+        let comparison = comparison(&Options::default());
+        let table = provenance(&[("before", &comparison.before), ("after", &comparison.after)]);
+
+        for wanted in [
+            "<th>before</th><th>after</th>",
+            "<th>kernel</th><td>5.10.262</td><td>5.10.262-granule</td>",
+            "<td>no series</td><td>stage2-fault-path (6 patches)</td>",
+            "<th>CPU</th><td colspan=\"2\">neoverse-n1</td>",
+            "<th>emulator</th><td colspan=\"2\"><span class=\"soft\">not known</span></td>",
+        ] {
+            assert!(table.contains(wanted), "{wanted}\n{table}");
+        }
+    }
+}
