@@ -3,9 +3,7 @@
 //!
 //! The guest is either of our own making: the host's image as its kernel, this program as its
 //! initramfs ([`guest_init`]), so nothing has to be fetched; or a distribution with its stock kernel
-//! and a disk, which is logged in to and switched off on its console. What its boots cost: [`boots`].
-//!
-//! [`boots`]: super::boots
+//! and a disk, which is logged in to and switched off on its console. What its boots cost: `boots`.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
