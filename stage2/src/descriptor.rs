@@ -194,6 +194,11 @@ impl Descriptor {
         self.0 & ADDRESS & !on(block, NO_TRANSLATION)
     }
 
+    /// The address of a page: of what is known to be no block's.
+    pub const fn page_address(self) -> u64 {
+        self.0 & ADDRESS
+    }
+
     /// A leaf's attributes.
     pub const fn attributes(self) -> Attributes {
         Attributes {
@@ -250,9 +255,23 @@ impl Descriptor {
         Self(kept | on(page, TABLE_OR_PAGE) | (phys & ADDRESS))
     }
 
-    /// Whether it is a page at level 3 and a table at the others; not what a valid block is.
-    pub const fn is_table_or_page(self) -> bool {
-        self.0 & (VALID | TABLE_OR_PAGE) == VALID | TABLE_OR_PAGE
+    /// A leaf of address 0 at another address.
+    pub const fn at(self, phys: u64) -> Self {
+        Self(self.0 | (phys & ADDRESS))
+    }
+
+    /// The next table's address if it is a table's entry, above level 3.
+    #[inline(always)]
+    pub const fn next_table(self) -> Option<u64> {
+        let rest = self.0 ^ (VALID | TABLE_OR_PAGE);
+        // As the engine writes them, in one test and without a mask.
+        if rest & !ADDRESS == 0 {
+            return Some(rest);
+        }
+        if rest & (VALID | TABLE_OR_PAGE) == 0 {
+            return Some(rest & ADDRESS);
+        }
+        None
     }
 
     /// The same leaf for the next `span` bytes of memory.
@@ -399,5 +418,22 @@ mod tests {
         assert_eq!(Descriptor::EMPTY.kind(level), Kind::Invalid);
         assert_eq!(table.claimed().kind(level), Kind::Table(0x9000));
         assert_eq!(table.claimed().unclaimed(), table);
+    }
+
+    #[test]
+    fn a_next_table_is_found_whatever_else_its_entry_says() {
+        let level = Level::new(1).unwrap();
+        for rest in (0..64).map(|bit| 1 << bit).chain([0]) {
+            for kind in 0..4 {
+                let entry = Descriptor(Descriptor::table(0x9000).0 & !3 | kind | (rest & !3));
+
+                let table = match entry.kind(level) {
+                    Kind::Table(table) => Some(table),
+                    _ => None,
+                };
+
+                assert_eq!(entry.next_table(), table, "{entry:?}");
+            }
+        }
     }
 }

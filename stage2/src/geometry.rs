@@ -140,6 +140,9 @@ pub struct Geometry {
     granule: Granule,
     ipa_bits: u32,
     start: Level,
+    size: u64,
+    /// The same if the shape is [`Self::COMMON`], otherwise 0.
+    common_size: u64,
     root_tables: u64,
 }
 
@@ -152,6 +155,20 @@ pub struct GeometryError {
 }
 
 impl Geometry {
+    /// The shape of most guests: walks have it as a constant, and with it their shifts and levels.
+    pub(crate) const COMMON: (Granule, Level) = (Granule::K4, Level(1));
+
+    /// Whether it has that shape, and the address lies in it: one comparison for both.
+    #[inline(always)]
+    pub(crate) const fn is_common(&self, ipa: u64) -> bool {
+        ipa < self.common_size
+    }
+
+    /// What all indices depend on.
+    pub(crate) const fn shape(&self) -> (Granule, Level) {
+        (self.granule, self.start)
+    }
+
     /// The IPA space of `ipa_bits`, with as few levels as concatenation allows.
     ///
     /// # Errors
@@ -175,6 +192,11 @@ impl Geometry {
             granule,
             ipa_bits,
             start,
+            size: 1 << ipa_bits,
+            common_size: match (granule, start) {
+                Self::COMMON => 1 << ipa_bits,
+                _ => 0,
+            },
             root_tables,
         })
     }
@@ -191,7 +213,7 @@ impl Geometry {
 
     /// Bytes of the IPA space.
     pub const fn size(&self) -> u64 {
-        1 << self.ipa_bits
+        self.size
     }
 
     /// The level that the walk begins at.

@@ -172,24 +172,8 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         span: u64,
         order: Order,
     ) {
-        if order == Order::Release {
-            fence(Ordering::Release);
-        }
         let from = index((first.0 - self.base) >> 3);
-        let words = &self.words[from..from + index(count)];
-        let mut next = leaf.0;
-        // By lines, as eight stores without a branch between.
-        let mut lines = words.chunks_exact(8);
-        for line in &mut lines {
-            for word in line {
-                word.store(next, Ordering::Relaxed);
-                next += span;
-            }
-        }
-        for word in lines.remainder() {
-            word.store(next, Ordering::Relaxed);
-            next += span;
-        }
+        store_run(&self.words[from..from + index(count)], leaf, span, order);
     }
 
     /// Writes an entry if it is `old`.
@@ -223,6 +207,28 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
     /// A table's count.
     pub fn references(&self, table: TableAddress) -> u32 {
         u32::try_from(self.count(table).load(Ordering::Acquire)).unwrap_or(u32::MAX)
+    }
+}
+
+/// Writes all of these entries, each for the next `span` bytes of memory: what
+/// [`Operations::store_run`](crate::Operations::store_run) is where entries lie in memory.
+#[inline]
+pub fn store_run(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Order) {
+    if order == Order::Release {
+        fence(Ordering::Release);
+    }
+    let mut next = leaf.0;
+    // By lines, as eight stores without a branch between.
+    let mut lines = entries.chunks_exact(8);
+    for line in &mut lines {
+        for entry in line {
+            entry.store(next, Ordering::Relaxed);
+            next += span;
+        }
+    }
+    for entry in lines.remainder() {
+        entry.store(next, Ordering::Relaxed);
+        next += span;
     }
 }
 

@@ -8,7 +8,7 @@ mod support;
 use std::sync::{Mutex, atomic::AtomicU64};
 
 use granule_stage2::{
-    Access, Features, Maintenance, MapError, MapRequest, Memcache, Policy, Stage2,
+    Access, Features, Maintenance, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
     check::{Action, Checker, Recorder, Rule, Setup},
     descriptor::Attributes,
     geometry::{Geometry, Granule, Level},
@@ -29,6 +29,11 @@ enum Op {
         execute: bool,
         blocks: bool,
     },
+    /// Page by page in one walk.
+    MapEach {
+        write: bool,
+        execute: bool,
+    },
     Unmap,
     Protect,
     Relax {
@@ -42,6 +47,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => any::<[bool; 3]>().prop_map(|[write, execute, blocks]| Op::Map { write, execute, blocks }),
+        2 => any::<[bool; 2]>().prop_map(|[write, execute]| Op::MapEach { write, execute }),
         1 => Just(Op::Unmap),
         1 => Just(Op::Protect),
         2 => any::<[bool; 2]>().prop_map(|[write, execute]| Op::Relax { write, execute }),
@@ -100,6 +106,25 @@ impl Under<'_> {
                 };
                 table.map(ops, memcache, &request)
             }
+            Op::MapEach { write, execute } => {
+                let mut mapper = table.mapper(ops);
+                let mut result = Ok(());
+                for at in (ipa..ipa + size).step_by(usize::try_from(*page).unwrap()) {
+                    // Attributes that alternate, so that what is remembered is not always right.
+                    let attributes = Attributes {
+                        write: write && at & *page != 0,
+                        execute,
+                        ..Attributes::READ
+                    };
+                    let request = MapRequest::new(at, MEMORY + at, *page, attributes);
+                    result = match mapper.map(memcache, &request) {
+                        Ok(()) => result,
+                        Err(MapError::Again) => Err(MapError::Again),
+                        error => return error,
+                    };
+                }
+                result
+            }
             Op::Unmap => table.unmap(ops, ipa, size),
             Op::Protect => table.write_protect(ops, ipa, size),
             Op::Relax { write, execute } => table.relax(
@@ -118,7 +143,12 @@ impl Under<'_> {
 }
 
 /// Whether a page may have become `after` by an operation that was about it, or not.
-fn allowed(op: Op, meant: bool, populate: bool, page: u64, before: Seen, after: Seen) -> bool {
+fn allowed(
+    (op, meant, populate): (Op, bool, bool),
+    (page, granule): (u64, u64),
+    before: Seen,
+    after: Seen,
+) -> bool {
     let fewer = |a: [bool; 3], b: [bool; 3]| a.iter().zip(b).all(|(a, b)| !a || b);
     let right = after.is_none_or(|(phys, _)| phys == page);
     // A page of a block that an operation cuts: it may lose what the block loses.
@@ -127,16 +157,19 @@ fn allowed(op: Op, meant: bool, populate: bool, page: u64, before: Seen, after: 
         (_, None) => true,
         (None, Some(_)) => false,
     };
+    let mapped = |asked: [bool; 3]| {
+        let had = before.map_or([false; 3], |(_, old)| old);
+        let either = [0, 1, 2].map(|at| asked[at] || had[at]);
+        after.is_some_and(|(_, new)| fewer(new, either) && (fewer(asked, new) || before.is_some()))
+    };
     right
         && match op {
-            Op::Map { write, execute, .. } if meant => after.is_some_and(|(_, new)| {
-                let asked = [true, write, execute];
-                let had = before.map_or([false; 3], |(_, old)| old);
-                let either = [0, 1, 2].map(|at| asked[at] || had[at]);
-                fewer(new, either) && (fewer(asked, new) || before.is_some())
-            }),
-            Op::Map { .. } if populate => before == after,
-            Op::Map { .. } => before == after || after.is_none(),
+            Op::Map { write, execute, .. } if meant => mapped([true, write, execute]),
+            Op::MapEach { write, execute } if meant => {
+                mapped([true, write && page & granule != 0, execute])
+            }
+            Op::Map { .. } | Op::MapEach { .. } if populate => before == after,
+            Op::Map { .. } | Op::MapEach { .. } => before == after || after.is_none(),
             Op::Unmap if meant => after.is_none(),
             Op::Protect if meant => {
                 lost && after.is_none() == before.is_none() && after.is_none_or(|(_, may)| !may[1])
@@ -218,10 +251,8 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
             let meant = (first..first + count).contains(&index);
             assert!(
                 allowed(
-                    op,
-                    meant,
-                    policy.populate_on_split,
-                    MEMORY + index * page,
+                    (op, meant, policy.populate_on_split),
+                    (MEMORY + index * page, page),
                     *old,
                     *new
                 ),
@@ -261,4 +292,69 @@ proptest! {
         run(Policy::GRANULE, Granule::K16, features, &ops);
         run(Policy::GRANULE, Granule::K64, features, &ops);
     }
+}
+
+#[test]
+fn a_block_goes_into_whichever_of_the_roots_tables_it_belongs_in() {
+    // Arrange: 40 bits, two tables of level 1 side by side; 1G blocks in both.
+    let geometry = Geometry::new(Granule::K4, 40).unwrap();
+    assert_eq!(geometry.root_tables(), 2);
+    let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
+    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+    let fwb = Features {
+        fwb: true,
+        dic: true,
+        ..Features::default()
+    };
+    let mut table = Stage2::new(geometry, fwb, Policy::GRANULE, VMID, pool.root());
+    let blocks = [0, 3 << 30, 512 << 30, 1023 << 30];
+    let request = |ipa| MapRequest::new(ipa, 1 << 40 | ipa, 1 << 30, Attributes::READ_WRITE);
+
+    // Act: half of them each in a walk, half in one.
+    for ipa in [blocks[0], blocks[2]] {
+        table.map(&ops, &mut memcache, &request(ipa)).unwrap();
+    }
+    let mut mapper = table.mapper(&ops);
+    for ipa in [blocks[1], blocks[3]] {
+        mapper.map(&mut memcache, &request(ipa)).unwrap();
+    }
+    drop(mapper);
+
+    // Assert
+    for ipa in (0..1024).map(|n| n << 30) {
+        let seen = table.translate(&ops, ipa + 0x123, Access::Write);
+        let phys = blocks.contains(&ipa).then_some(1 << 40 | (ipa + 0x123));
+        assert_eq!(seen.ok().map(|seen| seen.phys), phys, "{ipa:#x}");
+    }
+}
+
+#[test]
+fn a_mapper_does_not_take_an_odd_size_for_another_with_other_attributes() {
+    let geometry = Geometry::new(Granule::K4, 39).unwrap();
+    let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
+    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+    let fwb = Features {
+        fwb: true,
+        dic: true,
+        ..Features::default()
+    };
+    let mut table = Stage2::new(geometry, fwb, Policy::GRANULE, VMID, pool.root());
+    memcache.top_up(&ops, 2, 4);
+    let request = |ipa, size| MapRequest::new(ipa, MEMORY + ipa, size, Attributes::READ_WRITE);
+
+    let mut mapper = table.mapper(&ops);
+    mapper.map(&mut memcache, &request(0, 4096)).unwrap();
+
+    for size in [0x1040, 0x1001, 0x800, 1] {
+        let wrong = mapper.map(&mut memcache, &request(0x5000, size));
+        assert!(
+            matches!(wrong, Err(MapError::Unaligned { .. })),
+            "{size:#x}"
+        );
+    }
+    let shifted = mapper.map(&mut memcache, &request(0x5800, 4096));
+    assert!(matches!(shifted, Err(MapError::Unaligned { .. })));
+    mapper.map(&mut memcache, &request(0x5000, 0x3000)).unwrap();
+    drop(mapper);
+    assert_eq!(table.look_up(&ops, 0x7000).0.address(), MEMORY + 0x7000);
 }

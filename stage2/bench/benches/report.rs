@@ -49,7 +49,7 @@ pub fn print(at: &Path) {
         }
     }
     let ns = |group: &str, name: &str| found.get(group)?.get(name).copied();
-    let floor = ns("map of 4K, each", "floor: compare-and-swap");
+    let floor = ns("shared map, one thread", "floor: compare-and-swap");
     println!();
     for walks in ["granule, one walk", "granule, a walk each"] {
         let shared = |group: &str| ns(&format!("shared map, {group}"), walks);

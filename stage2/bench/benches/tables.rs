@@ -32,7 +32,7 @@ use peers::{
     aarch64::Aarch64Paging,
     generic::Generic,
     multiarch::Multiarch,
-    own::{Exclusive, Shared},
+    own::{Direct, Exclusive, Pooled, Shared},
 };
 
 /// Times `run`, which does `count` things each time, per thing.
@@ -74,12 +74,12 @@ const SINGLE: u64 = PAGES / 4;
 /// So many that the clock's own time is lost among them.
 const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
 
-/// Maps of pages each in a walk of its own, the only walker.
-fn walk_each(c: &mut Criterion) {
-    bench(c, "map of 4K, each", "granule, a walk each", SINGLE, || {
-        let mut table = Exclusive::new();
+/// Maps each in a walk of its own, the only walker.
+fn walk_each<const SIZE: u64>(c: &mut Criterion, group: &str, count: u64) {
+    bench(c, group, "granule, a walk each", count, || {
+        let mut table = Exclusive::<Direct>::new();
         let start = Instant::now();
-        (0..SINGLE).for_each(|n| table.map(n * PAGE, PAGE, false));
+        table.walk_each::<SIZE>(count);
         start.elapsed()
     });
 }
@@ -93,11 +93,11 @@ fn alone<T: Table>(c: &mut Criterion) {
         |act: fn(&mut T, u64)| move |table: &mut T| (0..BLOCKS).for_each(|n| act(table, n * BLOCK));
     timed(c, "range map, per 4K", PAGES, nothing, by_pages);
     timed(c, "map of 4K, each", SINGLE, nothing, |table: &mut T| {
-        table.map_each(SINGLE, false);
+        table.map_each::<PAGE>(SINGLE);
     });
     let blocks = SINGLE_BLOCKS;
     timed(c, "map of 2M, each", blocks, nothing, |table: &mut T| {
-        table.map_each(blocks, true);
+        table.map_each::<BLOCK>(blocks);
     });
     timed(c, "translate", SINGLE, by_pages, |table: &mut T| {
         let mut at: u64 = 1;
@@ -141,6 +141,13 @@ fn alone<T: Table>(c: &mut Criterion) {
     );
 }
 
+/// What a map beside other walkers cannot do without.
+fn swap(word: &AtomicU64, new: u64) {
+    let _ = black_box(word).compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire);
+}
+
+const FLOOR: &str = "floor: compare-and-swap";
+
 /// What a map cannot do without: one store, or one compare-and-swap, of words in a row.
 fn floors(c: &mut Criterion) {
     let words: Vec<AtomicU64> = (0..SINGLE).map(|_| AtomicU64::new(0)).collect();
@@ -153,12 +160,11 @@ fn floors(c: &mut Criterion) {
         }
         start.elapsed()
     });
-    let name = "floor: compare-and-swap";
-    bench(c, "map of 4K, each", name, SINGLE, || {
+    bench(c, "map of 4K, each", FLOOR, SINGLE, || {
         clear();
         let start = Instant::now();
         for (word, n) in words.iter().zip(1..) {
-            let _ = black_box(word).compare_exchange(0, n, Ordering::AcqRel, Ordering::Acquire);
+            swap(word, n);
         }
         start.elapsed()
     });
@@ -203,6 +209,20 @@ fn together(c: &mut Criterion) {
     for (group, threads, place) in places {
         let group = &format!("shared map, {group}");
         let count = threads * EACH;
+        let words: Vec<AtomicU64> = (0..2 * PAGES).map(|_| AtomicU64::new(0)).collect();
+        bench(c, group, FLOOR, count, || {
+            in_threads(threads, |thread| {
+                let words = &words;
+                let words =
+                    move || (0..EACH).map(move |n| &words[(place(thread, n) / PAGE) as usize]);
+                words().for_each(|w| w.store(0, Ordering::Relaxed));
+                move || {
+                    for (word, n) in words().zip(1..) {
+                        swap(word, n);
+                    }
+                }
+            })
+        });
         bench(c, group, "granule, one walk", count, || {
             let table = Shared::new();
             in_threads(threads, |thread| {
@@ -246,8 +266,10 @@ fn main() {
         .output_directory(&at)
         .configure_from_args();
     floors(&mut c);
-    walk_each(&mut c);
-    alone::<Exclusive>(&mut c);
+    walk_each::<PAGE>(&mut c, "map of 4K, each", SINGLE);
+    walk_each::<BLOCK>(&mut c, "map of 2M, each", SINGLE_BLOCKS);
+    alone::<Exclusive<Direct>>(&mut c);
+    alone::<Exclusive<Pooled>>(&mut c);
     alone::<Aarch64Paging>(&mut c);
     alone::<Multiarch>(&mut c);
     alone::<Generic>(&mut c);

@@ -25,24 +25,28 @@ impl<O: Operations> Walk<'_, O> {
     ///
     /// # Errors
     /// It stays locked.
+    #[inline]
     pub(super) fn load_settled(&self, slot: &Slot) -> Result<Descriptor, MapError> {
-        let spins = if self.stage2.policy.wait_for_locked {
-            LOCK_SPINS
-        } else {
-            0
-        };
-        let mut entry = self.ops.load(slot.entry);
-        for _ in 0..spins {
-            if !entry.is_locked() {
-                break;
-            }
-            self.ops.pause();
-            entry = self.ops.load(slot.entry);
-        }
+        let entry = self.ops.load(slot.entry);
         if entry.is_locked() {
-            return Err(MapError::Again);
+            self.wait_for(slot)
+        } else {
+            Ok(entry)
         }
-        Ok(entry)
+    }
+
+    #[inline(never)]
+    fn wait_for(&self, slot: &Slot) -> Result<Descriptor, MapError> {
+        if self.stage2.policy.wait_for_locked {
+            for _ in 0..LOCK_SPINS {
+                self.ops.pause();
+                let entry = self.ops.load(slot.entry);
+                if !entry.is_locked() {
+                    return Ok(entry);
+                }
+            }
+        }
+        Err(MapError::Again)
     }
 
     /// Stores over `old` what needs no break, or is a step of one.

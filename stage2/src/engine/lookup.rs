@@ -4,7 +4,7 @@
 use super::Stage2;
 use crate::{
     descriptor::{Attributes, Descriptor},
-    geometry::{Geometry, Level},
+    geometry::{Geometry, Granule, Level},
     operations::{Operations, TableAddress},
 };
 
@@ -77,61 +77,114 @@ impl Walker {
     ///
     /// # Errors
     /// The fault that the CPU would take; an address outside the IPA space is a translation fault.
-    #[inline]
+    #[inline(always)]
     pub fn translate<O: Operations>(
         &self,
         ops: &O,
         ipa: u64,
         access: Access,
     ) -> Result<Translation, Fault> {
-        let fault = |status, level| Fault {
-            ipa,
-            access,
-            status,
-            level,
-        };
-        if ipa >= self.geometry.size() {
-            return Err(fault(FaultStatus::Translation, self.geometry.start()));
+        if self.geometry.is_common(ipa) {
+            walk(ops, self.root, Geometry::COMMON, ipa, access)
+        } else {
+            let shape = (self.geometry.shape(), self.geometry.size());
+            walk_rare(ops, self.root, shape, ipa, access)
         }
-        let (_, entry, level) = self.find(ops, ipa);
-        // Where the walk ends there is no table.
-        if !entry.is_valid() {
-            return Err(fault(FaultStatus::Translation, level));
-        }
-        let attributes = entry.attributes();
-        if !attributes.accessed {
-            return Err(fault(FaultStatus::AccessFlag, level));
-        }
-        if !attributes.permit(access) {
-            return Err(fault(FaultStatus::Permission, level));
-        }
-        Ok(Translation {
-            phys: entry.address() + (ipa & (self.geometry.span(level) - 1)),
-            level,
-            attributes,
-        })
     }
 
     /// The table that the walk of an address ends in, the entry there, and its level.
-    #[inline]
     pub(super) fn find<O: Operations>(
         &self,
         ops: &O,
         ipa: u64,
     ) -> (TableAddress, Descriptor, Level) {
-        let granule = self.geometry.granule();
-        let mut level = self.geometry.start();
-        let mut shift = level.shift(granule);
-        let (mut table, mut index) = (self.root, ipa >> shift);
-        loop {
-            let entry = ops.load(table.entry(index));
-            let (true, Some(below)) = (entry.is_table_or_page(), level.down()) else {
-                return (table, entry, level);
-            };
-            table = TableAddress(entry.address());
-            level = below;
-            shift -= granule.level_bits();
-            index = (ipa >> shift) & (granule.entries() - 1);
+        find_in(ops, self.root, self.geometry.shape(), ipa)
+    }
+}
+
+/// The same for other shapes and addresses. All it gets are values: a walker that nothing points at
+/// can be held in registers.
+#[inline(never)]
+fn walk_rare<O: Operations>(
+    ops: &O,
+    root: TableAddress,
+    (shape, size): ((Granule, Level), u64),
+    ipa: u64,
+    access: Access,
+) -> Result<Translation, Fault> {
+    if ipa < size {
+        return walk(ops, root, shape, ipa, access);
+    }
+    Err(Fault {
+        ipa,
+        access,
+        status: FaultStatus::Translation,
+        level: shape.1,
+    })
+}
+
+#[inline(always)]
+fn walk<O: Operations>(
+    ops: &O,
+    root: TableAddress,
+    (granule, start): (Granule, Level),
+    ipa: u64,
+    access: Access,
+) -> Result<Translation, Fault> {
+    let (_, entry, level) = find_in(ops, root, (granule, start), ipa);
+    if let Some(status) = entry.missing(access) {
+        return Err(Fault {
+            ipa,
+            access,
+            status,
+            level,
+        });
+    }
+    Ok(Translation {
+        // Where most walks end, without a shift.
+        phys: if level == Level::PAGE {
+            entry.page_address() + (ipa & (granule.size() - 1))
+        } else {
+            entry.address() + (ipa & (level.span(granule) - 1))
+        },
+        level,
+        attributes: entry.attributes(),
+    })
+}
+
+/// Goes down from the root to where an address's walk ends.
+#[inline(always)]
+fn find_in<O: Operations>(
+    ops: &O,
+    root: TableAddress,
+    (granule, start): (Granule, Level),
+    ipa: u64,
+) -> (TableAddress, Descriptor, Level) {
+    let mut level = start;
+    let (mut table, mut index) = (root, ipa >> level.shift(granule));
+    loop {
+        let entry = ops.load(table.entry(index));
+        let (Some(below), Some(next)) = (level.down(), entry.next_table()) else {
+            return (table, entry, level);
+        };
+        table = TableAddress(next);
+        level = below;
+        index = (ipa >> level.shift(granule)) & (granule.entries() - 1);
+    }
+}
+
+impl Descriptor {
+    /// What a walk that ends here lacks for an access: where it ends there is no table.
+    #[inline(always)]
+    fn missing(self, access: Access) -> Option<FaultStatus> {
+        if !self.is_valid() {
+            Some(FaultStatus::Translation)
+        } else if !self.attributes().accessed {
+            Some(FaultStatus::AccessFlag)
+        } else if !self.attributes().permit(access) {
+            Some(FaultStatus::Permission)
+        } else {
+            None
         }
     }
 }
@@ -149,7 +202,7 @@ impl Stage2 {
     ///
     /// # Errors
     /// The fault that the CPU would take.
-    #[inline]
+    #[inline(always)]
     pub fn translate<O: Operations>(
         &self,
         ops: &O,

@@ -40,7 +40,7 @@ impl<O: Operations> Walk<'_, O> {
     #[inline]
     pub(super) fn is_ready(&self, a: Attributes) -> bool {
         let features = &self.stage2.features;
-        self.maintains(Maintenance::FaultPath)
+        self.stage2.all_ready
             || ((features.fwb || a.memory != MemoryType::Normal) && (features.dic || !a.execute))
     }
 

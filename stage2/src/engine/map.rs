@@ -4,7 +4,7 @@
 use super::{MapError, Slot, Stage2, Walk};
 use crate::{
     descriptor::{Attributes, Descriptor, Kind},
-    geometry::Level,
+    geometry::{Geometry, Level},
     memcache::Memcache,
     operations::{EntryAddress, Operations, Order, TableAddress},
     policy::{Maintenance, SameLeaf},
@@ -38,6 +38,15 @@ impl MapRequest {
     }
 }
 
+/// What a split on the way has done already.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Split {
+    /// What is left of the range is ready for the guest: it is part of the block.
+    pub ready: bool,
+    /// The leaf was written with the table that it is in.
+    pub filled: bool,
+}
+
 /// How far a map has come.
 pub(super) struct Cursor<'a> {
     pub ipa: u64,
@@ -46,10 +55,7 @@ pub(super) struct Cursor<'a> {
     /// With the attributes of all leaves.
     pub leaf: Descriptor,
     pub largest: u64,
-    /// What is left of the range is ready for the guest: it is part of a block that was split.
-    pub ready: bool,
-    /// The leaf was written with the table that it is in.
-    pub filled: bool,
+    pub split: Split,
     /// The table was drawn for what is mapped now, by the only walker: it is empty.
     pub fresh: bool,
     /// Something was left to the next attempt.
@@ -71,9 +77,11 @@ impl Cursor<'_> {
 impl<O: Operations> Walk<'_, O> {
     #[inline(always)]
     pub(super) fn map(&self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
-        let leaf = self.leaf(0, Level::PAGE, r.attributes);
-        if self.map_single(r, leaf) {
-            return Ok(());
+        // As in translations, the most frequent shape is a constant.
+        if self.stage2.geometry.is_common(r.ipa)
+            && let Some(result) = self.map_single(Geometry::COMMON, r)
+        {
+            return result;
         }
         // Its parts, so that neither has to be in memory where the above is all there is to do.
         let (to, from) = ((r.ipa, r.size), (r.phys, r.largest));
@@ -82,7 +90,7 @@ impl<O: Operations> Walk<'_, O> {
             memcache,
             to,
             from,
-            leaf,
+            r.attributes,
         )
     }
 
@@ -92,22 +100,35 @@ impl<O: Operations> Walk<'_, O> {
         memcache: &mut Memcache,
         (ipa, size): (u64, u64),
         (phys, largest): (u64, u64),
-        leaf: Descriptor,
+        attributes: Attributes,
     ) -> Result<(), MapError> {
-        stage2.check(ipa, phys, size)?;
         let walk = Walk {
             stage2,
             ops,
             shared,
         };
+        let shape = stage2.geometry.shape();
+        let r = MapRequest {
+            ipa,
+            phys,
+            size,
+            attributes,
+            largest,
+        };
+        if shape != Geometry::COMMON
+            && ipa < stage2.geometry.size()
+            && let Some(result) = walk.map_single(shape, &r)
+        {
+            return result;
+        }
+        stage2.check(ipa, phys, size)?;
         let mut cursor = Cursor {
             ipa,
             end: ipa + size,
             phys,
-            leaf,
+            leaf: walk.leaf(0, Level::PAGE, attributes),
             largest,
-            ready: false,
-            filled: false,
+            split: Split::default(),
             fresh: false,
             again: false,
             contiguous: false,
@@ -169,7 +190,7 @@ impl<O: Operations> Walk<'_, O> {
         let span = geometry.span(slot.level);
         let whole = span * geometry.granule().entries();
         let table_end = (slot.ipa & !(whole - 1)) + whole;
-        let plain = c.ready || self.is_ready(c.leaf.attributes());
+        let plain = c.split.ready || self.is_ready(c.leaf.attributes());
         let mut new = c.leaf.moved(c.phys, slot.level == Level::PAGE);
         let (table, mut placed) = (self.table_of(slot.entry), 0);
         let wanted = (c.end.min(table_end) - c.ipa) >> span.trailing_zeros();
@@ -195,7 +216,7 @@ impl<O: Operations> Walk<'_, O> {
             if plain && self.place(slot.entry, new) {
                 placed += 1;
             } else {
-                match self.map_leaf(&slot, c, new) {
+                match self.map_leaf(&slot, new, c.split) {
                     Ok(()) => {}
                     Err(MapError::Contiguous) => c.contiguous = true,
                     // Where a leaf fits, nothing else can go wrong.
@@ -256,14 +277,19 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     #[inline(never)]
-    fn map_leaf(&self, slot: &Slot, c: &Cursor<'_>, new: Descriptor) -> Result<(), MapError> {
+    pub(super) fn map_leaf(
+        &self,
+        slot: &Slot,
+        new: Descriptor,
+        split: Split,
+    ) -> Result<(), MapError> {
         let old = self.load_settled(slot)?;
         match old.kind(slot.level) {
             Kind::Table(child) => self.coalesce(slot, old, TableAddress(child), new),
-            Kind::Leaf(_) if c.filled && old == new => Ok(()),
+            Kind::Leaf(_) if split.filled && old == new => Ok(()),
             Kind::Leaf(_) if !old.contiguous(false).needs_break(new) => self.meet(slot, old, new),
             Kind::Leaf(_) => self.remake(slot, self.unfold(slot, old)?, new),
-            Kind::Invalid | Kind::Locked => self.install(slot, old, new, c.ready),
+            Kind::Invalid | Kind::Locked => self.install(slot, old, new, split.ready),
         }
     }
 

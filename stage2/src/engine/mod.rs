@@ -35,7 +35,7 @@ use crate::{
     geometry::{Geometry, Level},
     memcache::Memcache,
     operations::{EntryAddress, Operations, TableAddress, Unlinked, Vmid},
-    policy::Policy,
+    policy::{Maintenance, Policy},
 };
 
 /// What the CPUs can do, all of them alike.
@@ -92,6 +92,8 @@ pub struct Stage2 {
     policy: Policy,
     vmid: Vmid,
     root: TableAddress,
+    /// Whether no leaf's memory has to be made ready where it is installed.
+    all_ready: bool,
 }
 
 /// One entry and what it spans.
@@ -141,6 +143,8 @@ impl Stage2 {
             policy,
             vmid,
             root,
+            all_ready: (features.fwb && features.dic)
+                || matches!(policy.maintenance, Maintenance::FaultPath),
         }
     }
 
@@ -235,30 +239,29 @@ impl Stage2 {
 
     /// Frees a table that nothing points at any more, with all below it: what
     /// [`Operations::defer`] hands on comes here after the grace period.
+    #[inline]
     pub fn free_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked) {
-        let Unlinked { table, level } = unlinked;
-        let counts = self.policy.counts_entries;
-        let mut counted = 0;
         // What has neither tables below it nor a count may hold anything.
-        if counts || level != Level::PAGE {
-            for index in 0..self.geometry.granule().entries() {
-                let old = ops.load(table.entry(index));
-                if let (Kind::Table(child), Some(below)) = (old.kind(level), level.down()) {
-                    self.free_unlinked(
-                        ops,
-                        Unlinked {
-                            table: TableAddress(child),
-                            level: below,
-                        },
-                    );
-                }
-                counted += u32::from(old.is_valid());
-            }
+        if self.policy.counts_entries || unlinked.level != Level::PAGE {
+            self.free_below(ops, unlinked);
         }
-        if counts {
+        ops.free(unlinked.table);
+    }
+
+    #[inline(never)]
+    fn free_below<O: Operations>(&self, ops: &O, Unlinked { table, level }: Unlinked) {
+        let mut counted = 0;
+        for index in 0..self.geometry.granule().entries() {
+            let old = ops.load(table.entry(index));
+            if let (Kind::Table(child), Some(level)) = (old.kind(level), level.down()) {
+                let table = TableAddress(child);
+                self.free_unlinked(ops, Unlinked { table, level });
+            }
+            counted += u32::from(old.is_valid());
+        }
+        if self.policy.counts_entries {
             ops.drop_references(table, counted);
         }
-        ops.free(table);
     }
 
     /// Takes everything down; the root's tables remain and are empty.

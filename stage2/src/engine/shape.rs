@@ -37,13 +37,13 @@ impl<O: Operations> Walk<'_, O> {
         let size = c.end.min(self.end(slot)) - c.ipa;
         if !self.maintains(Maintenance::FaultPath) {
             self.prepare_part(slot, old, c.ipa, (c.phys, size, c.leaf.attributes()));
-            c.ready = c.end <= self.end(slot);
+            c.split.ready = c.end <= self.end(slot);
         }
         if self.stage2.policy.populate_on_split {
             let wanted = c.leaf.moved(c.phys, below == Level::PAGE);
             self.fill(child, old, below, (c.ipa, size, wanted));
             self.reshape(slot, old, Descriptor::table(child.0))?;
-            c.filled = true;
+            c.split.filled = true;
         } else {
             self.break_entry(slot, old)?;
             self.make(slot, Descriptor::table(child.0));
@@ -83,15 +83,15 @@ impl<O: Operations> Walk<'_, O> {
         let Some(level) = slot.level.down() else {
             return Err(MapError::Again);
         };
-        let (phys, attributes) = (new.address(), new.attributes());
         let unlinked = Unlinked {
             table: child,
             level,
         };
-        let readies = self.stage2.policy.coalesce != Coalesce::InstallUnready;
+        let unready = self.stage2.policy.coalesce == Coalesce::InstallUnready;
+        let readies = !unready && !self.stage2.all_ready;
         if readies && self.maintains(Maintenance::BeforeBreak) {
             old = self.claim(slot, old)?;
-            self.prepare_block(child, level, phys, attributes);
+            self.prepare_block(child, level, new.address(), new.attributes());
         }
         self.break_entry(slot, old)?;
         let first = self.stage2.policy.coalesce == Coalesce::FreeFirst;
@@ -99,7 +99,8 @@ impl<O: Operations> Walk<'_, O> {
             self.take_down(unlinked);
         }
         if readies && self.maintains(Maintenance::InsideWindow) {
-            self.prepare(phys, self.stage2.geometry.span(slot.level), attributes);
+            let size = self.stage2.geometry.span(slot.level);
+            self.prepare(new.address(), size, new.attributes());
         }
         self.make(slot, new);
         if !first {

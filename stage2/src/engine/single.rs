@@ -1,113 +1,123 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One leaf, where nothing is and all tables are: what most maps of a running guest come to, and
-//! short enough to become part of whoever calls. It is one store, or one compare-and-swap. All else
-//! is left to [`map`](super::map), as is a leaf whose memory has to be made ready first.
+//! One leaf where all tables are: what most maps of a running guest come to, and short enough to
+//! become part of whoever calls. Where nothing is and the memory is ready it is one store, or one
+//! compare-and-swap. All else is left to [`map`](super::map).
 //!
 //! A [`Mapper`] maps many in one walk and remembers the table that it was last in. In a shared walk
 //! somebody may put a block in that table's place meanwhile: the table stays for as long as the walk
 //! lasts, and what is mapped into it is mapped by the block.
 
-use super::{MapError, MapRequest, Stage2, Walk};
+use super::{MapError, MapRequest, Slot, Stage2, Walk, map::Split};
 use crate::{
     descriptor::Descriptor,
-    geometry::Level,
+    geometry::{Granule, Level},
     memcache::Memcache,
     operations::{EntryAddress, Operations, TableAddress},
 };
 
-/// A table, and what lies in it.
+/// A table, and which leaves go into it.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     table: TableAddress,
+    level: Level,
     /// The guest addresses of its entries.
     ipa: u64,
     bytes: u64,
-    /// Bytes of a leaf there, and the same as a shift.
-    size: u64,
-    shift: u32,
-    page: bool,
 }
 
 impl Place {
     /// Nowhere.
     const NONE: Self = Self {
         table: TableAddress(0),
+        level: Level::PAGE,
         ipa: 0,
         bytes: 0,
-        size: 0,
-        shift: 0,
-        page: false,
     };
 
     #[inline(always)]
     fn has(&self, r: &MapRequest) -> bool {
         r.ipa.wrapping_sub(self.ipa) < self.bytes
-            && r.size == self.size
-            && r.size <= r.largest
-            && (r.ipa | r.phys) & (r.size - 1) == 0
     }
 
+    /// The entry of an address in it. Callers mostly know the size, and so the shift.
     #[inline(always)]
-    fn entry(&self, ipa: u64) -> EntryAddress {
-        self.table.entry(ipa.wrapping_sub(self.ipa) >> self.shift)
+    fn entry(&self, r: &MapRequest) -> EntryAddress {
+        self.table
+            .entry(r.ipa.wrapping_sub(self.ipa) >> r.size.trailing_zeros())
     }
 }
 
 impl<O: Operations> Walk<'_, O> {
-    /// Goes down to the table that one leaf for all that is asked for belongs in, if it is there.
-    #[inline]
-    fn place_of(&self, r: &MapRequest) -> Option<Place> {
-        let geometry = &self.stage2.geometry;
-        let granule = geometry.granule();
+    /// Goes down to the table that one leaf for all that is asked for belongs in, if it is there. The
+    /// address is in the IPA space.
+    #[inline(always)]
+    fn place_of(&self, (granule, start): (Granule, Level), r: &MapRequest) -> Option<Place> {
         // A leaf on a boundary of its size that begins in the IPA space ends there.
         if (r.ipa | r.phys) & r.size.wrapping_sub(1) != 0
-            || r.ipa >= geometry.size()
             || r.size < granule.size()
             || r.size > granule.largest_leaf().min(r.largest)
         {
             return None;
         }
-        let mut shift = geometry.start().shift(granule);
-        let mut table = self.table_of(self.stage2.root.entry(r.ipa >> shift));
+        let (mut level, mut shift) = (start, start.shift(granule));
+        let (mut table, mut index) = (self.stage2.root, r.ipa >> shift);
         while r.size < 1 << shift {
-            let index = (r.ipa >> shift) & (granule.entries() - 1);
             // Above pages: the size is a page's at least.
-            let old = self.ops.load(table.entry(index));
-            if !old.is_table_or_page() {
-                return None;
-            }
-            table = TableAddress(old.address());
-            shift -= granule.level_bits();
+            table = TableAddress(self.ops.load(table.entry(index)).next_table()?);
+            level = level.down()?;
+            shift = level.shift(granule);
+            index = (r.ipa >> shift) & (granule.entries() - 1);
         }
         let covers = shift + granule.level_bits();
         (r.size == 1 << shift).then_some(Place {
-            table,
+            // Of the root's, which lie side by side, the one that it is in.
+            table: TableAddress(table.entry(index).0 & !(granule.size() - 1)),
+            level,
             ipa: r.ipa >> covers << covers,
             bytes: 1 << covers,
-            size: r.size,
-            shift,
-            page: shift == granule.shift(),
         })
     }
 
-    /// Maps the one leaf into its table, if nothing is there. Gives whether it did.
+    /// Maps what was asked for if it is one leaf and its table is there. Gives what came of it. The
+    /// address is in the IPA space.
     #[inline(always)]
-    fn map_into(&self, place: &Place, r: &MapRequest, leaf: Descriptor) -> bool {
-        let entry = place.entry(r.ipa);
-        let placed = self.place(entry, leaf.moved(r.phys, place.page));
-        if placed {
+    pub(super) fn map_single(
+        &self,
+        shape: (Granule, Level),
+        r: &MapRequest,
+    ) -> Option<Result<(), MapError>> {
+        let place = self.place_of(shape, r)?;
+        let (entry, new) = (place.entry(r), self.leaf_for(shape.0, r).at(r.phys));
+        if self.is_ready(r.attributes) && self.place(entry, new) {
             self.count(self.table_of(entry), 1);
+            return Some(Ok(()));
         }
-        placed
+        let walk = (self.stage2, self.ops, self.shared);
+        Some(Self::map_over(walk, entry, (place.level, r.ipa), new))
     }
 
-    /// Maps what was asked for if it is such a leaf. Gives whether it was.
+    /// The same where something is, or something has to be done first. All it gets are values, as
+    /// [`Walk::map_any`].
+    #[inline(never)]
+    fn map_over(
+        (stage2, ops, shared): (&Stage2, &O, bool),
+        entry: EntryAddress,
+        (level, ipa): (Level, u64),
+        new: Descriptor,
+    ) -> Result<(), MapError> {
+        let walk = Walk {
+            stage2,
+            ops,
+            shared,
+        };
+        walk.map_leaf(&Slot { entry, level, ipa }, new, Split::default())
+    }
+
+    /// The leaf of a request for one, at address 0.
     #[inline(always)]
-    pub(super) fn map_single(&self, r: &MapRequest, leaf: Descriptor) -> bool {
-        self.is_ready(r.attributes)
-            && self
-                .place_of(r)
-                .is_some_and(|place| self.map_into(&place, r, leaf))
+    fn leaf_for(&self, granule: Granule, r: &MapRequest) -> Descriptor {
+        let page = r.size == granule.size();
+        self.leaf(0, Level::PAGE, r.attributes).moved(0, page)
     }
 }
 
@@ -116,19 +126,42 @@ impl<O: Operations> Walk<'_, O> {
 pub struct Mapper<'a, O: Operations> {
     walk: Walk<'a, O>,
     last: Place,
+    /// What was asked for last ([`key`]), and the leaf for it.
+    key: u64,
+    leaf: Descriptor,
 }
 
-impl<O: Operations> Mapper<'_, O> {
+/// Attributes and size as one word, if the request is for one leaf.
+#[inline(always)]
+const fn key(r: &MapRequest) -> Option<u64> {
+    let one = r.size.is_power_of_two() && r.size >= 4096 && r.size <= r.largest;
+    if one && (r.ipa | r.phys) & (r.size - 1) == 0 {
+        Some(Descriptor::leaf(r.size, Level::PAGE, r.attributes, false).0)
+    } else {
+        None
+    }
+}
+
+impl<'a, O: Operations> Mapper<'a, O> {
+    const fn new(walk: Walk<'a, O>) -> Self {
+        Self {
+            walk,
+            last: Place::NONE,
+            key: 0,
+            leaf: Descriptor::EMPTY,
+        }
+    }
+
     /// Maps a range.
     ///
     /// # Errors
     /// As [`Stage2::map`].
     #[inline(always)]
     pub fn map(&mut self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
-        let leaf = self.walk.leaf(0, Level::PAGE, r.attributes);
+        let key = key(r);
         if self.last.has(r)
-            && self.walk.is_ready(r.attributes)
-            && self.walk.map_into(&self.last, r, leaf)
+            && key == Some(self.key)
+            && self.walk.place(self.last.entry(r), self.leaf.at(r.phys))
         {
             return Ok(());
         }
@@ -138,22 +171,26 @@ impl<O: Operations> Mapper<'_, O> {
             shared,
         } = self.walk;
         let (to, from) = ((r.ipa, r.size), (r.phys, r.largest));
+        let attributes = Descriptor::leaf(0, Level::PAGE, r.attributes, false);
         // The table that was last used may be one that this very map takes away.
         self.last = Place::NONE;
-        self.last = Self::map_elsewhere((stage2, ops, shared), memcache, to, from, leaf)?;
+        (self.last, self.leaf) =
+            Self::map_elsewhere((stage2, ops, shared), memcache, to, from, attributes)?;
+        self.key = key.unwrap_or(0);
         Ok(())
     }
 
-    /// Maps in the common way and gives the table that it was in. All it gets are values: a mapper
-    /// that nothing points at can be held in registers.
+    /// Maps in the common way and gives the table that it was in, if more leaves such as this one
+    /// may follow without further ado, and the leaf. All it gets are values: a mapper that nothing
+    /// points at can be held in registers.
     #[inline(never)]
     fn map_elsewhere(
         (stage2, ops, shared): (&Stage2, &O, bool),
         memcache: &mut Memcache,
         (ipa, size): (u64, u64),
         (phys, largest): (u64, u64),
-        leaf: Descriptor,
-    ) -> Result<Place, MapError> {
+        attributes: Descriptor,
+    ) -> Result<(Place, Descriptor), MapError> {
         let walk = Walk {
             stage2,
             ops,
@@ -163,11 +200,16 @@ impl<O: Operations> Mapper<'_, O> {
             ipa,
             phys,
             size,
-            attributes: leaf.attributes(),
+            attributes: attributes.attributes(),
             largest,
         };
         walk.map(memcache, &r)?;
-        Ok(walk.place_of(&r).unwrap_or(Place::NONE))
+        let shape = stage2.geometry.shape();
+        // What was mapped is in the IPA space.
+        let place = walk
+            .place_of(shape, &r)
+            .filter(|_| walk.is_ready(r.attributes) && !stage2.policy.counts_entries);
+        Ok((place.unwrap_or(Place::NONE), walk.leaf_for(shape.0, &r)))
     }
 }
 
@@ -182,18 +224,12 @@ impl<O: Operations> Drop for Mapper<'_, O> {
 impl Stage2 {
     /// For many maps, the only walker.
     pub fn mapper<'a, O: Operations>(&'a mut self, ops: &'a O) -> Mapper<'a, O> {
-        Mapper {
-            walk: self.exclusive(ops),
-            last: Place::NONE,
-        }
+        Mapper::new(self.exclusive(ops))
     }
 
     /// For many maps, beside other walkers. No table is freed while it is there.
     pub fn mapper_shared<'a, O: Operations>(&'a self, ops: &'a O) -> Mapper<'a, O> {
         ops.begin_walk();
-        Mapper {
-            walk: self.shared(ops),
-            last: Place::NONE,
-        }
+        Mapper::new(self.shared(ops))
     }
 }

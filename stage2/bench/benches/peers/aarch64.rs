@@ -67,9 +67,8 @@ impl Table for Aarch64Paging {
             .expect("a range");
     }
 
-    fn map_each(&mut self, count: u64, blocks: bool) {
-        let size = if blocks { BLOCK } else { PAGE };
-        (0..count).for_each(|n| self.map(n * size, size, blocks));
+    fn map_each<const SIZE: u64>(&mut self, count: u64) {
+        (0..count).for_each(|n| self.map(n * SIZE, SIZE, SIZE == BLOCK));
     }
 
     fn translate(&self, ipa: u64) -> u64 {

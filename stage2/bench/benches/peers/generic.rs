@@ -6,7 +6,7 @@ use page_table_generic::{
     VirtAddr,
 };
 
-use super::{BLOCK, PAGE, PHYS, Table, page, put_back};
+use super::{BLOCK, PHYS, Table, page, put_back};
 
 /// One entry.
 #[derive(Debug, Clone, Copy)]
@@ -91,9 +91,8 @@ impl Table for Generic {
         self.table.map(&config).expect("a range");
     }
 
-    fn map_each(&mut self, count: u64, blocks: bool) {
-        let size = if blocks { BLOCK } else { PAGE };
-        (0..count).for_each(|n| self.map(n * size, size, blocks));
+    fn map_each<const SIZE: u64>(&mut self, count: u64) {
+        (0..count).for_each(|n| self.map(n * SIZE, SIZE, SIZE == BLOCK));
     }
 
     fn translate(&self, ipa: u64) -> u64 {

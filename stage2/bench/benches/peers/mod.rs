@@ -66,8 +66,8 @@ pub trait Table {
     fn new() -> Self;
     /// Maps `size` bytes at `ipa` to the same distance from [`PHYS`], by pages or by 2M blocks.
     fn map(&mut self, ipa: u64, size: u64, blocks: bool);
-    /// Maps `count` pages or 2M blocks from address 0 on, one by one.
-    fn map_each(&mut self, count: u64, blocks: bool);
+    /// Maps `count` pages or 2M blocks (`SIZE`) from address 0 on, one by one.
+    fn map_each<const SIZE: u64>(&mut self, count: u64);
     /// Where an address leads.
     fn translate(&self, ipa: u64) -> u64;
     /// Takes the permission to write from what was mapped by pages.

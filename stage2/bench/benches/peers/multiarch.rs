@@ -8,7 +8,7 @@ use page_table_multiarch::{
     GenericPTE, MappingFlags, PageSize, PageTable64, PagingHandler, PagingMetaData,
 };
 
-use super::{BLOCK, PAGE, PHYS, Table, page, put_back};
+use super::{BLOCK, PHYS, Table, page, put_back};
 
 /// One entry.
 #[derive(Clone, Copy)]
@@ -95,14 +95,15 @@ impl Table for Multiarch {
             .expect("a range");
     }
 
-    fn map_each(&mut self, count: u64, blocks: bool) {
+    fn map_each<const SIZE: u64>(&mut self, count: u64) {
         let flags = MappingFlags::READ | MappingFlags::WRITE;
-        let (size, page_size) = match blocks {
-            true => (BLOCK, PageSize::Size2M),
-            false => (PAGE, PageSize::Size4K),
+        let page_size = if SIZE == BLOCK {
+            PageSize::Size2M
+        } else {
+            PageSize::Size4K
         };
         let mut cursor = self.0.cursor();
-        for at in (0..count).map(|n| n * size) {
+        for at in (0..count).map(|n| n * SIZE) {
             let (at, phys) = (at as usize, (PHYS + at) as usize);
             cursor
                 .map(VirtAddr::from(at), PhysAddr::from(phys), page_size, flags)

@@ -1,19 +1,134 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! This crate's table: with one walker, and with many.
+//! This crate's table: with one walker, and with many. Its tables come from where the others' do and
+//! are read through pointers as theirs are ([`Direct`]); beside it from the crate's own pool, which
+//! needs no `unsafe` and checks bounds.
 
-use std::sync::{OnceLock, atomic::AtomicU64};
-
-use granule_stage2::{
-    Access, Features, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
-    descriptor::Attributes,
-    geometry::{Geometry, Granule},
-    operations::Vmid,
-    pool::{TablePool, words},
+use std::{
+    ptr::write_bytes,
+    slice::from_raw_parts,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use super::{BLOCK, PAGE, PHYS, TABLES, Table, memory};
+use granule_stage2::{
+    Access, Features, MapError, MapRequest, Memcache, Offline, Operations, Policy, Stage2,
+    descriptor::{Attributes, Descriptor},
+    geometry::{Geometry, Granule},
+    operations::{Dsb, EntryAddress, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    pool::{TablePool, store_run, words},
+};
+
+use super::{BLOCK, PAGE, PHYS, TABLES, Table, memory, page, put_back};
 
 type Pool = TablePool<&'static [AtomicU64]>;
+/// Tables from the crate's own pool.
+pub type Pooled = Offline<'static, &'static [AtomicU64]>;
+
+/// What a table's operations are.
+pub trait Place: Operations {
+    const NAME: &'static str;
+    fn get() -> Self;
+    /// The root's table.
+    fn root(&self) -> TableAddress;
+    /// Gives it back.
+    fn close(&self, root: TableAddress);
+}
+
+impl Place for Pooled {
+    const NAME: &'static str = "granule, from its pool";
+
+    fn get() -> Self {
+        static POOL: OnceLock<Pool> = OnceLock::new();
+        Self(POOL.get_or_init(|| {
+            let meta = Box::leak(words(TABLES * 2));
+            Pool::new(1 << 40, &geometry(), memory(), meta).expect("a pool")
+        }))
+    }
+
+    fn root(&self) -> TableAddress {
+        self.0.root()
+    }
+
+    fn close(&self, _: TableAddress) {}
+}
+
+/// Tables at their addresses, as the other crates have them.
+#[derive(Debug)]
+pub struct Direct;
+
+impl Direct {
+    #[inline]
+    fn word(entry: EntryAddress) -> &'static AtomicU64 {
+        // SAFETY: it is in a page of the pool, which is never given back.
+        unsafe { AtomicU64::from_ptr(entry.0 as *mut u64) }
+    }
+}
+
+impl Place for Direct {
+    const NAME: &'static str = "granule";
+
+    fn get() -> Self {
+        Self
+    }
+
+    fn root(&self) -> TableAddress {
+        self.allocate().expect("a page")
+    }
+
+    fn close(&self, root: TableAddress) {
+        self.free(root);
+    }
+}
+
+#[rustfmt::skip]
+impl Operations for Direct {
+    #[inline]
+    fn load(&self, entry: EntryAddress) -> Descriptor {
+        Descriptor(Self::word(entry).load(Ordering::Acquire))
+    }
+    #[inline]
+    fn store(&self, entry: EntryAddress, new: Descriptor, _: Order) {
+        Self::word(entry).store(new.0, Ordering::Release);
+    }
+    fn store_run(
+        &self, first: EntryAddress, count: u64, leaf: Descriptor, span: u64, order: Order,
+    ) {
+        // SAFETY: a run lies in one page of the pool, which is never given back.
+        let entries = unsafe { from_raw_parts(first.0 as *const AtomicU64, count as usize) };
+        store_run(entries, leaf, span, order);
+    }
+    #[inline]
+    fn compare_exchange(
+        &self, entry: EntryAddress, old: Descriptor, new: Descriptor,
+    ) -> Result<(), Descriptor> {
+        let swap = Self::word(entry)
+            .compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire);
+        swap.map(drop).map_err(Descriptor)
+    }
+    fn allocate(&self) -> Option<TableAddress> {
+        let page = page();
+        // SAFETY: it came from the pool, and nobody else has it.
+        unsafe { write_bytes(page as *mut u8, 0, 4096) };
+        Some(TableAddress(page as u64))
+    }
+    fn free(&self, table: TableAddress) { put_back(table.0 as usize); }
+    fn defer(&self, _: Unlinked) {}
+    fn take_references(&self, _: TableAddress, _: u32) {}
+    fn drop_references(&self, _: TableAddress, _: u32) -> u32 { 1 }
+    fn references(&self, _: TableAddress) -> u32 { 1 }
+    #[inline]
+    fn dsb(&self, _: Dsb) {}
+    #[inline]
+    fn isb(&self) {}
+    #[inline]
+    fn tlbi(&self, _: Tlbi) {}
+    #[inline]
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid { vmid }
+    fn clean_invalidate(&self, _: u64, _: u64) {}
+    fn invalidate_instructions(&self, _: Option<(u64, u64)>) {}
+}
 
 /// CPUs that leave no maintenance to do, as the peers do none.
 const CPUS: Features = Features {
@@ -23,20 +138,17 @@ const CPUS: Features = Features {
     bbm: 3,
 };
 
-fn pool() -> (&'static Pool, Geometry) {
-    static POOL: OnceLock<Pool> = OnceLock::new();
-    let geometry = Geometry::new(Granule::K4, 39).expect("a width");
-    let pool = POOL.get_or_init(|| {
-        let meta = Box::leak(words(TABLES * 2));
-        Pool::new(1 << 40, &geometry, memory(), meta).expect("a pool")
-    });
-    (pool, geometry)
+/// Tables that a map may need, and how many more are fetched at once: few, so that what was zeroed
+/// is still in the nearest cache when it is used, as it is for the others.
+const LEAST: usize = 2;
+const SPARE: usize = 2;
+
+fn geometry() -> Geometry {
+    Geometry::new(Granule::K4, 39).expect("a width")
 }
 
-fn table() -> (&'static Pool, Stage2) {
-    let (pool, geometry) = pool();
-    let table = Stage2::new(geometry, CPUS, Policy::GRANULE, Vmid(1), pool.root());
-    (pool, table)
+fn table<P: Place>(place: &P) -> Stage2 {
+    Stage2::new(geometry(), CPUS, Policy::GRANULE, Vmid(1), place.root())
 }
 
 fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
@@ -46,31 +158,41 @@ fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
 }
 
 /// The only walker.
-pub struct Exclusive {
-    pool: &'static Pool,
+pub struct Exclusive<P: Place> {
+    place: P,
     table: Stage2,
     memcache: Memcache,
 }
 
-impl Exclusive {
-    fn top_up(&mut self, most: usize) {
-        let full = self
-            .memcache
-            .top_up(&Offline(self.pool), most, Memcache::CAPACITY);
+impl<P: Place> Exclusive<P> {
+    fn top_up(&mut self, least: usize) {
+        let full = self.memcache.top_up(&self.place, least, least + SPARE);
         assert!(full, "the pool is large enough");
     }
 }
 
-impl Table for Exclusive {
-    const NAME: &'static str = "granule";
+impl<P: Place> Exclusive<P> {
+    /// As [`Table::map_each`], in a walk each.
+    pub fn walk_each<const SIZE: u64>(&mut self, count: u64) {
+        for ipa in (0..count).map(|n| n * SIZE) {
+            self.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
+            self.table
+                .map(&self.place, &mut self.memcache, &request(ipa, SIZE, SIZE))
+                .expect("nothing is there");
+        }
+    }
+}
+
+impl<P: Place> Table for Exclusive<P> {
+    const NAME: &'static str = P::NAME;
     const SPLITS: bool = true;
     const COALESCES: bool = true;
 
     fn new() -> Self {
-        let (pool, table) = table();
+        let place = P::get();
         Self {
-            pool,
-            table,
+            table: table(&place),
+            place,
             memcache: Memcache::new(),
         }
     }
@@ -82,10 +204,10 @@ impl Table for Exclusive {
         let mut at = ipa;
         while at < ipa + size {
             let piece = PIECE.min(ipa + size - at);
-            self.top_up(if piece == PIECE { 34 } else { 4 });
+            self.top_up(if piece == PIECE { 34 } else { LEAST });
             self.table
                 .map(
-                    &Offline(self.pool),
+                    &self.place,
                     &mut self.memcache,
                     &request(at, piece, largest),
                 )
@@ -94,84 +216,70 @@ impl Table for Exclusive {
         }
     }
 
-    fn map_each(&mut self, count: u64, blocks: bool) {
-        let size = if blocks { BLOCK } else { PAGE };
-        let ops = Offline(self.pool);
-        let mut mapper = self.table.mapper(&ops);
-        for ipa in (0..count).map(|n| n * size) {
-            self.memcache.top_up(&ops, 4, Memcache::CAPACITY);
+    fn map_each<const SIZE: u64>(&mut self, count: u64) {
+        let mut mapper = self.table.mapper(&self.place);
+        for ipa in (0..count).map(|n| n * SIZE) {
+            self.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
             mapper
-                .map(&mut self.memcache, &request(ipa, size, size))
+                .map(&mut self.memcache, &request(ipa, SIZE, SIZE))
                 .expect("nothing is there");
         }
     }
 
     fn translate(&self, ipa: u64) -> u64 {
-        let seen = self.table.translate(&Offline(self.pool), ipa, Access::Read);
+        let seen = self.table.translate(&self.place, ipa, Access::Read);
         seen.map_or(0, |seen| seen.phys)
     }
 
     fn protect(&mut self, ipa: u64, size: u64) {
         self.table
-            .write_protect(&Offline(self.pool), ipa, size)
+            .write_protect(&self.place, ipa, size)
             .expect("a range");
     }
 
     fn split(&mut self, ipa: u64) {
         self.top_up(1);
         self.table
-            .split(&Offline(self.pool), &mut self.memcache, ipa, BLOCK)
+            .split(&self.place, &mut self.memcache, ipa, BLOCK)
             .expect("a block is there");
     }
 
     fn coalesce(&mut self, ipa: u64) {
         self.table
-            .map(
-                &Offline(self.pool),
-                &mut self.memcache,
-                &request(ipa, BLOCK, BLOCK),
-            )
+            .map(&self.place, &mut self.memcache, &request(ipa, BLOCK, BLOCK))
             .expect("a table is there");
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
-        self.table
-            .unmap(&Offline(self.pool), ipa, size)
-            .expect("a range");
+        self.table.unmap(&self.place, ipa, size).expect("a range");
     }
 }
 
-impl Drop for Exclusive {
+impl<P: Place> Drop for Exclusive<P> {
     fn drop(&mut self) {
-        let ops = Offline(self.pool);
-        self.table.clear(&ops);
-        self.memcache.drain(&ops);
+        self.table.clear(&self.place);
+        self.memcache.drain(&self.place);
+        self.place.close(self.table.root());
     }
 }
 
 /// A table that many walk.
-pub struct Shared {
-    pool: &'static Pool,
-    table: Stage2,
-}
+pub struct Shared(Stage2);
 
 /// One of its walkers.
 pub struct Walker<'a> {
-    ops: Offline<'static, &'static [AtomicU64]>,
     table: &'a Stage2,
     memcache: Memcache,
 }
 
 impl Shared {
     pub fn new() -> Self {
-        let (pool, table) = table();
-        Self { pool, table }
+        Self(table(&Direct))
     }
 
     pub fn walker(&self) -> Walker<'_> {
         Walker {
-            ops: Offline(self.pool),
-            table: &self.table,
+            table: &self.0,
             memcache: Memcache::new(),
         }
     }
@@ -182,20 +290,18 @@ impl Walker<'_> {
     /// another fault.
     pub fn map_each(&mut self, pages: impl Iterator<Item = u64>) {
         for ipa in pages {
-            self.memcache.top_up(&self.ops, 4, Memcache::CAPACITY);
+            self.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
             let request = request(ipa, PAGE, PAGE);
-            let result = self
-                .table
-                .map_shared(&self.ops, &mut self.memcache, &request);
+            let result = self.table.map_shared(&Direct, &mut self.memcache, &request);
             assert!(matches!(result, Ok(()) | Err(MapError::Again)));
         }
     }
 
     /// The same in one walk.
     pub fn map_all(&mut self, pages: impl Iterator<Item = u64>) {
-        let mut mapper = self.table.mapper_shared(&self.ops);
+        let mut mapper = self.table.mapper_shared(&Direct);
         for ipa in pages {
-            self.memcache.top_up(&self.ops, 4, Memcache::CAPACITY);
+            self.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
             let result = mapper.map(&mut self.memcache, &request(ipa, PAGE, PAGE));
             assert!(matches!(result, Ok(()) | Err(MapError::Again)));
         }
@@ -204,12 +310,13 @@ impl Walker<'_> {
 
 impl Drop for Walker<'_> {
     fn drop(&mut self) {
-        self.memcache.drain(&self.ops);
+        self.memcache.drain(&Direct);
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.table.clear(&Offline(self.pool));
+        self.0.clear(&Direct);
+        Direct.close(self.0.root());
     }
 }
