@@ -5,7 +5,7 @@
 //! things feed it:
 //!
 //! * `scripts/fuzz`: libFuzzer's engine, which looks for bytes that reach code not reached before.
-//!   What it found is in `corpus/TARGET`, made small by its `-merge=1`;
+//!   What it found is in `corpus/TARGET`, made small by its set-cover merge;
 //! * `tests/corpus.rs`, with every `cargo test`: that corpus again, and changes of it from a fixed
 //!   seed for a few seconds;
 //! * a finding's file, by `scripts/fuzz TARGET FILE`, until it is mended; then it goes into the corpus.

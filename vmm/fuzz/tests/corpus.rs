@@ -11,7 +11,7 @@ use std::{
 use granule_fuzz::{TARGETS, Target};
 
 /// More than this is no small corpus any more.
-const LARGEST: u64 = 512 << 10;
+const LARGEST: u64 = 64 << 10;
 
 fn folder(target: &Target) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

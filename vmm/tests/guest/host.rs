@@ -33,7 +33,7 @@ mount -t ext4 -o ro /dev/files /root/mnt
 for folder in dev proc sys; do mount --move /$folder /root/$folder; done
 mount -t tmpfs tmpfs /root/tmp
 chroot /root modprobe tun
-export TERM=dumb PS1=
+export TERM=dumb PS1= PS2=
 exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
 ";
 

@@ -3,18 +3,20 @@
 //!
 //! The guest is Debian's kernel and a shell that writes one number after the other to its disk,
 //! flushes, and says on its console what is safe. Half of the runs are killed while they start, half
-//! while the guest writes. `GRANULE_KILLS` says how many there are.
+//! while the guest writes. `GRANULE_KILLS` says how many there are. All begin as root and become
+//! `nobody`, who could open neither disk nor tap.
 
 use std::env;
 
 use super::host::Host;
 
-/// Functions for the host's shell. `prepare` makes the guest's initramfs; `run` starts a guest;
+/// Functions for the host's shell. `prepare` makes the guest's initramfs; `run` starts a guest
+/// (`run again` one that resets itself first);
 /// `kill_it SECONDS start|work` kills one and says how it ended, which number was safe, and which
 /// one its place on the disk holds.
 const FUNCTIONS: &str = r#"
 prepare() {
-    mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/m && cp /bin/busybox /tmp/g/bin/
+    mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp /bin/busybox /tmp/g/bin/
     for lib in $(ldd /bin/busybox | grep -o '/lib[^ ]*'); do
         mkdir -p /tmp/g$(dirname $lib) && cp $lib /tmp/g$lib
     done
@@ -28,6 +30,13 @@ busybox mount -t devtmpfs dev /dev
 exec >/dev/console 2>&1
 for module in /m/*; do busybox insmod $module; done
 until [ -b /dev/vda ]; do busybox sleep 0.1; done
+busybox mount -t proc proc /proc
+if busybox grep -q again /proc/cmdline; then
+    case $(busybox dd if=/dev/vda bs=16 count=1 2>/dev/null) in
+    once*) echo second life ;;
+    *) printf once | busybox dd of=/dev/vda bs=512 conv=sync,fsync 2>/dev/null; busybox reboot -f ;;
+    esac
+fi
 i=0
 while :; do
     i=$((i + 1))
@@ -40,8 +49,8 @@ INIT
 run() {
     rm -f /tmp/disk && truncate -s 32768 /tmp/disk
     /mnt/granule run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --disk /tmp/disk \
-        --net tap=killed --api-socket /tmp/vm.sock --memory 128M \
-        --cmdline 'console=ttyS0 quiet' </dev/null >/tmp/out 2>/tmp/err &
+        --net tap=killed --api-socket /tmp/vm.sock --memory 128M --user nobody \
+        --cmdline "console=ttyS0 quiet $1" </dev/null >/tmp/out 2>/tmp/err &
     pid=$!
 }
 at_work() {
@@ -91,8 +100,18 @@ fn whatever_it_is_killed_at_the_next_one_works() {
         safe += last;
     }
 
+    // The last one resets itself, and finds its disk again although nobody could open it.
+    let said = host.run("run again; at_work; grep -ac 'second life' /tmp/out");
+    assert_eq!(said.trim(), "1");
+    let said = host.run("grep -e ^Uid -e ^Groups -e ^CapEff /proc/$pid/status");
+    let said: Vec<&str> = said.split_whitespace().collect();
+    let nobody = [
+        "Uid:", "65534", "65534", "65534", "65534", "Groups:", "CapEff:",
+    ];
+    assert_eq!(said[..7], nobody, "{said:?}");
+    assert_eq!(said[7..], ["0000000000000000"], "{said:?}");
     let said = host.run(
-        "run; at_work; kill $pid; wait $pid; echo \"status=$?\"; cat /tmp/err; \
+        "kill $pid; wait $pid; echo \"status=$?\"; cat /tmp/err; \
          ls /tmp/vm.sock /sys/class/net/killed 2>&1 | grep -c cannot",
     );
     assert_eq!(number(&said, "status"), 0, "{said}");
