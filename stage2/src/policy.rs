@@ -90,8 +90,8 @@ pub struct Policy {
     pub recover_blocks: bool,
     /// Whether parts that are mapped already at the same address are left out of maintenance.
     pub skip_mapped: bool,
-    /// Whether a walker that meets a locked entry waits for it a while, or has the guest fault
-    /// again.
+    /// Whether a walker that meets a locked entry, at whichever level, waits for it a while and goes
+    /// on with what is then there, or has the guest fault again.
     pub wait_for_locked: bool,
     /// Whether a permission that grows is invalidated on the faulting CPU alone.
     pub local_relax: bool,
@@ -110,7 +110,10 @@ pub struct Policy {
 
 /// Why a text names no policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("no such policy: use linux-5.10, linux-5.10+series, linux-6.1, linux-6.12 or granule")]
+#[error(
+    "no such policy: use linux-5.10, linux-5.10+series, linux-6.1, linux-6.12, \
+         linux-6.12+wait, linux-6.12+series or granule"
+)]
 pub struct UnknownPolicy;
 
 impl Policy {
@@ -157,6 +160,22 @@ impl Policy {
         icache_lines: Some(512),
         ..Self::LINUX_6_1
     };
+    /// Linux 6.12, and waiting for entries that others have locked: so that it can be told what
+    /// that alone is worth.
+    pub const LINUX_6_12_WAIT: Self = Self {
+        wait_for_locked: true,
+        ..Self::LINUX_6_12
+    };
+    /// The same with this repository's series `stage2-fault-count`. What the series has one vCPU resolve for all that fault on a page is no
+    /// matter of the table, and not in here.
+    pub const LINUX_6_12_SERIES: Self = Self {
+        top_up: TopUp::ByFaultLevel,
+        populate_on_split: true,
+        recover_blocks: true,
+        skip_mapped: true,
+        unmap: Unmap::Batch(64),
+        ..Self::LINUX_6_12_WAIT
+    };
     /// Everything at once.
     pub const GRANULE: Self = Self {
         maintenance: Maintenance::BeforeBreak,
@@ -173,11 +192,13 @@ impl Policy {
         ..Self::LINUX_6_12
     };
     /// The presets by name.
-    pub const PRESETS: [(&'static str, Self); 5] = [
+    pub const PRESETS: [(&'static str, Self); 7] = [
         ("linux-5.10", Self::LINUX_5_10),
         ("linux-5.10+series", Self::LINUX_5_10_SERIES),
         ("linux-6.1", Self::LINUX_6_1),
         ("linux-6.12", Self::LINUX_6_12),
+        ("linux-6.12+wait", Self::LINUX_6_12_WAIT),
+        ("linux-6.12+series", Self::LINUX_6_12_SERIES),
         ("granule", Self::GRANULE),
     ];
 }

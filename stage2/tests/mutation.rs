@@ -163,6 +163,7 @@ fn nineteen_of_twenty_mutations_are_caught() {
         (Policy::LINUX_5_10, plain),
         (Policy::LINUX_5_10_SERIES, plain),
         (Policy::LINUX_6_12, plain),
+        (Policy::LINUX_6_12_SERIES, plain),
         (Policy::GRANULE, plain),
         (Policy::GRANULE, ranges),
     ] {

@@ -23,7 +23,14 @@ impl<O: Operations> Walk<'_, O> {
     fn relax(&self, ipa: u64, by: Attributes) -> Result<(), MapError> {
         self.stage2
             .check(ipa & !(self.stage2.geometry.granule().size() - 1), 0, 0)?;
-        let (slot, old) = self.find(ipa);
+        let (slot, old) = loop {
+            let (slot, old) = self.find(ipa);
+            if !old.is_locked() {
+                break (slot, old);
+            }
+            // What is there then may lead further down.
+            self.wait_for(&slot)?;
+        };
         if !old.is_leaf(slot.level) || old.is_claimed() {
             return Err(MapError::Again);
         }

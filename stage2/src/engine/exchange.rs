@@ -35,8 +35,13 @@ impl<O: Operations> Walk<'_, O> {
         }
     }
 
+    /// Waits for an entry that another walker has locked, if the policy says so, and gives what it
+    /// then is.
+    ///
+    /// # Errors
+    /// It stays locked.
     #[inline(never)]
-    fn wait_for(&self, slot: &Slot) -> Result<Descriptor, MapError> {
+    pub(super) fn wait_for(&self, slot: &Slot) -> Result<Descriptor, MapError> {
         if self.stage2.policy.wait_for_locked {
             for _ in 0..LOCK_SPINS {
                 self.ops.pause();

@@ -167,7 +167,7 @@ impl<O: Operations> Walk<'_, O> {
             let old = self.ops.load(slot.entry);
             let child = match old.kind(level) {
                 Kind::Table(child) => Ok(TableAddress(child)),
-                _ => self.table_below(&slot, below, c),
+                kind => self.table_below(&slot, below, kind == Kind::Locked, c),
             };
             table = match child {
                 Ok(child) => child,
@@ -356,17 +356,28 @@ impl<O: Operations> Walk<'_, O> {
         Ok(())
     }
 
-    /// The table below a slot, made if need be.
+    /// Whether a block that has become of a locked entry maps what is wanted, as it is wanted.
+    fn serves(&self, slot: &Slot, block: Descriptor, c: &Cursor<'_>) -> bool {
+        let (has, wants) = (block.attributes(), c.leaf.attributes());
+        block.address() + (c.ipa - slot.ipa) == c.phys
+            && has.memory == wants.memory
+            && has.widened(wants) == has
+    }
+
+    /// The table below a slot, made if need be. If it was locked and somebody has put a block there
+    /// that serves, that is not split: the guest tries again.
     #[inline(never)]
     fn table_below(
         &self,
         slot: &Slot,
         below: Level,
+        was_locked: bool,
         c: &mut Cursor<'_>,
     ) -> Result<TableAddress, MapError> {
         let old = self.load_settled(slot)?;
         match old.kind(slot.level) {
             Kind::Table(child) => Ok(TableAddress(child)),
+            Kind::Leaf(_) if was_locked && self.serves(slot, old, c) => Err(MapError::Again),
             Kind::Leaf(_) => self.split_for(slot, old, below, c),
             Kind::Invalid | Kind::Locked => {
                 let child = c.memcache.draw(self.ops).ok_or(MapError::NoTable)?;

@@ -99,8 +99,14 @@ impl<O: Operations> Walk<'_, O> {
             self.take_down(unlinked);
         }
         if readies && self.maintains(Maintenance::InsideWindow) {
-            let size = self.stage2.geometry.span(slot.level);
-            self.prepare(new.address(), size, new.attributes());
+            let (phys, attributes) = (new.address(), new.attributes());
+            if first {
+                let size = self.stage2.geometry.span(slot.level);
+                self.prepare(phys, size, attributes);
+            } else {
+                // Others may still be in the table, but take nothing out of it.
+                self.prepare_block(child, level, phys, attributes);
+            }
         }
         self.make(slot, new);
         if !first {

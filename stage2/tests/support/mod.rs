@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+pub mod pausing;
 pub mod stepping;
 pub mod witness;
 

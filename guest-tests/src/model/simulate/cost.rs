@@ -12,7 +12,10 @@ use thiserror::Error;
 use super::clock::Picoseconds;
 
 /// The tables that are built in.
-const BUILT_IN: [(&str, &str); 1] = [("kunpeng920", include_str!("../cost/kunpeng920.toml"))];
+const BUILT_IN: [(&str, &str); 2] = [
+    ("kunpeng920", include_str!("../cost/kunpeng920.toml")),
+    ("neoverse-n1", include_str!("../cost/neoverse-n1.toml")),
+];
 
 /// A number and where it comes from.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -160,3 +160,47 @@ fn at_most_four_rows_are_fitted_and_they_say_so() {
     let count = costs.numbers().iter().filter(|n| fits(&n.1.source)).count();
     assert_eq!(count, FITS.len());
 }
+
+/// Of [`meet`]: a fault is one that the guest takes.
+const FAULTS: &str = "model_faults";
+
+/// Many vCPUs that touch one block after the other at the same time, on memory that is there.
+fn meet(policy: &str, phase: Phase) -> (u64, u64) {
+    let mut config = config(Backing::AnonymousThp, policy);
+    config.model.vcpus = 16;
+    config.model.memory = Bytes::mib(64);
+    config.prefault = true;
+    let records = run(&config, 1);
+    let of = || records.iter().filter(|record| record.phase == phase);
+    let faults = of().map(|record| record.events[FAULTS]).sum();
+    (faults, of().map(|record| record.ns.0).sum())
+}
+
+#[test]
+fn who_waits_for_a_locked_entry_faults_less_and_loses_no_time() {
+    for phase in [Phase::Create, Phase::Update] {
+        let (again, waits) = (meet("linux-6.12", phase), meet("linux-6.12+wait", phase));
+        println!("{phase}: faults and ns {again:?} faulting again, {waits:?} waiting");
+
+        assert!(waits.0 < again.0, "{phase}: {waits:?} {again:?}");
+        assert!(
+            waits.1 <= again.1 + again.1 / 50,
+            "{phase}: {waits:?} {again:?}"
+        );
+    }
+}
+
+#[test]
+fn another_machines_costs_go_through_every_phase() {
+    let model = config(Backing::Anonymous, "granule").model;
+    for policy in ["linux-5.10", "linux-6.12+series"] {
+        let policy = policy.to_owned();
+        let model = ModelConfig {
+            policy,
+            ..model.clone()
+        };
+        let config = SimulationConfig::new(model, "neoverse-n1", false).unwrap();
+
+        assert_eq!(run(&config, 1).len(), 2 * Phase::ALL.len());
+    }
+}

@@ -86,14 +86,15 @@ pub struct Args {
     /// What runs the guest
     #[arg(long, value_enum, default_value_t)]
     engine: Engine,
-    /// With --engine model: whose fault path, linux-5.10, linux-5.10+series, linux-6.1, linux-6.12
-    /// or granule; granule's own if left out
+    /// With --engine model: whose fault path, linux-5.10, linux-5.10+series, linux-6.1, linux-6.12,
+    /// linux-6.12+wait, linux-6.12+series or granule; granule's own if left out
     #[arg(long, value_name = "PRESET")]
     policy: Option<String>,
     /// With --engine model: whose time; virtual is a simulation of the machine that --cpu names
     #[arg(long, value_enum, default_value_t)]
     clock: Clock,
-    /// With --clock virtual: what everything costs, kunpeng920 or the path of a table of one's own
+    /// With --clock virtual: what everything costs, kunpeng920, neoverse-n1 or the path of a table of
+    /// one's own
     #[arg(long, value_name = "NAME")]
     cpu: Option<String>,
     /// Write one JSON object a phase to this file; - is standard output
