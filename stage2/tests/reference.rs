@@ -358,3 +358,58 @@ fn a_mapper_does_not_take_an_odd_size_for_another_with_other_attributes() {
     drop(mapper);
     assert_eq!(table.look_up(&ops, 0x7000).0.address(), MEMORY + 0x7000);
 }
+
+#[test]
+fn every_shape_is_walked_alike() {
+    let shapes = [Granule::K4, Granule::K16, Granule::K64]
+        .into_iter()
+        .flat_map(|granule| [32, 36, 39, 40, 43, 48].map(|bits| (granule, bits)));
+    for (granule, bits) in shapes {
+        // Arrange
+        let geometry = Geometry::new(granule, bits).unwrap();
+        let tables = usize::try_from(geometry.root_tables()).unwrap() + 8;
+        let entries = usize::try_from(granule.entries()).unwrap();
+        let pool = Pool::new(
+            TABLES,
+            &geometry,
+            words(tables * entries),
+            words(2 * tables),
+        );
+        let pool = pool.unwrap();
+        let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+        let mut table = Stage2::new(
+            geometry,
+            Features::default(),
+            Policy::GRANULE,
+            VMID,
+            pool.root(),
+        );
+        memcache.top_up(&ops, 8, 8);
+        let block = geometry.span(Level::new(2).unwrap());
+        let at = geometry.size() - 2 * block;
+        let request = |ipa, size| MapRequest::new(ipa, ipa, size, Attributes::READ_WRITE);
+
+        // Act: the last block but one, two pages behind it, one of them in a walk for many.
+        let (one, other) = (at + block, at + block + granule.size());
+        table.map(&ops, &mut memcache, &request(at, block)).unwrap();
+        table
+            .map(&ops, &mut memcache, &request(one, granule.size()))
+            .unwrap();
+        table
+            .mapper(&ops)
+            .map(&mut memcache, &request(other, granule.size()))
+            .unwrap();
+
+        // Assert
+        let seen = |ipa| table.translate(&ops, ipa, Access::Write).ok();
+        for ipa in [at, at + block - 1, one, other + 5] {
+            assert_eq!(seen(ipa).map(|s| s.phys), Some(ipa), "{granule:?} {bits}");
+        }
+        let ends = [at.wrapping_sub(1), other + granule.size(), geometry.size()];
+        assert!(ends.into_iter().all(|ipa| seen(ipa).is_none()));
+        // With 64K and 32 bits there are pages alone.
+        let highest = geometry.start().max(Level::new(2).unwrap());
+        assert_eq!(table.look_up(&ops, at).1, highest);
+        assert_eq!(table.look_up(&ops, one).1, Level::PAGE);
+    }
+}
