@@ -76,6 +76,30 @@ fn bisect_is_told_where_nothing_can_be_told() {
 }
 
 #[test]
+fn a_report_is_not_written_over_what_it_is_made_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let before = log(folder.path(), "before", [100_000, 200_000, 300_000]);
+    let after = log(folder.path(), "after", [100_000, 200_000, 300_000]);
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&after, &link).unwrap();
+    let [before, after, link] = [&before, &after, &link].map(|path| path.to_str().unwrap());
+    let whole = fs::read_to_string(after).unwrap();
+
+    let refused = compare(&[before, after, "-o", link]);
+    let beside = compare(&[
+        before,
+        after,
+        "-o",
+        folder.path().join("out").to_str().unwrap(),
+    ]);
+
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is what is compared"));
+    assert_eq!(fs::read_to_string(after).unwrap(), whole);
+    assert_eq!(beside.status.code(), Some(0));
+}
+
+#[test]
 fn what_is_cut_off_is_compared_in_no_part() {
     let folder = tempfile::tempdir().unwrap();
     let whole = logs(folder.path(), "whole", [100_000, 200_000, 300_000], 3);
@@ -238,4 +262,24 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
     assert!(told.contains("is the first few commit"), "{told}");
     let found = git(&["show", "--no-patch", "--format=%s", "refs/bisect/few"]);
     assert_eq!(found.trim(), "patch 4");
+}
+
+#[test]
+fn a_sweep_that_cannot_be_run_to_its_end_is_not_begun() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sweep.jsonl");
+    for (sweep, told) in [
+        ("size=1M,2T", "2T is too much"),
+        ("vcpus=1,99999999", "99999999 vCPUs are too many"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_granule"))
+            .args(["bench", "--engine", "model", "--sweep", sweep, "--json"])
+            .arg(&file)
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(told), "{error}");
+        assert!(!file.exists());
+    }
 }

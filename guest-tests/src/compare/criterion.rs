@@ -14,7 +14,7 @@
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::sample::{Sample, Setup, Step};
+use super::sample::{Sample, Setup, Step, printable};
 use crate::results::Host;
 
 /// What samples carry as their engine.
@@ -102,7 +102,7 @@ pub fn samples(name: &str, runs: &[f64]) -> Vec<Sample> {
         host: Host::default(),
         engine: ENGINE.to_owned(),
         setup: Setup {
-            subject: name.to_owned(),
+            subject: printable(name),
             ..Setup::default()
         },
         seed: 0,

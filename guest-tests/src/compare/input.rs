@@ -210,7 +210,10 @@ fn records_or_log(text: &str) -> Result<Kind, TextError> {
     let log = terminal::plain_text(text);
     let json = log.lines().position(raw_log::is_json);
     match (raw_log::is_log(&log), json) {
-        (true, None) => Ok(Kind::Log(log)),
+        (true, None) => {
+            raw_log::ends_whole(&log).map_err(TextError::Log)?;
+            Ok(Kind::Log(log))
+        }
         (true, Some(before)) => Err(TextError::Log(LogError::Json { line: before + 1 })),
         (false, Some(_)) => match read_records(text) {
             Err(error) => Err(TextError::Results(error)),
@@ -433,6 +436,21 @@ mod tests {
         fs::write(&file, bytes).unwrap();
 
         assert_eq!(read(&file).unwrap().len(), 6);
+    }
+
+    #[test]
+    fn a_log_of_any_test_that_ends_within_the_first_words_of_a_run_is_refused() {
+        for log in [
+            include_str!("golden/console.log"),
+            include_str!("golden/perf.log"),
+        ] {
+            assert!(samples(log).is_ok());
+            for cut in ["Testing", "[    1.500] Testing guest mode:"] {
+                let found = samples(&format!("{log}{cut}"));
+                let wanted = matches!(found, Err(TextError::Log(LogError::BreaksOff { .. })));
+                assert!(wanted, "{cut}: {found:?}");
+            }
+        }
     }
 
     #[test]

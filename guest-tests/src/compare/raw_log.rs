@@ -190,13 +190,7 @@ pub fn read(text: &str) -> Result<Vec<Run>, LogError> {
         extent.of_last(&run)?;
         runs.push(extent.close(run)?);
     }
-    let last = text.lines().last().unwrap_or_default();
-    if !text.ends_with('\n') && begins_a_run(last) {
-        return Err(LogError::BreaksOff {
-            line: text.lines().count(),
-            text: last.trim().to_owned(),
-        });
-    }
+    ends_whole(text)?;
     if runs.is_empty() {
         return Err(LogError::Foreign);
     }
@@ -350,6 +344,22 @@ fn iteration(line: usize, text: &str) -> Result<(u32, u32), LogError> {
 /// Whether a line is one of results, or a part of one.
 pub(super) fn is_json(line: &str) -> bool {
     line.trim_start().starts_with("{\"") || line.contains("\"granule.result/")
+}
+
+/// Checks that a file does not end within a line that begins a run. It takes the file as it is: of
+/// what was taken out of one, the end of the last line no longer tells.
+///
+/// # Errors
+/// It does.
+pub(super) fn ends_whole(text: &str) -> Result<(), LogError> {
+    let last = text.lines().last().unwrap_or_default();
+    if text.ends_with('\n') || !begins_a_run(last) {
+        return Ok(());
+    }
+    Err(LogError::BreaksOff {
+        line: text.lines().count(),
+        text: last.trim().to_owned(),
+    })
 }
 
 /// Whether a line ends in the first words of a run, but before they are over.

@@ -145,16 +145,18 @@ impl From<&Record> for Sample {
     fn from(record: &Record) -> Self {
         let config = &record.config;
         Self {
-            host: record.host.clone(),
-            engine: record.engine.clone(),
+            host: host(&record.host),
+            engine: printable(&record.engine),
             setup: Setup {
                 subject: String::new(),
-                mode: plain(&config.mode),
+                mode: printable(&plain(&config.mode)),
                 backing: Some(config.backing),
                 memory: Some(config.memory),
                 vcpus: Some(config.vcpus),
                 prefault: config.prefault,
-                options: config.options.clone(),
+                options: named(&config.options)
+                    .map(|(name, value)| (name, printable(value)))
+                    .collect(),
             },
             seed: config.seed,
             iteration: config.iteration,
@@ -162,16 +164,56 @@ impl From<&Record> for Sample {
             step: Step::of(record),
             ns: record.ns.0 as f64,
             vcpu_ns: record.vcpu_ns.iter().map(|ns| ns.0 as f64).collect(),
-            counters: record.counters.clone(),
-            events: record.events.clone(),
-            gauges: record.gauges.clone(),
+            counters: counts(&record.counters),
+            events: counts(&record.events),
+            gauges: counts(&record.gauges),
         }
     }
+}
+
+/// What a map holds, by names that can be printed.
+fn named<V>(map: &BTreeMap<String, V>) -> impl Iterator<Item = (String, &V)> {
+    map.iter().map(|(name, value)| (printable(name), value))
+}
+
+fn counts(map: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    named(map).map(|(name, &count)| (name, count)).collect()
+}
+
+/// A host whose words can be printed.
+fn host(host: &Host) -> Host {
+    let mut host = host.clone();
+    for word in [&mut host.arch, &mut host.kernel] {
+        *word = printable(word);
+    }
+    for word in [&mut host.image_sha256, &mut host.cpu, &mut host.emulator] {
+        *word = word.as_deref().map(printable);
+    }
+    for series in host.series.iter_mut().flatten() {
+        series.name = printable(&series.name);
+    }
+    host.features = named(&host.features)
+        .map(|(name, &on)| (name, on))
+        .collect();
+    host
 }
 
 /// Records as samples.
 pub fn samples(records: &[Record]) -> Vec<Sample> {
     records.iter().map(Sample::from).collect()
+}
+
+/// Text in which `?` stands for each character that is more than text to a terminal, a table or a
+/// test runner: control characters, and those that turn the direction of what follows them.
+pub fn printable(text: &str) -> String {
+    let turns = |c| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let breaks = |c| matches!(c, '\u{2028}' | '\u{2029}');
+    text.chars()
+        .map(|c| match c {
+            c if c.is_control() || turns(c) || breaks(c) => '?',
+            c => c,
+        })
+        .collect()
 }
 
 /// Text with its white space made plain.

@@ -3,7 +3,10 @@
 
 use serde::Serialize;
 
-use super::{provenance, sample::Sample};
+use super::{
+    provenance,
+    sample::{Sample, printable},
+};
 use crate::{
     results::{Host, Series},
     units::Bytes,
@@ -50,7 +53,7 @@ impl Side {
             emulator,
         } = host;
         Self {
-            label,
+            label: printable(&label),
             kernel,
             series,
             image_sha256,

@@ -109,6 +109,94 @@ fn text_fits_into_a_mail() {
 }
 
 #[test]
+fn text_fits_into_a_mail_whatever_it_is_given() {
+    let (mut before, mut after) = pair();
+    for records in [&mut before, &mut after] {
+        let mut rounds = Vec::new();
+        for (round, vcpus) in (1..=9).flat_map(|round| [(round, 4), (round, 8)]) {
+            for mut record in records.iter().filter(|r| r.phase == Phase::Create).cloned() {
+                record.phase = Phase::Round;
+                record.round = Some(round);
+                record.config.vcpus = vcpus;
+                let options = [("migrate", "4"), ("a-long-option", "and-a-long-value")];
+                let options = options.map(|(name, value)| (name.to_owned(), value.repeat(3)));
+                record.config.options = options.into();
+                record.counters.insert("long_name_".repeat(9), 7);
+                rounds.push(record);
+            }
+        }
+        *records = rounds;
+    }
+    let options = Options {
+        labels: ["/a/path/of/one/word".repeat(9), "b".to_owned()],
+        ..Options::default()
+    };
+    let comparison = Comparison::of(&samples(&before), &samples(&after), &options).unwrap();
+    let text = render::text(&comparison);
+
+    for line in text.lines() {
+        assert!(line.len() <= 75, "{line}");
+    }
+    let overview = text
+        .split("Time after through time before:")
+        .nth(1)
+        .unwrap();
+    for round in 1..=9 {
+        assert_eq!(
+            overview.matches(&format!(" round-{round}\n")).count()
+                + overview.matches(&format!(" round-{round} ")).count(),
+            1,
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn nothing_that_is_read_commands_whoever_reads_the_output() {
+    let (mut before, mut after) = pair();
+    let hostile = "x\u{1b}[31m\r\nnot ok 7 forged\n| a | b &lt; ~~c~~ \u{202e}\u{85}\0";
+    for record in before.iter_mut().chain(&mut after) {
+        let host = &mut record.host;
+        for word in [&mut host.cpu, &mut host.emulator] {
+            *word = Some(hostile.to_owned());
+        }
+        host.kernel += hostile;
+        host.arch = hostile.to_owned();
+        host.features = [(hostile.to_owned(), 1)].into();
+        record.engine = hostile.to_owned();
+        record.config.mode = hostile.to_owned();
+        record.config.options = [(hostile.to_owned(), hostile.to_owned())].into();
+        record.counters.insert(hostile.to_owned(), 7);
+        record.events.insert(hostile.to_owned(), 7);
+        record.gauges.insert(hostile.to_owned(), 7);
+    }
+    let options = Options {
+        labels: [hostile.to_owned(), hostile.to_owned()],
+        ..Options::default()
+    };
+    let comparison = Comparison::of(&samples(&before), &samples(&after), &options).unwrap();
+
+    let markdown = render::markdown(&comparison);
+    for text in [
+        render::text(&comparison),
+        markdown.clone(),
+        render::html(&comparison),
+        render::csv(&comparison),
+        render::json(&comparison).unwrap(),
+        render::ktap(&comparison),
+        render::benchstat(&comparison),
+    ] {
+        let bad = |c: char| c != '\n' && c.is_control() || c == '\u{202e}';
+        assert!(!text.contains(bad), "{text:?}");
+        assert!(
+            !text.contains("\nnot ok 7") && !text.contains("\n| a"),
+            "{text}"
+        );
+    }
+    assert!(markdown.contains("\\&lt; \\~\\~c"), "{markdown}");
+}
+
+#[test]
 fn a_regression_begins_behind_the_least_effect() {
     let verdicts = |us: u64| {
         let before = runs(&[100_000; 2], &[]);

@@ -76,6 +76,23 @@ pub struct ModelConfig {
     pub policy: String,
 }
 
+/// More than any host's KVM gives; each takes a thread, or a stack of its own.
+const MOST_VCPUS: u32 = 4096;
+
+impl ModelConfig {
+    /// Checks what can be checked before a machine is made.
+    ///
+    /// # Errors
+    /// There is no machine with so much memory or so many vCPUs.
+    pub fn check(&self) -> Result<(), ModelError> {
+        size_of(self)?;
+        if self.vcpus > MOST_VCPUS {
+            return Err(ModelError::Vcpus { vcpus: self.vcpus });
+        }
+        Ok(())
+    }
+}
+
 /// Why there is no such machine, or it failed.
 #[derive(Debug, Error)]
 pub enum ModelError {
@@ -102,6 +119,12 @@ pub enum ModelError {
     Size {
         /// What was asked for.
         size: Bytes,
+    },
+    /// There is no room for so many vCPUs.
+    #[error("{vcpus} vCPUs are too many: a software machine has up to {MOST_VCPUS}")]
+    Vcpus {
+        /// How many were asked for.
+        vcpus: u32,
     },
     /// The host refuses memory.
     #[error("no {size} of memory could be had from this host; ask for less with -b")]
@@ -141,6 +164,7 @@ impl ModelMachine {
     /// # Errors
     /// What was asked for cannot be had; the error says what and what to do.
     pub fn new(config: &ModelConfig) -> Result<Self, ModelError> {
+        config.check()?;
         let policy: Policy = config.policy.parse().map_err(|source| ModelError::Policy {
             name: config.policy.clone(),
             source,

@@ -104,3 +104,13 @@ fn what_cannot_be_modelled_is_refused() {
     };
     assert!(error(&huge).contains("300G is too much"));
 }
+
+#[test]
+fn more_vcpus_than_any_host_has_are_refused() {
+    let mut config = config(Backing::Anonymous, "linux-5.10");
+    config.vcpus = 99_999_999;
+    assert!(matches!(
+        ModelMachine::new(&config),
+        Err(ModelError::Vcpus { vcpus: 99_999_999 })
+    ));
+}

@@ -4,7 +4,7 @@
 use std::{
     fs,
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use clap::ValueEnum;
@@ -131,6 +131,7 @@ fn judge(args: Args) -> CommandResult {
         Format::Benchstat => render::benchstat(&comparison),
     };
     if let Some(path) = &args.output {
+        not_an_input(path, before.iter().chain(after))?;
         fs::write(path, text)
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     } else {
@@ -147,6 +148,26 @@ fn judge(args: Args) -> CommandResult {
     } else {
         Outcome::Done
     })
+}
+
+/// Refuses to write a report over what it was made from.
+fn not_an_input<'a>(
+    output: &Path,
+    mut inputs: impl Iterator<Item = &'a PathBuf>,
+) -> Result<(), String> {
+    let Ok(output) = fs::canonicalize(output) else {
+        return Ok(());
+    };
+    let is_output = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path == output);
+    if output.is_file()
+        && inputs.any(|path| is_output(path) || is_output(&path.join(input::RESULTS_FILE)))
+    {
+        return Err(format!(
+            "{} is what is compared: give -o another file",
+            output.display()
+        ));
+    }
+    Ok(())
 }
 
 /// A percentage from 0 on, with or without its sign.

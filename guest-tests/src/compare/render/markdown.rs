@@ -101,7 +101,10 @@ fn row(out: &mut String, name: &str, change: &Change, unit: Unit, judged: Option
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if matches!(c, '|' | '*' | '_' | '`' | '<' | '[' | ']' | '\\') {
+        if matches!(
+            c,
+            '|' | '*' | '_' | '`' | '<' | '&' | '~' | '[' | ']' | '\\'
+        ) {
             out.push('\\');
         }
         out.push(c);

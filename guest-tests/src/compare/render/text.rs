@@ -8,7 +8,7 @@ use super::{
     figures::{self, Unit},
 };
 
-/// No line is longer, unless a single word is.
+/// No line is longer; a single word that is, such as a path, is broken.
 const WIDTH: usize = 75;
 /// The widths of name, before, after, ratio and gain.
 const NAME: usize = 26;
@@ -70,21 +70,42 @@ fn tested_rows(out: &mut String, phase: &PhaseChange) {
     }
 }
 
-/// All ratios of times on a page: a column for each phase, two lines for each configuration.
+/// All ratios of times on a page: a column for each phase, two lines for each configuration. Phases
+/// that do not fit beside the others follow below.
 fn overview(out: &mut String, comparison: &Comparison) {
+    out.push_str("Time after through time before:\n");
     let phases = super::phases(comparison);
-    let width = |phase: &Step| phase.name().len().max("0.00000".len()) + 1;
-    out.push_str("Time after through time before:\n ");
-    for &phase in &phases {
-        // Writing into a String cannot fail.
-        let _ = write!(out, "{:>1$} ", phase.name(), width(phase) - 1);
+    let mut phases = phases.as_slice();
+    while !phases.is_empty() {
+        let fit = |count: &usize| {
+            let columns = phases.iter().take(*count).map(|phase| width(phase));
+            columns.sum::<usize>() < WIDTH
+        };
+        let more = (2..=phases.len()).take_while(fit).count();
+        let (now, later) = phases.split_at(1 + more);
+        ratios(out, comparison, now);
+        phases = later;
     }
-    out.truncate(out.trim_end().len());
+}
+
+/// The width of a phase's column, its mark included.
+fn width(phase: &Step) -> usize {
+    phase.name().len().max("0.00000".len()) + 1
+}
+
+/// The ratios of some phases, with their names above.
+fn ratios(out: &mut String, comparison: &Comparison, phases: &[&Step]) {
+    let mut head = " ".to_owned();
+    for &phase in phases {
+        // Writing into a String cannot fail.
+        let _ = write!(head, "{:>1$} ", phase.name(), width(phase) - 1);
+    }
+    out.push_str(head.trim_end());
     out.push('\n');
     for configuration in &comparison.configurations {
-        let _ = writeln!(out, "{}", super::short_title(comparison, configuration));
+        wrap(out, "", &super::short_title(comparison, configuration));
         let mut line = " ".to_owned();
-        for &wanted in &phases {
+        for &wanted in phases {
             let found = configuration.phases.iter().find(|p| p.phase == *wanted);
             let ratio = found.map_or(String::new(), |phase| {
                 format!(
@@ -123,8 +144,8 @@ fn row(out: &mut String, name: &str, cells: [&str; 4], mark: &str) {
     let mut line = name.to_owned();
     if line.len() > NAME {
         // A long name stands on its own line.
-        line.push('\n');
-        out.push_str(&line);
+        let words = line.trim_start();
+        wrap(out, &line[..line.len() - words.len()], words);
         line.clear();
     }
     let [before, after, ratio, gain] = cells;
@@ -145,7 +166,7 @@ fn wrap(out: &mut String, name: &str, words: &str) {
     let options = textwrap::Options::new(WIDTH)
         .initial_indent(name)
         .subsequent_indent(&indent)
-        .break_words(false);
+        .break_words(true);
     for line in textwrap::wrap(words, options) {
         out.push_str(line.trim_end());
         out.push('\n');

@@ -152,6 +152,7 @@ impl SimulatedMachine {
     /// What was asked for cannot be had; the error says what and what to do.
     pub fn new(config: &SimulationConfig) -> Result<Self, ModelError> {
         let model = &config.model;
+        model.check()?;
         let kind = kind_of(model.backing)?;
         let too_large = || ModelError::Size { size: model.memory };
         let memory = HostMemory::new(kind, START, super::size_of(model)?);

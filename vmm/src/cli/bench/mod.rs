@@ -159,6 +159,12 @@ pub fn run(args: Args) -> CommandResult {
     args.sweeps_fit()?;
     let mut json = None;
     let points = args.points();
+    if args.engine == Engine::Model {
+        // What the last point asks for in vain should not be found out behind the others.
+        for point in &points {
+            point.model()?.check()?;
+        }
+    }
     for point in &points {
         if run_one(point, points.len() as u64, &mut json)? == Outcome::Failed {
             return Ok(Outcome::Failed);

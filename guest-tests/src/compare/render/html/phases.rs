@@ -18,22 +18,70 @@ use crate::units::counted;
 const LEFT: f64 = 8.0;
 const RIGHT: f64 = WIDTH - 10.0;
 
+/// What is drawn of one side.
+#[derive(Clone, Copy)]
+struct Drawn {
+    median: f64,
+    /// The ends of its line: quartiles, or the least and the greatest of fewer than four runs.
+    ends: [f64; 2],
+    quartiles: bool,
+    runs: usize,
+}
+
+impl Drawn {
+    fn of(spread: Spread, quartiles: bool) -> Self {
+        Self {
+            median: spread.median,
+            ends: if quartiles {
+                [spread.q1, spread.q3]
+            } else {
+                [spread.min, spread.max]
+            },
+            quartiles,
+            runs: spread.runs,
+        }
+    }
+
+    fn all(self) -> [f64; 3] {
+        let [low, high] = self.ends;
+        [low, self.median, high]
+    }
+
+    fn tooltip(self, side: &str, unit: Unit) -> String {
+        let [low, median, high] = self.all().map(|ns| unit.value(ns));
+        let ends = if self.quartiles {
+            "quartiles"
+        } else {
+            "all from"
+        };
+        let runs = counted(self.runs, "run");
+        format!("{side}: {median}, {ends} {low} to {high}, {runs}")
+    }
+}
+
 /// Both sides with the names of their classes.
-fn sides(phase: &PhaseChange) -> [(&'static str, Option<Spread>); 2] {
-    [("before", phase.time.before), ("after", phase.time.after)]
+fn sides(phase: &PhaseChange) -> [(&'static str, Option<Drawn>); 2] {
+    let quartiles = figures::has_quartiles(&phase.time);
+    let drawn = |spread: Option<Spread>| spread.map(|spread| Drawn::of(spread, quartiles));
+    [
+        ("before", drawn(phase.time.before)),
+        ("after", drawn(phase.time.after)),
+    ]
 }
 
-fn tooltip(side: &str, unit: Unit, spread: Spread) -> String {
-    format!(
-        "{side}: {}, quartiles {} to {}, {}",
-        unit.value(spread.median),
-        unit.value(spread.q1),
-        unit.value(spread.q3),
-        counted(spread.runs, "run")
-    )
+/// What the lines about medians are.
+fn ends_words(mut drawn: impl Iterator<Item = Drawn> + Clone) -> &'static str {
+    match (
+        drawn.clone().any(|drawn| drawn.quartiles),
+        drawn.any(|drawn| !drawn.quartiles),
+    ) {
+        (true, true) => "median and quartiles, or least and greatest of fewer than four runs",
+        (false, true) => "median, least and greatest",
+        _ => "median and quartiles",
+    }
 }
 
-/// One phase: a lane for each configuration, in it before and after with their quartiles.
+/// One phase: a lane for each configuration, in it before and after with their spread.
 pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
     let rows: Vec<(&Configuration, &PhaseChange)> = comparison
         .rows()
@@ -44,7 +92,7 @@ pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
             .flat_map(|(_, phase)| sides(phase))
             .filter_map(|(_, s)| s)
     };
-    let scale = Scale::of(spreads().flat_map(|s| [s.q1, s.median, s.q3]));
+    let scale = Scale::of(spreads().flat_map(Drawn::all));
     let unit = Unit::of_nanoseconds(spreads().map(|s| s.median).fold(0.0, f64::max));
     let x = |ns: f64| LEFT + scale.at(ns) * (RIGHT - LEFT);
     let mut svg = Svg::default();
@@ -72,15 +120,18 @@ pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
         for (lane, (side, spread)) in sides(phase).into_iter().enumerate() {
             let Some(spread) = spread else { continue };
             let y = top + 33.0 + 9.0 * lane as f64;
-            svg.line([x(spread.q1), y, x(spread.q3), y], side);
-            svg.circle(x(spread.median), y, 4.0, side, &tooltip(side, own, spread));
+            let [low, high] = spread.ends;
+            svg.line([x(low), y, x(high), y], side);
+            let told = spread.tooltip(side, own);
+            svg.circle(x(spread.median), y, 4.0, side, &told);
         }
     }
     ticks(&mut svg, scale, unit, bottom, x);
-    let words = match scale {
-        Scale::Log(..) => format!("{}, logarithmic; median and quartiles", unit_name(unit)),
-        Scale::Linear(_) => format!("{}; median and quartiles", unit_name(unit)),
+    let scaled = match scale {
+        Scale::Log(..) => ", logarithmic",
+        Scale::Linear(_) => "",
     };
+    let words = format!("{}{scaled}; {}", unit_name(unit), ends_words(spreads()));
     figure(&format!("{step}, by configuration"), &words, svg)
 }
 
@@ -138,7 +189,7 @@ fn curves(step: &Step, growing: Growing, family: &Family) -> String {
             .flat_map(|(_, p)| sides(p))
             .filter_map(|(_, s)| s)
     };
-    let scale = Scale::from_zero(spreads().flat_map(|s| [s.median, s.q3]));
+    let scale = Scale::from_zero(spreads().flat_map(|s| [s.median, s.ends[1]]));
     let unit = Unit::of_nanoseconds(spreads().map(|s| s.median).fold(0.0, f64::max));
     let y = |ns: f64| BOTTOM - scale.at(ns) * (BOTTOM - TOP);
     let (first, last) = (points[0].0 as f64, points[points.len() - 1].0 as f64);
@@ -165,7 +216,7 @@ fn curves(step: &Step, growing: Growing, family: &Family) -> String {
         }
     }
     for side in 0..2 {
-        let of: Vec<(u64, &str, Spread)> = points
+        let of: Vec<(u64, &str, Drawn)> = points
             .iter()
             .filter_map(|(value, phase)| {
                 let (class, spread) = sides(phase)[side];
@@ -178,12 +229,9 @@ fn curves(step: &Step, growing: Growing, family: &Family) -> String {
         let line: Vec<_> = of.iter().map(|(v, _, s)| (x(*v), y(s.median))).collect();
         svg.path(&line, class);
         for (value, class, spread) in &of {
-            let title = format!(
-                "{}, {}",
-                growing.words(*value),
-                tooltip(class, unit, *spread)
-            );
-            svg.line([x(*value), y(spread.q1), x(*value), y(spread.q3)], class);
+            let title = format!("{}, {}", growing.words(*value), spread.tooltip(class, unit));
+            let [low, high] = spread.ends;
+            svg.line([x(*value), y(low), x(*value), y(high)], class);
             svg.circle(x(*value), y(spread.median), 4.0, class, &title);
         }
     }

@@ -99,6 +99,28 @@ fn one_run_of_one_phase_makes_a_page_too() {
     assert!(page.contains("data-marks=\"2\""));
 }
 
+#[test]
+fn a_chart_shows_of_few_runs_what_the_table_beside_it_shows() {
+    let page = |runs_a_side: &[u64]| {
+        let [before, after] = [runs(runs_a_side, &[]), patched(runs(runs_a_side, &[]))];
+        html(&Comparison::of(&samples(&before), &samples(&after), &Options::default()).unwrap())
+    };
+    let (few, enough) = (page(&[10, 20, 60]), page(&[10, 20, 60, 70]));
+
+    assert!(
+        few.contains("before: 20.000 us, all from 10.000 us to 60.000 us, 3 runs"),
+        "{few}"
+    );
+    assert!(
+        few.contains("; median, least and greatest") && !few.contains("; median and quartiles")
+    );
+    assert!(
+        enough.contains(", quartiles 17.500 us to 62.500 us, 4 runs"),
+        "{enough}"
+    );
+    assert!(enough.contains("; median and quartiles"));
+}
+
 /// What the probe says of a page in Chromium.
 fn probed(folder: &Path, page: &str, scheme: u8) -> String {
     let text = serde_json::to_string(page).unwrap().replace("</", "<\\/");
