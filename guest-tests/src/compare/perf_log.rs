@@ -11,10 +11,15 @@
 //! Iteration 2 ...                                              pages are small already
 //! Disabling dirty logging time: 0.000923456s
 //! Get dirty log over 2 iterations took 0.000041234s. (Avg 0.000020617s/iteration)
+//! Clear dirty log over 2 iterations took ...                   if the log is cleared by hand
 //!
 //! Finished creating vCPUs and starting uffd threads            demand_paging_test
 //! Total guest execution time: 1.234567890s
+//! Per-vcpu demand paging rate: 212345.678901 pgs/sec/vcpu      newer kernels alone
+//! Overall demand paging rate: 212345.678901 pgs/sec
 //! ```
+//!
+//! The last line of a run must be there and whole, or the log was cut off.
 //!
 //! The first iteration does other work than the later ones, which are averaged. Neither test prints
 //! its backing, its size or its vCPUs: logs of different arguments belong into different files.
@@ -59,11 +64,16 @@ const ITERATION_TIMES: [(&str, Step, Step); 3] = [
         Step::foreign(7, "clear-later"),
     ),
 ];
-const TOTAL: &str = "Get dirty log over ";
+/// The lines that end `dirty_log_perf_test`; the second only if the log is cleared by hand.
+const TOTALS: [&str; 2] = ["Get dirty log over ", "Clear dirty log over "];
 const DEMAND: &str = "Total guest execution time:";
 const DEMAND_BEGINS: &str = "Finished creating vCPUs and starting uffd threads";
 const DEMAND_STEP: Step = Step::foreign(20, "demand-paging");
-const CUT: &str = "Get dirty log over N iterations took";
+/// The rates that end `demand_paging_test`, and their units; every kernel prints the second.
+const RATES: [(&str, &str); 2] = [
+    ("Per-vcpu demand paging rate:", " pgs/sec/vcpu"),
+    ("Overall demand paging rate:", " pgs/sec"),
+];
 
 /// One line of either test.
 enum Line {
@@ -71,10 +81,12 @@ enum Line {
     Time(usize, f64),
     /// A time of an iteration, from 1: which of [`ITERATION_TIMES`].
     Iteration(u32, usize, f64),
-    /// The end of `dirty_log_perf_test`, and how many iterations it says there were.
-    Total(u32),
+    /// An end of `dirty_log_perf_test`: which of [`TOTALS`], and how many iterations it tells of.
+    Total(usize, u32),
     DemandBegins,
     Demand(f64),
+    /// A rate: which of [`RATES`].
+    Rate(usize),
 }
 
 impl Line {
@@ -111,15 +123,46 @@ impl Line {
                 return Ok(Some(Self::Iteration(count, at, time(value.trim())?)));
             }
         }
-        if let Some(value) = behind(text, TOTAL) {
-            let count = value.split_whitespace().next().unwrap_or_default();
-            return Ok(Some(Self::Total(number(count)?)));
+        let wrong = |value: &str, wanted| LogError::Value {
+            line,
+            value: value.to_owned(),
+            wanted,
+        };
+        for (at, words) in TOTALS.into_iter().enumerate() {
+            if let Some(value) = behind(text, words) {
+                let count = number(value.split_whitespace().next().unwrap_or_default())?;
+                if !is_total(value) {
+                    let wanted = "'N iterations took S.NNNNNNNNNs. (Avg S.NNNNNNNNNs/iteration)'";
+                    return Err(wrong(value, wanted));
+                }
+                return Ok(Some(Self::Total(at, count)));
+            }
+        }
+        for (at, (words, unit)) in RATES.into_iter().enumerate() {
+            if let Some(value) = behind(text, words) {
+                let rate = value.strip_suffix(unit).map(str::parse::<f64>);
+                if !matches!(rate, Some(Ok(_))) {
+                    return Err(wrong(value, "a rate in pages a second"));
+                }
+                return Ok(Some(Self::Rate(at)));
+            }
         }
         if let Some(value) = behind(text, DEMAND) {
             return Ok(Some(Self::Demand(time(value)?)));
         }
         Ok(text.contains(DEMAND_BEGINS).then_some(Self::DemandBegins))
     }
+}
+
+/// Whether a total is whole: `3 iterations took 0.000059456s. (Avg 0.000019818s/iteration)`.
+fn is_total(value: &str) -> bool {
+    let parts = || {
+        let (_, times) = value.split_once(" iterations took ")?;
+        let (total, average) = times.split_once(". (Avg ")?;
+        seconds(total)?;
+        seconds(average.strip_suffix("/iteration)")?)
+    };
+    parts().is_some()
 }
 
 /// A run that came to its end.
@@ -137,8 +180,9 @@ struct Open {
     met: [bool; 2],
     times: [Option<f64>; 3],
     iterations: Vec<[Option<f64>; 3]>,
-    total: Option<u32>,
+    totals: [Option<u32>; 2],
     demand: Option<f64>,
+    rates: [bool; 2],
 }
 
 impl Open {
@@ -149,8 +193,9 @@ impl Open {
             met: [false; 2],
             times: [None; 3],
             iterations: Vec::new(),
-            total: None,
+            totals: [None; 2],
             demand: None,
+            rates: [false; 2],
         }
     }
 
@@ -160,7 +205,7 @@ impl Open {
             text: text.trim().to_owned(),
             begun: self.line,
         };
-        let demand = matches!(known, Line::Demand(_) | Line::DemandBegins);
+        let demand = matches!(known, Line::Demand(_) | Line::DemandBegins | Line::Rate(_));
         self.met[usize::from(demand)] = true;
         if self.met == [true; 2] {
             return Err(LogError::Mixed {
@@ -172,9 +217,17 @@ impl Open {
             Line::Time(at, ns) => (&mut self.times[at], ns, TIMES[at].0),
             Line::Demand(ns) => (&mut self.demand, ns, DEMAND),
             Line::DemandBegins => return Ok(()),
-            Line::Total(count) => {
-                let before = self.total.replace(count);
-                return before.map_or(Ok(()), |_| Err(twice(TOTAL)));
+            Line::Total(at, count) => {
+                let before = self.totals[at].replace(count);
+                return before.map_or(Ok(()), |_| Err(twice(TOTALS[at])));
+            }
+            Line::Rate(at) => {
+                let before = std::mem::replace(&mut self.rates[at], true);
+                return if before {
+                    Err(twice(RATES[at].0))
+                } else {
+                    Ok(())
+                };
             }
             Line::Iteration(count, at, ns) => {
                 let words = ITERATION_TIMES[at].0;
@@ -209,6 +262,9 @@ impl Open {
         let [dirty, demand] = self.met;
         if demand {
             let ns = self.demand.ok_or_else(|| lacks(DEMAND))?;
+            if !self.rates[1] {
+                return Err(lacks(RATES[1].0));
+            }
             return Ok(Some(Run {
                 engine: ENGINES[1],
                 mode: self.mode,
@@ -222,13 +278,20 @@ impl Open {
         for ((words, step), time) in TIMES.into_iter().zip(self.times) {
             steps.push((step, time.ok_or_else(|| lacks(words))?));
         }
-        let total = self.total.ok_or_else(|| lacks(CUT))?;
-        if self.iterations.is_empty() || u32::try_from(self.iterations.len()) != Ok(total) {
-            return Err(lacks(&format!("Iteration {total} dirty memory time:")));
+        let by_hand = self.iterations.iter().any(|times| times[2].is_some());
+        let by_hand = by_hand || self.totals[1].is_some();
+        for (words, total) in TOTALS
+            .into_iter()
+            .zip(self.totals)
+            .take(1 + usize::from(by_hand))
+        {
+            let total = total.ok_or_else(|| lacks(&format!("{words}N iterations took")))?;
+            if self.iterations.is_empty() || u32::try_from(self.iterations.len()) != Ok(total) {
+                return Err(lacks(&format!("Iteration {total} dirty memory time:")));
+            }
         }
         for (at, (words, first, later)) in ITERATION_TIMES.into_iter().enumerate() {
             let times: Vec<Option<f64>> = self.iterations.iter().map(|times| times[at]).collect();
-            let by_hand = self.iterations.iter().any(|times| times[at].is_some());
             if at == 2 && !by_hand {
                 continue;
             }
@@ -258,11 +321,23 @@ impl Open {
 pub fn take(text: &str) -> Result<(String, Vec<Sample>), LogError> {
     let lines: Vec<&str> = text.lines().collect();
     let begins = |line: &&str| line.contains(MODE);
+    // What cannot be read at the very end, without a line's end, is where the file is cut.
+    let known = |index: usize| {
+        Line::of(index + 1, lines[index]).map_err(|error| match error {
+            LogError::Value { line, .. } if line == lines.len() && !text.ends_with('\n') => {
+                LogError::BreaksOff {
+                    line,
+                    text: lines[index].trim().to_owned(),
+                }
+            }
+            error => error,
+        })
+    };
     let mut rest = String::with_capacity(text.len());
     let mut samples: Vec<Sample> = Vec::new();
     let mut at = lines.iter().position(&begins).unwrap_or(lines.len());
     for (index, text) in lines[..at].iter().enumerate() {
-        if Line::of(index + 1, text)?.is_some() {
+        if known(index)?.is_some() {
             return Err(LogError::Stray {
                 line: index + 1,
                 text: text.trim().to_owned(),
@@ -277,8 +352,8 @@ pub fn take(text: &str) -> Result<(String, Vec<Sample>), LogError> {
         let mut open = Open::new(at + 1, behind(lines[at], MODE).unwrap_or_default());
         let mut theirs = None;
         for (index, text) in lines.iter().enumerate().take(end).skip(at) {
-            if let Some(known) = Line::of(index + 1, text)? {
-                open.take(index + 1, &known)?;
+            if let Some(line) = known(index)? {
+                open.take(index + 1, &line)?;
             } else if raw_log::is_distinctive(text) {
                 theirs.get_or_insert(index + 1);
             }
@@ -344,107 +419,4 @@ fn sample(engine: &str, mode: &str, iteration: u32, step: Step, ns: f64) -> Samp
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LOG: &str = include_str!("golden/perf.log");
-
-    fn steps(samples: &[Sample]) -> Vec<(&str, f64)> {
-        samples
-            .iter()
-            .map(|s| (s.step.name(), s.ns / 1e3))
-            .collect()
-    }
-
-    #[test]
-    fn both_tests_are_read_from_one_console() {
-        let (rest, samples) = take(LOG).unwrap();
-
-        let [dirty, demand] = ENGINES.map(|engine| {
-            let of = samples.iter().filter(|s| s.engine == engine).cloned();
-            of.collect::<Vec<_>>()
-        });
-        assert_eq!(
-            steps(&dirty)[..9],
-            [
-                ("populate", 182_904.752),
-                ("logging-on", 123.456),
-                ("dirty-first", 110_523.456),
-                ("get-first", 23.456),
-                ("clear-first", 1523.456),
-                ("dirty-later", 30_000.0),
-                ("get-later", 18.0),
-                ("clear-later", 1300.0),
-                ("logging-off", 923.456),
-            ]
-        );
-        assert_eq!(dirty.last().unwrap().iteration, 1, "the second run");
-        assert_eq!(steps(&demand), [("demand-paging", 1_234_567.89)]);
-        assert_eq!(rest.lines().count(), LOG.lines().count());
-        assert_eq!(
-            raw_log::read(&rest).unwrap().len(),
-            1,
-            "the page-table test's own"
-        );
-    }
-
-    #[test]
-    fn what_is_cut_off_is_refused_wherever_it_is_cut() {
-        let whole = &LOG[..LOG.find("Total guest execution").unwrap()];
-        let ends: Vec<usize> = whole.match_indices('\n').map(|(at, _)| at + 1).collect();
-        let first = LOG.find("Populate").unwrap();
-        let second = LOG.find("Clear dirty log over").unwrap();
-        let refused = ends
-            .iter()
-            .filter(|&&end| take(&LOG[..end]).is_err())
-            .count();
-        let inside = ends
-            .iter()
-            .filter(|&&end| end > first && end < second)
-            .count();
-        assert!(refused + 1 >= inside, "{refused} of {inside}");
-    }
-
-    #[test]
-    fn damage_is_told_with_its_line() {
-        for (from, to, wanted) in [
-            (
-                "Iteration 2 dirty",
-                "Iteration 3 dirty",
-                "line 13: iteration 3 follows 1",
-            ),
-            (
-                "Enabling dirty logging time: 0.",
-                "Enabling dirty logging time: x.",
-                "line 7: 'x.000123456s'",
-            ),
-            (
-                "Iteration 2 get",
-                "Iteration 1 get",
-                "line 14: iteration 1 follows 2",
-            ),
-            (
-                "over 3 iterations",
-                "over 4 iterations",
-                "ends without 'Iteration 4",
-            ),
-            (
-                "Iteration 2 clear dirty log",
-                "lost",
-                "ends without 'clear dirty log time:'",
-            ),
-            (
-                "Populate memory time",
-                "Total guest execution time",
-                "line 7: a line of another test",
-            ),
-        ] {
-            let damaged = LOG.replacen(from, to, 1);
-            assert_ne!(damaged, LOG, "{from}");
-            let error = take(&damaged).unwrap_err().to_string();
-            assert!(error.contains(wanted), "{error}");
-        }
-        let stray = take("Populate memory time: 0.182904752s\n").unwrap_err();
-        assert!(matches!(stray, LogError::Stray { line: 1, .. }));
-    }
-}
+mod tests;
