@@ -162,6 +162,10 @@ pub struct PhaseChange {
     pub time: Change,
     /// The time of every run.
     pub runs: Runs,
+    /// What every run has of [`Comparison::metric`], where that is a count; `None` where this step
+    /// does not have it.
+    #[serde(skip)]
+    pub counted: Option<Runs>,
     /// The time of every vCPU of every run; empty where only the host worked.
     pub vcpus: Runs,
     /// What is shown of [`Comparison::metric`]; `None` where this step does not have it.

@@ -82,9 +82,14 @@ pub fn compare(
         if options.paired && runs_of(before) != runs_of(after) {
             return Err(CompareError::Unpaired(before.key.setup.name()));
         }
-        let configuration = configuration(before, after);
-        for phase in &configuration.phases {
-            rows.push(row(&phase.phase, before, after, options));
+        let mut configuration = configuration(before, after);
+        for phase in &mut configuration.phases {
+            let row = row(&phase.phase, before, after, options);
+            phase.counted = row.as_ref().filter(|row| !row.time).map(|row| Runs {
+                before: row.before.clone(),
+                after: row.after.clone(),
+            });
+            rows.push(row);
         }
         if !configuration.phases.is_empty() {
             comparison.configurations.push(configuration);
@@ -187,6 +192,7 @@ fn phase_change(step: &Step, before: &Group, after: &Group) -> PhaseChange {
         phase: step.clone(),
         time: Change::between(spread(&runs.before), spread(&runs.after)),
         runs,
+        counted: None,
         vcpus: Runs {
             before: vcpus(before),
             after: vcpus(after),

@@ -7,21 +7,32 @@ use std::fmt::Write;
 
 use super::super::{Comparison, Configuration, PhaseChange};
 
-/// The comparison as benchmark lines.
+/// The comparison as benchmark lines: the time of each run, or the count that is judged.
 pub fn benchstat(comparison: &Comparison) -> String {
     let mut out = String::new();
+    let time = comparison.metric == "time";
+    // A unit is one word; benchstat takes any, and of an unknown one less is better.
+    let counts = comparison.metric.split_whitespace().collect::<Vec<_>>();
+    let counts = format!("{}/op", counts.join("-"));
     for name in ["before", "after"] {
         // Writing into a String cannot fail.
         let _ = writeln!(out, "side: {name}\n");
         for (configuration, phase) in comparison.rows() {
             let benchmark = benchmark(configuration, phase);
-            let runs = if name == "before" {
-                &phase.runs.before
+            let (runs, unit) = if time {
+                (&phase.runs, "ns/op")
+            } else if let Some(counted) = &phase.counted {
+                (counted, counts.as_str())
             } else {
-                &phase.runs.after
+                continue;
             };
-            for ns in runs {
-                let _ = writeln!(out, "{benchmark} 1 {ns} ns/op");
+            let runs = if name == "before" {
+                &runs.before
+            } else {
+                &runs.after
+            };
+            for figure in runs {
+                let _ = writeln!(out, "{benchmark} 1 {figure} {unit}");
             }
         }
         out.push('\n');
@@ -77,7 +88,7 @@ mod tests {
         *,
     };
 
-    fn printed(change: impl Fn(&mut crate::results::Record)) -> String {
+    fn printed(metric: Option<&str>, change: impl Fn(&mut crate::results::Record)) -> String {
         let side = |create: &[u64], update: &[u64]| {
             let mut records = runs(create, update);
             records.iter_mut().for_each(&change);
@@ -87,8 +98,33 @@ mod tests {
             side(&[10, 12], &[30, 31]),
             patched(side(&[8, 9], &[30, 33])),
         );
-        let options = Options::default();
+        let options = Options {
+            metric: metric.map(str::to_owned),
+            ..Options::default()
+        };
         benchstat(&Comparison::of(&samples(&before), &samples(&after), &options).unwrap())
+    }
+
+    #[test]
+    fn a_count_that_is_judged_is_what_is_printed() {
+        let text = printed(Some("DC CIVAC"), |record| {
+            if record.phase == crate::phase::Phase::Update {
+                record.counters.insert("DC CIVAC".to_owned(), 0);
+            }
+        });
+
+        let lines = text.lines().filter(|line| line.starts_with("Benchmark"));
+        let ends: Vec<&str> = lines.map(|line| line.split_once(' ').unwrap().1).collect();
+        assert_eq!(
+            ends,
+            [
+                "1 8000 DC-CIVAC/op",
+                "1 9600 DC-CIVAC/op",
+                "1 6400 DC-CIVAC/op",
+                "1 7200 DC-CIVAC/op"
+            ],
+            "not of a step that never has it: {text}"
+        );
     }
 
     #[test]
@@ -102,7 +138,7 @@ mod tests {
         let (create, update) = (name("create"), name("update"));
 
         assert_eq!(
-            printed(|_| ()),
+            printed(None, |_| ()),
             format!(
                 "side: before\n\n\
                  {create} 1 10000 ns/op\n{create} 1 12000 ns/op\n\
@@ -116,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_name_is_one_word_whatever_the_options_are() {
-        let text = printed(|record| {
+        let text = printed(None, |record| {
             let options = [("dirty-log", "manual"), ("pin", "0-3 8/9"), ("empty", "")];
             let options = options.map(|(name, value)| (name.to_owned(), value.to_owned()));
             record.config.options = options.into();
