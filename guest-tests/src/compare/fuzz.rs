@@ -2,7 +2,7 @@
 //! Mutated inputs: whatever a file holds, reading it ends, and ends in samples or in an error.
 //!
 //! A mutation flips, drops, doubles or swaps bytes, lines or pieces of other inputs. The draws are
-//! seeded. CI takes some thousands; a million takes a minute:
+//! seeded. CI takes some thousands; a million takes about four minutes:
 //!
 //! ```sh
 //! cargo test --release -p granule-guest-tests --lib compare::fuzz -- --ignored
