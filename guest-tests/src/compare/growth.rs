@@ -125,6 +125,10 @@ pub struct Fit {
     pub interval: [f64; 2],
     /// The power in a word, if the interval holds one of 0, 1 and 2, and is no wider than 1.
     pub kind: Option<&'static str>,
+    /// Whether a point is of one run alone.
+    pub single: bool,
+    /// Whether times are exact for their interleaving: an emulator's or the model's.
+    pub exact: bool,
 }
 
 /// How far beyond its ends an interval still holds a power. Times that are exact lie so near to a
@@ -151,17 +155,27 @@ impl Fit {
             exponent: fit.exponent,
             interval: [low, high],
             kind,
+            single: false,
+            exact: true,
         })
     }
 
     /// Whether the interval says anything of the power.
     pub fn tells(&self) -> bool {
         let [low, high] = self.interval;
-        high - low <= WIDEST
+        high - low <= WIDEST && !self.is_one_draw()
+    }
+
+    /// Whether it is of real time, which no single run tells.
+    pub fn is_one_draw(&self) -> bool {
+        self.single && !self.exact
     }
 
     /// `1.98 (1.90 to 2.06), quadratic`; `cannot tell` where the interval says nothing.
     pub fn words(&self) -> String {
+        if self.is_one_draw() {
+            return "cannot tell: one run a point".to_owned();
+        }
         if !self.tells() {
             return "cannot tell".to_owned();
         }
@@ -171,7 +185,12 @@ impl Fit {
         let kind = self
             .kind
             .map_or_else(String::new, |kind| format!(", {kind}"));
-        format!("{} ({low} to {high}){kind}", digits(self.exponent))
+        let of = if self.single {
+            ", of one interleaving"
+        } else {
+            ""
+        };
+        format!("{} ({low} to {high}){kind}{of}", digits(self.exponent))
     }
 }
 
@@ -182,11 +201,23 @@ impl Growth {
     }
 }
 
-/// The fit of one side of a family.
-pub fn fit(family: &Family, side: fn(&PhaseChange) -> Option<Spread>) -> Option<Fit> {
+/// The fit of one side of a family, whose times are `exact` or real.
+pub fn fit(family: &Family, exact: bool, side: fn(&PhaseChange) -> Option<Spread>) -> Option<Fit> {
     let point = |(value, phase): &(u64, &PhaseChange)| Some((*value as f64, side(phase)?.median));
     let points: Option<Vec<_>> = family.points.iter().map(point).collect();
-    Fit::of(&points?)
+    let mut fit = Fit::of(&points?)?;
+    let mut spreads = family.points.iter().filter_map(|(_, phase)| side(phase));
+    fit.single = spreads.any(|spread| spread.runs == 1);
+    fit.exact = exact;
+    if fit.is_one_draw() {
+        fit.kind = None;
+    }
+    Some(fit)
+}
+
+/// Whether the times of a family are exact for their interleaving: an emulator's or the model's.
+pub fn is_exact(comparison: &Comparison, family: &Family) -> bool {
+    comparison.is_emulated() || family.engine == "model"
 }
 
 /// All growth that can be told.
@@ -197,12 +228,13 @@ pub fn growth(comparison: &Comparison) -> Vec<Growth> {
     for step in steps {
         for with in Growing::ALL {
             for family in families(comparison, step, with) {
+                let exact = is_exact(comparison, &family);
                 let growth = Growth {
                     phase: step.clone(),
                     with,
                     of: family.rest.name(),
-                    before: fit(&family, |phase| phase.time.before),
-                    after: fit(&family, |phase| phase.time.after),
+                    before: fit(&family, exact, |phase| phase.time.before),
+                    after: fit(&family, exact, |phase| phase.time.after),
                 };
                 if growth.before.is_some() || growth.after.is_some() {
                     all.push(growth);
@@ -237,6 +269,48 @@ mod tests {
             "it holds 0 alone, but anything else as well"
         );
         assert_eq!(wild.words(), "cannot tell", "neither flat nor quadratic");
+    }
+
+    #[test]
+    fn one_run_a_point_of_real_time_tells_nothing() {
+        let points = [1.0, 2.0, 4.0].map(|x: f64| (x, x));
+        let single = Fit {
+            single: true,
+            ..Fit::of(&points).unwrap()
+        };
+        let real = Fit {
+            exact: false,
+            ..single
+        };
+
+        assert_eq!(
+            single.words(),
+            "1.00 (1.00 to 1.00), linear, of one interleaving"
+        );
+        assert_eq!(real.words(), "cannot tell: one run a point");
+        assert!(!real.tells());
+    }
+
+    #[test]
+    fn a_comparison_of_single_runs_tells_growth_of_virtual_time_alone() {
+        let told = |emulated: bool| {
+            let records = [1, 2, 4].map(|vcpus| {
+                let mut record = crate::compare::fixture::record();
+                record.config.vcpus = vcpus;
+                record.ns = crate::units::Nanoseconds(u64::from(vcpus) * 1_000_000);
+                if !emulated {
+                    record.host.emulator = None;
+                }
+                record
+            });
+            let side = crate::compare::samples(&records);
+            let comparison = Comparison::of(&side, &side, &Default::default()).unwrap();
+            crate::compare::render::markdown(&comparison)
+        };
+
+        assert!(told(true).contains("linear, of one interleaving"));
+        assert!(told(false).contains("cannot tell: one run a point"));
+        assert!(!told(false).contains("linear"));
     }
 
     #[test]

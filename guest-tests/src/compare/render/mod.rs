@@ -217,7 +217,18 @@ fn together(together: &super::Together) -> String {
 fn growths(comparison: &Comparison) -> Vec<String> {
     let all = &comparison.growth;
     let mut lines: Vec<String> = all.iter().filter(|one| one.tells()).map(growth).collect();
-    let untold = all.len() - lines.len();
+    let one_draw = |one: &&super::growth::Growth| {
+        let sides = [one.before, one.after];
+        !one.tells() && sides.iter().flatten().any(super::growth::Fit::is_one_draw)
+    };
+    let single = all.iter().filter(one_draw).count();
+    let untold = all.len() - lines.len() - single;
+    if single > 0 {
+        lines.push(format!(
+            "How {single} of {} grow: cannot tell: one run a point.",
+            counted(all.len(), "time")
+        ));
+    }
     if untold > 0 {
         lines.push(format!(
             "How {untold} of {} grow cannot be told: they lie too far off any power.",

@@ -174,11 +174,11 @@ pub fn by_growth(comparison: &Comparison, step: &Step, growing: Growing) -> Vec<
     let families = growth::families(comparison, step, growing);
     families
         .iter()
-        .map(|family| curves(step, growing, family))
+        .map(|family| curves(step, growing, family, growth::is_exact(comparison, family)))
         .collect()
 }
 
-fn curves(step: &Step, growing: Growing, family: &Family) -> String {
+fn curves(step: &Step, growing: Growing, family: &Family, exact: bool) -> String {
     let points = &family.points;
     const GUTTER: f64 = 46.0;
     const TOP: f64 = 10.0;
@@ -239,8 +239,14 @@ fn curves(step: &Step, growing: Growing, family: &Family) -> String {
     let (of, by) = (family.rest.name(), growing.name());
     let mut words = format!("{of}: {} by {by}", unit_name(unit));
     let fits = [
-        ("before", growth::fit(family, |phase| phase.time.before)),
-        ("after", growth::fit(family, |phase| phase.time.after)),
+        (
+            "before",
+            growth::fit(family, exact, |phase| phase.time.before),
+        ),
+        (
+            "after",
+            growth::fit(family, exact, |phase| phase.time.after),
+        ),
     ];
     for (side, fit) in fits {
         if let Some(fit) = fit {
