@@ -271,10 +271,11 @@ fn pages_written_under_logging_are_logged_in_every_mode() {
     }
 }
 
-/// More pages than a ring has entries: the vCPU leaves the guest for room, and none is lost.
+/// More pages than a ring has entries: the vCPU leaves the guest for room, and none is lost. A host
+/// whose KVM has vCPUs leave too late loses some, which must be told.
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn a_full_ring_loses_nothing() {
+fn a_full_ring_loses_nothing_in_silence() {
     if !dirty_modes().contains(&DirtyMode::Ring) {
         return;
     }
@@ -289,9 +290,15 @@ fn a_full_ring_loses_nothing() {
     vcpu.run(&all).unwrap();
 
     machine.set_dirty_logging(true).unwrap();
-    vcpu.run(&all).unwrap();
-    let log = machine.dirty_log().unwrap();
+    let written = vcpu.run(&all);
 
+    if let Err(error) = written {
+        let told = format!("{error:?}");
+        assert!(told.contains("without a free one"), "{told}");
+        println!("this host's KVM overruns dirty rings: {told}");
+        return;
+    }
+    let log = machine.dirty_log().unwrap();
     let dirty: u64 = log.iter().map(|word| u64::from(word.count_ones())).sum();
     assert_eq!(dirty, memory.0 / machine.region().host_page.0);
 }

@@ -61,6 +61,15 @@ pub enum KvmError {
          on x86_64): use plain or manual logging"
     )]
     NoRing,
+    /// A vCPU left the guest too late, and its ring was written over.
+    #[error(
+        "a dirty ring of {entries} entries was found without a free one: this host's KVM lets vCPUs \
+         leave the guest too late, and pages are missing from the log; use plain or manual logging"
+    )]
+    RingOverrun {
+        /// Entries of the ring.
+        entries: usize,
+    },
     /// The dirty log was to be read while logging is off.
     #[error("the dirty log cannot be read while logging is off")]
     NotLogging,

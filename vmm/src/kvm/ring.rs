@@ -8,6 +8,10 @@
 //! vCPUs' own threads too, into one bitmap for each slot, and a page whose bit is taken from there was
 //! protected after it was harvested: what is read of it from then on is no older than the log.
 //!
+//! The kernel has a vCPU leave before its ring is full, and keeps some entries in reserve. A kernel
+//! that has it leave too late writes over entries, and nobody can tell which pages those were: a ring
+//! found without a single free entry is an error, and what it held is no log.
+//!
 //! Writes of no vCPU (an interrupt controller's tables that are saved) have no ring. Where the kernel
 //! keeps a bitmap for them beside the rings (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) it is asked
 //! to; a machine that saves no such state has nothing in it.
@@ -170,6 +174,7 @@ impl Rings {
         let State { rings, dirty } = state;
         let mut found = 0;
         for ring in rings {
+            let before = ring.next;
             while let Some((slot, page)) = ring.next() {
                 let bits = dirty.entry(slot).or_default();
                 let word = usize::try_from(page / 64).unwrap_or(usize::MAX);
@@ -178,6 +183,11 @@ impl Rings {
                 }
                 bits[word] |= 1 << (page % 64);
                 found += 1;
+            }
+            if ring.next - before >= ring.entries() {
+                return Err(KvmError::RingOverrun {
+                    entries: ring.entries(),
+                });
             }
         }
         if found == 0 {
@@ -189,10 +199,13 @@ impl Rings {
 }
 
 impl Ring {
+    const fn entries(&self) -> usize {
+        self.bytes / size_of::<kvm_dirty_gfn>()
+    }
+
     /// Harvests the next entry: its slot and its page within the slot.
     fn next(&mut self) -> Option<(u32, u64)> {
-        let entries = self.bytes / size_of::<kvm_dirty_gfn>();
-        let entry = self.entries.wrapping_add(self.next % entries);
+        let entry = self.entries.wrapping_add(self.next % self.entries());
         // SAFETY: the entry lies in the mapping; its first field is a word that the kernel changes
         // too, and nobody else.
         let flags = unsafe { AtomicU32::from_ptr(entry.cast()) };
