@@ -271,6 +271,14 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
     assert!(found.is_none(), "{}", found.unwrap());
 }
 
+/// CPUs that need no maintenance.
+const FWB: Features = Features {
+    fwb: true,
+    dic: true,
+    tlb_range: false,
+    bbm: 0,
+};
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 24,
@@ -301,12 +309,7 @@ fn a_block_goes_into_whichever_of_the_roots_tables_it_belongs_in() {
     assert_eq!(geometry.root_tables(), 2);
     let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
     let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-    let fwb = Features {
-        fwb: true,
-        dic: true,
-        ..Features::default()
-    };
-    let mut table = Stage2::new(geometry, fwb, Policy::GRANULE, VMID, pool.root());
+    let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
     let blocks = [0, 3 << 30, 512 << 30, 1023 << 30];
     let request = |ipa| MapRequest::new(ipa, 1 << 40 | ipa, 1 << 30, Attributes::READ_WRITE);
 
@@ -333,12 +336,7 @@ fn a_mapper_does_not_take_an_odd_size_for_another_with_other_attributes() {
     let geometry = Geometry::new(Granule::K4, 39).unwrap();
     let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
     let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-    let fwb = Features {
-        fwb: true,
-        dic: true,
-        ..Features::default()
-    };
-    let mut table = Stage2::new(geometry, fwb, Policy::GRANULE, VMID, pool.root());
+    let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
     memcache.top_up(&ops, 2, 4);
     let request = |ipa, size| MapRequest::new(ipa, MEMORY + ipa, size, Attributes::READ_WRITE);
 

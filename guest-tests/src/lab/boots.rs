@@ -13,11 +13,10 @@ use super::{
     LabError, Verdict,
     counts::Segment,
     execute::{JobError, Outcome},
-    guest_init,
+    guest_init, leave,
     matrix::PlannedJob,
     page::{Chart, Remark, Run, Table},
     pool::Outcomes,
-    print,
     rundir::{RunDir, chain},
     step::Shell,
 };
@@ -96,9 +95,7 @@ pub fn judge(
     };
     let boots: Boots = run.jobs.iter().map(&mut boot).collect();
     let (table, verdict) = table(run, &boots);
-    rundir.write_report(&table)?;
-    print(&table)?;
-    rundir.tell_page(None, &page(run, &boots))?;
+    leave(rundir, &table, &page(run, &boots))?;
     Ok(verdict)
 }
 

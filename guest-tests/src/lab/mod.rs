@@ -231,6 +231,14 @@ fn figures(rundir: &RunDir, kernels: &[Kernel]) -> Result<Option<String>, LabErr
     Ok(Some(render::single(&samples, &kernel.name, Some(&command))))
 }
 
+/// Ends a run that compares no times: keeps and prints its table, and leaves a page of it.
+fn leave(rundir: &RunDir, table: &str, page: &str) -> Result<(), LabError> {
+    rundir.write_report(table)?;
+    print(table)?;
+    rundir.tell_page(None, page)?;
+    Ok(())
+}
+
 fn print(text: &str) -> Result<(), LabError> {
     match io::stdout().write_all(text.as_bytes()) {
         // Whoever reads has seen enough.

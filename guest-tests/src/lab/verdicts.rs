@@ -7,9 +7,9 @@ use super::{
     LabError, Verdict,
     execute::{JobError, Outcome, describe},
     job::Ending,
+    leave,
     page::{Remark, Run},
     pool::Outcomes,
-    print,
     rundir::{RunDir, chain},
     step::Shell,
 };
@@ -103,9 +103,7 @@ pub fn judge(
     let names: Vec<&str> = run.kernels.iter().map(|k| k.name.as_str()).collect();
     let tests: Vec<&str> = run.jobs.iter().map(|job| job.name.as_str()).collect();
     let (table, verdict) = table(&names, &tests, &words);
-    rundir.write_report(&table)?;
-    print(&table)?;
-    rundir.tell_page(None, &page(run, &words))?;
+    leave(rundir, &table, &page(run, &words))?;
     Ok(verdict)
 }
 
