@@ -11,6 +11,7 @@
 //! | `0x61` + index in [`Phase::ALL`] | that phase (`0x61` create … `0x67` unmap) |
 //! | `0x68`, `0x69` | a round of a load like migration's, and its stop; here the vCPUs run on |
 //! | `0x70` | a foreign test runs; given by the lab's init |
+//! | `0x71`, `0x72` | a guest of `granule run` starts running; its init does |
 //!
 //! On other architectures marks are nothing at all.
 
@@ -24,6 +25,12 @@ pub const FIRST_PHASE: u8 = 0x61;
 
 /// The immediate that says: a foreign test runs.
 pub const FOREIGN: u8 = 0x70;
+
+/// The immediate that says: a guest starts running.
+pub const GUEST: u8 = 0x71;
+
+/// The immediate that says: the guest's init starts running.
+pub const GUEST_INIT: u8 = 0x72;
 
 /// The immediate that stands for a phase.
 pub const fn immediate(phase: Phase) -> u8 {
@@ -58,6 +65,16 @@ pub fn outside() {
 /// Marks the beginning of a foreign test; [`outside`] ends it.
 pub fn foreign() {
     hint::<FOREIGN>();
+}
+
+/// Marks that a guest starts running.
+pub fn guest() {
+    hint::<GUEST>();
+}
+
+/// Marks that the guest's init starts running.
+pub fn guest_init() {
+    hint::<GUEST_INIT>();
 }
 
 #[cfg(test)]

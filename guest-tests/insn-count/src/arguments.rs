@@ -12,6 +12,8 @@ pub struct Arguments {
     pub out: PathBuf,
     /// Names and virtual addresses of functions whose entries are counted.
     pub at: Vec<(String, u64)>,
+    /// Count all instructions too.
+    pub instructions: bool,
 }
 
 /// Why arguments cannot be used.
@@ -20,8 +22,10 @@ pub enum ArgumentError {
     /// No file to write to.
     #[error("no output file: give out=FILE")]
     NoOutput,
-    /// Neither `out=` nor `at=`.
-    #[error("'{0}' is no argument of this plugin: use out=FILE and at=NAME:HEXADDRESS")]
+    /// None of those.
+    #[error(
+        "'{0}' is no argument of this plugin: use out=FILE, at=NAME:HEXADDRESS and instructions=on"
+    )]
     Unknown(String),
     /// Not of the form `NAME:HEXADDRESS`.
     #[error("'at={0}' names no address: use at=NAME:HEXADDRESS")]
@@ -36,16 +40,19 @@ impl Arguments {
     pub fn parse<'a>(raw: impl IntoIterator<Item = &'a str>) -> Result<Self, ArgumentError> {
         let mut out = None;
         let mut at = Vec::new();
+        let mut instructions = false;
         for argument in raw {
             match argument.split_once('=') {
                 Some(("out", file)) if !file.is_empty() => out = Some(PathBuf::from(file)),
                 Some(("at", place)) => at.push(function(place)?),
+                Some(("instructions", "on")) => instructions = true,
                 _ => return Err(ArgumentError::Unknown(argument.to_owned())),
             }
         }
         Ok(Self {
             out: out.ok_or(ArgumentError::NoOutput)?,
             at,
+            instructions,
         })
     }
 }
@@ -67,10 +74,15 @@ mod tests {
 
     #[test]
     fn an_output_and_functions_are_read() {
-        let arguments = Arguments::parse(["out=/tmp/x", "at=aborts:ffff800010040000"]).unwrap();
+        let raw = ["out=/tmp/x", "at=aborts:ffff800010040000"];
+
+        let arguments = Arguments::parse(raw).unwrap();
 
         assert_eq!(arguments.out, PathBuf::from("/tmp/x"));
         assert_eq!(arguments.at, [("aborts".to_owned(), 0xffff_8000_1004_0000)]);
+        assert!(!arguments.instructions);
+        let all = Arguments::parse(raw.into_iter().chain(["instructions=on"]));
+        assert!(all.unwrap().instructions);
     }
 
     #[test]
@@ -79,6 +91,10 @@ mod tests {
             (vec![], ArgumentError::NoOutput),
             (vec!["out="], ArgumentError::Unknown("out=".to_owned())),
             (vec!["x=1"], ArgumentError::Unknown("x=1".to_owned())),
+            (
+                vec!["instructions=1"],
+                ArgumentError::Unknown("instructions=1".to_owned()),
+            ),
             (
                 vec!["out=f", "at=aborts"],
                 ArgumentError::NoAddress("aborts".to_owned()),

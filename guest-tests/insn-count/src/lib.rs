@@ -9,9 +9,11 @@
 //! in the order of execution; a last line says that QEMU ended in an orderly way and how many
 //! segments there were, so that a reader notices a file cut short.
 //!
-//! Arguments: `out=FILE` (required) and any number of `at=NAME:HEXADDRESS`, which counts under
-//! `NAME` how often the instruction at that virtual address is executed: the entry of a kernel
-//! function, taken from the kernel's `System.map`. Counting takes no virtual time.
+//! Arguments: `out=FILE` (required); any number of `at=NAME:HEXADDRESS`, which counts under `NAME`
+//! how often the instruction at that virtual address is executed: the entry of a kernel function,
+//! taken from the kernel's `System.map`; and `instructions=on`, which counts all instructions, by
+//! whole blocks of code: one that an exception leaves early counts whole, and again when it is
+//! entered again. Counting takes no virtual time.
 //!
 //! One binary serves every QEMU: see [`qemu`] on interface versions. Counts are exact under
 //! `-icount`, where one thread runs all CPUs; with a thread for each CPU no count is lost, but what

@@ -62,6 +62,8 @@ struct Plugin {
     segments: Segments<BufWriter<File>>,
     /// Addresses whose execution is counted, and their slots.
     at: Vec<(u64, usize)>,
+    /// The slot of all instructions, if they are counted.
+    instructions: Option<usize>,
     /// `qemu_plugin_insn_data` copies.
     data_is_copied: bool,
 }
@@ -127,9 +129,11 @@ impl Plugin {
             .into_iter()
             .map(|(name, address)| (address, segments.slot(Counted::Function(name))))
             .collect();
+        let instructions = arguments.instructions.then(|| segments.slot(Counted::Any));
         Ok(Self {
             segments,
             at,
+            instructions,
             data_is_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
         })
     }
@@ -169,6 +173,14 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
     let Some(plugin) = PLUGIN.get() else { return };
     // SAFETY: QEMU gives a valid block.
     let count = unsafe { sys::qemu_plugin_tb_n_insns(tb) };
+    if plugin.instructions.is_some() {
+        let no_registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS;
+        let data = std::ptr::without_provenance_mut(count);
+        // SAFETY: `tb` is valid during translation; the callback takes `data` as a number.
+        unsafe {
+            sys::qemu_plugin_register_vcpu_tb_exec_cb(tb, Some(on_block), no_registers, data);
+        }
+    }
     for i in 0..count {
         // SAFETY: `i` is less than the block's number of instructions.
         let insn = unsafe { sys::qemu_plugin_tb_get_insn(tb, i) };
@@ -206,7 +218,16 @@ fn on_execution(
 
 unsafe extern "C" fn on_counted(cpu: c_uint, slot: *mut c_void) {
     if let Some(plugin) = PLUGIN.get() {
-        plugin.segments.count(cpu as usize, slot.addr());
+        plugin.segments.count(cpu as usize, slot.addr(), 1);
+    }
+}
+
+unsafe extern "C" fn on_block(cpu: c_uint, instructions: *mut c_void) {
+    if let Some(plugin) = PLUGIN.get()
+        && let Some(slot) = plugin.instructions
+    {
+        let more = instructions.addr() as u64;
+        plugin.segments.count(cpu as usize, slot, more);
     }
 }
 

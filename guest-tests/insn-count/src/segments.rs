@@ -35,6 +35,8 @@ pub enum Counted {
     Instruction(Sys),
     /// The entry of a function, by the name given for it.
     Function(String),
+    /// Any instruction.
+    Any,
 }
 
 impl Counted {
@@ -42,6 +44,7 @@ impl Counted {
         match self {
             Self::Instruction(sys) => sys.name(),
             Self::Function(name) => name.clone(),
+            Self::Any => "instructions".to_owned(),
         }
     }
 }
@@ -116,10 +119,10 @@ impl<W: Write> Segments<W> {
         slot
     }
 
-    /// One more on this CPU.
-    pub fn count(&self, cpu: usize, slot: usize) {
+    /// So many more on this CPU.
+    pub fn count(&self, cpu: usize, slot: usize, more: u64) {
         if let Some(counter) = self.rows.get(cpu).and_then(|row| row.get(slot)) {
-            counter.fetch_add(1, Ordering::Relaxed);
+            counter.fetch_add(more, Ordering::Relaxed);
         }
     }
 
@@ -204,11 +207,11 @@ mod tests {
             let civac = segments.slot(CIVAC);
             let aborts = segments.slot(Counted::Function("guest_aborts".to_owned()));
 
-            segments.count(0, civac);
+            segments.count(0, civac, 1);
             segments.mark(0x61).unwrap();
-            segments.count(0, civac);
-            segments.count(1, civac);
-            segments.count(1, aborts);
+            segments.count(0, civac, 1);
+            segments.count(1, civac, 1);
+            segments.count(1, aborts, 1);
             segments.mark(0x60).unwrap();
             segments.finish().unwrap();
         }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! What boots of guests cost: a table, and a page of it.
 //!
-//! `granule run` writes its statistics where other tests write results; a boot counts from the start
-//! of `granule run` to the guest's init, and to its login prompt where it has one. Faults and
-//! instructions are those of the whole run, the latter host and guest together.
+//! `granule run` writes its statistics where other tests write results, and [marks](crate::mark) the
+//! instructions: *start* is from its own start to the guest's first instruction, *to init* from
+//! there to the guest's init, *to login* to its login prompt where it has one. Faults and counts of
+//! maintenance are those of the whole run, all counts of host and guest together.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -53,7 +54,9 @@ const READY: u8 = 2;
 /// A boot's figures; times from the start of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
-    start_ns: u64,
+    /// Instructions, as long as a mark tells where they end.
+    start_instructions: Option<u64>,
+    boot_instructions: Option<u64>,
     boot_ns: u64,
     ready_ns: Option<u64>,
     faults: Option<u64>,
@@ -184,10 +187,10 @@ fn page(run: Run<'_>, boots: &Boots) -> String {
     };
     let charts = [
         chart("Time to init", "virtual ms from the start", |row| {
-            Some((row.boot_ns as f64, milliseconds(row.boot_ns) + " ms"))
+            Some((row.boot_ns as f64, millions(row.boot_ns) + " ms"))
         }),
         chart("Time to login", "virtual ms from the start", |row| {
-            row.ready_ns.map(|ns| (ns as f64, milliseconds(ns) + " ms"))
+            row.ready_ns.map(|ns| (ns as f64, millions(ns) + " ms"))
         }),
         chart("Faults on memory", "of the whole run", |row| {
             row.faults.map(|faults| (faults as f64, faults.to_string()))
@@ -226,10 +229,11 @@ fn is_of_stage2(name: &str) -> bool {
     what.is_some_and(|what| kinds.iter().any(|kind| what.starts_with(kind)))
 }
 
-const HEADING: [&str; 11] = [
+const HEADING: [&str; 12] = [
     "guest",
     "kernel",
-    "start ms",
+    "start M instr.",
+    "to init M instr.",
     "to init ms",
     "to login ms",
     "memory faults",
@@ -241,24 +245,26 @@ const HEADING: [&str; 11] = [
 ];
 
 /// How many of them stand in a page's first table.
-const COSTS: usize = 8;
+const COSTS: usize = 9;
 
 /// A figure that a boot may have.
 type Figure = fn(&Row) -> Option<u64>;
 
-fn milliseconds(ns: u64) -> String {
-    format!("{}.{:03}", ns / 1_000_000, ns / 1_000 % 1_000)
+/// Instructions in millions, or nanoseconds in milliseconds.
+fn millions(count: u64) -> String {
+    format!("{}.{:03}", count / 1_000_000, count / 1_000 % 1_000)
 }
 
 impl Row {
     /// Its figures, in the order of the heading.
-    fn cells(&self) -> [String; 9] {
+    fn cells(&self) -> [String; 10] {
         let absent = || "–".to_owned();
         let size = |bytes: Option<u64>| bytes.map_or_else(absent, |n| Bytes(n).to_string());
         [
-            milliseconds(self.start_ns),
-            milliseconds(self.boot_ns),
-            self.ready_ns.map_or_else(absent, milliseconds),
+            self.start_instructions.map_or_else(absent, millions),
+            self.boot_instructions.map_or_else(absent, millions),
+            millions(self.boot_ns),
+            self.ready_ns.map_or_else(absent, millions),
             self.faults.map_or_else(absent, |n| n.to_string()),
             self.lines.to_string(),
             self.invalidations.to_string(),
@@ -276,11 +282,13 @@ impl Row {
             (first > 0).then(|| format!(" <small>×{:.3}</small>", own as f64 / first as f64))
         };
         let mut cells = self.cells();
-        let beside: [(usize, Figure); 4] = [
-            (1, |row| Some(row.boot_ns)),
-            (2, |row| row.ready_ns),
-            (3, |row| row.faults),
-            (4, |row| Some(row.lines)),
+        let beside: [(usize, Figure); 6] = [
+            (0, |row| row.start_instructions),
+            (1, |row| row.boot_instructions),
+            (2, |row| Some(row.boot_ns)),
+            (3, |row| row.ready_ns),
+            (4, |row| row.faults),
+            (5, |row| Some(row.lines)),
         ];
         for (at, figure) in beside {
             cells[at] += &through(figure).unwrap_or_default();
@@ -335,9 +343,10 @@ fn figures(life: &Life, segments: &[Segment]) -> Option<Row> {
     let (by_access, faults) = accesses.fold((false, 0), |(_, sum), (_, n)| (true, sum + n));
     let ready = life.marks.iter().find(|(mark, _)| *mark == READY);
     let ready = ready.map(|(_, ns)| *ns);
+    let marks = [mark::FOREIGN, mark::GUEST, mark::GUEST_INIT];
     let whole = segments
         .iter()
-        .filter(|segment| segment.mark == mark::FOREIGN);
+        .filter(|segment| marks.contains(&segment.mark));
     let count = |belongs: fn(&str) -> bool| {
         whole
             .clone()
@@ -346,8 +355,14 @@ fn figures(life: &Life, segments: &[Segment]) -> Option<Row> {
             .map(|(_, count)| count)
             .sum()
     };
+    let instructions = |mark: u8, until: u8| {
+        let at = segments.iter().position(|segment| segment.mark == mark)?;
+        segments.get(at + 1).filter(|next| next.mark == until)?;
+        segments[at].counts.get("instructions").copied()
+    };
     Some(Row {
-        start_ns: start.ns,
+        start_instructions: instructions(mark::FOREIGN, mark::GUEST),
+        boot_instructions: instructions(mark::GUEST, mark::GUEST_INIT),
         boot_ns: boot.ns,
         ready_ns: ready.map(|ns| ns.saturating_sub(start.ns)),
         faults: by_access.then_some(faults),

@@ -68,6 +68,8 @@ pub struct Plugin {
     pub out: PathBuf,
     /// Functions whose entries are counted: name and virtual address.
     pub functions: Vec<(String, u64)>,
+    /// All instructions are counted too, which takes time.
+    pub instructions: bool,
 }
 
 impl Hardware {
@@ -134,6 +136,9 @@ impl Plugin {
         argument.push(",");
         argument.push(with_file("out=", &self.out));
         let mut rest = String::new();
+        if self.instructions {
+            rest += ",instructions=on";
+        }
         for (name, address) in &self.functions {
             // Writing to a string cannot fail.
             let _ = write!(rest, ",at={name}:{address:x}");
@@ -213,11 +218,12 @@ mod tests {
             library: PathBuf::from("/a,b/x.so"),
             out: PathBuf::from("/c"),
             functions: vec![("guest_aborts".to_owned(), 0xffff_8000_1002_e4d0)],
+            instructions: true,
         };
 
         assert_eq!(
             plugin.argument(),
-            "file=/a,,b/x.so,out=/c,at=guest_aborts:ffff80001002e4d0"
+            "file=/a,,b/x.so,out=/c,instructions=on,at=guest_aborts:ffff80001002e4d0"
         );
     }
 

@@ -172,6 +172,7 @@ impl Bench {
                 library: self.plugin.clone(),
                 out: folder.join("counts.jsonl"),
                 functions: kernel.functions.clone(),
+                instructions: job.guest.is_some(),
             },
             deadline: self.deadline,
         };

@@ -237,6 +237,9 @@ fn live(
     let teller = || {
         let (marks, heard) = (marks.clone(), copy(&wake)?);
         Ok::<_, RunError>(move |mark, time| {
+            if mark == BootTimer::INIT {
+                granule_guest_tests::mark::guest_init();
+            }
             let _ = marks.send((mark, time));
             let _ = heard.write(1);
         })
@@ -292,6 +295,7 @@ fn live(
         tables_before,
     );
     let mut controls = Controls::new(config, &machine, meter);
+    granule_guest_tests::mark::guest();
     if counted {
         controls.end_phase("boot", started.elapsed());
     }

@@ -12,7 +12,8 @@ use crate::lab::{
 #[test]
 fn what_the_host_does_not_tell_is_shown_as_absent() {
     let row = Row {
-        start_ns: 1_234_567,
+        start_instructions: Some(1_234_567),
+        boot_instructions: None,
         boot_ns: 512_000_999,
         ready_ns: Some(2_512_000_999),
         faults: None,
@@ -26,7 +27,7 @@ fn what_the_host_does_not_tell_is_shown_as_absent() {
 
     assert_eq!(
         row.cells().join(" | "),
-        "1.234 | 512.000 | 2512.000 | – | 7 | 8 | 4K | 3M | 4K"
+        "1.234 | – | 512.000 | 2512.000 | – | 7 | 8 | 4K | 3M | 4K"
     );
 }
 
@@ -49,9 +50,13 @@ fn left_behind(faults: u64) -> Row {
           "resident":[{{"4096":36966400}}],"stage2_tables":81920,"overhead":3411968}}]}}"#
     );
     let counts = format!(
-        "{{\"seq\":0,\"mark\":{},\"counts\":{{\"DC CIVAC\":912156,\"TLBI IPAS2E1IS\":305,\"TLBI VAE1\":9}}}}\n\
-         {{\"end\":true,\"segments\":1}}\n",
-        mark::FOREIGN
+        "{{\"seq\":0,\"mark\":{},\"counts\":{{\"DC CIVAC\":900000,\"instructions\":30106304}}}}\n\
+         {{\"seq\":1,\"mark\":{},\"counts\":{{\"DC CIVAC\":12000,\"instructions\":290000999}}}}\n\
+         {{\"seq\":2,\"mark\":{},\"counts\":{{\"DC CIVAC\":156,\"TLBI IPAS2E1IS\":305,\"TLBI VAE1\":9}}}}\n\
+         {{\"end\":true,\"segments\":3}}\n",
+        mark::FOREIGN,
+        mark::GUEST,
+        mark::GUEST_INIT
     );
     let life: Life = serde_json::from_str(&life).unwrap();
     figures(&life, &crate::lab::counts::read_segments(&counts).unwrap()).unwrap()
@@ -63,7 +68,7 @@ fn a_boots_figures_are_those_of_its_whole_run() {
 
     assert_eq!(
         row.cells().join(" | "),
-        "30.106 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K"
+        "30.106 | 290.000 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K"
     );
     let levels = [("translation.level2", 14), ("translation.level3", 101)];
     assert_eq!(
@@ -135,5 +140,5 @@ fn the_page_has_every_boot_with_what_it_cost() {
         3,
         "{text}"
     );
-    assert!(text.starts_with("| guest | kernel | start ms |"));
+    assert!(text.starts_with("| guest | kernel | start M instr. |"));
 }
