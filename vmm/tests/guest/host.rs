@@ -43,8 +43,13 @@ pub struct Host {
 }
 
 impl Host {
-    /// Boots it, up to its shell.
+    /// Boots one with a GICv3, up to its shell.
     pub fn boot() -> Self {
+        Self::boot_with_gic(3)
+    }
+
+    /// Boots one with this version of the interrupt controller.
+    pub fn boot_with_gic(version: u8) -> Self {
         let guest = guest();
         let files = tempfile::tempdir().unwrap();
         let initrd = initrd(&guest, files.path());
@@ -62,7 +67,8 @@ impl Host {
         }
         // With a thread for each CPU, every invalidation would have to stop the other one.
         command
-            .args(["-M", "virt,virtualization=on,gic-version=3"])
+            .arg("-M")
+            .arg(format!("virt,virtualization=on,gic-version={version}"))
             .args(["-cpu", "neoverse-n1"])
             .args(["-accel", "tcg,thread=single", "-smp", "1", "-m", "1536M"])
             .args(["-nic", "none", "-display", "none", "-serial", "stdio"])
