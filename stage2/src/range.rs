@@ -32,6 +32,12 @@ pub const fn is_encodable(pages: u64) -> bool {
     false
 }
 
+/// Whether one instruction covers so many bytes, as it does all that a table's leaves map.
+#[inline]
+pub const fn is_one(granule: Granule, size: u64) -> bool {
+    size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MOST
+}
+
 /// Cuts `size` bytes from `ipa`, both multiples of the granule, into pieces.
 pub fn pieces(granule: Granule, ipa: u64, size: u64) -> impl Iterator<Item = Piece> {
     let mut at = ipa;

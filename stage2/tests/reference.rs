@@ -29,10 +29,11 @@ enum Op {
         execute: bool,
         blocks: bool,
     },
-    /// Page by page in one walk.
+    /// In one walk, page by page; or block by block, where there are whole ones.
     MapEach {
         write: bool,
         execute: bool,
+        blocks: bool,
     },
     Unmap,
     Protect,
@@ -47,7 +48,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => any::<[bool; 3]>().prop_map(|[write, execute, blocks]| Op::Map { write, execute, blocks }),
-        2 => any::<[bool; 2]>().prop_map(|[write, execute]| Op::MapEach { write, execute }),
+        2 => any::<[bool; 3]>().prop_map(|[write, execute, blocks]| Op::MapEach { write, execute, blocks }),
         1 => Just(Op::Unmap),
         1 => Just(Op::Protect),
         2 => any::<[bool; 2]>().prop_map(|[write, execute]| Op::Relax { write, execute }),
@@ -106,17 +107,24 @@ impl Under<'_> {
                 };
                 table.map(ops, memcache, &request)
             }
-            Op::MapEach { write, execute } => {
+            Op::MapEach {
+                write,
+                execute,
+                blocks,
+            } => {
+                let block = table.geometry().span(Level::new(2).unwrap());
+                let whole = blocks && (ipa | size).is_multiple_of(block);
+                let step = if whole { block } else { *page };
                 let mut mapper = table.mapper(ops);
                 let mut result = Ok(());
-                for at in (ipa..ipa + size).step_by(usize::try_from(*page).unwrap()) {
+                for at in (ipa..ipa + size).step_by(usize::try_from(step).unwrap()) {
                     // Attributes that alternate, so that what is remembered is not always right.
                     let attributes = Attributes {
-                        write: write && at & *page != 0,
+                        write: write && (blocks || at & *page != 0),
                         execute,
                         ..Attributes::READ
                     };
-                    let request = MapRequest::new(at, MEMORY + at, *page, attributes);
+                    let request = MapRequest::new(at, MEMORY + at, step, attributes);
                     result = match mapper.map(memcache, &request) {
                         Ok(()) => result,
                         Err(MapError::Again) => Err(MapError::Again),
@@ -165,9 +173,11 @@ fn allowed(
     right
         && match op {
             Op::Map { write, execute, .. } if meant => mapped([true, write, execute]),
-            Op::MapEach { write, execute } if meant => {
-                mapped([true, write && page & granule != 0, execute])
-            }
+            Op::MapEach {
+                write,
+                execute,
+                blocks,
+            } if meant => mapped([true, write && (blocks || page & granule != 0), execute]),
             Op::Map { .. } | Op::MapEach { .. } if populate => before == after,
             Op::Map { .. } | Op::MapEach { .. } => before == after || after.is_none(),
             Op::Unmap if meant => after.is_none(),
@@ -222,9 +232,10 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
     for &(op, at, length) in ops {
         let first = u64::from(at) % under.pages;
         let count = (1 + u64::from(length)).min(under.pages - first);
-        // Now and then a whole block.
-        let (first, count) = match length % 4 {
-            0 => (
+        // Now and then a whole block, or both.
+        let (first, count) = match length % 8 {
+            0 => (0, under.pages),
+            4 => (
                 first / granule.entries() * granule.entries(),
                 granule.entries(),
             ),

@@ -84,6 +84,19 @@ fn walk_each<const SIZE: u64>(c: &mut Criterion, group: &str, count: u64) {
     });
 }
 
+/// Puts each block together in a walk of its own, the only walker.
+fn coalesce_in_walks(c: &mut Criterion) {
+    let name = "granule, a walk each";
+    bench(c, "coalesce to 2M, each", name, BLOCKS, || {
+        let mut table = Exclusive::<Direct>::new();
+        table.map(0, GIB, true);
+        (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
+        let start = Instant::now();
+        table.coalesce_in_walks(BLOCKS);
+        start.elapsed()
+    });
+}
+
 /// What every table can do, one thread.
 fn alone<T: Table>(c: &mut Criterion) {
     let nothing = |_: &mut T| {};
@@ -129,7 +142,7 @@ fn alone<T: Table>(c: &mut Criterion) {
                 by_blocks(table);
                 split(table);
             },
-            each_block(T::coalesce),
+            |table: &mut T| table.coalesce_each(BLOCKS),
         );
     }
     timed(
@@ -268,6 +281,7 @@ fn main() {
     floors(&mut c);
     walk_each::<PAGE>(&mut c, "map of 4K, each", SINGLE);
     walk_each::<BLOCK>(&mut c, "map of 2M, each", SINGLE_BLOCKS);
+    coalesce_in_walks(&mut c);
     alone::<Exclusive<Direct>>(&mut c);
     alone::<Exclusive<Pooled>>(&mut c);
     alone::<Aarch64Paging>(&mut c);

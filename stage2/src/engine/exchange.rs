@@ -15,6 +15,7 @@ use crate::{
     descriptor::{Descriptor, Kind},
     geometry::Level,
     operations::{Dsb, Operations, Order, Scope, Tlbi},
+    range,
 };
 
 /// How often a walker looks at a locked entry before it gives up.
@@ -186,33 +187,49 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     /// Invalidates everything that came from a range, tables too.
+    #[inline]
     pub(super) fn invalidate_range(&self, ipa: u64, size: u64) {
         let scope = Scope::Broadcast;
         self.ops.dsb(Dsb::IshSt);
         self.in_vmid(|| {
             if self.stage2.features.tlb_range {
-                crate::range::pieces(self.stage2.geometry.granule(), ipa, size).for_each(|piece| {
-                    self.ops.tlbi(match piece.pages {
-                        1 => Tlbi::Ipa {
-                            ipa: piece.ipa,
-                            ttl: None,
-                            leaf_only: false,
-                            scope,
-                        },
-                        _ => Tlbi::Range {
-                            ipa: piece.ipa,
-                            size: piece.pages * self.stage2.geometry.granule().size(),
-                            ttl: None,
-                            scope,
-                        },
-                    });
-                });
+                if range::is_one(self.stage2.geometry.granule(), size) {
+                    self.invalidate_piece(ipa, size);
+                } else {
+                    self.invalidate_pieces(ipa, size);
+                }
                 self.ops.dsb(Dsb::Ish);
                 self.ops.tlbi(Tlbi::Stage1 { scope });
             } else {
                 self.ops.tlbi(Tlbi::All { scope });
             }
             self.ops.dsb(Dsb::Ish);
+        });
+    }
+
+    /// Stage 2 of as much as one instruction covers.
+    #[inline]
+    fn invalidate_piece(&self, ipa: u64, size: u64) {
+        self.ops.tlbi(Tlbi::Range {
+            ipa,
+            size,
+            ttl: None,
+            scope: Scope::Broadcast,
+        });
+    }
+
+    /// Stage 2 of any range.
+    #[inline(never)]
+    fn invalidate_pieces(&self, ipa: u64, size: u64) {
+        let granule = self.stage2.geometry.granule();
+        range::pieces(granule, ipa, size).for_each(|piece| match piece.pages {
+            1 => self.ops.tlbi(Tlbi::Ipa {
+                ipa: piece.ipa,
+                ttl: None,
+                leaf_only: false,
+                scope: Scope::Broadcast,
+            }),
+            pages => self.invalidate_piece(piece.ipa, pages * granule.size()),
         });
     }
 

@@ -35,7 +35,7 @@ use crate::{
     geometry::{Geometry, Level},
     memcache::Memcache,
     operations::{EntryAddress, Operations, TableAddress, Unlinked, Vmid},
-    policy::{Maintenance, Policy},
+    policy::{Coalesce, Maintenance, Policy},
 };
 
 /// What the CPUs can do, all of them alike.
@@ -94,6 +94,8 @@ pub struct Stage2 {
     root: TableAddress,
     /// Whether no leaf's memory has to be made ready where it is installed.
     all_ready: bool,
+    /// Whether, besides, a table of pages that a block replaces has to be given back and no more.
+    drops_pages: bool,
 }
 
 /// One entry and what it spans.
@@ -137,14 +139,18 @@ impl Stage2 {
         vmid: Vmid,
         root: TableAddress,
     ) -> Self {
+        let all_ready =
+            (features.fwb && features.dic) || matches!(policy.maintenance, Maintenance::FaultPath);
         Self {
             geometry,
             features,
             policy,
             vmid,
             root,
-            all_ready: (features.fwb && features.dic)
-                || matches!(policy.maintenance, Maintenance::FaultPath),
+            all_ready,
+            drops_pages: all_ready
+                && !policy.counts_entries
+                && !matches!(policy.coalesce, Coalesce::FreeFirst),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::{
     descriptor::Descriptor,
     geometry::{Granule, Level},
     memcache::Memcache,
-    operations::{EntryAddress, Operations, TableAddress},
+    operations::{EntryAddress, Operations, Order, TableAddress},
 };
 
 /// A table, and which leaves go into it.
@@ -113,6 +113,23 @@ impl<O: Operations> Walk<'_, O> {
         walk.map_leaf(&Slot { entry, level, ipa }, new, Split::default())
     }
 
+    /// Puts a block of `size` bytes where a table of pages is, where that takes no more than a break,
+    /// an invalidation and a new entry: what [`Walk::coalesce`] comes to then. Gives whether it did.
+    #[inline(always)]
+    fn replace_pages(&self, slot: &Slot, size: u64, new: Descriptor) -> bool {
+        if self.shared || !self.stage2.drops_pages || slot.level.down() != Some(Level::PAGE) {
+            return false;
+        }
+        let Some(child) = self.ops.load(slot.entry).next_table() else {
+            return false;
+        };
+        self.ops.store(slot.entry, Descriptor::EMPTY, Order::Plain);
+        self.invalidate_range(slot.ipa, size);
+        self.make(slot, new);
+        self.ops.free(TableAddress(child));
+        true
+    }
+
     /// The leaf of a request for one, at address 0.
     #[inline(always)]
     fn leaf_for(&self, granule: Granule, r: &MapRequest) -> Descriptor {
@@ -159,11 +176,13 @@ impl<'a, O: Operations> Mapper<'a, O> {
     #[inline(always)]
     pub fn map(&mut self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
         let key = key(r);
-        if self.last.has(r)
-            && key == Some(self.key)
-            && self.walk.place(self.last.entry(r), self.leaf.at(r.phys))
-        {
-            return Ok(());
+        if self.last.has(r) && key == Some(self.key) {
+            if self.walk.place(self.last.entry(r), self.leaf.at(r.phys)) {
+                return Ok(());
+            }
+            if r.size > self.walk.stage2.geometry.granule().size() && self.replace_pages(r) {
+                return Ok(());
+            }
         }
         let Walk {
             stage2,
@@ -178,6 +197,19 @@ impl<'a, O: Operations> Mapper<'a, O> {
             Self::map_elsewhere((stage2, ops, shared), memcache, to, from, attributes)?;
         self.key = key.unwrap_or(0);
         Ok(())
+    }
+
+    /// Has a block take the place of a table of pages in the table that was last used. Gives whether
+    /// it did.
+    #[inline(always)]
+    fn replace_pages(&self, r: &MapRequest) -> bool {
+        let slot = Slot {
+            entry: self.last.entry(r),
+            level: self.last.level,
+            ipa: r.ipa,
+        };
+        let new = self.leaf.at(r.phys);
+        self.walk.replace_pages(&slot, r.size, new)
     }
 
     /// Maps in the common way and gives the table that it was in, if more leaves such as this one

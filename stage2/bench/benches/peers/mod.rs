@@ -83,8 +83,9 @@ pub trait Table {
     }
     /// Whether it can put blocks together again.
     const COALESCES: bool = false;
-    /// Puts the block that was split together again, as its owner knows what it was.
-    fn coalesce(&mut self, _ipa: u64) {
+    /// Puts `count` blocks that were split together again, one by one from address 0 on, as their
+    /// owner knows what they were.
+    fn coalesce_each(&mut self, _count: u64) {
         unreachable!("it cannot coalesce");
     }
 }

@@ -172,6 +172,15 @@ impl<P: Place> Exclusive<P> {
 }
 
 impl<P: Place> Exclusive<P> {
+    /// As [`Table::coalesce_each`], in a walk each.
+    pub fn coalesce_in_walks(&mut self, count: u64) {
+        for ipa in (0..count).map(|n| n * BLOCK) {
+            self.table
+                .map(&self.place, &mut self.memcache, &request(ipa, BLOCK, BLOCK))
+                .expect("a table is there");
+        }
+    }
+
     /// As [`Table::map_each`], in a walk each.
     pub fn walk_each<const SIZE: u64>(&mut self, count: u64) {
         for ipa in (0..count).map(|n| n * SIZE) {
@@ -244,10 +253,13 @@ impl<P: Place> Table for Exclusive<P> {
             .expect("a block is there");
     }
 
-    fn coalesce(&mut self, ipa: u64) {
-        self.table
-            .map(&self.place, &mut self.memcache, &request(ipa, BLOCK, BLOCK))
-            .expect("a table is there");
+    fn coalesce_each(&mut self, count: u64) {
+        let mut mapper = self.table.mapper(&self.place);
+        for ipa in (0..count).map(|n| n * BLOCK) {
+            mapper
+                .map(&mut self.memcache, &request(ipa, BLOCK, BLOCK))
+                .expect("a table is there");
+        }
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
