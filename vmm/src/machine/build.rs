@@ -20,7 +20,7 @@ use vm_memory::Bytes as _;
 
 use super::{DirtyMode, KvmConfig, Parts, vcpu::GuestVcpu};
 use crate::{
-    arch::native,
+    arch::{aarch64::split, native},
     kvm::{self, dirty::DirtyLog, kick::Anchor, ring::Rings, slot::Slot, stats::Statistics},
     memory::{GuestMemory, GuestRam, HostPages, Plan},
 };
@@ -77,6 +77,9 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     let ringed = config.dirty == DirtyMode::Ring;
     let rings = ringed.then(|| Rings::enable(&vm)).transpose();
     let rings = rings.map_err(doing(logging))?.map(Arc::new);
+    if let Some(chunk) = config.eager_split {
+        split::ahead(&vm, chunk).map_err(doing(logging))?;
+    }
     let dirty = DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?;
     let slots = "giving the VM its memory";
     let low_slot = Slot::new(&vm, 0, low).map_err(doing(slots))?;

@@ -48,6 +48,8 @@ pub struct KvmConfig {
     pub ipa_bits: Option<u8>,
     /// How dirty pages are logged.
     pub dirty: DirtyMode,
+    /// Blocks are split where logging begins, in chunks of this size.
+    pub eager_split: Option<Bytes>,
     /// Whether the kernel's events are counted; counting costs time.
     pub events: bool,
 }
@@ -67,6 +69,7 @@ impl KvmConfig {
             pin: Vec::new(),
             ipa_bits: None,
             dirty: DirtyMode::Plain,
+            eager_split: None,
             events: true,
         }
     }

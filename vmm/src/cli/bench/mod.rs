@@ -121,6 +121,10 @@ pub struct Args {
     /// How dirty pages are logged
     #[arg(long, value_enum, default_value_t)]
     dirty_log: DirtyLog,
+    /// Split blocks where logging begins, in chunks of SIZE (a block size of stage 2), instead of at
+    /// each fault
+    #[arg(long, value_name = "SIZE")]
+    eager_split: Option<Bytes>,
     /// How the guest's own tables map the memory under test
     #[arg(long, value_enum, default_value_t)]
     guest_map: Map,
@@ -305,6 +309,10 @@ impl Args {
             ),
             ("pin", self.pin.as_ref().and_then(|list| named(list))),
             ("dirty-log", unless_default(self.dirty_log)),
+            (
+                "eager-split",
+                self.eager_split.as_ref().and_then(|size| named(size)),
+            ),
             ("migrate", self.migrate.as_ref().and_then(|n| named(n))),
             ("round-ms", self.migrate.and_then(|_| named(&self.round_ms))),
             ("guest-map", unless_default(self.guest_map)),
@@ -335,6 +343,7 @@ impl Args {
                 .map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
             ipa_bits: self.ipa_bits,
             dirty: self.dirty_log.into(),
+            eager_split: self.eager_split,
             guest_map: self.guest_map.into(),
             events: self.events == Switch::On,
             ..KvmConfig::new(self.backing, self.memory(), vcpus)
@@ -359,6 +368,7 @@ impl Args {
             ("--pin", self.pin.is_some()),
             ("--ipa-bits", self.ipa_bits.is_some()),
             ("--dirty-log", self.dirty_log != DirtyLog::default()),
+            ("--eager-split", self.eager_split.is_some()),
             ("--guest-map", self.guest_map != Map::default()),
             ("--migrate", self.migrate.is_some()),
         ];
