@@ -64,6 +64,26 @@ pub enum MemoryError {
         /// What the pool's size has to become.
         total: u64,
     },
+    /// A node's part of the pool is too small.
+    #[error(
+        "NUMA node {node} has {free} free pages of {page}, {needed} are needed, {missing} are missing; \
+         as root: echo {total} > \
+         /sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/nr_hugepages",
+        missing = needed - free,
+        kib = page.0 >> 10
+    )]
+    NodeShort {
+        /// The node asked for.
+        node: u32,
+        /// The page size.
+        page: Bytes,
+        /// How many pages the memory takes.
+        needed: u64,
+        /// How many are free there.
+        free: u64,
+        /// What its part has to become.
+        total: u64,
+    },
     /// A size is no multiple of the backing's page.
     #[error("{size} is no multiple of the backing's page of {page}")]
     Size {

@@ -12,6 +12,8 @@ use super::MemoryError;
 
 /// The kernel's memory folder.
 const SYS_MM: &str = "/sys/kernel/mm";
+/// Its folder of NUMA nodes.
+const SYS_NODES: &str = "/sys/devices/system/node";
 
 /// The page sizes of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +27,7 @@ pub struct HostPages {
     /// The hugetlb page size used where none is named.
     pub default_hugetlb: Option<Bytes>,
     root: PathBuf,
+    nodes: PathBuf,
 }
 
 /// The block one entry of the last but one table level maps: a table of 8-byte entries fills one
@@ -83,7 +86,40 @@ impl HostPages {
             hugetlb,
             default_hugetlb,
             root: root.to_owned(),
+            nodes: PathBuf::from(SYS_NODES),
         })
+    }
+
+    /// Checks that a node has free hugetlb pages for a mapping: they are promised by the pool of all
+    /// nodes, and taken from this one when they are touched.
+    ///
+    /// # Errors
+    /// [`MemoryError::NodeShort`] with the command that helps.
+    pub fn check_node(&self, node: u32, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
+        let pool = format!("node{node}/hugepages/hugepages-{}kB", page.0 >> 10);
+        let pool = self.nodes.join(pool);
+        // A host without nodes has one pool, which is checked anyway.
+        let number = |name| {
+            fs::read_to_string(pool.join(name))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        };
+        let (Some(free), Some(total)) = (number("free_hugepages"), number("nr_hugepages")) else {
+            return Ok(());
+        };
+        let needed = size.0.div_ceil(page.0);
+        if free < needed {
+            return Err(MemoryError::NodeShort {
+                node,
+                page,
+                needed,
+                free,
+                total: total + (needed - free),
+            });
+        }
+        Ok(())
     }
 
     /// The pool of hugetlb pages of `page` bytes, as it stands now.
@@ -208,6 +244,27 @@ mod tests {
         assert_eq!(block_above(Bytes::kib(4)), Bytes::mib(2));
         assert_eq!(block_above(Bytes::kib(16)), Bytes::mib(32));
         assert_eq!(block_above(Bytes::kib(64)), Bytes::mib(512));
+    }
+
+    #[test]
+    fn a_node_without_pages_is_told_of_although_another_has_them() {
+        let (root, mut pages) = host("never", [8, 8, 0, 0, 0]);
+        let folder = root.path().join("nodes/node1/hugepages/hugepages-2048kB");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("nr_hugepages"), "3\n").unwrap();
+        fs::write(folder.join("free_hugepages"), "1\n").unwrap();
+        pages.nodes = root.path().join("nodes");
+        let check = |node, size| pages.check_node(node, Bytes::mib(2), size);
+
+        let error = check(1, Bytes::mib(8)).unwrap_err().to_string();
+
+        assert!(error.contains("3 are missing"), "{error}");
+        assert!(
+            error.contains("echo 6 > /sys/devices/system/node/node1/hugepages/hugepages-2048kB"),
+            "{error}"
+        );
+        assert!(check(1, Bytes::mib(2)).is_ok());
+        assert!(check(0, Bytes::mib(8)).is_ok());
     }
 
     #[test]

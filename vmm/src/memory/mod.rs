@@ -103,6 +103,9 @@ impl GuestRam {
         }
         if plan.is_hugetlb() {
             host.pool(plan.page())?.check(size)?;
+            if let Some(node) = options.node {
+                host.check_node(node, plan.page(), size)?;
+            }
         }
         let block = options
             .align
@@ -248,12 +251,13 @@ impl GuestRam {
         self.populate()
     }
 
-    /// Drops the whole pages of a range of guest addresses, as far as they lie here.
+    /// Drops the whole pages of a range of guest addresses, as far as they lie here. Pages of hugetlb
+    /// stay: the guest would lose the promise of them, and others could take what it then lacks.
     fn discard(&self, start: u64, end: u64) -> u64 {
-        let page = match self.plan.is_hugetlb() {
-            true => self.plan.page().0,
-            false => self.plan.base_page().0,
-        };
+        if self.plan.is_hugetlb() {
+            return 0;
+        }
+        let page = self.plan.base_page().0;
         let own = self.start.0;
         let first = start.max(own).saturating_sub(own).next_multiple_of(page);
         let last = end.min(own + self.size().0).saturating_sub(own) / page * page;

@@ -162,7 +162,8 @@ impl Plan {
             Backing::AnonymousThp if usage.small.0 > 0 => wrong_pages(
                 usage.small,
                 "small pages",
-                "populate the memory beforehand (--prefault), or write 0 to \
+                "populate the memory beforehand (bench --prefault, run --memory …,prefault=on), or \
+                 write 0 to \
                  /sys/kernel/mm/transparent_hugepage/use_zero_page so that a first read does not \
                  fix a small page; if that is done, free host memory is fragmented",
             ),

@@ -31,7 +31,12 @@ pub struct Bootable {
 impl Bootable {
     fn open(option: &'static str, path: &Path) -> Result<Self, BuildError> {
         let path = path.to_owned();
-        match File::open(&path) {
+        let opened = File::open(&path).and_then(|file| match file.metadata()?.is_file() {
+            true => Ok(file),
+            // It is read once for each life of the guest, and its size is needed first.
+            false => Err(io::Error::other("it is no regular file")),
+        });
+        match opened {
             Ok(file) => Ok(Self { option, path, file }),
             Err(source) => Err(BuildError::File {
                 option,

@@ -115,6 +115,8 @@ impl Ended {
 struct Report {
     path: PathBuf,
     file: File,
+    /// Whether a life is in it already.
+    begun: bool,
     host: Host,
 }
 
@@ -127,7 +129,13 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
     let signals = Signals::block().map_err(doing("blocking signals (signalfd)"))?;
     let mut report = match &session.stats {
         Some(path) => Some(Report {
-            file: File::create(path).map_err(file("--stats", path))?,
+            // What another run left there stays until there is something to write.
+            file: File::options()
+                .create(true)
+                .append(true)
+                .open(path)
+                .map_err(file("--stats", path))?,
+            begun: false,
             path: path.clone(),
             host: Host::of_this_machine()?,
         }),
@@ -321,10 +329,15 @@ fn live(
             log::warn!("guest memory: {error}");
         }
     }
-    if let Some(report) = report {
-        report
-            .write(config, &end, &controls)
-            .map_err(file("--stats", &report.path))?;
+    if let Some(report) = report
+        && let Err(error) = report.write(config, &end, &controls)
+    {
+        if end != Ended::Reset || !session.reboot {
+            return Err(file("--stats", &report.path)(error));
+        }
+        // The guest is worth more than figures about it.
+        let path = report.path.display();
+        log::error!("the statistics of a life are lost: --stats {path}: {error}");
     }
     drop(controls);
     drop(feed);
@@ -334,7 +347,7 @@ fn live(
 }
 
 impl Report {
-    fn write(&self, config: &VmConfig, end: &Ended, controls: &Controls<'_>) -> io::Result<()> {
+    fn write(&mut self, config: &VmConfig, end: &Ended, controls: &Controls<'_>) -> io::Result<()> {
         let record = Record {
             schema: stats::SCHEMA,
             host: &self.host,
@@ -345,6 +358,13 @@ impl Report {
         };
         let mut line = serde_json::to_vec(&record)?;
         line.push(b'\n');
+        if !std::mem::replace(&mut self.begun, true) {
+            self.file.set_len(0).or_else(|error| match error.kind() {
+                // A pipe or a terminal.
+                io::ErrorKind::InvalidInput => Ok(()),
+                _ => Err(error),
+            })?;
+        }
         (&self.file).write_all(&line)
     }
 }

@@ -90,7 +90,9 @@ fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Controlle
     // One region for all: their number in the bits from 52 on.
     let region = vcpus << 52 | GIC_REDISTRIBUTORS.start;
     address(&gic, KVM_VGIC_V3_ADDR_TYPE_REDIST_REGION, region, placing)?;
-    let its = create(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_ITS).ok();
+    let its = create(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_ITS)
+        .inspect_err(|error| log::info!("the guest gets no ITS: {error}"))
+        .ok();
     if let Some(its) = &its {
         address(its, KVM_VGIC_ITS_ADDR_TYPE, GIC_ITS, placing)?;
         initialise(its)?;

@@ -4,9 +4,10 @@
 //! Each bit may cost: with 4K pages stage 2 has two levels up to 34 bits, three up to 43 and four
 //! from 44 on, and every level is one more access in every walk. So a VM gets the smallest width
 //! that holds its memory, 32 bits at least (the smallest that KVM makes, `KVM_CREATE_VM` in the
-//! kernel's `Documentation/virt/kvm/api.rst`).
+//! kernel's `Documentation/virt/kvm/api.rst`). A guest on large pages gets as many levels as blocks of
+//! that size take: where the tables begin with entries of 2M, a page of 1G is 512 of them.
 
-use granule_guest_tests::guest_mode::GuestMode;
+use granule_guest_tests::{guest_mode::GuestMode, units::Bytes};
 use thiserror::Error;
 
 /// The smallest width KVM makes.
@@ -116,6 +117,17 @@ pub const fn choose(end: u64, asked: Option<u8>, limit: u8) -> Result<u8, IpaErr
     Ok(bits)
 }
 
+/// The smallest width whose tables have blocks of `page` bytes, with a granule of `granule`.
+///
+/// KVM makes (bits - 8) / (bits of an index) levels, as it puts up to 16 tables side by side instead
+/// of a level (`stage2_pgtable_levels` in the kernel's `asm/stage2_pgtable.h`).
+pub fn for_blocks(page: Bytes, granule: Bytes) -> u8 {
+    let offset = granule.0.trailing_zeros();
+    let index = offset - 3;
+    let levels = page.0.trailing_zeros().saturating_sub(offset) / index + 1;
+    u8::try_from(levels * index + 8).map_or(SMALLEST, |bits| bits.max(SMALLEST))
+}
+
 /// The smallest width, at least [`SMALLEST`], that holds every address before `end`.
 const fn bits_of(end: u64) -> u8 {
     let mut bits = SMALLEST;
@@ -140,6 +152,16 @@ mod tests {
         ] {
             assert_eq!(choose(end, None, 48), Ok(bits), "{end:#x}");
         }
+    }
+
+    #[test]
+    fn a_page_of_1g_takes_a_third_level() {
+        let small = Bytes::kib(4);
+
+        assert_eq!(for_blocks(Bytes::gib(1), small), 35);
+        assert_eq!(for_blocks(Bytes::mib(2), small), 32);
+        assert_eq!(for_blocks(small, small), 32);
+        assert_eq!(for_blocks(Bytes::mib(512), Bytes::kib(64)), 34);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //! Builds a machine for Linux on arm64, up to vCPUs that stand at the kernel's entry.
 //!
 //! First everything that can be refused without a VM (images, memory), then the VM with the
-//! smallest address width, its slots, vCPUs and interrupt controller, then devices, and at last,
+//! smallest address width that will do, its slots, vCPUs and interrupt controller, then devices, and at last,
 //! as it describes all of these, the device tree.
 
 use std::{io::Read, path::PathBuf, sync::Arc};
 
 use granule_guest_tests::units::Bytes;
+use kvm_ioctls::Kvm;
 use parking_lot::Mutex;
 use thiserror::Error;
 use vm_memory::Bytes as _;
@@ -21,13 +22,14 @@ use super::{
     },
     gic::{self, GicError},
     guest::{self, Features},
-    machine as native,
+    ipa, machine as native,
     split::{self, SplitError},
 };
 use crate::{
     devices::{BootTimer, Description, Pl011, Rtc, Serial, serial},
     kvm::{self, ring::Rings, slot::Slot, stats::Statistics},
     machine::DirtyMode,
+    memory::GuestRam,
     vm::{
         attach::attach,
         build::{BuildError, Ends, Machine},
@@ -93,6 +95,10 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
         .last()
         .map_or(0, |ram| ram.start().0 + ram.size().0);
     let ipa_bits = native::choose_ipa_bits(kvm, end, config.ipa_bits)?;
+    let ipa_bits = match config.ipa_bits {
+        Some(_) => ipa_bits,
+        None => ipa_bits.max(bits_for_blocks(kvm, &memory.zones)),
+    };
 
     let vm = Arc::new(native::make_vm(kvm, ipa_bits)?);
     let rings = (config.dirty == DirtyMode::Ring).then(|| Rings::enable(&vm));
@@ -207,6 +213,18 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
         memory,
         statistics,
     })
+}
+
+/// The width that blocks of the zones' pages take, as far as this host gives it.
+fn bits_for_blocks(kvm: &Kvm, zones: &[Arc<GuestRam>]) -> u8 {
+    let granule = Bytes(rustix::param::page_size() as u64);
+    let widths = zones
+        .iter()
+        .map(|ram| ipa::for_blocks(ram.plan().page(), granule));
+    widths
+        .max()
+        .unwrap_or(0)
+        .min(ipa::limit(kvm.get_host_ipa_limit()))
 }
 
 fn read_image(kernel: &Bootable) -> Result<Image, BuildError> {
