@@ -5,7 +5,8 @@
 //!
 //! * **Landlock**: of the file system, only what is below `/proc`, `/sys/kernel` and the like can be
 //!   opened, which a machine's memory and counters are read from. The files given on the command line
-//!   are open already ([`super::files`]); of the control socket's folder only it can be taken out.
+//!   are open already ([`super::files`]); from the control socket's folder files can be removed, as
+//!   the socket is at the end, and nothing else.
 //! * **seccomp**: each kind of thread has the system calls it uses and no other. The main thread's
 //!   list is inherited by all threads it starts and holds for the whole process; vCPU and console
 //!   threads then add a narrower one. Programs cannot be executed, and no network socket made.
