@@ -63,6 +63,25 @@ fn a_debian_guest_keeps_what_it_writes_and_reaches_its_host() {
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
+fn the_readmes_launch_command_works_as_written() {
+    let readme = include_str!("../../../README.md");
+    let start = readme.find("target/release/granule run").unwrap();
+    let command = readme[start..].split("\n```").next().unwrap();
+    let mut host = Host::boot();
+    host.run(
+        "cd /tmp && guest=/mnt && ln -s /dev/guest my.img && \
+         mkdir -p target/release && ln -s /mnt/granule target/release/",
+    );
+    host.console.send(&format!("{command}; echo ended=$?="));
+
+    log_in(&mut host);
+    assert_eq!(host.run("nproc").trim(), "4");
+    host.console.send("poweroff");
+    host.console.expect("ended=0=");
+}
+
+#[test]
+#[ignore = "boots an emulated host: minutes"]
 fn beside_guest_memory_the_process_takes_five_mebibytes_at_most() {
     let mut host = Host::boot();
     host.run(
