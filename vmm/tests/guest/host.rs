@@ -65,12 +65,12 @@ impl Host {
                 &format!("virtio-blk-device,drive={name},serial={name}"),
             ]);
         }
-        // With a thread for each CPU, every invalidation would have to stop the other one.
+        // Time is what is executed, an instruction a nanosecond: a busy machine runs out no timeout.
         command
             .arg("-M")
             .arg(format!("virt,virtualization=on,gic-version={version}"))
             .args(["-cpu", "neoverse-n1"])
-            .args(["-accel", "tcg,thread=single", "-smp", "1", "-m", "1536M"])
+            .args(["-icount", "shift=0", "-smp", "1", "-m", "1536M"])
             .args(["-nic", "none", "-display", "none", "-serial", "stdio"])
             .args(["-monitor", "none", "-no-reboot"])
             .args(["-global", "virtio-mmio.force-legacy=false"])
