@@ -78,7 +78,7 @@ fn build(mut source: Unstructured<'_>) -> Result<()> {
     let bytes = match tree.write() {
         Ok(bytes) => bytes,
         Err(error) => {
-            let reason = command_line.contains('\0') || command_line.len() > 1 << 16;
+            let reason = command_line.contains('\0') || command_line.len() >= 2048;
             assert!(reason || wild || !unique(&memory, &devices), "{error}");
             return Ok(());
         }

@@ -30,6 +30,10 @@ const TIMERS: [u32; 4] = [13, 14, 11, 10];
 pub const PMU_PPI: u32 = 7;
 /// What a 16550's rates are divided from: a PC's crystal.
 const SERIAL_CLOCK: u32 = 1_843_200;
+/// What the kernel keeps of its command line, with the zero behind it (`COMMAND_LINE_SIZE` in
+/// `arch/arm64/include/uapi/asm/setup.h`).
+const COMMAND_LINE: usize = 2048;
+
 /// The GICv2 binding names up to 8 CPUs that a private interrupt goes to.
 const GICV2_CPUS: usize = 8;
 
@@ -90,6 +94,15 @@ pub enum TreeError {
         /// Its size in bytes.
         size: usize,
     },
+    /// The command line is longer than the kernel reads.
+    #[error(
+        "--cmdline: {length} bytes; arm64 Linux reads {} (COMMAND_LINE_SIZE)",
+        COMMAND_LINE - 1
+    )]
+    CommandLine {
+        /// Its length in bytes.
+        length: usize,
+    },
 }
 
 impl From<vm_fdt::Error> for TreeError {
@@ -104,6 +117,10 @@ impl Tree<'_> {
     /// # Errors
     /// The command line holds a NUL, or the tree is too large.
     pub fn write(&self) -> Result<Vec<u8>, TreeError> {
+        let length = self.command_line.len();
+        if length >= COMMAND_LINE {
+            return Err(TreeError::CommandLine { length });
+        }
         let mut fdt = FdtWriter::new()?;
         let root = fdt.begin_node("")?;
         fdt.property_string("compatible", "linux,dummy-virt")?;

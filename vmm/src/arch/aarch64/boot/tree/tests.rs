@@ -154,18 +154,33 @@ fn a_tree_of_512_vcpus_fits() {
     assert!(tree.write().unwrap().len() < 128 << 10);
 }
 
-#[test]
-fn a_command_line_with_a_nul_is_refused() {
+/// A tree with this command line and little else.
+fn written(command_line: &str) -> Result<Vec<u8>, TreeError> {
     let tree = Tree {
         memory: &[],
         cpus: &[0],
         pmu: false,
         gic: &gicv3(),
         devices: &[],
-        command_line: "a\0b",
+        command_line,
         initrd: None,
         seed: None,
     };
+    tree.write()
+}
 
-    assert!(tree.write().is_err());
+#[test]
+fn a_command_line_with_a_nul_is_refused() {
+    assert!(written("a\0b").is_err());
+}
+
+#[test]
+fn a_command_line_that_the_kernel_would_cut_off_is_refused() {
+    let error = written(&"a".repeat(2048)).unwrap_err().to_string();
+
+    assert!(
+        error.contains("2048 bytes; arm64 Linux reads 2047"),
+        "{error}"
+    );
+    assert!(written(&"a".repeat(2047)).is_ok());
 }
