@@ -212,6 +212,80 @@ fn a_file_that_becomes_shorter_gives_errors_and_no_more() {
     assert_eq!(read(&mut driver, 1, 512), (vec![1; 512], OK));
 }
 
+/// In a process of its own, whose file system of 64 KiB nobody else sees: a disk that is larger
+/// than what is behind it.
+#[test]
+fn a_host_whose_storage_is_full_gives_errors_until_there_is_room() {
+    const FULL: &str = "GRANULE_TEST_FULL";
+    if let Some(folder) = std::env::var_os(FULL) {
+        log::set_logger(&Say).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+        let path = std::path::PathBuf::from(folder).join("disk");
+        fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let disk = Disk::open(&path, false).unwrap();
+        let memory = memory();
+        let mut driver = Driver::start(&memory, Box::new(Block::new(disk, "full")), EVENT_IDX);
+
+        let fits = write(&mut driver, 0, vec![1; 16384]);
+        let does_not = write(&mut driver, 128, vec![2; 1 << 17]);
+        let read_still = read(&mut driver, 0, 16384);
+        // Back to a disk of holes, of its old size.
+        for length in [0, 1 << 20] {
+            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(length).unwrap();
+        }
+        let again = write(&mut driver, 128, vec![3; 16384]);
+
+        assert_eq!((fits, does_not, again), (OK, IOERR, OK));
+        assert_eq!(read_still, (vec![1; 16384], OK));
+        println!("\nCHECKED");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new("unshare")
+        .args(["--map-root-user", "--mount", "sh", "-c"])
+        .arg(
+            "mount -t tmpfs -o size=64k tmpfs \"$GRANULE_TEST_FULL\" || exit 9; exec \"$0\" \"$@\"",
+        )
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "--test-threads=1"])
+        .arg(concat!(
+            "devices::virtio::block::tests::",
+            "a_host_whose_storage_is_full_gives_errors_until_there_is_room"
+        ))
+        .env(FULL, folder.path())
+        .output();
+    let said = match &output {
+        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Err(_) => String::new(),
+    };
+    if !output.is_ok_and(|output| output.status.success() || !said.is_empty()) {
+        return eprintln!("NOT CHECKED: no file system can be mounted here");
+    }
+
+    assert!(said.contains("CHECKED"), "{said}");
+    let warnings: Vec<&str> = said.lines().filter(|line| line.contains("WARN")).collect();
+    let [warning] = warnings[..] else {
+        panic!("{said}");
+    };
+    assert!(warning.contains("make room"), "{warning}");
+}
+
+/// A logger that says what it is told.
+struct Say;
+
+impl log::Log for Say {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        println!("\n{} {}", record.level(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
 #[test]
 fn a_request_without_room_for_its_status_stops_the_device() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A card whose tap is one end of a pair of sockets.
 
-use std::{os::unix::net::UnixDatagram, time::Duration};
+use std::{
+    os::unix::net::{UnixDatagram, UnixStream},
+    time::Duration,
+};
 
 use super::*;
 use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory};
@@ -95,21 +98,64 @@ fn a_buffer_too_small_for_a_packet_stops_the_device() {
     assert_eq!(driver.ask(0, &[Buffer::In(200)]).1, 112);
 }
 
-#[test]
-fn a_tap_that_vanishes_takes_the_link_down() {
-    let (memory, (card, host)) = (memory(), card());
+/// Has `vanish` take the tap away from a card at work, which is to lose its link: the driver is
+/// told, and what it sends is dropped.
+fn loses_its_link(tap: Tap, vanish: impl FnOnce()) {
+    let memory = memory();
+    let card = Box::new(Net::new(tap, mac_for("tap0")));
     let mut driver = Driver::start(&memory, card, 1 << VIRTIO_NET_F_STATUS);
-    let before = driver.get(0x104) >> 16;
     driver.put(0, &[Buffer::In(2000)]);
     driver.kick(0);
+    let before = driver.get(0x104) >> 16;
+    let told_before = driver.get(0x60) & 2;
 
-    drop(host);
+    vanish();
+    // The card notices by what it reads or by what it writes.
     driver.ask(1, &[Buffer::Out(packet(60))]);
-    driver.ask(1, &[Buffer::Out(packet(60))]);
+    let until = std::time::Instant::now() + Duration::from_secs(10);
+    while driver.get(0x104) >> 16 != 0 {
+        assert!(std::time::Instant::now() < until, "the link stays up");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    while driver.get(0x60) & 2 == 0 {
+        assert!(std::time::Instant::now() < until, "the driver is not told");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 
-    assert_eq!(before, 1);
-    // A socket without a peer refuses packets, but only a tap is known to have vanished by that.
-    assert_eq!(driver.get(0x70) & 64, 0);
+    assert_eq!((before, told_before), (1, 0));
+    assert!(driver.irq.read().is_ok());
+    assert_eq!(driver.ask(1, &[Buffer::Out(packet(60))]).1, 0);
+    assert_eq!(driver.get(0x70) & 64, 0, "the device goes on");
+}
+
+/// Its other end closed, a stream reads as ended.
+#[test]
+fn a_stand_in_that_ends_takes_the_link_down() {
+    let (tap, host) = UnixStream::pair().unwrap();
+    tap.set_nonblocking(true).unwrap();
+
+    loses_its_link(Tap::stand_in(tap.into(), "a stream"), || drop(host));
+}
+
+#[test]
+fn a_tap_that_is_deleted_takes_the_link_down() {
+    let name = format!("granule{}", std::process::id());
+    let tap = match Tap::open(&name) {
+        Ok(tap) => tap,
+        Err(error) => return eprintln!("NOT CHECKED: no tap can be had: {error}"),
+    };
+    let ip = |arguments: &[&str]| {
+        let status = std::process::Command::new("ip")
+            .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+            .args(arguments)
+            .status();
+        status.is_ok_and(|status| status.success())
+    };
+    if !ip(&["link", "set", &name, "up"]) {
+        return eprintln!("NOT CHECKED: there is no 'ip' to delete a tap with");
+    }
+
+    loses_its_link(tap, || assert!(ip(&["link", "del", &name])));
 }
 
 #[test]
