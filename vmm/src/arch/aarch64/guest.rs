@@ -8,8 +8,8 @@ use granule_guest_tests::arch::aarch64::registers::SystemRegister;
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
     KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2,
-    KVM_ARM_VCPU_PTRAUTH_ADDRESS, KVM_ARM_VCPU_PTRAUTH_GENERIC, KVM_ARM_VCPU_SVE, kvm_device_attr,
-    kvm_vcpu_init,
+    KVM_ARM_VCPU_PTRAUTH_ADDRESS, KVM_ARM_VCPU_PTRAUTH_GENERIC, KVM_ARM_VCPU_SVE,
+    KVM_CAP_ARM_NISV_TO_USER, kvm_device_attr, kvm_enable_cap, kvm_vcpu_init,
 };
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
@@ -57,6 +57,18 @@ impl Features {
         .into_iter()
         .filter(|(wanted, _)| *wanted)
         .fold(0, |bits, (_, feature)| bits | 1 << feature)
+    }
+}
+
+/// Has KVM hand over an access to a device by an instruction that it does not decode, with the
+/// address, where it can (Linux 5.5), instead of failing `KVM_RUN` with `ENOSYS`.
+pub fn report_undecoded(vm: &VmFd) {
+    let report = kvm_enable_cap {
+        cap: KVM_CAP_ARM_NISV_TO_USER,
+        ..Default::default()
+    };
+    if let Err(error) = vm.enable_cap(&report) {
+        log::debug!("KVM_CAP_ARM_NISV_TO_USER: {error}");
     }
 }
 

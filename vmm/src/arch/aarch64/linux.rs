@@ -106,6 +106,7 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
     if let Some(chunk) = config.eager_split {
         split::ahead(&vm, chunk).map_err(GuestError::from)?;
     }
+    guest::report_undecoded(&vm);
     let slots = (0..)
         .zip(&memory.zones)
         .map(|(number, ram)| Slot::new(&vm, number, Arc::clone(ram)))
