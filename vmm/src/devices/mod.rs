@@ -12,6 +12,8 @@
 
 mod boot_timer;
 mod bus;
+pub mod feed;
+pub mod outlet;
 mod pl011;
 mod rtc;
 pub mod serial;

@@ -1,23 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The 16550 serial port, by `vm-superio`: the guest's console.
 //!
-//! What the guest sends is written to the output at once. What comes in waits in a FIFO of 64
-//! bytes; [`feed`] reads a file descriptor in a thread of its own, passes on no more than there is
-//! room for, and waits until the guest has read. The port's registers are bytes.
+//! What the guest sends is written to the output at once; an [outlet](super::outlet) is one that
+//! takes it without waiting. What comes in waits in a FIFO of 64 bytes, which a
+//! [feed](super::feed) fills. The port's registers are bytes.
 
-use std::{
-    fmt, io,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use std::{fmt, io, sync::Arc};
 
-use parking_lot::{Condvar, Mutex};
-use rustix::event::{PollFd, PollFlags, poll};
+use parking_lot::Mutex;
 use vm_superio::{Trigger, serial::SerialEvents};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -52,18 +42,24 @@ pub trait Port: MmioDevice {
     fn drained(&self) -> &Arc<Drained>;
 }
 
-/// Tells the feeding thread that the guest has read everything.
+/// Tells who waits for it that the guest has read everything.
 #[derive(Debug, Default)]
-pub struct Drained {
-    full: Mutex<bool>,
-    changed: Condvar,
-}
+pub struct Drained(Mutex<Option<Arc<EventFd>>>);
 
 impl Drained {
+    /// `event` is to be written to, once, when the guest has read everything. Called with the port
+    /// locked, so that the guest cannot read it in between.
+    pub fn wake(&self, event: &Arc<EventFd>) {
+        *self.0.lock() = Some(Arc::clone(event));
+    }
+
     /// The guest has read everything.
     pub fn tell(&self) {
-        *self.full.lock() = false;
-        self.changed.notify_all();
+        if let Some(event) = self.0.lock().take()
+            && let Err(error) = event.write(1)
+        {
+            log::debug!("serial input: {error}");
+        }
     }
 }
 
@@ -162,118 +158,6 @@ impl MmioDevice for Serial {
     }
 }
 
-/// A thread that carries input from a file descriptor to the port. Dropping it ends the thread.
-#[derive(Debug)]
-pub struct Feed {
-    stop: Arc<EventFd>,
-    stopped: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl Drop for Feed {
-    fn drop(&mut self) {
-        self.stopped.store(true, Ordering::Relaxed);
-        let told = self.stop.write(1).is_ok();
-        if let (true, Some(thread)) = (told, self.thread.take()) {
-            // A thread that panicked has said so itself.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// Reads `input` until its end and gives the port what `filter` lets through of it. The filter may
-/// change the bytes in place or take some out: it is where an escape key is found. It returns
-/// `false` when input is to end.
-///
-/// # Errors
-/// No event file descriptor or no thread can be had.
-pub fn feed(
-    serial: Arc<Mutex<dyn Port>>,
-    input: impl AsFd + Send + 'static,
-    mut filter: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static,
-) -> io::Result<Feed> {
-    let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
-    let stopped = Arc::new(AtomicBool::new(false));
-    let (event, flag) = (Arc::clone(&stop), Arc::clone(&stopped));
-    let thread = thread::Builder::new()
-        .name("serial-in".to_owned())
-        .spawn(move || {
-            let mut bytes = Vec::new();
-            while !flag.load(Ordering::Relaxed) {
-                bytes.clear();
-                match next(&input, event.as_ref(), &mut bytes) {
-                    Ok(0) => break,
-                    Ok(_) => {}
-                    Err(error) => {
-                        log::warn!("the guest gets no more console input: {error}");
-                        break;
-                    }
-                }
-                let go_on = filter(&mut bytes);
-                deliver(serial.as_ref(), &bytes, &flag);
-                if !go_on {
-                    break;
-                }
-            }
-        })?;
-    Ok(Feed {
-        stop,
-        stopped,
-        thread: Some(thread),
-    })
-}
-
-/// Waits for input and reads it; 0 at its end or when told to stop.
-fn next(input: &impl AsFd, stop: &EventFd, bytes: &mut Vec<u8>) -> io::Result<usize> {
-    loop {
-        let stop = stop.as_raw_fd();
-        // SAFETY: the borrow ends before the event does.
-        let stop = unsafe { BorrowedFd::borrow_raw(stop) };
-        let mut fds = [
-            PollFd::new(input, PollFlags::IN),
-            PollFd::from_borrowed_fd(stop, PollFlags::IN),
-        ];
-        match poll(&mut fds, None) {
-            Err(rustix::io::Errno::INTR) => continue,
-            other => other?,
-        };
-        if !fds[1].revents().is_empty() {
-            return Ok(0);
-        }
-        let mut buffer = [0; 64];
-        match rustix::io::read(input, &mut buffer) {
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
-            Err(error) => return Err(error.into()),
-            Ok(count) => {
-                bytes.extend_from_slice(&buffer[..count]);
-                return Ok(count);
-            }
-        }
-    }
-}
-
-/// Gives the port all the bytes, waiting while its FIFO is full.
-fn deliver(serial: &Mutex<dyn Port>, mut bytes: &[u8], stopped: &AtomicBool) {
-    while !bytes.is_empty() && !stopped.load(Ordering::Relaxed) {
-        let (taken, drained) = {
-            let mut serial = serial.lock();
-            let taken = serial.receive(bytes);
-            let drained = Arc::clone(serial.drained());
-            // Under the port's lock, so that the guest cannot drain it in between.
-            *drained.full.lock() = taken < bytes.len();
-            (taken, drained)
-        };
-        bytes = &bytes[taken..];
-        let mut full = drained.full.lock();
-        while *full && !stopped.load(Ordering::Relaxed) {
-            // The guest may never read: look at `stopped` now and then.
-            drained
-                .changed
-                .wait_for(&mut full, Duration::from_millis(100));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -328,47 +212,5 @@ mod tests {
         serial.write(0, b"b");
 
         assert!(serial.output_failed);
-    }
-
-    #[test]
-    fn more_input_than_the_fifo_holds_arrives_in_order() {
-        let irq = event();
-        let serial = Serial::new(irq.try_clone().unwrap(), Box::new(Page::default()));
-        let serial = Arc::new(Mutex::new(serial));
-        let (input, mut keyboard) = io::pipe().unwrap();
-        let typed: Vec<u8> = (0..200).collect();
-        serial.lock().write(1, &[1]);
-        let feed = feed(Arc::clone(&serial) as _, input, |bytes| {
-            bytes.retain(|byte| *byte != 100);
-            true
-        });
-
-        keyboard.write_all(&typed).unwrap();
-        let mut got = Vec::new();
-        while got.len() < 199 {
-            let mut serial = serial.lock();
-            let mut data = [0];
-            serial.read(5, &mut data);
-            if data[0] & 1 == 1 {
-                serial.read(0, &mut data);
-                got.push(data[0]);
-            }
-        }
-
-        assert!(got.iter().copied().eq((0..200).filter(|byte| *byte != 100)));
-        assert!(irq.read().unwrap() > 0);
-        drop(feed.unwrap());
-    }
-
-    #[test]
-    fn feeding_ends_when_dropped_though_the_guest_reads_nothing() {
-        let serial = Serial::new(event(), Box::new(Page::default()));
-        let (input, mut keyboard) = io::pipe().unwrap();
-        let feed = feed(Arc::new(Mutex::new(serial)), input, |_| true).unwrap();
-        keyboard.write_all(&[7; 500]).unwrap();
-
-        drop(feed);
-
-        assert!(keyboard.write_all(&[7]).is_err());
     }
 }

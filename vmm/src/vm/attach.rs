@@ -17,6 +17,7 @@ use crate::{
         Transport, VirtioDevice,
         balloon::{Balloon, Handle},
         block::{Block, DiskError},
+        console::Console,
         net::{Mac, Net, TapError, mac_for},
         rng::Rng,
     },
@@ -51,6 +52,8 @@ pub struct Devices {
     pub nets: Vec<NetConfig>,
     /// Whether there is a balloon.
     pub balloon: bool,
+    /// Whether there is a console, `hvc0`, that is the terminal instead of the serial port.
+    pub console: bool,
 }
 
 /// Why a device cannot be had.
@@ -70,7 +73,8 @@ pub enum AttachError {
     Event(#[from] io::Error),
 }
 
-/// Puts the devices on the bus, with the disks and taps that are open. Gives what controls the balloon, if there is one.
+/// Puts the devices on the bus, with the disks and taps that are open, and the console, if there is
+/// one. Gives what controls the balloon, if there is one.
 ///
 /// # Errors
 /// One of them cannot be had; the error says which and why.
@@ -78,6 +82,7 @@ pub fn attach(
     platform: &mut Platform<'_>,
     devices: &Devices,
     opened: &Opened,
+    console: Option<Console>,
     memory: &Arc<GuestMemory>,
 ) -> Result<Option<Handle>, AttachError> {
     for (index, disk) in opened.disks.iter().enumerate() {
@@ -91,6 +96,9 @@ pub fn attach(
         add(platform, &format!("net{index}"), Box::new(device), memory)?;
     }
     add(platform, "entropy", Box::new(Rng::default()), memory)?;
+    if let Some(console) = console {
+        add(platform, "console", Box::new(console), memory)?;
+    }
     if !devices.balloon {
         return Ok(None);
     }

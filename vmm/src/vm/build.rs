@@ -22,7 +22,12 @@ use super::{
 };
 use crate::{
     arch::linux::{self, GuestError},
-    devices::{Bus, serial, virtio::balloon::Handle},
+    devices::{
+        Bus,
+        outlet::Outlet,
+        serial,
+        virtio::{balloon::Handle, console::Console},
+    },
     kvm::{KvmError, ring::Rings, slot::Slot, stats::Statistics},
 };
 
@@ -78,8 +83,12 @@ pub type Tell = Box<dyn FnMut(u8, Duration) + Send>;
 /// What a machine is connected to.
 #[allow(missing_debug_implementations, reason = "it holds closures")]
 pub struct Ends {
-    /// The console's output.
+    /// The serial port's output.
     pub output: serial::Output,
+    /// Where it goes in the end: who writes to the port waits for room there.
+    pub outlet: Outlet,
+    /// The virtio console, if there is one.
+    pub console: Option<Console>,
     /// Who hears of the boot timer.
     pub tell: Tell,
     /// What times count from.
@@ -96,7 +105,7 @@ pub struct Ends {
 pub struct Machine {
     /// The vCPU threads.
     pub crew: Crew,
-    /// The console.
+    /// The serial port.
     pub serial: Arc<Mutex<dyn serial::Port>>,
     /// Controls the balloon, if there is one.
     pub balloon: Option<Handle>,

@@ -26,5 +26,6 @@ pub mod run;
 pub mod sandbox;
 pub mod signals;
 pub mod stats;
+pub mod talk;
 pub mod vcpu;
 pub mod watch;

@@ -2,11 +2,12 @@
 //! From a machine's start to its end, on the main thread.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, Write},
     mem,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::{Path, PathBuf},
+    process,
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
@@ -23,19 +24,19 @@ use super::{
     api::{Api, Bound},
     build::{BuildError, Ends},
     config::{Session, VmConfig},
-    console::{Escape, Terminal},
+    console::Terminal,
     control::Controls,
     files::Opened,
     privileges::PrivilegeError,
     sandbox::{SandboxError, Thread, Use, restrict_files},
-    signals::{Asked, Signals},
+    signals::{Asked, Guard, Signals},
     stats::{self, Counters, FIRST_MINUTE, Meter, Record},
+    talk::{self, Ways},
     vcpu::{End, Wanted},
-    watch::Watch,
 };
 use crate::{
     arch::linux,
-    devices::{BootTimer, serial},
+    devices::{BootTimer, outlet::Outlet},
 };
 
 /// Why a machine was not run to its end.
@@ -177,26 +178,36 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
     if confine {
         Thread::Main.confine()?;
     }
+    let outlet = talk::outlet(confine).map_err(doing("writing the console's output"))?;
     let mut started = session.started;
-    loop {
+    let end = loop {
         let around = Around {
             config,
             session,
             opened: &opened,
             signals: &signals,
             api: api.as_ref(),
+            outlet: &outlet,
         };
-        let end = live(&around, started, report.as_mut(), counters.take())?;
-        if end == Ended::Reset && session.reboot {
+        let end = live(&around, started, report.as_mut(), counters.take());
+        if session.reboot && matches!(end, Ok(Ended::Reset)) {
             started = Instant::now();
             continue;
         }
-        return Ok(end);
+        break end;
+    };
+    let left = outlet.finish();
+    drop(api);
+    // From here on a signal ends the process even where its own last words find no reader.
+    signals.release();
+    if left > 0 {
+        log::warn!("the last {left} bytes of the guest's console output found no reader");
     }
+    end
 }
 
 /// Confines the calling thread, if that is wanted.
-fn confined(wanted: bool, thread: Thread) -> io::Result<()> {
+pub(super) fn confined(wanted: bool, thread: Thread) -> io::Result<()> {
     match wanted {
         true => thread.confine().map_err(io::Error::other),
         false => Ok(()),
@@ -210,6 +221,24 @@ struct Around<'a> {
     opened: &'a Opened,
     signals: &'a Signals,
     api: Option<&'a Api>,
+    outlet: &'a Outlet,
+}
+
+impl Around<'_> {
+    /// Has a signal end the process while this lives, leaving no socket behind.
+    fn guard(&self) -> Result<Guard, RunError> {
+        let socket = self.session.api_socket.clone();
+        let end = move |signal: &'static str| {
+            if let Some(socket) = socket {
+                // Whoever became another user may not; the next one takes it over then.
+                let _ = fs::remove_file(socket);
+            }
+            eprintln!("granule: ended by {signal} before the guest ran");
+            process::exit(0)
+        };
+        let guard = self.signals.guard(end);
+        guard.map_err(doing("waiting for signals"))
+    }
 }
 
 /// One machine, from its making to its end.
@@ -225,6 +254,7 @@ fn live(
         opened,
         signals,
         api,
+        outlet,
     } = around;
     let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(doing("making an event (eventfd)"));
     let copy = |event: &EventFd| event.try_clone().map_err(doing("copying an event"));
@@ -238,8 +268,6 @@ fn live(
         }
     });
     let tables_before = counted.then(stats::fresh_tables_of_guests).flatten();
-    let output = io::stdout().as_fd().try_clone_to_owned();
-    let output = File::from(output.map_err(doing("copying standard output"))?);
     let (marks, marked) = mpsc::channel();
     let confine = session.sandbox;
     let teller = || {
@@ -252,19 +280,27 @@ fn live(
             let _ = heard.write(1);
         })
     };
-    let output: serial::Output = match &session.init_text {
-        None => Box::new(output),
+    let text = match &session.init_text {
+        None => None,
         Some(text) => {
             let tell = teller()?;
             let found = move || tell(BootTimer::INIT, started.elapsed());
-            Box::new(Watch::new(output, text, Box::new(found)))
+            Some((text.as_str(), Box::new(found) as Box<_>))
         }
     };
+    let Ways {
+        output,
+        console,
+        keys,
+    } = Ways::new(outlet, config.devices.console, text).map_err(doing("making a pipe"))?;
+    let guard = around.guard()?;
     let mut machine = linux::build(
         config,
         opened,
         Ends {
             output,
+            outlet: outlet.clone(),
+            console,
             tell: Box::new(teller()?),
             started,
             ended: copy(&wake)?,
@@ -272,25 +308,15 @@ fn live(
             statistics: counted,
         },
     )?;
+    drop(guard);
     let terminal = Terminal::raw().map_err(doing("making the terminal raw"))?;
-    let input = io::stdin().as_fd().try_clone_to_owned();
-    let input = input.map_err(doing("copying standard input"))?;
-    let mut escape = terminal.as_ref().map(|_| Escape::default());
-    let (asked, mut confine) = (copy(&quit)?, session.sandbox);
-    let feed = serial::feed(Arc::clone(&machine.serial), input, move |bytes| {
-        if mem::take(&mut confine)
-            && let Err(error) = Thread::Console.confine()
-        {
-            log::error!("the console's thread cannot be confined: {error}");
-            let _ = asked.write(1);
-            return false;
-        }
-        let go_on = escape.as_mut().is_none_or(|escape| escape.filter(bytes));
-        if !go_on {
-            let _ = asked.write(1);
-        }
-        go_on
-    })
+    let feed = talk::listen(
+        keys,
+        &machine.serial,
+        terminal.as_ref(),
+        copy(&quit)?,
+        confine,
+    )
     .map_err(doing("reading the console's input"))?;
     let meter = Meter::new(
         counters,

@@ -5,11 +5,16 @@
 //! change it, say so first and then [kick](crate::kvm::kick) every vCPU; a thread forgets kicks
 //! before it looks, so it either sees what is wanted or is kicked out again.
 //!
+//! A vCPU that wrote to the console's port waits behind that until there is room for more, unless
+//! something else is wanted of it meanwhile: a reader that stalls makes the guest wait, and never
+//! whoever pauses or ends it.
+//!
 //! A vCPU thread that finds the guest at its end (or cannot go on) tells the main thread and then
 //! waits like all others: only the main thread ends a machine.
 
 use std::{
     io,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -28,7 +33,7 @@ use parking_lot::{Condvar, Mutex};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    devices::Bus,
+    devices::{Bus, outlet::Outlet},
     kvm::{
         exit,
         kick::{Anchor, Kicker},
@@ -73,6 +78,15 @@ pub struct Exits {
     pub other: AtomicU64,
 }
 
+/// What has a vCPU wait that writes to the console faster than it is read.
+#[derive(Debug)]
+pub struct Brake {
+    /// Addresses of the port.
+    pub port: Range<u64>,
+    /// Where its output goes.
+    pub outlet: Outlet,
+}
+
 /// What all vCPU threads share.
 #[derive(Debug)]
 struct Shared {
@@ -80,6 +94,7 @@ struct Shared {
     changed: Condvar,
     bus: Arc<Bus>,
     rings: Option<Arc<Rings>>,
+    brake: Option<Brake>,
     exits: Arc<Exits>,
     ended: EventFd,
     size: usize,
@@ -106,7 +121,7 @@ pub type Prepare = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
 impl Crew {
     /// Starts a thread for each vCPU; all stand still until [`Crew::want`] tells them to run.
-    /// Where the VM has dirty rings, they are emptied when one is full.
+    /// Where the VM has dirty rings, they are emptied when one is full. `brake` is the console's.
     /// `ended` is written to when [`Crew::end`] has something to say.
     ///
     /// # Errors
@@ -115,6 +130,7 @@ impl Crew {
         vcpus: Vec<VcpuFd>,
         bus: Arc<Bus>,
         rings: Option<Arc<Rings>>,
+        brake: Option<Brake>,
         ended: EventFd,
         prepare: &Prepare,
     ) -> io::Result<Self> {
@@ -127,6 +143,7 @@ impl Crew {
             changed: Condvar::new(),
             bus,
             rings,
+            brake,
             exits: Arc::clone(&exits),
             ended,
             size: vcpus.len(),
@@ -144,9 +161,11 @@ impl Crew {
             let mut vcpu = Vcpu {
                 anchor: Anchor::default(),
                 fd,
-                index,
-                shared: Arc::clone(&crew.shared),
-                to_main: to_main.clone(),
+                post: Post {
+                    index,
+                    shared: Arc::clone(&crew.shared),
+                    to_main: to_main.clone(),
+                },
             };
             let prepare = Arc::clone(prepare);
             let thread = thread::Builder::new()
@@ -224,6 +243,44 @@ impl Shared {
         }
         gate.wanted
     }
+
+    /// Waits behind a store while it leaves the console no room and the guest is to run.
+    fn hold(&self, address: u64) {
+        if let Some(brake) = &self.brake
+            && brake.port.contains(&address)
+        {
+            brake
+                .outlet
+                .wait_for_room(|| self.wanted.lock().wanted != Wanted::Run);
+        }
+    }
+}
+
+/// A vCPU's place among the others.
+struct Post {
+    index: usize,
+    shared: Arc<Shared>,
+    to_main: mpsc::Sender<End>,
+}
+
+impl Post {
+    fn tell(&self, end: End) {
+        // The main thread is there for as long as vCPUs are: it joins them.
+        let _ = self.to_main.send(end);
+        let _ = self.shared.ended.write(1);
+    }
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let why = format!("vCPU {}: its thread panicked", self.index);
+            self.tell(End::Stuck(why));
+            let mut gate = self.shared.wanted.lock();
+            gate.standing += 1;
+            self.shared.changed.notify_all();
+        }
+    }
 }
 
 /// A vCPU on its thread.
@@ -231,22 +288,7 @@ struct Vcpu {
     // Before `fd`: kicks must have become harmless when the vCPU goes.
     anchor: Anchor,
     fd: VcpuFd,
-    index: usize,
-    shared: Arc<Shared>,
-    to_main: mpsc::Sender<End>,
-}
-
-impl Drop for Vcpu {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            let why = format!("vCPU {}: its thread panicked", self.index);
-            let _ = self.to_main.send(End::Stuck(why));
-            let _ = self.shared.ended.write(1);
-            let mut gate = self.shared.wanted.lock();
-            gate.standing += 1;
-            self.shared.changed.notify_all();
-        }
-    }
+    post: Post,
 }
 
 /// How the guest was left.
@@ -267,13 +309,11 @@ impl Vcpu {
         }
         loop {
             self.anchor.settle();
-            if self.shared.wait() == Wanted::End {
+            if self.post.shared.wait() == Wanted::End {
                 return;
             }
             if let Left::Ended(end) = self.enter() {
-                // The main thread is there for as long as vCPUs are: it joins them.
-                let _ = self.to_main.send(end);
-                let _ = self.shared.ended.write(1);
+                self.post.tell(end);
                 self.rest();
                 return;
             }
@@ -282,34 +322,37 @@ impl Vcpu {
 
     /// Stands still until the machine ends: this vCPU never enters the guest again.
     fn rest(&self) {
-        let mut gate = self.shared.wanted.lock();
+        let shared = &self.post.shared;
+        let mut gate = shared.wanted.lock();
         gate.standing += 1;
-        self.shared.changed.notify_all();
+        shared.changed.notify_all();
         while gate.wanted != Wanted::End {
-            self.shared.changed.wait(&mut gate);
+            shared.changed.wait(&mut gate);
         }
     }
 
     /// Enters the guest once.
     fn enter(&mut self) -> Left {
-        let exits = &self.shared.exits;
+        let shared = &self.post.shared;
+        let exits = &shared.exits;
         let count = |counter: &AtomicU64| {
             counter.fetch_add(1, Ordering::Relaxed);
         };
         let what = match self.fd.run() {
             Ok(VcpuExit::MmioRead(address, data)) => {
                 count(&exits.mmio_reads);
-                self.shared.bus.read(address, data);
+                shared.bus.read(address, data);
                 return Left::Handled;
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
                 count(&exits.mmio_writes);
-                self.shared.bus.write(address, data);
+                shared.bus.write(address, data);
+                shared.hold(address);
                 return Left::Handled;
             }
-            Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if self.shared.rings.is_some() => {
+            Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if shared.rings.is_some() => {
                 count(&exits.other);
-                let rings = self.shared.rings.as_ref();
+                let rings = shared.rings.as_ref();
                 match rings.map_or(Ok(()), |rings| rings.make_room()) {
                     Ok(()) => return Left::Handled,
                     Err(error) => return Left::Ended(self.stuck(&error.to_string())),
@@ -329,9 +372,13 @@ impl Vcpu {
                 return Left::Handled;
             }
             Ok(VcpuExit::Unsupported(KVM_EXIT_ARM_NISV)) => {
-                "the guest used an instruction on a device's register that KVM cannot emulate \
-                 (KVM_EXIT_ARM_NISV)"
-                    .to_owned()
+                // SAFETY: the exit's reason says that this is the field in use.
+                let fault = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.arm_nisv };
+                format!(
+                    "the guest used an instruction on the device's register at {:#x} that KVM \
+                     cannot emulate (KVM_EXIT_ARM_NISV)",
+                    fault.fault_ipa
+                )
             }
             Ok(other) => format!("{other:?}"),
             Err(error) if error.errno() == libc::EFAULT => {
@@ -351,6 +398,100 @@ impl Vcpu {
     fn stuck(&self, what: &str) -> End {
         let pc = crate::arch::native::pc(&self.fd)
             .map_or_else(String::new, |pc| format!(", program counter {pc:#x}"));
-        End::Stuck(format!("vCPU {}: {what}{pc}", self.index))
+        End::Stuck(format!("vCPU {}: {what}{pc}", self.post.index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::devices::{Serial, serial::Port as _};
+
+    const PORT: u64 = 0x1000;
+
+    /// A crew of one whose thread the test plays.
+    fn crew(bus: Bus, brake: Option<Brake>) -> (Crew, Post) {
+        let exits = Arc::new(Exits::default());
+        let (to_main, ends) = mpsc::channel();
+        let shared = Arc::new(Shared {
+            wanted: Mutex::new(Gate {
+                wanted: Wanted::Run,
+                standing: 0,
+            }),
+            changed: Condvar::new(),
+            bus: Arc::new(bus),
+            rings: None,
+            brake,
+            exits: Arc::clone(&exits),
+            ended: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
+            size: 1,
+        });
+        let post = Post {
+            index: 7,
+            shared: Arc::clone(&shared),
+            to_main,
+        };
+        let crew = Crew {
+            shared,
+            kickers: Vec::new(),
+            threads: Vec::new(),
+            ends,
+            exits,
+        };
+        (crew, post)
+    }
+
+    #[test]
+    fn a_thread_that_panics_ends_the_machine_and_holds_nobody_up() {
+        let (mut crew, post) = crew(Bus::new(), None);
+
+        crew.threads.push(thread::spawn(move || {
+            let _post = post;
+            panic!("on purpose, by a test");
+        }));
+
+        // Waits for it to stand still, which it never would by itself.
+        crew.pause();
+        let why = "vCPU 7: its thread panicked".to_owned();
+        assert_eq!(crew.end(), Some(End::Stuck(why)));
+        assert_eq!(crew.shared.ended.read().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_console_that_nobody_reads_stops_the_guest_and_not_its_pause_and_end() {
+        let (_screen, to) = io::pipe().unwrap();
+        let outlet = Outlet::new(to, || Ok(())).unwrap();
+        let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let serial = Serial::new(irq, Box::new(outlet.clone()));
+        let serial = Arc::new(Mutex::new(serial));
+        let mut bus = Bus::new();
+        bus.add(Serial::describe(PORT, 0), Arc::clone(&serial) as _)
+            .unwrap();
+        let brake = Brake {
+            port: PORT..PORT + Serial::SIZE,
+            outlet: outlet.clone(),
+        };
+        let (mut crew, post) = crew(bus, Some(brake));
+        crew.threads.push(thread::spawn(move || {
+            let shared = &post.shared;
+            while shared.wait() == Wanted::Run {
+                shared.bus.write(PORT, b"x");
+                shared.hold(PORT);
+            }
+        }));
+        while outlet.wait_for_room(|| true) {
+            thread::sleep(Duration::from_millis(1));
+        }
+
+        // It waits without the port's lock: keys are still taken.
+        assert_eq!(serial.lock().receive(b"key"), 3);
+        crew.pause();
+        assert_eq!(crew.wanted(), Wanted::Pause);
+        crew.want(Wanted::Run);
+        drop(crew);
+
+        assert!(outlet.finish() > 0);
     }
 }

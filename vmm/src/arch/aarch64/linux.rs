@@ -37,7 +37,7 @@ use crate::{
         files::{Bootable, Opened},
         memory,
         platform::{INTERRUPTS, Platform},
-        vcpu::Crew,
+        vcpu::{Brake, Crew},
     },
 };
 
@@ -147,6 +147,7 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
         &mut platform,
         &config.devices,
         opened,
+        ends.console,
         &Arc::new(memory.map.clone()),
     )?;
     let bus = Arc::new(platform.finish());
@@ -197,6 +198,10 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
         vcpus,
         Arc::clone(&bus),
         rings.clone(),
+        Some(Brake {
+            port: console..console + Serial::SIZE.max(Pl011::SIZE),
+            outlet: ends.outlet,
+        }),
         ends.ended,
         &ends.prepare,
     )

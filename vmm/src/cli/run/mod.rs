@@ -38,12 +38,15 @@ pub struct Args {
     /// Initramfs
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
-    /// The kernel's command line; without it console= and the serial port
+    /// The kernel's command line; without it console= and the console's name
     #[arg(long, value_name = "TEXT")]
     cmdline: Option<String>,
     /// The guest's serial port
     #[arg(long, value_enum, default_value_t)]
     serial: Port,
+    /// Which of the guest's devices the terminal is
+    #[arg(long, value_enum, default_value_t)]
+    console: Terminal,
     /// How many vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     vcpus: u32,
@@ -106,6 +109,17 @@ pub enum Port {
     Pl011,
 }
 
+/// Which device the terminal is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Terminal {
+    /// The serial port
+    #[default]
+    Serial,
+    /// A virtio console, hvc0, that moves many bytes with one exit; what the guest says on its serial
+    /// port is shown too
+    Virtio,
+}
+
 /// Carries `granule run` out.
 ///
 /// # Errors
@@ -116,6 +130,10 @@ pub fn run(args: Args) -> CommandResult {
         Port::Ns16550a => (Console::Ns16550a, "ttyS0"),
         Port::Pl011 => (Console::Pl011, "ttyAMA0"),
     };
+    let tty = match args.console {
+        Terminal::Serial => tty,
+        Terminal::Virtio => "hvc0",
+    };
     let config = VmConfig {
         kernel: args.kernel,
         initrd: args.initrd,
@@ -125,6 +143,7 @@ pub fn run(args: Args) -> CommandResult {
             disks: args.disk,
             nets: args.net,
             balloon: args.balloon == Switch::On,
+            console: args.console == Terminal::Virtio,
         },
         vcpus: args.vcpus,
         memory: args.memory,

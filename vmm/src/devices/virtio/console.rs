@@ -6,11 +6,13 @@ use std::{
     fmt,
     io::Write,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::Ordering,
 };
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 
 use super::{Complaints, Config, DeviceError, Part, Rings, VirtioDevice};
+use crate::devices::outlet::Outlet;
 
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
@@ -27,6 +29,8 @@ pub struct Console {
     config: Config,
     input: Option<OwnedFd>,
     output: Box<dyn Write + Send>,
+    /// What is waited for before there is more output.
+    outlet: Option<Outlet>,
     /// Whether there may be a buffer of the driver's to read into.
     room: bool,
     complaints: Complaints,
@@ -48,9 +52,17 @@ impl Console {
             config: Config::new(vec![0; 12], 0..0),
             input,
             output,
+            outlet: None,
             room: false,
             complaints: Complaints::default(),
         }
+    }
+
+    /// Has the guest wait where there is no room in this outlet, which its output goes to.
+    #[must_use]
+    pub fn waiting_for(mut self, outlet: Outlet) -> Self {
+        self.outlet = Some(outlet);
+        self
     }
 }
 
@@ -80,9 +92,17 @@ impl VirtioDevice for Console {
             return Ok(());
         }
         debug_assert_eq!(queue, TRANSMIT);
+        let stopping = ring.stopping();
+        let gives_up = || stopping.load(Ordering::Relaxed);
         ring.drain(|memory, chain| {
             if chain.length(Part::Readable) > MOST {
                 return Err(DeviceError::Request("its output is larger than 1M"));
+            }
+            // A driver that resets the device forgets what it asked for.
+            if let Some(outlet) = &self.outlet
+                && !outlet.wait_for_room(gives_up)
+            {
+                return Ok(0);
             }
             let mut bytes = [0; PIECE];
             let mut done = 0;
@@ -192,6 +212,36 @@ mod tests {
         assert_eq!((&second.0[0][..2], second.1), (&b"ef"[..], 2));
         assert!(!driver.has_answer(RECEIVE));
         driver.ask(TRANSMIT, &[Buffer::Out(vec![1])]);
+    }
+
+    #[test]
+    fn a_guest_waits_for_a_reader_that_stalls_and_can_reset_the_device_meanwhile() {
+        let memory = memory();
+        let (_screen, to) = std::io::pipe().unwrap();
+        let outlet = Outlet::new(to, || Ok(())).unwrap();
+        let console = Console::new(None, Box::new(outlet.clone())).waiting_for(outlet.clone());
+        let mut driver = Driver::start(&memory, Box::new(console), 0);
+        let mut requests = 0;
+        while outlet.wait_for_room(|| true) || !stays_full(&outlet) {
+            driver.ask(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
+            requests += 1;
+            assert!(requests < 100);
+        }
+
+        driver.put(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
+        driver.kick(TRANSMIT);
+        std::thread::sleep(Duration::from_millis(200));
+        let waits = !driver.has_answer(TRANSMIT);
+        driver.set(0x70, 0);
+
+        assert!(waits);
+        assert_eq!(driver.get(0x70), 0);
+    }
+
+    /// Whether nothing is written any more.
+    fn stays_full(outlet: &Outlet) -> bool {
+        let until = std::time::Instant::now() + Duration::from_millis(200);
+        !outlet.wait_for_room(|| std::time::Instant::now() > until)
     }
 
     #[test]

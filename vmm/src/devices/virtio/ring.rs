@@ -95,6 +95,11 @@ impl Ring {
         &self.memory
     }
 
+    /// Whether the device is to stop: who waits in the middle of a request looks at it.
+    pub(super) fn stopping(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+
     /// Takes the next request out.
     ///
     /// # Errors
