@@ -70,7 +70,7 @@ impl Host {
             .arg("-M")
             .arg(format!("virt,virtualization=on,gic-version={version}"))
             .args(["-cpu", "neoverse-n1"])
-            .args(["-icount", "shift=0", "-smp", "1", "-m", "1536M"])
+            .args(["-icount", "shift=0,sleep=off", "-smp", "1", "-m", "1536M"])
             .args(["-nic", "none", "-display", "none", "-serial", "stdio"])
             .args(["-monitor", "none", "-no-reboot"])
             .args(["-global", "virtio-mmio.force-legacy=false"])
