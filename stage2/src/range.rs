@@ -71,6 +71,11 @@ mod tests {
         for pages in interesting {
             for granule in [Granule::K4, Granule::K16, Granule::K64] {
                 let mut at = 7 * granule.size();
+                let first = pieces(granule, at, pages * granule.size()).next();
+                if is_one(granule, pages * granule.size()) {
+                    assert_eq!(first, Some(Piece { ipa: at, pages }));
+                    assert!(is_encodable(pages));
+                }
                 for piece in pieces(granule, at, pages * granule.size()) {
                     assert_eq!(piece.ipa, at, "{pages} pages");
                     assert!(piece.pages == 1 || is_encodable(piece.pages), "{piece:?}");

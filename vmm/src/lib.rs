@@ -3,6 +3,7 @@
 
 pub mod arch;
 pub mod cli;
+pub mod companion;
 pub mod devices;
 pub mod kvm;
 pub mod machine;

@@ -6,12 +6,7 @@
 //! would keep the escape key from being seen; what is beyond a bound is dropped. From a file or a
 //! pipe nothing is dropped: it is not read before the guest has taken what was read.
 
-use std::{
-    io,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
-    sync::Arc,
-    thread,
-};
+use std::{io, os::fd::AsFd, sync::Arc};
 
 use parking_lot::Mutex;
 use rustix::{
@@ -21,6 +16,7 @@ use rustix::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::serial::Port;
+use crate::companion::{Companion, borrow};
 
 /// Bytes that wait for the guest.
 const BOUND: usize = 64 << 10;
@@ -110,25 +106,9 @@ pub enum Excess {
     Waits,
 }
 
-/// A thread that carries input from a file descriptor to the guest. Dropping it ends the thread.
-#[derive(Debug)]
-pub struct Feed {
-    stop: Arc<EventFd>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl Drop for Feed {
-    fn drop(&mut self) {
-        let told = self.stop.write(1).is_ok();
-        if let (true, Some(thread)) = (told, self.thread.take()) {
-            // A thread that panicked has said so itself.
-            let _ = thread.join();
-        }
-    }
-}
-
 /// Reads `input` until its end and gives the guest what `filter` lets through of it. The filter may
-/// change the bytes in place or take some out. It returns `false` when input is to end.
+/// change the bytes in place or take some out. It returns `false` when input is to end. Dropping what is
+/// given ends the thread.
 ///
 /// # Errors
 /// No event file descriptor or no thread can be had.
@@ -137,19 +117,11 @@ pub fn feed(
     input: impl AsFd + Send + 'static,
     excess: Excess,
     mut filter: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static,
-) -> io::Result<Feed> {
-    let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
-    let stopped = Arc::clone(&stop);
-    let thread = thread::Builder::new()
-        .name("console-in".to_owned())
-        .spawn(move || {
-            if let Err(error) = carry(to, &input, excess, &mut filter, &stopped) {
-                log::warn!("the guest gets no more console input: {error}");
-            }
-        })?;
-    Ok(Feed {
-        stop,
-        thread: Some(thread),
+) -> io::Result<Companion> {
+    Companion::start("console-in", move |stop| {
+        if let Err(error) = carry(to, &input, excess, &mut filter, stop) {
+            log::warn!("the guest gets no more console input: {error}");
+        }
     })
 }
 
@@ -210,16 +182,12 @@ fn read(input: &impl AsFd, bytes: &mut Vec<u8>) -> io::Result<bool> {
     }
 }
 
-fn borrow(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the borrow lives no longer than the event.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
         io::{Read as _, Write as _},
         sync::mpsc,
+        thread,
         time::Duration,
     };
 

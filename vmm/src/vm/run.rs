@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     io::{self, Write},
     mem,
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     process,
     sync::{Arc, mpsc},
@@ -29,13 +29,14 @@ use super::{
     files::Opened,
     privileges::PrivilegeError,
     sandbox::{SandboxError, Thread, Use, restrict_files},
-    signals::{Asked, Guard, Signals},
+    signals::{Asked, Signals},
     stats::{self, Counters, FIRST_MINUTE, Meter, Record},
     talk::{self, Ways},
     vcpu::{End, Wanted},
 };
 use crate::{
     arch::linux,
+    companion::{Companion, borrow},
     devices::{BootTimer, outlet::Outlet},
 };
 
@@ -226,7 +227,7 @@ struct Around<'a> {
 
 impl Around<'_> {
     /// Has a signal end the process while this lives, leaving no socket behind.
-    fn guard(&self) -> Result<Guard, RunError> {
+    fn guard(&self) -> Result<Companion, RunError> {
         let socket = self.session.api_socket.clone();
         let end = move |signal: &'static str| {
             if let Some(socket) = socket {
@@ -483,9 +484,4 @@ impl Waiting<'_> {
         let end = life.since() + FIRST_MINUTE;
         (life.phase() == "first-minute").then(|| end.saturating_sub(self.started.elapsed()))
     }
-}
-
-fn borrow(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the borrow lives no longer than the event.
-    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Signals that end a machine, as something to wait for: they are blocked in every thread and read
 //! from a file descriptor (signalfd(2)). One that whoever started the program wants ignored
-//! (`nohup`) is left ignored. While a machine is built nobody waits: a [`Guard`] does it then.
+//! (`nohup`) is left ignored. While a machine is built nobody waits: a [guard](Signals::guard) does it then.
 
 use std::{
     fs::File,
     io::{self, Read},
     mem::MaybeUninit,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd},
-    thread,
+    os::fd::{AsFd, BorrowedFd, FromRawFd},
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
+
+use crate::companion::{Companion, borrow};
 
 /// The signals: those that ask to end, and the one that tells that the terminal is ours again.
 const SIGNALS: [i32; 5] = [
@@ -80,59 +81,32 @@ impl Signals {
 }
 
 impl Signals {
-    /// Has a signal that asks to end call `end` in a thread of its own, until the guard is dropped:
+    /// Has a signal that asks to end call `end` in a thread of its own, until what is given is dropped:
     /// for work that cannot be interrupted, such as clearing memory.
     ///
     /// # Errors
     /// No descriptor or thread can be had.
-    pub fn guard(&self, end: impl FnOnce(&'static str) + Send + 'static) -> io::Result<Guard> {
+    pub fn guard(&self, end: impl FnOnce(&'static str) + Send + 'static) -> io::Result<Companion> {
         let signals = Self(self.0.try_clone()?);
-        let over = EventFd::new(libc::EFD_NONBLOCK)?;
-        let told = over.try_clone()?;
-        let thread = thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || {
-                while wait(&signals, &told) {
-                    if let Some(Asked::End(signal)) = signals.next() {
-                        return end(signal);
-                    }
+        Companion::start("signals", move |over| {
+            while wait(&signals, over) {
+                if let Some(Asked::End(signal)) = signals.next() {
+                    return end(signal);
                 }
-            })?;
-        Ok(Guard {
-            over,
-            thread: Some(thread),
+            }
         })
     }
 }
 
 /// Waits for a signal; false when there is nothing to wait for any more.
 fn wait(signals: &Signals, over: &EventFd) -> bool {
-    // SAFETY: the borrow ends before the event does.
-    let over = unsafe { BorrowedFd::borrow_raw(over.as_raw_fd()) };
     let mut fds = [
-        PollFd::from_borrowed_fd(over, PollFlags::IN),
+        PollFd::from_borrowed_fd(borrow(over), PollFlags::IN),
         PollFd::new(signals, PollFlags::IN),
     ];
     match poll(&mut fds, None) {
         Ok(_) => fds[0].revents().is_empty(),
         Err(error) => error == rustix::io::Errno::INTR,
-    }
-}
-
-/// Waits for signals in the main thread's stead, until dropped.
-#[derive(Debug)]
-pub struct Guard {
-    over: EventFd,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let told = self.over.write(1).is_ok();
-        if let (true, Some(thread)) = (told, self.thread.take()) {
-            // A thread that panicked has said so itself.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -185,6 +159,7 @@ mod tests {
         io::{BufRead as _, BufReader, Read as _},
         os::unix::process::CommandExt as _,
         process::{Child, ChildStdout, Command, Stdio},
+        thread,
         time::Duration,
     };
 

@@ -20,11 +20,14 @@ use super::{
     sandbox::Thread,
     watch::Watch,
 };
-use crate::devices::{
-    feed::{self, Excess, Feed, ToPipe, ToPort},
-    outlet::Outlet,
-    serial::{Output, Port},
-    virtio::console::Console,
+use crate::{
+    companion::Companion,
+    devices::{
+        feed::{self, Excess, ToPipe, ToPort},
+        outlet::Outlet,
+        serial::{Output, Port},
+        virtio::console::Console,
+    },
 };
 
 /// A way out to standard output.
@@ -90,7 +93,7 @@ pub fn listen(
     terminal: Option<&Terminal>,
     quit: EventFd,
     mut confine: bool,
-) -> io::Result<Feed> {
+) -> io::Result<Companion> {
     let input = io::stdin().as_fd().try_clone_to_owned()?;
     let excess = match terminal {
         Some(_) => Excess::Dropped,

@@ -2,8 +2,8 @@
 //! Builds a machine for Linux on arm64, up to vCPUs that stand at the kernel's entry.
 //!
 //! First everything that can be refused without a VM (images, memory), then the VM with the
-//! smallest address width that will do, its slots, vCPUs and interrupt controller, then devices, and at last,
-//! as it describes all of these, the device tree.
+//! smallest address width that will do, its slots, vCPUs and interrupt controller, then devices, and
+//! at last, as it describes all of these, the device tree.
 
 use std::{io::Read, path::PathBuf, sync::Arc};
 
@@ -223,10 +223,8 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
 
 /// The width that blocks of the zones' pages take, as far as this host gives it.
 fn bits_for_blocks(kvm: &Kvm, zones: &[Arc<GuestRam>]) -> u8 {
-    let granule = Bytes(rustix::param::page_size() as u64);
-    let widths = zones
-        .iter()
-        .map(|ram| ipa::for_blocks(ram.plan().page(), granule));
+    let width = |ram: &Arc<GuestRam>| ipa::for_blocks(ram.plan().page(), ram.plan().base_page());
+    let widths = zones.iter().map(width);
     widths
         .max()
         .unwrap_or(0)

@@ -8,7 +8,7 @@
 //! touches the page again. The guest may take pages out of the balloon when it runs short.
 
 use std::{
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::BorrowedFd,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -21,7 +21,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Chain, Config, DeviceError, Part, Rings, VirtioDevice, bit};
-use crate::memory::GuestMemory;
+use crate::{companion::borrow, memory::GuestMemory};
 
 const INFLATE: usize = 0;
 const DEFLATE: usize = 1;
@@ -224,9 +224,7 @@ impl VirtioDevice for Balloon {
     }
 
     fn input(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the event lives as long as the device does.
-        let ask = || unsafe { BorrowedFd::borrow_raw(self.shared.ask.as_raw_fd()) };
-        self.statistics.is_some().then(ask)
+        self.statistics.is_some().then(|| borrow(&self.shared.ask))
     }
 
     fn receive(&mut self, rings: &mut Rings) -> Result<(), DeviceError> {

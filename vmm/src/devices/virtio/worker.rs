@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::BorrowedFd,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Complaints, DeviceError, Interrupt, Rings, VirtioDevice};
+use crate::companion::borrow;
 
 /// A device, its name and its warnings: what goes into the thread and comes back.
 pub struct Crew {
@@ -114,11 +115,7 @@ fn serve(
 fn wait(events: &[&EventFd], input: Option<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
     let mut fds: Vec<PollFd<'_>> = events
         .iter()
-        .map(|event| {
-            // SAFETY: the event lives longer than the list made here.
-            let fd = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
-            PollFd::from_borrowed_fd(fd, PollFlags::IN)
-        })
+        .map(|event| PollFd::from_borrowed_fd(borrow(event), PollFlags::IN))
         .collect();
     fds.extend(input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     loop {
