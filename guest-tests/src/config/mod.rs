@@ -3,7 +3,7 @@
 
 mod selection;
 
-pub use selection::{ParsePhasesError, PhaseSelection};
+pub use selection::{NothingLogged, ParsePhasesError, PhaseSelection};
 
 use std::{fmt, str::FromStr, time::Duration};
 

@@ -28,6 +28,11 @@ pub enum ParsePhasesError {
     None,
 }
 
+/// Phases in none of which anything is written under dirty logging.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("nothing is written under dirty logging in {0}: choose update too, or leave --log-untouched out")]
+pub struct NothingLogged(PhaseSelection);
+
 impl PhaseSelection {
     /// Every phase.
     pub fn all() -> Self {
@@ -54,6 +59,19 @@ impl PhaseSelection {
                 .filter(|phase| wanted.contains(phase))
                 .collect(),
         )
+    }
+
+    /// These but for `create`, for a run that logs from untouched memory: what `update` and
+    /// `rebuild` need mapped, their own faults map.
+    ///
+    /// # Errors
+    /// Nothing is written under logging.
+    pub fn logging_untouched(mut self) -> Result<Self, NothingLogged> {
+        if !self.contains(Phase::Update) {
+            return Err(NothingLogged(self));
+        }
+        self.0.retain(|&phase| phase != Phase::Create);
+        Ok(self)
     }
 
     /// Whether a phase is chosen.
@@ -121,6 +139,21 @@ mod tests {
     #[test]
     fn all_phases_need_nothing_else() {
         assert_eq!(PhaseSelection::of(&Phase::ALL), PhaseSelection::all());
+    }
+
+    #[test]
+    fn logging_from_untouched_memory_leaves_out_the_first_touch_and_needs_logging() {
+        let rebuild = PhaseSelection::of(&[Phase::Update, Phase::Rebuild]);
+        let create = PhaseSelection::of(&[Phase::Create]);
+
+        assert_eq!(
+            rebuild.logging_untouched().unwrap().to_string(),
+            "logging-on,update,logging-off,rebuild"
+        );
+        assert_eq!(
+            create.clone().logging_untouched(),
+            Err(NothingLogged(create))
+        );
     }
 
     #[test]

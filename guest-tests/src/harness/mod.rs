@@ -249,7 +249,7 @@ impl Run<'_> {
             (before, times.map_err(crew_error(&in_phase(phase)))?)
         };
         let after = self.machine.events().map_err(host_error("counting"))?;
-        if phase == Phase::Create {
+        if self.obtained.is_none() {
             self.read_backing_back()?;
         }
         self.record(phase, times, events::difference(&before, &after))

@@ -109,6 +109,28 @@ fn what_tidies_up_is_done_even_where_it_is_not_reported() {
 }
 
 #[test]
+fn what_backs_memory_logged_from_the_first_touch_is_read_back_behind_it() {
+    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+    let mut logging = plan(1, "update,rebuild");
+    logging.phases = logging.phases.logging_untouched().unwrap();
+
+    let (records, result) = run_toy(&mut toy, &logging);
+
+    result.unwrap();
+    let known: Vec<_> = records
+        .iter()
+        .map(|record| (record.phase.name(), record.obtained.is_some()))
+        .collect();
+    let expected = [
+        ("logging-on", false),
+        ("update", true),
+        ("logging-off", true),
+        ("rebuild", true),
+    ];
+    assert_eq!(known, expected);
+}
+
+#[test]
 fn only_vcpu_0_plants_and_verifies() {
     let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use granule_guest_tests::{
-    config::{Backing, Migration, PhaseSelection},
+    config::{Backing, Migration, NothingLogged, PhaseSelection},
     guest_mode::GuestMode,
     harness::{self, HarnessError, Plan},
     log_lines::LogLines,
@@ -69,6 +69,10 @@ pub struct Args {
     /// Which phases, with commas between them; each brings those it needs
     #[arg(long, value_name = "PHASES", default_value_t = PhaseSelection::all())]
     phases: PhaseSelection,
+    /// Leave create out: log from memory that nobody has touched, so that update maps page by page
+    /// what it touches
+    #[arg(long, conflicts_with = "migrate")]
+    log_untouched: bool,
     /// Instead of the phases a load like migration's: vCPUs write pages at random all the time,
     /// the dirty log is collected in so many rounds, what it names is copied, and in the end both
     /// sides must be equal
@@ -161,6 +165,7 @@ pub enum WrongClock {
 pub fn run(args: Args) -> CommandResult {
     Sweep::one_of_each(&args.sweep)?;
     args.sweeps_fit()?;
+    args.phases()?;
     let mut json = None;
     let points = args.points();
     if args.engine == Engine::Model {
@@ -214,7 +219,7 @@ fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandRe
             options: args.options(),
         },
         iterations: args.iterations.get(),
-        phases: args.phases.clone(),
+        phases: args.phases()?,
         migration: args.migrate.map(|rounds| Migration {
             rounds,
             round_time: Duration::from_millis(args.round_ms.into()),
@@ -313,6 +318,10 @@ impl Args {
                 "eager-split",
                 self.eager_split.as_ref().and_then(|size| named(size)),
             ),
+            (
+                "log-untouched",
+                self.log_untouched.then(|| "yes".to_owned()),
+            ),
             ("migrate", self.migrate.as_ref().and_then(|n| named(n))),
             ("round-ms", self.migrate.and_then(|_| named(&self.round_ms))),
             ("guest-map", unless_default(self.guest_map)),
@@ -320,6 +329,13 @@ impl Args {
         .into_iter()
         .filter_map(|(name, value)| Some((name.to_owned(), value?)))
         .collect()
+    }
+
+    fn phases(&self) -> Result<PhaseSelection, NothingLogged> {
+        match self.log_untouched {
+            true => self.phases.clone().logging_untouched(),
+            false => Ok(self.phases.clone()),
+        }
     }
 
     fn machine(&self) -> Result<KvmConfig, WrongEngine> {

@@ -66,6 +66,22 @@ fn results_name_the_options_that_change_figures() {
 }
 
 #[test]
+fn logging_untouched_memory_is_named_and_needs_something_to_log() {
+    let args = parse("bench --log-untouched --phases update,rebuild").unwrap();
+    let create = parse("bench --log-untouched --phases create").unwrap();
+
+    let options: Vec<_> = args.options().into_iter().collect();
+
+    assert_eq!(options, [("log-untouched".to_owned(), "yes".to_owned())]);
+    assert_eq!(
+        args.phases().unwrap().to_string(),
+        "logging-on,update,logging-off,rebuild"
+    );
+    assert!(create.phases().is_err());
+    assert!(parse("bench --log-untouched --migrate 4").is_err());
+}
+
+#[test]
 fn a_load_like_migrations_is_no_matter_of_phases_nor_of_the_model() {
     let args = parse("bench --migrate 4 --round-ms 20").unwrap();
     let model = parse("bench --migrate 4 --engine model").unwrap();
