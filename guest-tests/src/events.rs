@@ -95,6 +95,11 @@ impl EventCounters {
         Self::default()
     }
 
+    /// Whether nothing is counted.
+    pub const fn is_empty(&self) -> bool {
+        self.counters.is_empty()
+    }
+
     /// Leaves out what this KVM has tracepoints for and never reaches: a KVM with an entry path of its
     /// own, as told by a guest that has run and no exit that was counted. To be called then.
     ///

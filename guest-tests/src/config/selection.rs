@@ -30,7 +30,9 @@ pub enum ParsePhasesError {
 
 /// Phases in none of which anything is written under dirty logging.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("nothing is written under dirty logging in {0}: choose update too, or leave --log-untouched out")]
+#[error(
+    "nothing is written under dirty logging in {0}: choose update too, or leave --log-untouched out"
+)]
 pub struct NothingLogged(PhaseSelection);
 
 impl PhaseSelection {

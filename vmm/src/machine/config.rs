@@ -6,9 +6,11 @@ use granule_guest_tests::{
     guest_mode::GuestMode,
     units::{Bytes, GuestAddress},
 };
+use serde::Serialize;
 
 /// How the kernel is told to log dirty pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum DirtyMode {
     /// Reading the log clears it and write-protects the region again (`KVM_GET_DIRTY_LOG` alone).
     #[default]
@@ -17,6 +19,7 @@ pub enum DirtyMode {
     Manual,
     /// As [`DirtyMode::Manual`], and switching on marks every page dirty instead of
     /// write-protecting the region (`KVM_DIRTY_LOG_INITIALLY_SET`).
+    #[serde(rename = "initially-set")]
     ManualInitiallySet,
     /// Each vCPU writes what it dirties into a ring (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`).
     Ring,

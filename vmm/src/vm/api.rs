@@ -18,7 +18,10 @@
 use std::{
     fs, io,
     io::{Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::{
+        fs::MetadataExt,
+        net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     sync::mpsc,
     thread,
@@ -88,10 +91,38 @@ pub fn refusal(status: u16, why: &str) -> Answer {
     (status, json!({ "error": why }))
 }
 
+/// The socket's file, told from one that somebody else has put in its place since.
+#[derive(Debug, Clone)]
+pub struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        let file = fs::symlink_metadata(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            device: file.dev(),
+            inode: file.ino(),
+        })
+    }
+
+    /// Removes it, if it is still there and may be removed: whoever became another user may not, and
+    /// the next one takes it over then.
+    pub fn remove(&self) {
+        let there = Self::of(&self.path);
+        if there.is_ok_and(|file| (file.device, file.inode) == (self.device, self.inode)) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// The socket, served until dropped; then its file goes.
 #[derive(Debug)]
 pub struct Api {
-    path: PathBuf,
+    file: SocketFile,
     asked: mpsc::Receiver<Asked>,
     event: EventFd,
 }
@@ -100,7 +131,7 @@ pub struct Api {
 #[derive(Debug)]
 pub struct Bound {
     listener: UnixListener,
-    path: PathBuf,
+    file: SocketFile,
 }
 
 impl Bound {
@@ -125,8 +156,8 @@ impl Bound {
             }
             other => other?,
         };
-        let path = path.to_owned();
-        Ok(Self { listener, path })
+        let file = SocketFile::of(path)?;
+        Ok(Self { listener, file })
     }
 
     /// Gives it to a user and a group.
@@ -135,7 +166,7 @@ impl Bound {
     /// The process may not.
     pub fn give_to(&self, identity: Identity) -> io::Result<()> {
         let Identity { user, group } = identity;
-        std::os::unix::fs::lchown(&self.path, Some(user), Some(group))
+        std::os::unix::fs::lchown(&self.file.path, Some(user), Some(group))
     }
 
     /// Serves it. `prepare` is called first on the serving thread.
@@ -146,7 +177,7 @@ impl Bound {
         self,
         prepare: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Api> {
-        let Self { listener, path } = self;
+        let Self { listener, file } = self;
         let event = EventFd::new(libc::EFD_NONBLOCK)?;
         let wake = event.try_clone()?;
         let (sender, asked) = mpsc::channel();
@@ -161,11 +192,16 @@ impl Bound {
                 }
             })?;
         prepared.recv().map_err(io::Error::other)??;
-        Ok(Api { path, asked, event })
+        Ok(Api { file, asked, event })
     }
 }
 
 impl Api {
+    /// Its file.
+    pub const fn file(&self) -> &SocketFile {
+        &self.file
+    }
+
     /// Readable when a request waits.
     pub const fn event(&self) -> &EventFd {
         &self.event
@@ -186,7 +222,7 @@ impl Api {
 impl Drop for Api {
     fn drop(&mut self) {
         // The thread waits for clients for ever and ends with the process.
-        let _ = fs::remove_file(&self.path);
+        self.file.remove();
     }
 }
 
@@ -405,6 +441,21 @@ mod tests {
         fs::write(&path, "mine").unwrap();
         assert!(listen(&path).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn a_socket_that_somebody_else_has_put_there_since_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, moved) = (folder.path().join("api"), folder.path().join("moved"));
+        let first = listen(&path).unwrap();
+        fs::rename(&path, &moved).unwrap();
+        let second = listen(&path).unwrap();
+
+        drop(first);
+
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub struct VmConfig {
     /// In chunks of how much the host splits blocks ahead, where dirty pages are logged.
     pub eager_split: Option<Bytes>,
     /// How dirty pages are logged, where that is switched on.
-    #[serde(skip)]
+    #[serde(rename = "dirty_log")]
     pub dirty: DirtyMode,
 }
 

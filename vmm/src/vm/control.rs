@@ -26,6 +26,8 @@ pub struct Controls<'a> {
     pub meter: Meter,
     /// The guest's life so far.
     pub life: Life,
+    /// Which of its lives that is: 1 until it resets itself.
+    lives: u32,
     /// The dirty logs, one for each slot; empty while logging is off.
     dirty: Vec<DirtyLog>,
     /// Whether a client asked the machine to end.
@@ -34,12 +36,13 @@ pub struct Controls<'a> {
 
 impl<'a> Controls<'a> {
     /// Controls of a machine whose life begins.
-    pub fn new(config: &'a VmConfig, machine: &'a Machine, meter: Meter) -> Self {
+    pub fn new(config: &'a VmConfig, machine: &'a Machine, meter: Meter, lives: u32) -> Self {
         Self {
             config,
             machine,
             meter,
             life: Life::default(),
+            lives,
             dirty: Vec::new(),
             stopped: false,
         }
@@ -91,6 +94,7 @@ impl<'a> Controls<'a> {
             "vcpus": self.config.vcpus,
             "memory_bytes": size,
             "ipa_bits": self.machine.ipa_bits,
+            "life": self.lives,
             "dirty_logging": !self.dirty.is_empty(),
         })
     }
@@ -163,34 +167,51 @@ impl<'a> Controls<'a> {
     }
 
     fn switch_logging(&mut self, on: bool) -> Result<Value, KvmError> {
-        let vm = &self.machine.vm;
         if on && self.dirty.is_empty() {
-            for slot in &self.machine.slots {
-                let mut log = DirtyLog::new(vm, self.config.dirty, self.machine.rings.clone())?;
-                log.switch(vm, slot, true)?;
-                self.dirty.push(log);
-            }
+            self.log_all().inspect_err(|_| {
+                // Logging is of the whole memory or of none; what went wrong first is told.
+                let _ = self.log_none();
+            })?;
         } else if !on {
-            for (slot, mut log) in self.machine.slots.iter().zip(self.dirty.drain(..)) {
-                log.switch(vm, slot, false)?;
-            }
+            self.log_none()?;
         }
         Ok(self.state())
     }
 
+    fn log_all(&mut self) -> Result<(), KvmError> {
+        let vm = &self.machine.vm;
+        for slot in &self.machine.slots {
+            let mut log = DirtyLog::new(vm, self.config.dirty, self.machine.rings.clone())?;
+            log.switch(vm, slot, true)?;
+            self.dirty.push(log);
+        }
+        Ok(())
+    }
+
+    /// Switches every log off, whatever becomes of another.
+    fn log_none(&mut self) -> Result<(), KvmError> {
+        let vm = &self.machine.vm;
+        let logs = self.machine.slots.iter().zip(self.dirty.drain(..));
+        logs.map(|(slot, mut log)| log.switch(vm, slot, false))
+            .fold(Ok(()), Result::and)
+    }
+
     fn dirty_pages(&mut self) -> Result<Value, KvmError> {
         self.need_logging()?;
-        let mut pages = 0u64;
+        let (mut zones, mut all_pages, mut all_bytes) = (Vec::new(), 0, 0);
         for (slot, log) in self.machine.slots.iter().zip(&mut self.dirty) {
             let words = log.read(&self.machine.vm, slot)?;
-            pages += words
-                .iter()
-                .map(|word| u64::from(word.count_ones()))
-                .sum::<u64>();
+            let pages: u64 = words.iter().map(|word| u64::from(word.count_ones())).sum();
+            let page = slot.ram().plan().base_page().0;
+            all_pages += pages;
+            all_bytes += pages * page;
+            zones.push(json!({
+                "start": slot.ram().start().0,
+                "page": page,
+                "dirty_pages": pages,
+            }));
         }
-        let page = self.machine.memory.zones.first();
-        let page = page.map_or(0, |ram| ram.plan().base_page().0);
-        Ok(json!({ "dirty_pages": pages, "page": page, "dirty_bytes": pages * page }))
+        Ok(json!({ "dirty_pages": all_pages, "dirty_bytes": all_bytes, "zones": zones }))
     }
 
     fn clear(&mut self) -> Result<Value, KvmError> {

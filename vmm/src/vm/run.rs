@@ -2,7 +2,7 @@
 //! From a machine's start to its end, on the main thread.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Write},
     mem,
     os::fd::AsFd,
@@ -15,6 +15,7 @@ use std::{
 use granule_guest_tests::results::{FactsError, Host};
 use rustix::{
     event::{PollFd, PollFlags, poll},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
     time::Timespec,
 };
 use thiserror::Error;
@@ -128,6 +129,7 @@ struct Report {
 /// A machine cannot be built, or the main thread cannot wait for it.
 pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
     linux::check().map_err(BuildError::from)?;
+    open_as_many_files_as_allowed();
     let signals = Signals::block().map_err(doing("blocking signals (signalfd)"))?;
     let mut report = match &session.stats {
         Some(path) => Some(Report {
@@ -150,6 +152,12 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
     let counted = report.is_some() || bound.is_some();
     // The kernel's events can be opened with rights that are given up below.
     let mut counters = counted.then(Counters::open);
+    if report.is_some() && counters.as_ref().is_some_and(Counters::is_empty) {
+        log::warn!(
+            "--stats: this user may not count the kernel's events, so guest faults and exits by KVM's \
+             tracepoints are left out: start as root, --user gives its rights up once all is open"
+        );
+    }
     let confine = session.sandbox;
     if confine {
         let folder = socket.map(|path| {
@@ -181,6 +189,7 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
     }
     let outlet = talk::outlet(confine).map_err(doing("writing the console's output"))?;
     let mut started = session.started;
+    let mut lives = 1;
     let end = loop {
         let around = Around {
             config,
@@ -189,10 +198,12 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
             signals: &signals,
             api: api.as_ref(),
             outlet: &outlet,
+            lives,
         };
         let end = live(&around, started, report.as_mut(), counters.take());
         if session.reboot && matches!(end, Ok(Ended::Reset)) {
             started = Instant::now();
+            lives += 1;
             continue;
         }
         break end;
@@ -205,6 +216,19 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
         log::warn!("the last {left} bytes of the guest's console output found no reader");
     }
     end
+}
+
+/// Takes all of the descriptors that this process may have: each vCPU takes some, and the usual limit
+/// is for programs that wait by `select`.
+fn open_as_many_files_as_allowed() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        log::debug!("the limit on open files stays: {error}");
+    }
 }
 
 /// Confines the calling thread, if that is wanted.
@@ -223,16 +247,16 @@ struct Around<'a> {
     signals: &'a Signals,
     api: Option<&'a Api>,
     outlet: &'a Outlet,
+    lives: u32,
 }
 
 impl Around<'_> {
     /// Has a signal end the process while this lives, leaving no socket behind.
     fn guard(&self) -> Result<Companion, RunError> {
-        let socket = self.session.api_socket.clone();
+        let socket = self.api.map(|api| api.file().clone());
         let end = move |signal: &'static str| {
             if let Some(socket) = socket {
-                // Whoever became another user may not; the next one takes it over then.
-                let _ = fs::remove_file(socket);
+                socket.remove();
             }
             eprintln!("granule: ended by {signal} before the guest ran");
             process::exit(0)
@@ -256,6 +280,7 @@ fn live(
         signals,
         api,
         outlet,
+        lives,
     } = around;
     let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(doing("making an event (eventfd)"));
     let copy = |event: &EventFd| event.try_clone().map_err(doing("copying an event"));
@@ -329,7 +354,7 @@ fn live(
         machine.memory.zones.clone(),
         tables_before,
     );
-    let mut controls = Controls::new(config, &machine, meter);
+    let mut controls = Controls::new(config, &machine, meter, lives);
     granule_guest_tests::mark::guest();
     if counted {
         controls.end_phase("boot", started.elapsed());

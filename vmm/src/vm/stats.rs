@@ -53,6 +53,11 @@ impl Counters {
         }
     }
 
+    /// Whether the host lets nothing be counted.
+    pub const fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.faults.is_empty()
+    }
+
     /// None: every count is absent.
     pub fn none() -> Self {
         Self {
