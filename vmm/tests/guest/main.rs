@@ -12,6 +12,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed test tells where")]
 
+mod console;
 mod dialogue;
 mod host;
 mod kill;
