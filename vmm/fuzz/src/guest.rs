@@ -171,8 +171,9 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
                 Err(_) => return Ok(None),
             }
         }
-        Ok(match self.device.start(features) {
-            Ok(()) => Some(Rings::new(rings)),
+        let mut rings = Rings::new(rings);
+        Ok(match self.device.start(features, &mut rings) {
+            Ok(()) => Some(rings),
             Err(_) => None,
         })
     }

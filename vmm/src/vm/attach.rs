@@ -20,6 +20,7 @@ use crate::{
         console::Console,
         net::{Mac, Net, TapError, mac_for},
         rng::Rng,
+        vsock::{Vsock, VsockError},
     },
     kvm::KvmError,
     memory::GuestMemory,
@@ -43,6 +44,13 @@ pub struct NetConfig {
     pub mac: Option<Mac>,
 }
 
+/// Sockets between guest and host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct VsockConfig {
+    /// The guest's address.
+    pub cid: u32,
+}
+
 /// A machine's virtio devices. There is always one for entropy.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Devices {
@@ -50,6 +58,8 @@ pub struct Devices {
     pub disks: Vec<DiskConfig>,
     /// Network cards.
     pub nets: Vec<NetConfig>,
+    /// Sockets between guest and host.
+    pub vsock: Option<VsockConfig>,
     /// Whether there is a balloon.
     pub balloon: bool,
     /// Whether there is a console, `hvc0`, that is the terminal instead of the serial port.
@@ -65,6 +75,9 @@ pub enum AttachError {
     /// A network card.
     #[error("--net")]
     Net(#[from] TapError),
+    /// Sockets between guest and host.
+    #[error("--vsock")]
+    Vsock(#[from] VsockError),
     /// It has no place.
     #[error(transparent)]
     Platform(#[from] PlatformError),
@@ -73,8 +86,8 @@ pub enum AttachError {
     Event(#[from] io::Error),
 }
 
-/// Puts the devices on the bus, with the disks and taps that are open, and the console, if there is
-/// one. Gives what controls the balloon, if there is one.
+/// Puts the devices on the bus, with what is open for them, and the console, if there is one. Gives
+/// what controls the balloon, if there is one.
 ///
 /// # Errors
 /// One of them cannot be had; the error says which and why.
@@ -98,6 +111,10 @@ pub fn attach(
     add(platform, "entropy", Box::new(Rng::default()), memory)?;
     if let Some(console) = console {
         add(platform, "console", Box::new(console), memory)?;
+    }
+    if let Some(vhost) = &opened.vsock {
+        let device = Vsock::new(vhost.clone())?;
+        add(platform, "vsock", Box::new(device), memory)?;
     }
     if !devices.balloon {
         return Ok(None);

@@ -16,7 +16,7 @@ use kvm_ioctls::Kvm;
 
 use super::{attach::AttachError, build::BuildError, config::VmConfig};
 use crate::{
-    devices::virtio::{block::Disk, net::Tap},
+    devices::virtio::{block::Disk, net::Tap, vsock::Vhost},
     kvm,
 };
 
@@ -79,6 +79,8 @@ pub struct Opened {
     pub disks: Vec<Disk>,
     /// The taps of the network cards, in their order.
     pub taps: Vec<Tap>,
+    /// The host's half of the guest's sockets.
+    pub vsock: Option<Vhost>,
 }
 
 impl Opened {
@@ -90,6 +92,7 @@ impl Opened {
         let initrd = config.initrd.as_deref();
         let disks = config.devices.disks.iter();
         let nets = config.devices.nets.iter();
+        let vsock = config.devices.vsock;
         Ok(Self {
             kvm: kvm::open()?,
             kernel: Bootable::open("--kernel", &config.kernel)?,
@@ -103,6 +106,10 @@ impl Opened {
             taps: nets
                 .map(|net| Tap::open(&net.tap))
                 .collect::<Result<_, _>>()
+                .map_err(AttachError::from)?,
+            vsock: vsock
+                .map(|vsock| Vhost::open(vsock.cid))
+                .transpose()
                 .map_err(AttachError::from)?,
         })
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `--disk PATH[,readonly=on]` and `--net tap=NAME[,mac=…]`.
+//! `--disk PATH[,readonly=on]`, `--net tap=NAME[,mac=…]` and `--vsock cid=N`.
 
 use crate::{
     devices::virtio::net::Mac,
-    vm::attach::{DiskConfig, NetConfig},
+    vm::attach::{DiskConfig, NetConfig, VsockConfig},
 };
 
 /// Reads a disk. A path may hold commas: what follows the last one is taken as an option only if
@@ -48,6 +48,25 @@ pub fn net(text: &str) -> Result<NetConfig, String> {
     Ok(NetConfig { tap, mac })
 }
 
+/// Reads the guest's address for sockets between it and the host.
+///
+/// # Errors
+/// What is wrong with it, for people.
+pub fn vsock(text: &str) -> Result<VsockConfig, String> {
+    let Some(number) = text.strip_prefix("cid=") else {
+        return Err(format!("'{text}' is not known: use cid=N"));
+    };
+    /// The number above it stands for any machine.
+    const LAST: u32 = u32::MAX - 1;
+    match number.parse() {
+        // Below are the hypervisor, the machine itself and the host.
+        Ok(cid @ 3..=LAST) => Ok(VsockConfig { cid }),
+        _ => Err(format!(
+            "cid={number} can be no guest's: use a number from 3 to {LAST}"
+        )),
+    }
+}
+
 fn address_of(text: &str) -> Result<Mac, String> {
     let mut bytes = text.split(':').map(|part| match part.len() {
         2 => u8::from_str_radix(part, 16).ok(),
@@ -86,6 +105,25 @@ mod tests {
                 .contains("on or off")
         );
         assert!(disk(",readonly=on").unwrap_err().contains("missing"));
+    }
+
+    #[test]
+    fn sockets_have_an_address_that_a_guest_can_have() {
+        let last = vsock("cid=4294967294").map(|vsock| vsock.cid);
+
+        assert_eq!(vsock("cid=3"), Ok(VsockConfig { cid: 3 }));
+        assert_eq!(last, Ok(4_294_967_294));
+        for (text, why) in [
+            ("", "use cid=N"),
+            ("42", "use cid=N"),
+            ("cid=", "from 3 to 4294967294"),
+            ("cid=2", "from 3 to 4294967294"),
+            ("cid=4294967295", "from 3 to 4294967294"),
+            ("cid=3,port=1", "from 3 to 4294967294"),
+        ] {
+            let error = vsock(text).unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::{
     bench::values::{DirtyLog, Switch, size},
 };
 use crate::vm::{
-    attach::{Devices, DiskConfig, NetConfig},
+    attach::{Devices, DiskConfig, NetConfig, VsockConfig},
     config::{Console, Session, VmConfig},
     console,
     privileges::Identity,
@@ -60,6 +60,10 @@ pub struct Args {
     /// Network card: tap=NAME[,mac=ADDRESS]; given again, one more card
     #[arg(long, value_name = "tap=NAME[,…]", value_parser = devices::net)]
     net: Vec<NetConfig>,
+    /// Sockets between guest and host (AF_VSOCK): cid=N, the guest's address there, 3 or more; the
+    /// host's is 2. The host's kernel carries them (vhost_vsock)
+    #[arg(long, value_name = "cid=N", value_parser = devices::vsock)]
+    vsock: Option<VsockConfig>,
     /// A balloon, by which the guest reports free memory and the host gets it back
     #[arg(long, value_enum, default_value_t = Switch::Off)]
     balloon: Switch,
@@ -142,6 +146,7 @@ pub fn run(args: Args) -> CommandResult {
         devices: Devices {
             disks: args.disk,
             nets: args.net,
+            vsock: args.vsock,
             balloon: args.balloon == Switch::On,
             console: args.console == Terminal::Virtio,
         },

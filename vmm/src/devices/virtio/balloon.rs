@@ -178,7 +178,7 @@ impl VirtioDevice for Balloon {
         &self.shared.config
     }
 
-    fn start(&mut self, features: u64) -> Result<(), DeviceError> {
+    fn start(&mut self, features: u64, _: &mut Rings) -> Result<(), DeviceError> {
         // Queues of features that were not taken do not exist, and the next one has their number.
         let optional = [F_STATS, F_REPORTING].into_iter();
         self.others = optional.filter(|f| features & bit(*f) != 0).collect();

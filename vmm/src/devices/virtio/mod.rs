@@ -27,6 +27,7 @@ pub mod rng;
 mod testing;
 mod transfer;
 mod transport;
+pub mod vsock;
 mod worker;
 
 use std::{io, os::fd::BorrowedFd};
@@ -73,12 +74,13 @@ pub trait VirtioDevice: Send {
     /// Its configuration space, shared with the transport.
     fn config(&self) -> &Config;
 
-    /// The driver has accepted `features` and is about to use the queues.
+    /// The driver has accepted `features` and is about to use the queues. A queue that somebody
+    /// else is to serve is taken out of `rings`: its notifications are left alone then.
     ///
     /// # Errors
     /// The device cannot work that way.
-    fn start(&mut self, features: u64) -> Result<(), DeviceError> {
-        let _ = features;
+    fn start(&mut self, features: u64, rings: &mut Rings) -> Result<(), DeviceError> {
+        let _ = (features, rings);
         Ok(())
     }
 

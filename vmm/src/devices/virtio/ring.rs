@@ -80,10 +80,10 @@ impl Setup {
 /// A queue that the driver has set up.
 #[derive(Debug)]
 pub struct Ring {
-    queue: Queue,
+    pub(super) queue: Queue,
     memory: Arc<GuestMemory>,
     pub(super) kick: Arc<EventFd>,
-    interrupt: Arc<Interrupt>,
+    pub(super) interrupt: Arc<Interrupt>,
     /// Whether the device is to stop.
     stop: Arc<AtomicBool>,
 }
@@ -196,6 +196,11 @@ impl Rings {
     /// The queue of this number, if the driver uses it.
     pub fn get(&mut self, index: usize) -> Option<&mut Ring> {
         self.0.get_mut(index)?.as_mut()
+    }
+
+    /// Takes a queue out: from now on it is the taker's.
+    pub fn take(&mut self, index: usize) -> Option<Ring> {
+        self.0.get_mut(index)?.take()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Ring)> {

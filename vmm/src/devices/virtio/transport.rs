@@ -37,7 +37,8 @@ const VERSION: u32 = 2;
 const VENDOR: u32 = 0x4e52_4752;
 const CONFIG: u64 = reg::VIRTIO_MMIO_CONFIG as u64;
 
-const EVERY_DEVICE: u64 =
+/// What is offered whatever the device is.
+pub(super) const EVERY_DEVICE: u64 =
     bit(VIRTIO_F_VERSION_1) | bit(VIRTIO_RING_F_EVENT_IDX) | bit(VIRTIO_RING_F_INDIRECT_DESC);
 
 /// A write by which the driver tells of new requests, and the event that stands for it: what KVM
@@ -261,8 +262,8 @@ impl Transport {
             return self.interrupt.needs_reset();
         };
         let name = &self.name;
-        let ready = rings.and_then(|rings| {
-            crew.device.start(self.accepted)?;
+        let ready = rings.and_then(|mut rings| {
+            crew.device.start(self.accepted, &mut rings)?;
             Ok(rings)
         });
         match ready {

@@ -264,7 +264,7 @@ impl VirtioDevice for Block {
         &self.config
     }
 
-    fn start(&mut self, features: u64) -> Result<(), DeviceError> {
+    fn start(&mut self, features: u64, _: &mut Rings) -> Result<(), DeviceError> {
         self.flush_each = features & bit(VIRTIO_BLK_F_FLUSH) == 0 && !self.disk.is_read_only();
         Ok(())
     }

@@ -237,7 +237,7 @@ impl VirtioDevice for Net {
         &self.config
     }
 
-    fn start(&mut self, features: u64) -> Result<(), DeviceError> {
+    fn start(&mut self, features: u64, _: &mut Rings) -> Result<(), DeviceError> {
         self.merge = features & bit(VIRTIO_NET_F_MRG_RXBUF) != 0;
         let flags = offloads(features);
         let done = self

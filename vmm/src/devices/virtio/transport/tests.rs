@@ -2,10 +2,14 @@
 //! The registers, by a well-meaning driver, by a wrong one, and by one that writes anything
 //! anywhere.
 
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use vm_memory::Bytes as _;
 
-use super::*;
+use super::{
+    super::{DeviceError, Ring},
+    *,
+};
 use crate::devices::virtio::{
     balloon::Balloon,
     block::{Block, Disk},
@@ -58,6 +62,65 @@ fn a_notification_may_come_by_an_event() {
     notifiers[0].event.write(1).unwrap();
 
     assert_eq!(driver.wait(0), 8);
+}
+
+/// Two queues, the first of which somebody else serves.
+struct Half {
+    config: Config,
+    taken: Arc<Mutex<Option<Ring>>>,
+}
+
+impl VirtioDevice for Half {
+    fn kind(&self) -> u32 {
+        99
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[16, 16]
+    }
+
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn start(&mut self, _: u64, rings: &mut Rings) -> Result<(), DeviceError> {
+        *self.taken.lock() = rings.take(0);
+        Ok(())
+    }
+
+    fn process(&mut self, queue: usize, rings: &mut Rings) -> Result<(), DeviceError> {
+        let ring = rings.get(queue).unwrap();
+        ring.drain(|_, _| Ok(0))
+    }
+
+    fn reset(&mut self) {
+        *self.taken.lock() = None;
+    }
+}
+
+#[test]
+fn a_queue_that_somebody_else_serves_is_left_alone() {
+    let (memory, taken) = (memory(), Arc::default());
+    let device = Half {
+        config: Config::new(Vec::new(), 0..0),
+        taken: Arc::clone(&taken),
+    };
+    let mut driver = Driver::start(&memory, Box::new(device), EVENT_IDX);
+
+    driver.put(0, &[Buffer::In(8)]);
+    driver.kick(0);
+    driver.ask(1, &[Buffer::In(8)]);
+
+    assert!(!driver.has_answer(0));
+    let ring = taken.lock().take().unwrap();
+    // The very event that the notification writes, not read by anyone.
+    assert_eq!(ring.kick.read().unwrap(), 1);
+    let notifier = driver.transport.notifiers().next().unwrap();
+    assert!(Arc::ptr_eq(&ring.kick, &notifier.event));
 }
 
 #[test]

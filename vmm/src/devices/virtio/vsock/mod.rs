@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Sockets between guest and host (virtio 1.2, section 5.10): `AF_VSOCK`, whose addresses are a
+//! number for the machine (its CID; the host's is 2) and a port.
+//!
+//! The data path is the host kernel's ([`Vhost`]). It waits for the driver's notifications of the
+//! first two queues by itself, on the events that KVM signals, and reads and writes rings and
+//! buffers from a thread of its own. So both queues are taken from this device's thread, which is
+//! left with what the kernel cannot do behind MMIO registers: the kernel says by an event that
+//! there are used buffers, and the register that tells the driver why it is interrupted has to say
+//! so before the interrupt. The third queue, of events, is here and stays empty: its one event is
+//! for a guest that was moved to another host.
+//!
+//! The kernel is stopped before a reset is over, before the device goes, and where it finds fault
+//! with a ring; it touches no guest memory from then on. A machine that is paused has vCPUs that
+//! stand still, no more: what arrives meanwhile is written into the buffers that the guest has
+//! given. Like all that a device writes, it is in no dirty log of KVM's.
+//!
+//! Connections are the kernel's too. The host's ends of a guest that has reset itself learn of it
+//! when they send something, and when this process ends.
+
+mod host;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use rustix::event::epoll;
+use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{Config, DeviceError, Rings, VirtioDevice};
+use crate::companion::borrow;
+
+use host::Running;
+pub use host::{Vhost, VsockError};
+
+/// For the guest to receive by.
+const RECEIVE: usize = 0;
+/// For the guest to send by.
+const TRANSMIT: usize = 1;
+
+/// Requests that fit into a queue that data passes through, and into that of events.
+const QUEUE: u16 = 256;
+const EVENTS: u16 = 16;
+
+/// The device.
+#[derive(Debug)]
+pub struct Vsock {
+    vhost: Vhost,
+    config: Config,
+    /// The kernel has used buffers.
+    used: EventFd,
+    /// The kernel cannot use a ring or a packet.
+    broken: EventFd,
+    /// Both of them, as one thing to wait for.
+    either: OwnedFd,
+    running: Option<Running>,
+}
+
+impl Vsock {
+    /// The device of a machine, whose address `vhost` has.
+    ///
+    /// # Errors
+    /// The kernel refuses to work for this process, or has no descriptor to give.
+    pub fn new(vhost: Vhost) -> Result<Self, VsockError> {
+        vhost.belong_to_this_process()?;
+        let event = || EventFd::new(libc::EFD_NONBLOCK);
+        let (used, broken) = (
+            event().map_err(VsockError::Event)?,
+            event().map_err(VsockError::Event)?,
+        );
+        let either = wait_for([&used, &broken]).map_err(VsockError::Event)?;
+        let cid = u64::from(vhost.cid()).to_le_bytes();
+        Ok(Self {
+            vhost,
+            config: Config::new(cid.to_vec(), 0..0),
+            used,
+            broken,
+            either,
+            running: None,
+        })
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn kind(&self) -> u32 {
+        VIRTIO_ID_VSOCK
+    }
+
+    fn features(&self) -> u64 {
+        self.vhost.features()
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[QUEUE, QUEUE, EVENTS]
+    }
+
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn start(&mut self, features: u64, rings: &mut Rings) -> Result<(), DeviceError> {
+        let (Some(receive), Some(transmit)) = (rings.take(RECEIVE), rings.take(TRANSMIT)) else {
+            let problem = "it uses the device without the queues to receive and to send by";
+            return Err(DeviceError::Request(problem));
+        };
+        // What an earlier start has left; empty, mostly.
+        let _ = (self.used.read(), self.broken.read());
+        let rings = [receive, transmit];
+        let running = self.vhost.run(rings, features, &self.used, &self.broken)?;
+        self.running = Some(running);
+        Ok(())
+    }
+
+    fn process(&mut self, _: usize, _: &mut Rings) -> Result<(), DeviceError> {
+        // Buffers for events, of which there are none.
+        Ok(())
+    }
+
+    fn input(&self) -> Option<BorrowedFd<'_>> {
+        self.running.is_some().then(|| self.either.as_fd())
+    }
+
+    fn receive(&mut self, _: &mut Rings) -> Result<(), DeviceError> {
+        if let (Ok(_), Some(running)) = (self.used.read(), &self.running) {
+            running.interrupt().used();
+        }
+        if self.broken.read().is_ok() {
+            self.running = None;
+            let problem = "the host's kernel can make nothing of a ring or a packet (vhost)";
+            return Err(DeviceError::Request(problem));
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.running = None;
+    }
+}
+
+/// What can be read as long as one of the events can.
+fn wait_for(events: [&EventFd; 2]) -> io::Result<OwnedFd> {
+    let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for event in events {
+        let nothing = epoll::EventData::new_u64(0);
+        epoll::add(&either, borrow(event), nothing, epoll::EventFlags::IN)?;
+    }
+    Ok(either)
+}
