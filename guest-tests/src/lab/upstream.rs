@@ -169,7 +169,10 @@ const COMMON: [Selftest; 12] = [
 pub fn build(shell: Shell, cache: &Path, tree: &Tree, suite: &Suite) -> Result<PathBuf, StepError> {
     let folder = cache.join("selftests").join(&tree.id);
     // A folder of an earlier list may lack what has come to it since.
-    if suite.tests().all(|test| folder.join(test.program).is_file()) {
+    if suite
+        .tests()
+        .all(|test| folder.join(test.program).is_file())
+    {
         return Ok(folder);
     }
     let partial = partial(&folder);

@@ -4,21 +4,15 @@
 //! can be paused, resumed and ended all the same. A machine that is being built can be ended too.
 //! What a booting guest writes is in the dirty log, zone by zone.
 
-use super::host::Host;
+use super::{host::Host, small};
 
 /// Functions for the host's shell. `prepare` makes the guest's initramfs; `run OPTIONS` starts a
 /// guest whose reader stalls behind its first lines; `ask PATH` asks the control socket.
 const FUNCTIONS: &str = r#"
 prepare() {
-    mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp /bin/busybox /tmp/g/bin/
-    for lib in $(ldd /bin/busybox | grep -o '/lib[^ ]*'); do
-        mkdir -p /tmp/g$(dirname $lib) && cp $lib /tmp/g$lib
-    done
-    count=10
-    for module in $(modprobe -D -a virtio_mmio virtio_console | sed -n 's/^insmod //p' | awk '!seen[$0]++'); do
-        cp $module /tmp/g/m/$count.ko; count=$((count + 1))
-    done
-    cat >/tmp/g/init <<'INIT'
+    lay /bin/busybox
+    modules virtio_mmio virtio_console
+    pack <<'INIT'
 #!/bin/busybox sh
 busybox mount -t devtmpfs dev /dev
 busybox mount -t proc proc /proc
@@ -31,7 +25,6 @@ read line
 echo "heard <$line>"
 while :; do echo "more than anybody reads"; done
 INIT
-    chmod 755 /tmp/g/init && (cd /tmp/g && find . | cpio -o -H newc --quiet) >/tmp/small.cpio
 }
 run() {
     rm -f /tmp/in /tmp/out && : >/tmp/head && mkfifo /tmp/in /tmp/out
@@ -76,6 +69,7 @@ fn json(answer: &str) -> serde_json::Value {
 #[ignore = "boots an emulated host: minutes"]
 fn a_console_that_is_not_read_to_its_end_holds_nobody_up() {
     let mut host = Host::boot();
+    host.run(small::FUNCTIONS);
     host.run(FUNCTIONS);
     host.run("prepare");
 

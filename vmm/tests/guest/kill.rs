@@ -8,7 +8,7 @@
 
 use std::env;
 
-use super::host::Host;
+use super::{host::Host, small};
 
 /// Functions for the host's shell. `prepare` makes the guest's initramfs; `run` starts a guest
 /// (`run again` one that resets itself first);
@@ -16,15 +16,9 @@ use super::host::Host;
 /// one its place on the disk holds.
 const FUNCTIONS: &str = r#"
 prepare() {
-    mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp /bin/busybox /tmp/g/bin/
-    for lib in $(ldd /bin/busybox | grep -o '/lib[^ ]*'); do
-        mkdir -p /tmp/g$(dirname $lib) && cp $lib /tmp/g$lib
-    done
-    count=10
-    for module in $(modprobe -D -a virtio_mmio virtio_blk | sed -n 's/^insmod //p' | awk '!seen[$0]++'); do
-        cp $module /tmp/g/m/$count.ko; count=$((count + 1))
-    done
-    cat >/tmp/g/init <<'INIT'
+    lay /bin/busybox
+    modules virtio_mmio virtio_blk
+    pack <<'INIT'
 #!/bin/busybox sh
 busybox mount -t devtmpfs dev /dev
 exec >/dev/console 2>&1
@@ -45,7 +39,6 @@ while :; do
         echo "safe $i"
 done
 INIT
-    chmod 755 /tmp/g/init && (cd /tmp/g && find . | cpio -o -H newc --quiet) >/tmp/small.cpio
 }
 run() {
     rm -f /tmp/disk && truncate -s 32768 /tmp/disk
@@ -73,6 +66,7 @@ kill_it() {
 #[ignore = "boots an emulated host: minutes"]
 fn where_the_host_has_a_gicv2_only_a_guest_gets_one() {
     let mut host = Host::boot_with_gic(2);
+    host.run(small::FUNCTIONS);
     host.run(FUNCTIONS);
     host.run("prepare");
 
@@ -94,6 +88,7 @@ fn number(said: &str, name: &str) -> u64 {
 fn whatever_it_is_killed_at_the_next_one_works() {
     let kills: u64 = env::var("GRANULE_KILLS").map_or(100, |text| text.parse().unwrap());
     let mut host = Host::boot();
+    host.run(small::FUNCTIONS);
     host.run(FUNCTIONS);
     host.run("prepare");
     let mut random = 1u64;

@@ -16,6 +16,7 @@ mod console;
 mod dialogue;
 mod host;
 mod kill;
+mod small;
 mod vsock;
 
 use host::Host;

@@ -2,7 +2,7 @@
 //! Sockets between a guest and its host: connections from either side, bytes both ways at once, in
 //! two lives of one machine and in the next one.
 
-use super::host::Host;
+use super::{host::Host, small};
 
 /// Functions for the host's shell. `prepare` makes the guest's initramfs; `run` starts a guest that
 /// connects to the host, is connected to, and does what it is told then; `exchange LIFE` is the
@@ -36,17 +36,9 @@ pass($socket, \*STDOUT);
 waitpid($sender, 0);
 exit($? != 0);
 TALK
-    mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m
-    cp /bin/busybox /usr/bin/perl /tmp/g/bin/ && cp /tmp/talk /tmp/g/
-    for lib in $(ldd /bin/busybox /usr/bin/perl | grep -o '/lib[^ ]*'); do
-        mkdir -p /tmp/g$(dirname $lib) && cp $lib /tmp/g$lib
-    done
-    count=10
-    for module in $(modprobe -D -a virtio_mmio vmw_vsock_virtio_transport |
-            sed -n 's/^insmod //p' | awk '!seen[$0]++'); do
-        cp $module /tmp/g/m/$count.ko; count=$((count + 1))
-    done
-    cat >/tmp/g/init <<'INIT'
+    lay /bin/busybox /usr/bin/perl && cp /tmp/talk /tmp/g/
+    modules virtio_mmio vmw_vsock_virtio_transport
+    pack <<'INIT'
 #!/bin/busybox sh
 busybox mount -t devtmpfs dev /dev
 exec </dev/null >/dev/console 2>&1
@@ -60,7 +52,6 @@ echo "told <$word>"
 [ "$word" = reboot ] && busybox reboot -f
 while :; do busybox sleep 1000; done
 INIT
-    chmod 755 /tmp/g/init && (cd /tmp/g && find . | cpio -o -H newc --quiet) >/tmp/small.cpio
     dd if=/dev/urandom of=/tmp/in bs=1000 count=400 2>/dev/null
 }
 granule() {
@@ -108,6 +99,7 @@ fn sums<'a>(said: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
 #[ignore = "boots an emulated host: minutes"]
 fn bytes_pass_both_ways_in_each_life_and_the_address_is_free_afterwards() {
     let mut host = Host::boot();
+    host.run(small::FUNCTIONS);
     host.run(FUNCTIONS);
     host.run("prepare");
     let said = host.run("(granule) 2>&1; echo status=$?");
