@@ -28,9 +28,12 @@ INIT
 }
 run() {
     rm -f /tmp/in /tmp/out && : >/tmp/head && mkfifo /tmp/in /tmp/out
-    (head -n 9 >/tmp/head; exec sleep 100000) </tmp/out &
+    (for line in 1 2 3 4 5 6 7 8 9; do IFS= read -r said; echo "$said" >>/tmp/head; done
+        exec tail -f /dev/null) </tmp/out &
     reader=$!
-    (echo typed; exec sleep 100000) >/tmp/in &
+    # A port forgets what came before its driver.
+    (until grep -q 'is up' /tmp/head; do sleep 0.2; done
+        echo typed; exec tail -f /dev/null) >/tmp/in &
     typist=$!
     /mnt/granule run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --api-socket /tmp/vm.sock \
         "$@" </tmp/in >/tmp/out 2>/tmp/err &
