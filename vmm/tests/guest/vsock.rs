@@ -63,6 +63,7 @@ listen() {
     listener=$!
 }
 run() {
+    : >/tmp/out # What the last one said is not this one's.
     listen
     granule >/tmp/out 2>/tmp/err &
     pid=$!
