@@ -20,6 +20,7 @@ use granule::devices::{
         Transport, VirtioDevice,
         balloon::Balloon,
         block::{Block, Disk},
+        console::Console,
         net::{Net, Tap, mac_for},
         rng::Rng,
     },
@@ -38,7 +39,7 @@ pub const VIRTIO: u64 = 0xa00_0000;
 /// From one virtio device to the next.
 pub const VIRTIO_STEP: u64 = 0x1000;
 /// Virtio devices in their order: how many queues each has.
-pub const QUEUES: [u32; 4] = [1, 2, 1, 4];
+pub const QUEUES: [u32; 5] = [1, 2, 1, 4, 2];
 /// Which of them gives random numbers.
 pub const ENTROPY: u64 = 2;
 
@@ -53,7 +54,7 @@ fn play(bus: &Bus, serial: &Mutex<Serial>, u: &mut Unstructured<'_>) -> Result<(
         let address = match u.int_in_range(0..=7u8)? {
             0 => u.arbitrary()?,
             1 | 2 => PLATFORM + u.int_in_range(0..=3)? * PLATFORM_STEP + offset(u)?,
-            _ => VIRTIO + u.int_in_range(0..=3)? * VIRTIO_STEP + offset(u)?,
+            _ => VIRTIO + u.int_in_range(0..=4)? * VIRTIO_STEP + offset(u)?,
         };
         let length = match u.int_in_range(0..=7u8)? {
             0 => u.int_in_range(0..=16)?,
@@ -108,7 +109,8 @@ pub struct Machine {
     _packets: UnixDatagram,
 }
 
-/// One device of each kind that `granule run` has.
+/// One device of each kind that `granule run` has and serves itself (a vsock's queues are the host
+/// kernel's).
 ///
 /// # Panics
 /// The host has no event, socket or memory to give.
@@ -133,7 +135,7 @@ pub fn machine() -> Machine {
     let memory = guest::memory();
     let (tap, packets) = UnixDatagram::pair().expect("a socket");
     tap.set_nonblocking(true).expect("a socket");
-    let virtio: [(_, Box<dyn VirtioDevice>); 4] = [
+    let virtio: [(_, Box<dyn VirtioDevice>); 5] = [
         ("disk0", Box::new(Block::new(disk(), "disk0"))),
         (
             "net0",
@@ -141,6 +143,7 @@ pub fn machine() -> Machine {
         ),
         ("entropy", Box::new(Rng::default())),
         ("balloon", Box::new(Balloon::new().expect("an event"))),
+        ("console", Box::new(Console::new(None, Box::new(sink())))),
     ];
     for (index, (name, device)) in (0u32..).zip(virtio) {
         let transport = Transport::new(name, device, Arc::clone(&memory), event()).expect("events");

@@ -108,7 +108,7 @@ fn scribble_on_registers(bus: &Bus, random: &mut Random) {
 
 /// Sets a device up with queues somewhere in memory, and notifies them.
 fn use_at_random(machine: &Machine, random: &mut Random) {
-    let device = random.next() % 4;
+    let device = random.next() % QUEUES.len() as u64;
     let offer = [u64::MAX >> 32, random.next(), 0, 1 << 29][(random.next() % 4) as usize];
     let offered = u64::from(get(&machine.bus, device, 0x10));
     set_up(&machine.bus, device, offer & offered, |_| {
@@ -182,7 +182,7 @@ fn a_guest_gone_mad_does_no_harm() {
 
     let refused = machine.bus.refused();
     assert!(refused.malformed > 0, "{refused:?}");
-    for device in 0..4 {
+    for device in 0..QUEUES.len() as u64 {
         let area = START + device * 0x8000;
         set_up(&machine.bus, device, 0, |queue| {
             let place = area + u64::from(queue) * 0x1000;

@@ -9,8 +9,9 @@
 //! | `POST /v1/memory/collapse` | has small pages put together into huge ones (THP); each zone then |
 //! | `GET /v1/counters` | everything that is counted, as it stands now |
 //! | `POST /v1/dirty/start`, `/v1/dirty/stop` | switches dirty logging |
-//! | `GET /v1/dirty` | pages written since logging began or was last cleared |
+//! | `GET /v1/dirty` | pages written since logging began or was last cleared, zone by zone |
 //! | `POST /v1/dirty/clear` | forgets them |
+//! | `POST /v1/balloon/SIZE` | has the guest put so much into the balloon |
 //!
 //! A thread of its own reads and answers; what is asked for is done by the main thread, between the
 //! two is a channel. A client gets 2 s a step and 8K in all; a second one waits.
@@ -119,19 +120,30 @@ impl SocketFile {
     }
 }
 
-/// The socket, served until dropped; then its file goes.
+/// Removes the file when dropped.
+#[derive(Debug)]
+struct Owned(SocketFile);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.0.remove();
+    }
+}
+
+/// The socket, served until dropped; then its file goes. The thread waits for clients for ever and
+/// ends with the process.
 #[derive(Debug)]
 pub struct Api {
-    file: SocketFile,
+    file: Owned,
     asked: mpsc::Receiver<Asked>,
     event: EventFd,
 }
 
-/// The socket, that nobody serves yet.
+/// The socket, that nobody serves yet; its file goes where that comes to nothing.
 #[derive(Debug)]
 pub struct Bound {
     listener: UnixListener,
-    file: SocketFile,
+    file: Owned,
 }
 
 impl Bound {
@@ -156,7 +168,7 @@ impl Bound {
             }
             other => other?,
         };
-        let file = SocketFile::of(path)?;
+        let file = Owned(SocketFile::of(path)?);
         Ok(Self { listener, file })
     }
 
@@ -166,7 +178,7 @@ impl Bound {
     /// The process may not.
     pub fn give_to(&self, identity: Identity) -> io::Result<()> {
         let Identity { user, group } = identity;
-        std::os::unix::fs::lchown(&self.file.path, Some(user), Some(group))
+        std::os::unix::fs::lchown(&self.file.0.path, Some(user), Some(group))
     }
 
     /// Serves it. `prepare` is called first on the serving thread.
@@ -199,7 +211,7 @@ impl Bound {
 impl Api {
     /// Its file.
     pub const fn file(&self) -> &SocketFile {
-        &self.file
+        &self.file.0
     }
 
     /// Readable when a request waits.
@@ -216,13 +228,6 @@ impl Api {
             return self.asked.try_recv().ok();
         }
         asked
-    }
-}
-
-impl Drop for Api {
-    fn drop(&mut self) {
-        // The thread waits for clients for ever and ends with the process.
-        self.file.remove();
     }
 }
 
@@ -455,6 +460,8 @@ mod tests {
 
         assert!(path.exists());
         drop(second);
+        assert!(!path.exists());
+        drop(Bound::new(&path).unwrap());
         assert!(!path.exists());
     }
 

@@ -182,8 +182,10 @@ impl<'a> Controls<'a> {
         let vm = &self.machine.vm;
         for slot in &self.machine.slots {
             let mut log = DirtyLog::new(vm, self.config.dirty, self.machine.rings.clone())?;
-            log.switch(vm, slot, true)?;
+            let switched = log.switch(vm, slot, true);
+            // In any case: what failed behind the switch has to be switched off as well.
             self.dirty.push(log);
+            switched?;
         }
         Ok(())
     }

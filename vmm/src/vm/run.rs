@@ -154,8 +154,9 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
     let mut counters = counted.then(Counters::open);
     if report.is_some() && counters.as_ref().is_some_and(Counters::is_empty) {
         log::warn!(
-            "--stats: this user may not count the kernel's events, so guest faults and exits by KVM's \
-             tracepoints are left out: start as root, --user gives its rights up once all is open"
+            "--stats: the kernel's events cannot be counted, so guest faults and exits by KVM's \
+             tracepoints are left out: that takes root (--user gives its rights up once all is open) \
+             and a tracefs at /sys/kernel/tracing"
         );
     }
     let confine = session.sandbox;

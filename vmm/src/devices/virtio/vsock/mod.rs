@@ -11,7 +11,8 @@
 //! for a guest that was moved to another host.
 //!
 //! The kernel is stopped before a reset is over, before the device goes, and where it finds fault
-//! with a ring; it touches no guest memory from then on. A machine that is paused has vCPUs that
+//! with a ring or a packet (which it says of a packet that it has no memory for, too: the sockets end
+//! then, as with any device, until the driver resets it); it touches no guest memory from then on. A machine that is paused has vCPUs that
 //! stand still, no more: what arrives meanwhile is written into the buffers that the guest has
 //! given. Like all that a device writes, it is in no dirty log of KVM's.
 //!
