@@ -32,7 +32,7 @@ use granule::{
         },
     },
     memory::{GuestMemory, GuestRam, HostPages, Plan},
-    vm::{api::Bound, console::Terminal},
+    vm::{console::Terminal, socket::Bound},
 };
 use granule_guest_tests::units::{Bytes, GuestAddress};
 use rustix::{

@@ -17,13 +17,9 @@
 //! two is a channel. A client gets 2 s a step and 8K in all; a second one waits.
 
 use std::{
-    fs, io,
+    io,
     io::{Read, Write},
-    os::unix::{
-        fs::MetadataExt,
-        net::{UnixListener, UnixStream},
-    },
-    path::{Path, PathBuf},
+    os::unix::net::{UnixListener, UnixStream},
     sync::mpsc,
     thread,
     time::Duration,
@@ -33,7 +29,7 @@ use granule_guest_tests::units::Bytes;
 use serde_json::{Value, json};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::privileges::Identity;
+use super::socket::{Bound, Owned, SocketFile};
 
 /// How long a client may take for each step.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -92,44 +88,6 @@ pub fn refusal(status: u16, why: &str) -> Answer {
     (status, json!({ "error": why }))
 }
 
-/// The socket's file, told from one that somebody else has put in its place since.
-#[derive(Debug, Clone)]
-pub struct SocketFile {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
-}
-
-impl SocketFile {
-    fn of(path: &Path) -> io::Result<Self> {
-        let file = fs::symlink_metadata(path)?;
-        Ok(Self {
-            path: path.to_owned(),
-            device: file.dev(),
-            inode: file.ino(),
-        })
-    }
-
-    /// Removes it, if it is still there and may be removed: whoever became another user may not, and
-    /// the next one takes it over then.
-    pub fn remove(&self) {
-        let there = Self::of(&self.path);
-        if there.is_ok_and(|file| (file.device, file.inode) == (self.device, self.inode)) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Removes the file when dropped.
-#[derive(Debug)]
-struct Owned(SocketFile);
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        self.0.remove();
-    }
-}
-
 /// The socket, served until dropped; then its file goes. The thread waits for clients for ever and
 /// ends with the process.
 #[derive(Debug)]
@@ -139,48 +97,7 @@ pub struct Api {
     event: EventFd,
 }
 
-/// The socket, that nobody serves yet; its file goes where that comes to nothing.
-#[derive(Debug)]
-pub struct Bound {
-    listener: UnixListener,
-    file: Owned,
-}
-
 impl Bound {
-    /// Binds a socket at `path`. One that a killed run has left there is taken over.
-    ///
-    /// # Errors
-    /// Something else is there, somebody listens there, or the folder cannot be written.
-    pub fn new(path: &Path) -> io::Result<Self> {
-        let listener = match UnixListener::bind(path) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                if UnixStream::connect(path).is_ok() {
-                    return Err(io::Error::new(
-                        error.kind(),
-                        "another machine listens there: give each its own socket",
-                    ));
-                }
-                if !is_socket(path) {
-                    return Err(io::Error::new(error.kind(), "it is there and is no socket"));
-                }
-                fs::remove_file(path)?;
-                UnixListener::bind(path)?
-            }
-            other => other?,
-        };
-        let file = Owned(SocketFile::of(path)?);
-        Ok(Self { listener, file })
-    }
-
-    /// Gives it to a user and a group.
-    ///
-    /// # Errors
-    /// The process may not.
-    pub fn give_to(&self, identity: Identity) -> io::Result<()> {
-        let Identity { user, group } = identity;
-        std::os::unix::fs::lchown(&self.file.0.path, Some(user), Some(group))
-    }
-
     /// Serves it. `prepare` is called first on the serving thread.
     ///
     /// # Errors
@@ -211,7 +128,7 @@ impl Bound {
 impl Api {
     /// Its file.
     pub const fn file(&self) -> &SocketFile {
-        &self.file.0
+        self.file.file()
     }
 
     /// Readable when a request waits.
@@ -229,11 +146,6 @@ impl Api {
         }
         asked
     }
-}
-
-fn is_socket(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
 fn serve(listener: &UnixListener, to_main: &mpsc::Sender<Asked>, wake: &EventFd) {
@@ -389,6 +301,8 @@ fn route(method: &str, path: &str) -> Result<Request, Answer> {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path};
+
     use proptest::prelude::*;
 
     use super::*;

@@ -2,9 +2,7 @@
 //! From a machine's start to its end, on the main thread.
 
 use std::{
-    fs::File,
-    io::{self, Write},
-    mem,
+    io, mem,
     os::fd::AsFd,
     path::{Path, PathBuf},
     process,
@@ -22,16 +20,18 @@ use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    api::{Api, Bound},
+    api::Api,
     build::{BuildError, Ends},
     config::{Session, VmConfig},
     console::Terminal,
     control::Controls,
     files::Opened,
     privileges::PrivilegeError,
+    report::Report,
     sandbox::{SandboxError, Thread, Use, restrict_files},
     signals::{Asked, Signals},
-    stats::{self, Counters, FIRST_MINUTE, Meter, Record},
+    socket::Bound,
+    stats::{self, Counters, FIRST_MINUTE, Meter},
     talk::{self, Ways},
     vcpu::{End, Wanted},
 };
@@ -114,15 +114,6 @@ impl Ended {
     }
 }
 
-/// Where statistics go, and what they say of their origin.
-struct Report {
-    path: PathBuf,
-    file: File,
-    /// Whether a life is in it already.
-    begun: bool,
-    host: Host,
-}
-
 /// Runs machines, one after another while the guest resets itself and the session says so.
 ///
 /// # Errors
@@ -132,17 +123,10 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
     open_as_many_files_as_allowed();
     let signals = Signals::block().map_err(doing("blocking signals (signalfd)"))?;
     let mut report = match &session.stats {
-        Some(path) => Some(Report {
-            // What another run left there stays until there is something to write.
-            file: File::options()
-                .create(true)
-                .append(true)
-                .open(path)
-                .map_err(file("--stats", path))?,
-            begun: false,
-            path: path.clone(),
-            host: Host::of_this_machine()?,
-        }),
+        Some(path) => {
+            let host = Host::of_this_machine()?;
+            Some(Report::open(path, host).map_err(file("--stats", path))?)
+        }
         None => None,
     };
     let opened = Opened::new(config)?;
@@ -383,7 +367,7 @@ fn live(
         }
     }
     if let Some(report) = report
-        && let Err(error) = report.write(config, &end, &controls)
+        && let Err(error) = report.write(config, end.name(), &controls.life)
     {
         if end != Ended::Reset || !session.reboot {
             return Err(file("--stats", &report.path)(error));
@@ -397,29 +381,6 @@ fn live(
     drop(machine);
     drop(terminal);
     Ok(end)
-}
-
-impl Report {
-    fn write(&mut self, config: &VmConfig, end: &Ended, controls: &Controls<'_>) -> io::Result<()> {
-        let record = Record {
-            schema: stats::SCHEMA,
-            host: &self.host,
-            config,
-            ended: end.name(),
-            marks: controls.life.marks(),
-            phases: controls.life.phases(),
-        };
-        let mut line = serde_json::to_vec(&record)?;
-        line.push(b'\n');
-        if !std::mem::replace(&mut self.begun, true) {
-            self.file.set_len(0).or_else(|error| match error.kind() {
-                // A pipe or a terminal.
-                io::ErrorKind::InvalidInput => Ok(()),
-                _ => Err(error),
-            })?;
-        }
-        (&self.file).write_all(&line)
-    }
 }
 
 /// What the main thread waits for.
