@@ -72,9 +72,7 @@ fn json(answer: &str) -> serde_json::Value {
 #[ignore = "boots an emulated host: minutes"]
 fn a_console_that_is_not_read_to_its_end_holds_nobody_up() {
     let mut host = Host::boot();
-    host.run(small::FUNCTIONS);
-    host.run(FUNCTIONS);
-    host.run("prepare");
+    small::prepare(&mut host, FUNCTIONS);
 
     for (options, tty) in [
         (

@@ -66,9 +66,7 @@ kill_it() {
 #[ignore = "boots an emulated host: minutes"]
 fn where_the_host_has_a_gicv2_only_a_guest_gets_one() {
     let mut host = Host::boot_with_gic(2);
-    host.run(small::FUNCTIONS);
-    host.run(FUNCTIONS);
-    host.run("prepare");
+    small::prepare(&mut host, FUNCTIONS);
 
     let said = host.run("run; at_work; cat /tmp/out /tmp/err");
 
@@ -88,9 +86,7 @@ fn number(said: &str, name: &str) -> u64 {
 fn whatever_it_is_killed_at_the_next_one_works() {
     let kills: u64 = env::var("GRANULE_KILLS").map_or(100, |text| text.parse().unwrap());
     let mut host = Host::boot();
-    host.run(small::FUNCTIONS);
-    host.run(FUNCTIONS);
-    host.run("prepare");
+    small::prepare(&mut host, FUNCTIONS);
     let mut random = 1u64;
     let mut safe = 0;
 

@@ -100,9 +100,7 @@ fn sums<'a>(said: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
 #[ignore = "boots an emulated host: minutes"]
 fn bytes_pass_both_ways_in_each_life_and_the_address_is_free_afterwards() {
     let mut host = Host::boot();
-    host.run(small::FUNCTIONS);
-    host.run(FUNCTIONS);
-    host.run("prepare");
+    small::prepare(&mut host, FUNCTIONS);
     let said = host.run("(granule) 2>&1; echo status=$?");
     assert!(said.contains("modprobe vhost_vsock"), "{said}");
     assert!(said.contains("status=2"), "{said}");
