@@ -263,13 +263,13 @@ impl Descriptor {
     /// The next table's address if it is a table's entry, above level 3.
     #[inline(always)]
     pub const fn next_table(self) -> Option<u64> {
-        let rest = self.0 ^ (VALID | TABLE_OR_PAGE);
+        let rest = self.0.wrapping_sub(VALID | TABLE_OR_PAGE);
         // As the engine writes them, in one test and without a mask.
         if rest & !ADDRESS == 0 {
             return Some(rest);
         }
-        if rest & (VALID | TABLE_OR_PAGE) == 0 {
-            return Some(rest & ADDRESS);
+        if self.0 & (VALID | TABLE_OR_PAGE) == VALID | TABLE_OR_PAGE {
+            return Some(self.0 & ADDRESS);
         }
         None
     }

@@ -10,6 +10,9 @@ use core::fmt;
 
 use thiserror::Error;
 
+/// Bits of an address, at most (Arm ARM D8.1.8, without FEAT_LPA and FEAT_LPA2).
+pub(crate) const ADDRESS_BITS: u32 = 48;
+
 /// The size of a page and of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -174,7 +177,7 @@ impl Geometry {
     /// # Errors
     /// The width is not from 32 to 48.
     pub const fn new(granule: Granule, ipa_bits: u32) -> Result<Self, GeometryError> {
-        if ipa_bits < 32 || ipa_bits > 48 {
+        if ipa_bits < 32 || ipa_bits > ADDRESS_BITS {
             return Err(GeometryError { bits: ipa_bits });
         }
         // 16 concatenated tables resolve 4 bits; as stage2_pgtable_levels() of Linux.

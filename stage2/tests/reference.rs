@@ -10,7 +10,7 @@ use std::sync::{Mutex, atomic::AtomicU64};
 use granule_stage2::{
     Access, Features, Maintenance, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
     check::{Action, Checker, Recorder, Rule, Setup},
-    descriptor::Attributes,
+    descriptor::{Attributes, Descriptor, MemoryType},
     geometry::{Geometry, Granule, Level},
     grace::Grace,
     operations::{Dsb, Note, Operations},
@@ -366,6 +366,79 @@ fn a_mapper_does_not_take_an_odd_size_for_another_with_other_attributes() {
     mapper.map(&mut memcache, &request(0x5000, 0x3000)).unwrap();
     drop(mapper);
     assert_eq!(table.look_up(&ops, 0x7000).0.address(), MEMORY + 0x7000);
+}
+
+#[test]
+fn a_mapper_gives_every_leaf_its_own_attributes() {
+    let geometry = Geometry::new(Granule::K4, 39).unwrap();
+    let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
+    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+    let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
+    memcache.top_up(&ops, 4, 8);
+    let types = [
+        MemoryType::Normal,
+        MemoryType::NonCacheable,
+        MemoryType::Device,
+    ];
+    // From one to the next a single bit changes, and then the memory type.
+    let all = types.into_iter().flat_map(|memory| {
+        (0..256_u16).map(move |n| {
+            let bits = n ^ (n >> 1);
+            Attributes {
+                memory,
+                read: bits & 1 != 0,
+                write: bits & 2 != 0,
+                execute: bits & 4 != 0,
+                accessed: bits & 8 != 0,
+                contiguous: bits & 16 != 0,
+                software: u8::try_from(bits >> 5).unwrap(),
+            }
+        })
+    });
+    let requests: Vec<_> = (0..)
+        .map(|n| n * 4096)
+        .zip(all)
+        .map(|(ipa, attributes)| MapRequest::new(ipa, MEMORY + ipa, 4096, attributes))
+        .collect();
+
+    let mut mapper = table.mapper(&ops);
+    for request in &requests {
+        mapper.map(&mut memcache, request).unwrap();
+    }
+    drop(mapper);
+
+    for request in requests {
+        let leaf = Descriptor::leaf(request.phys, Level::PAGE, request.attributes, true);
+        assert_eq!(table.look_up(&ops, request.ipa), (leaf, Level::PAGE));
+    }
+}
+
+#[test]
+fn addresses_beyond_48_bits_are_refused() {
+    let geometry = Geometry::new(Granule::K4, 39).unwrap();
+    let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
+    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+    let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
+    memcache.top_up(&ops, 4, 8);
+    let request = |ipa, phys| MapRequest::new(ipa, phys, 4096, Attributes::READ_WRITE);
+    table.map(&ops, &mut memcache, &request(0, MEMORY)).unwrap();
+
+    for (page, bit) in (48..64).map(|bit| (bit * 4096, 1 << bit)) {
+        let (far, high) = (request(0x5000 | bit, MEMORY), request(0x5000, MEMORY | bit));
+        let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
+        let mut mapper = table.mapper(&ops);
+        // The table that it remembers is the one that the others would be in.
+        mapper
+            .map(&mut memcache, &request(page, MEMORY + page))
+            .unwrap();
+        let in_one_walk = [far, high].map(|r| mapper.map(&mut memcache, &r));
+
+        for [far, high] in [alone, in_one_walk] {
+            assert!(matches!(far, Err(MapError::OutOfRange { .. })), "{far:?}");
+            assert!(matches!(high, Err(MapError::TooHigh { .. })), "{high:?}");
+        }
+    }
+    assert_eq!(table.look_up(&ops, 0x5000).0, Descriptor::EMPTY);
 }
 
 #[test]

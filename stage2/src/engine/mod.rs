@@ -32,7 +32,7 @@ pub use single::Mapper;
 
 use crate::{
     descriptor::{Descriptor, Kind},
-    geometry::{Geometry, Level},
+    geometry::{ADDRESS_BITS, Geometry, Level},
     memcache::Memcache,
     operations::{EntryAddress, Operations, TableAddress, Unlinked, Vmid},
     policy::{Coalesce, Maintenance, Policy},
@@ -69,6 +69,14 @@ pub enum MapError {
     OutOfRange {
         /// Guest address.
         ipa: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The host's memory does not end within the addresses that descriptors hold.
+    #[error("{phys:#x} and {size:#x} bytes from there leave the addresses of 48 bits")]
+    TooHigh {
+        /// Host address.
+        phys: u64,
         /// Bytes.
         size: u64,
     },
@@ -237,10 +245,14 @@ impl Stage2 {
         if (ipa | phys | size) & (self.geometry.granule().size() - 1) != 0 {
             return Err(MapError::Unaligned { ipa, phys, size });
         }
-        match ipa.checked_add(size) {
-            Some(end) if end <= self.geometry.size() => Ok(()),
-            _ => Err(MapError::OutOfRange { ipa, size }),
+        let within = |at: u64, end| at.checked_add(size).is_some_and(|to| to <= end);
+        if !within(ipa, self.geometry.size()) {
+            return Err(MapError::OutOfRange { ipa, size });
         }
+        if !within(phys, 1 << ADDRESS_BITS) {
+            return Err(MapError::TooHigh { phys, size });
+        }
+        Ok(())
     }
 
     /// Frees a table that nothing points at any more, with all below it: what

@@ -9,8 +9,8 @@
 
 use super::{MapError, MapRequest, Slot, Stage2, Walk, map::Split};
 use crate::{
-    descriptor::Descriptor,
-    geometry::{Granule, Level},
+    descriptor::{Attributes, Descriptor},
+    geometry::{ADDRESS_BITS, Granule, Level},
     memcache::Memcache,
     operations::{EntryAddress, Operations, Order, TableAddress},
 };
@@ -34,11 +34,6 @@ impl Place {
         bytes: 0,
     };
 
-    #[inline(always)]
-    fn has(&self, r: &MapRequest) -> bool {
-        r.ipa.wrapping_sub(self.ipa) < self.bytes
-    }
-
     /// The entry of an address in it. Callers mostly know the size, and so the shift.
     #[inline(always)]
     fn entry(&self, r: &MapRequest) -> EntryAddress {
@@ -53,7 +48,7 @@ impl<O: Operations> Walk<'_, O> {
     #[inline(always)]
     fn place_of(&self, (granule, start): (Granule, Level), r: &MapRequest) -> Option<Place> {
         // A leaf on a boundary of its size that begins in the IPA space ends there.
-        if (r.ipa | r.phys) & r.size.wrapping_sub(1) != 0
+        if !is_on_boundary(r)
             || r.size < granule.size()
             || r.size > granule.largest_leaf().min(r.largest)
         {
@@ -139,32 +134,59 @@ impl<O: Operations> Walk<'_, O> {
 }
 
 /// Many maps in one walk: [`Stage2::mapper`].
+///
+/// What the next map is compared with, and whether it is in the table that was last used, is one
+/// word: addresses fill the lower 48 bits, and what was asked for ([`kind`]) the upper 16.
 #[derive(Debug)]
 pub struct Mapper<'a, O: Operations> {
     walk: Walk<'a, O>,
-    last: Place,
-    /// What was asked for last ([`key`]), and the leaf for it.
-    key: u64,
+    /// The table that was last used, what it maps from where on, and its leaf for address 0.
+    table: TableAddress,
+    level: Level,
+    from: u64,
+    bytes: u64,
     leaf: Descriptor,
 }
 
-/// Attributes and size as one word, if the request is for one leaf.
+/// Whether both addresses are multiples of the size, which is a power of two, and of 48 bits.
 #[inline(always)]
-const fn key(r: &MapRequest) -> Option<u64> {
+const fn is_on_boundary(r: &MapRequest) -> bool {
+    let outside = r.size.wrapping_sub(1) | u64::MAX << ADDRESS_BITS;
+    (r.ipa | r.phys) & outside == 0
+}
+
+/// Size and attributes in the bits above an address's, if the request is for one leaf.
+#[inline(always)]
+fn kind(r: &MapRequest) -> Option<u64> {
+    let Attributes {
+        memory,
+        read,
+        write,
+        execute,
+        accessed,
+        contiguous,
+        software,
+    } = r.attributes;
     let one = r.size.is_power_of_two() && r.size >= 4096 && r.size <= r.largest;
-    if one && (r.ipa | r.phys) & (r.size - 1) == 0 {
-        Some(Descriptor::leaf(r.size, Level::PAGE, r.attributes, false).0)
-    } else {
-        None
+    if !one || !is_on_boundary(r) {
+        return None;
     }
+    let flags = [read, write, execute, accessed, contiguous];
+    let bits = flags
+        .into_iter()
+        .fold(memory as u64, |bits, flag| bits << 1 | u64::from(flag));
+    let bits = bits << 3 | u64::from(software & 7);
+    Some((bits << 6 | u64::from(r.size.trailing_zeros())) << ADDRESS_BITS)
 }
 
 impl<'a, O: Operations> Mapper<'a, O> {
     const fn new(walk: Walk<'a, O>) -> Self {
         Self {
             walk,
-            last: Place::NONE,
-            key: 0,
+            table: TableAddress(0),
+            level: Level::PAGE,
+            from: 0,
+            bytes: 0,
             leaf: Descriptor::EMPTY,
         }
     }
@@ -175,13 +197,20 @@ impl<'a, O: Operations> Mapper<'a, O> {
     /// As [`Stage2::map`].
     #[inline(always)]
     pub fn map(&mut self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
-        let key = key(r);
-        if self.last.has(r) && key == Some(self.key) {
-            if self.walk.place(self.last.entry(r), self.leaf.at(r.phys)) {
-                return Ok(());
-            }
-            if r.size > self.walk.stage2.geometry.granule().size() && self.replace_pages(r) {
-                return Ok(());
+        let kind = kind(r);
+        if let Some(kind) = kind {
+            let offset = (r.ipa | kind).wrapping_sub(self.from);
+            if offset < self.bytes {
+                // Callers mostly know the size, and so the shift.
+                let entry = self.table.entry(offset >> r.size.trailing_zeros());
+                if self.walk.place(entry, self.leaf.at(r.phys)) {
+                    return Ok(());
+                }
+                if r.size > self.walk.stage2.geometry.granule().size()
+                    && self.replace_pages(entry, r)
+                {
+                    return Ok(());
+                }
             }
         }
         let Walk {
@@ -192,20 +221,24 @@ impl<'a, O: Operations> Mapper<'a, O> {
         let (to, from) = ((r.ipa, r.size), (r.phys, r.largest));
         let attributes = Descriptor::leaf(0, Level::PAGE, r.attributes, false);
         // The table that was last used may be one that this very map takes away.
-        self.last = Place::NONE;
-        (self.last, self.leaf) =
+        self.bytes = 0;
+        let (place, leaf) =
             Self::map_elsewhere((stage2, ops, shared), memcache, to, from, attributes)?;
-        self.key = key.unwrap_or(0);
+        if let Some(kind) = kind {
+            (self.table, self.level) = (place.table, place.level);
+            (self.from, self.bytes) = (place.ipa | kind, place.bytes);
+            self.leaf = leaf;
+        }
         Ok(())
     }
 
     /// Has a block take the place of a table of pages in the table that was last used. Gives whether
     /// it did.
     #[inline(always)]
-    fn replace_pages(&self, r: &MapRequest) -> bool {
+    fn replace_pages(&self, entry: EntryAddress, r: &MapRequest) -> bool {
         let slot = Slot {
-            entry: self.last.entry(r),
-            level: self.last.level,
+            entry,
+            level: self.level,
             ipa: r.ipa,
         };
         let new = self.leaf.at(r.phys);
