@@ -5,6 +5,9 @@
 //! might need tables fills a [`Memcache`] beforehand. It is topped up as a whole or not used: to
 //! draw from an empty one is an error that leaves the tables unchanged, and the fault is taken
 //! again with a full one (Linux: `kvm_mmu_topup_memory_cache()`).
+//!
+//! Tables that maps have made superfluous go the same way back: they lie at the other end and are
+//! given back together, when there is no more room, at the next top-up, or in the end.
 
 use crate::operations::{Note, Operations, TableAddress};
 
@@ -13,6 +16,10 @@ use crate::operations::{Note, Operations, TableAddress};
 pub struct Memcache {
     tables: [TableAddress; Self::CAPACITY],
     len: usize,
+    /// Superfluous ones, at the end.
+    spent: usize,
+    /// It was topped up: its owner knows that it has to be drained.
+    owned: bool,
     /// Stands for no memcache at all: drawing from it is no mistake.
     withheld: bool,
 }
@@ -32,6 +39,8 @@ impl Memcache {
         Self {
             tables: [TableAddress(0); Self::CAPACITY],
             len: 0,
+            spent: 0,
+            owned: false,
             withheld: false,
         }
     }
@@ -40,6 +49,14 @@ impl Memcache {
     pub const fn withheld() -> Self {
         Self {
             withheld: true,
+            ..Self::new()
+        }
+    }
+
+    /// One that only collects what is to be given back.
+    pub(crate) const fn for_returns() -> Self {
+        Self {
+            owned: true,
             ..Self::new()
         }
     }
@@ -64,6 +81,8 @@ impl Memcache {
     #[inline(never)]
     fn fill<O: Operations>(&mut self, ops: &O, least: usize, most: usize) -> bool {
         ops.note(Note::TopUp);
+        self.owned = true;
+        self.give_back(ops);
         while self.len < most.min(Self::CAPACITY) {
             let Some(table) = ops.allocate() else { break };
             self.tables[self.len] = table;
@@ -86,7 +105,7 @@ impl Memcache {
 
     /// Puts an unused table back, still zeroed.
     pub(crate) fn put_back(&mut self, table: TableAddress) -> bool {
-        let fits = self.len < Self::CAPACITY;
+        let fits = self.len + self.spent < Self::CAPACITY;
         if fits {
             self.tables[self.len] = table;
             self.len += 1;
@@ -94,11 +113,31 @@ impl Memcache {
         fits
     }
 
+    /// Takes a table that nobody can reach any more, to be given back: at once by one that is full
+    /// of tables in hand, or was never topped up, as nobody may drain that.
+    #[inline]
+    pub(crate) fn retire<O: Operations>(&mut self, ops: &O, table: TableAddress) {
+        if self.len + self.spent == Self::CAPACITY {
+            self.give_back(ops);
+        }
+        if !self.owned || self.len == Self::CAPACITY {
+            return ops.free(table);
+        }
+        self.spent += 1;
+        self.tables[Self::CAPACITY - self.spent] = table;
+    }
+
+    /// Gives superfluous tables back.
+    #[inline(never)]
+    pub fn give_back<O: Operations>(&mut self, ops: &O) {
+        ops.free_all(&self.tables[Self::CAPACITY - self.spent..]);
+        self.spent = 0;
+    }
+
     /// Gives all tables back.
     pub fn drain<O: Operations>(&mut self, ops: &O) {
-        while self.len > 0 {
-            self.len -= 1;
-            ops.free(self.tables[self.len]);
-        }
+        self.give_back(ops);
+        ops.free_all(&self.tables[..self.len]);
+        self.len = 0;
     }
 }

@@ -58,6 +58,10 @@ impl<M: Deref<Target = [AtomicU64]>> Operations for Offline<'_, M> {
         self.0.free(table);
     }
 
+    fn free_all(&self, tables: &[TableAddress]) {
+        self.0.free_all(tables);
+    }
+
     fn defer(&self, _: Unlinked) {}
 
     #[inline]

@@ -179,6 +179,12 @@ pub trait Operations {
     /// Gives a table back. Nobody can reach it.
     fn free(&self, table: TableAddress);
 
+    /// Gives tables back that nobody can reach: as [`Operations::free`] for each, which takes a
+    /// lock but once, for example.
+    fn free_all(&self, tables: &[TableAddress]) {
+        tables.iter().for_each(|table| self.free(*table));
+    }
+
     /// Has [`Stage2::free_unlinked`](crate::Stage2::free_unlinked) called for it once every shared
     /// walk that is under way has ended.
     fn defer(&self, unlinked: Unlinked);

@@ -53,7 +53,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
             head: AtomicU64::new(NONE),
         };
         for table in (root_tables..count).rev() {
-            pool.push(table);
+            pool.push(table, table);
         }
         (0..root_tables).for_each(|table| pool.zero(table));
         Some(pool)
@@ -87,11 +87,12 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         self.meta[index(2 * table)].store(1, Ordering::Relaxed);
     }
 
-    fn push(&self, table: u64) {
+    /// Puts tables on the list that are chained from the first to the last.
+    fn push(&self, first: u64, last: u64) {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
-            self.next(table).store(head & NONE, Ordering::Relaxed);
-            let new = ((head >> 32).wrapping_add(1) << 32) | table;
+            self.next(last).store(head & NONE, Ordering::Relaxed);
+            let new = ((head >> 32).wrapping_add(1) << 32) | first;
             match self
                 .head
                 .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed)
@@ -127,8 +128,22 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
 
     /// Puts a table back.
     pub fn free(&self, table: TableAddress) {
-        debug_assert!(self.number(table) >= self.root_tables, "the root stays");
-        self.push(self.number(table));
+        self.free_all(&[table]);
+    }
+
+    /// Puts tables back, all at once.
+    pub fn free_all(&self, tables: &[TableAddress]) {
+        let (Some(first), Some(last)) = (tables.first(), tables.last()) else {
+            return;
+        };
+        let root = |table| self.number(table) < self.root_tables;
+        debug_assert!(!tables.iter().any(|t| root(*t)), "the root stays");
+        for pair in tables.windows(2) {
+            let next = self.number(pair[1]);
+            self.next(self.number(pair[0]))
+                .store(next, Ordering::Relaxed);
+        }
+        self.push(self.number(*first), self.number(*last));
     }
 
     /// Tables that are free; exact only while nobody else is at it.

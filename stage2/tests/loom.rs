@@ -403,12 +403,17 @@ fn a_pool_gives_no_table_twice() {
     model.max_branches = 100_000;
     model.check(|| {
         let geometry = Geometry::new(Granule::K4, 32).unwrap();
-        let pool = Arc::new(TablePool::new(ROOT, &geometry, words(6 * 512), words(12)).unwrap());
+        // Four tables of the first level, and those that are free.
+        const FREE: usize = 4;
+        let tables = words((4 + FREE) * 512);
+        let pool = TablePool::new(ROOT, &geometry, tables, words(2 * (4 + FREE)));
+        let pool = Arc::new(pool.unwrap());
         let other = {
             let pool = Arc::clone(&pool);
             loom::thread::spawn(move || {
-                let table = pool.allocate().unwrap();
-                pool.free(table);
+                // Back together, in whichever order they were on the list.
+                let tables = [pool.allocate().unwrap(), pool.allocate().unwrap()];
+                pool.free_all(&tables);
                 pool.allocate()
             })
         };
@@ -418,6 +423,7 @@ fn a_pool_gives_no_table_twice() {
             mine.is_some() && theirs.is_some() && mine != theirs,
             "{mine:?} {theirs:?}"
         );
+        assert_eq!(pool.available(), FREE - 2);
     });
 }
 

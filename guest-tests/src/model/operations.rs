@@ -62,8 +62,13 @@ impl Operations for CpuOperations {
     }
 
     fn free(&self, table: TableAddress) {
-        self.shared.frees.fetch_add(1, Ordering::SeqCst);
-        self.shared.pool.free(table);
+        self.free_all(&[table]);
+    }
+
+    fn free_all(&self, tables: &[TableAddress]) {
+        let count = tables.len() as u64;
+        self.shared.frees.fetch_add(count, Ordering::SeqCst);
+        self.shared.pool.free_all(tables);
     }
 
     fn defer(&self, unlinked: Unlinked) {

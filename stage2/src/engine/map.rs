@@ -79,7 +79,7 @@ impl<O: Operations> Walk<'_, O> {
     pub(super) fn map(&self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
         // As in translations, the most frequent shape is a constant.
         if self.stage2.geometry.is_common(r.ipa)
-            && let Some(result) = self.map_single(Geometry::COMMON, r)
+            && let Some(result) = self.map_single(Geometry::COMMON, memcache, r)
         {
             return result;
         }
@@ -117,7 +117,7 @@ impl<O: Operations> Walk<'_, O> {
         };
         if shape != Geometry::COMMON
             && ipa < stage2.geometry.size()
-            && let Some(result) = walk.map_single(shape, &r)
+            && let Some(result) = walk.map_single(shape, memcache, &r)
         {
             return result;
         }

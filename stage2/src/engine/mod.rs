@@ -259,21 +259,41 @@ impl Stage2 {
     /// [`Operations::defer`] hands on comes here after the grace period.
     #[inline]
     pub fn free_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked) {
-        // What has neither tables below it nor a count may hold anything.
-        if self.policy.counts_entries || unlinked.level != Level::PAGE {
-            self.free_below(ops, unlinked);
+        if self.is_bare(&unlinked) {
+            return ops.free(unlinked.table);
         }
-        ops.free(unlinked.table);
+        let mut returns = Memcache::for_returns();
+        self.return_unlinked(ops, unlinked, &mut returns);
+        returns.give_back(ops);
+    }
+
+    /// Whether a table has neither tables below it nor a count: then it may hold anything.
+    #[inline]
+    fn is_bare(&self, unlinked: &Unlinked) -> bool {
+        !self.policy.counts_entries && unlinked.level == Level::PAGE
+    }
+
+    /// The same, one by one into what is to be given back together.
+    fn return_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked, returns: &mut Memcache) {
+        if !self.is_bare(&unlinked) {
+            self.return_below(ops, unlinked, returns);
+        }
+        returns.retire(ops, unlinked.table);
     }
 
     #[inline(never)]
-    fn free_below<O: Operations>(&self, ops: &O, Unlinked { table, level }: Unlinked) {
+    fn return_below<O: Operations>(
+        &self,
+        ops: &O,
+        Unlinked { table, level }: Unlinked,
+        returns: &mut Memcache,
+    ) {
         let mut counted = 0;
         for index in 0..self.geometry.granule().entries() {
             let old = ops.load(table.entry(index));
             if let (Kind::Table(child), Some(level)) = (old.kind(level), level.down()) {
                 let table = TableAddress(child);
-                self.free_unlinked(ops, Unlinked { table, level });
+                self.return_unlinked(ops, Unlinked { table, level }, returns);
             }
             counted += u32::from(old.is_valid());
         }

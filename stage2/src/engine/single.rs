@@ -79,6 +79,7 @@ impl<O: Operations> Walk<'_, O> {
     pub(super) fn map_single(
         &self,
         shape: (Granule, Level),
+        memcache: &mut Memcache,
         r: &MapRequest,
     ) -> Option<Result<(), MapError>> {
         let place = self.place_of(shape, r)?;
@@ -88,7 +89,8 @@ impl<O: Operations> Walk<'_, O> {
             return Some(Ok(()));
         }
         let walk = (self.stage2, self.ops, self.shared);
-        Some(Self::map_over(walk, entry, (place.level, r.ipa), new))
+        let at = (place.level, r.ipa, r.size);
+        Some(Self::map_over(walk, memcache, entry, at, new))
     }
 
     /// The same where something is, or something has to be done first. All it gets are values, as
@@ -96,8 +98,9 @@ impl<O: Operations> Walk<'_, O> {
     #[inline(never)]
     fn map_over(
         (stage2, ops, shared): (&Stage2, &O, bool),
+        memcache: &mut Memcache,
         entry: EntryAddress,
-        (level, ipa): (Level, u64),
+        (level, ipa, size): (Level, u64, u64),
         new: Descriptor,
     ) -> Result<(), MapError> {
         let walk = Walk {
@@ -105,13 +108,23 @@ impl<O: Operations> Walk<'_, O> {
             ops,
             shared,
         };
-        walk.map_leaf(&Slot { entry, level, ipa }, new, Split::default())
+        let slot = Slot { entry, level, ipa };
+        if walk.replace_pages(memcache, &slot, size, new) {
+            return Ok(());
+        }
+        walk.map_leaf(&slot, new, Split::default())
     }
 
     /// Puts a block of `size` bytes where a table of pages is, where that takes no more than a break,
     /// an invalidation and a new entry: what [`Walk::coalesce`] comes to then. Gives whether it did.
     #[inline(always)]
-    fn replace_pages(&self, slot: &Slot, size: u64, new: Descriptor) -> bool {
+    fn replace_pages(
+        &self,
+        memcache: &mut Memcache,
+        slot: &Slot,
+        size: u64,
+        new: Descriptor,
+    ) -> bool {
         if self.shared || !self.stage2.drops_pages || slot.level.down() != Some(Level::PAGE) {
             return false;
         }
@@ -121,7 +134,7 @@ impl<O: Operations> Walk<'_, O> {
         self.ops.store(slot.entry, Descriptor::EMPTY, Order::Plain);
         self.invalidate_range(slot.ipa, size);
         self.make(slot, new);
-        self.ops.free(TableAddress(child));
+        memcache.retire(self.ops, TableAddress(child));
         true
     }
 
@@ -207,7 +220,7 @@ impl<'a, O: Operations> Mapper<'a, O> {
                     return Ok(());
                 }
                 if r.size > self.walk.stage2.geometry.granule().size()
-                    && self.replace_pages(entry, r)
+                    && self.replace_pages(memcache, entry, r)
                 {
                     return Ok(());
                 }
@@ -235,14 +248,14 @@ impl<'a, O: Operations> Mapper<'a, O> {
     /// Has a block take the place of a table of pages in the table that was last used. Gives whether
     /// it did.
     #[inline(always)]
-    fn replace_pages(&self, entry: EntryAddress, r: &MapRequest) -> bool {
+    fn replace_pages(&self, memcache: &mut Memcache, entry: EntryAddress, r: &MapRequest) -> bool {
         let slot = Slot {
             entry,
             level: self.level,
             ipa: r.ipa,
         };
         let new = self.leaf.at(r.phys);
-        self.walk.replace_pages(&slot, r.size, new)
+        self.walk.replace_pages(memcache, &slot, r.size, new)
     }
 
     /// Maps in the common way and gives the table that it was in, if more leaves such as this one

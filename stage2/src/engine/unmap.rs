@@ -10,6 +10,7 @@ use super::{MapError, Slot, Stage2, Walk, maintain::Run};
 use crate::{
     descriptor::{Descriptor, Kind},
     geometry::{Level, index},
+    memcache::Memcache,
     operations::{Operations, Order, TableAddress, Unlinked},
     policy::Unmap,
 };
@@ -132,19 +133,22 @@ impl<O: Operations> Walk<'_, O> {
             broken().for_each(|b| self.collect_broken(b, &mut run));
             self.clean_run(&run);
         }
+        let mut returns = Memcache::for_returns();
         for b in broken() {
             if let (Kind::Table(child), Some(level)) =
                 (b.old.kind(b.slot.level), b.slot.level.down())
             {
                 let table = TableAddress(child);
                 if b.live {
+                    let unlinked = Unlinked { table, level };
                     self.stage2
-                        .free_unlinked(self.ops, Unlinked { table, level });
+                        .return_unlinked(self.ops, unlinked, &mut returns);
                 } else {
-                    self.ops.free(table);
+                    returns.retire(self.ops, table);
                 }
             }
         }
+        returns.give_back(self.ops);
         batch.len = 0;
     }
 

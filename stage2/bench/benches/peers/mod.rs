@@ -58,6 +58,11 @@ pub fn put_back(page: usize) {
     PAGES.lock().expect("nobody panics").push(page);
 }
 
+/// Puts pages back, all at once.
+pub fn put_all_back(pages: impl Iterator<Item = usize>) {
+    PAGES.lock().expect("nobody panics").extend(pages);
+}
+
 /// A table under test.
 pub trait Table {
     /// Its name in the results.

@@ -20,7 +20,7 @@ use granule_stage2::{
     pool::{TablePool, store_run, words},
 };
 
-use super::{BLOCK, PAGE, PHYS, TABLES, Table, memory, page, put_back};
+use super::{BLOCK, PAGE, PHYS, TABLES, Table, memory, page, put_all_back, put_back};
 
 type Pool = TablePool<&'static [AtomicU64]>;
 /// Tables from the crate's own pool.
@@ -114,6 +114,9 @@ impl Operations for Direct {
         Some(TableAddress(page as u64))
     }
     fn free(&self, table: TableAddress) { put_back(table.0 as usize); }
+    fn free_all(&self, tables: &[TableAddress]) {
+        put_all_back(tables.iter().map(|table| table.0 as usize));
+    }
     fn defer(&self, _: Unlinked) {}
     fn take_references(&self, _: TableAddress, _: u32) {}
     fn drop_references(&self, _: TableAddress, _: u32) -> u32 { 1 }
@@ -179,6 +182,7 @@ impl<P: Place> Exclusive<P> {
                 .map(&self.place, &mut self.memcache, &request(ipa, BLOCK, BLOCK))
                 .expect("a table is there");
         }
+        self.memcache.give_back(&self.place);
     }
 
     /// As [`Table::map_each`], in a walk each.
@@ -260,6 +264,8 @@ impl<P: Place> Table for Exclusive<P> {
                 .map(&mut self.memcache, &request(ipa, BLOCK, BLOCK))
                 .expect("a table is there");
         }
+        drop(mapper);
+        self.memcache.give_back(&self.place);
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
