@@ -34,19 +34,28 @@ impl Place {
         bytes: 0,
     };
 
-    /// The entry of an address in it. Callers mostly know the size, and so the shift.
-    #[inline(always)]
-    fn entry(&self, r: &MapRequest) -> EntryAddress {
-        self.table
-            .entry(r.ipa.wrapping_sub(self.ipa) >> r.size.trailing_zeros())
+    /// Around an entry of a table of `level`, which is an address's.
+    const fn around(entry: EntryAddress, level: Level, ipa: u64, granule: Granule) -> Self {
+        let covers = level.shift(granule) + granule.level_bits();
+        Self {
+            // Of the root's, which lie side by side, the one that it is in.
+            table: TableAddress(entry.0 & !(granule.size() - 1)),
+            level,
+            ipa: ipa >> covers << covers,
+            bytes: 1 << covers,
+        }
     }
 }
 
 impl<O: Operations> Walk<'_, O> {
-    /// Goes down to the table that one leaf for all that is asked for belongs in, if it is there. The
-    /// address is in the IPA space.
+    /// Goes down to the entry that one leaf for all that is asked for belongs in, if its table is
+    /// there. The address is in the IPA space.
     #[inline(always)]
-    fn place_of(&self, (granule, start): (Granule, Level), r: &MapRequest) -> Option<Place> {
+    fn entry_for(
+        &self,
+        (granule, start): (Granule, Level),
+        r: &MapRequest,
+    ) -> Option<(EntryAddress, Level)> {
         // A leaf on a boundary of its size that begins in the IPA space ends there.
         if !is_on_boundary(r)
             || r.size < granule.size()
@@ -63,14 +72,7 @@ impl<O: Operations> Walk<'_, O> {
             shift = level.shift(granule);
             index = (r.ipa >> shift) & (granule.entries() - 1);
         }
-        let covers = shift + granule.level_bits();
-        (r.size == 1 << shift).then_some(Place {
-            // Of the root's, which lie side by side, the one that it is in.
-            table: TableAddress(table.entry(index).0 & !(granule.size() - 1)),
-            level,
-            ipa: r.ipa >> covers << covers,
-            bytes: 1 << covers,
-        })
+        (r.size == 1 << shift).then_some((table.entry(index), level))
     }
 
     /// Maps what was asked for if it is one leaf and its table is there. Gives what came of it. The
@@ -82,14 +84,14 @@ impl<O: Operations> Walk<'_, O> {
         memcache: &mut Memcache,
         r: &MapRequest,
     ) -> Option<Result<(), MapError>> {
-        let place = self.place_of(shape, r)?;
-        let (entry, new) = (place.entry(r), self.leaf_for(shape.0, r).at(r.phys));
+        let (entry, level) = self.entry_for(shape, r)?;
+        let new = self.leaf_for(shape.0, r).at(r.phys);
         if self.is_ready(r.attributes) && self.place(entry, new) {
             self.count(self.table_of(entry), 1);
             return Some(Ok(()));
         }
         let walk = (self.stage2, self.ops, self.shared);
-        let at = (place.level, r.ipa, r.size);
+        let at = (level, r.ipa, r.size);
         Some(Self::map_over(walk, memcache, entry, at, new))
     }
 
@@ -284,10 +286,15 @@ impl<'a, O: Operations> Mapper<'a, O> {
         walk.map(memcache, &r)?;
         let shape = stage2.geometry.shape();
         // What was mapped is in the IPA space.
-        let place = walk
-            .place_of(shape, &r)
-            .filter(|_| walk.is_ready(r.attributes) && !stage2.policy.counts_entries);
-        Ok((place.unwrap_or(Place::NONE), walk.leaf_for(shape.0, &r)))
+        let place = match walk.entry_for(shape, &r) {
+            Some((entry, level))
+                if walk.is_ready(r.attributes) && !stage2.policy.counts_entries =>
+            {
+                Place::around(entry, level, r.ipa, shape.0)
+            }
+            _ => Place::NONE,
+        };
+        Ok((place, walk.leaf_for(shape.0, &r)))
     }
 }
 
