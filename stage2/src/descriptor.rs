@@ -54,9 +54,11 @@ pub struct Attributes {
 pub enum MemoryType {
     /// Write-back cacheable, as far as the guest's own attributes agree.
     Normal,
-    /// Normal without caches.
+    /// Normal without caches: for what is no memory of the host's either, but may be accessed as
+    /// memory is (Linux: `KVM_PGTABLE_PROT_NORMAL_NC`). The host has none of it in its caches, so
+    /// nothing is cleaned.
     NonCacheable,
-    /// Device-nGnRE.
+    /// Device-nGnRE, no memory at all.
     Device,
 }
 
@@ -84,6 +86,16 @@ impl Attributes {
             write: self.write || by.write,
             execute: self.execute || by.execute,
             accessed: self.accessed || by.accessed,
+            ..self
+        }
+    }
+
+    /// These without the permissions that others have not; whatever is no permission stays.
+    pub const fn narrowed(self, to: Self) -> Self {
+        Self {
+            read: self.read && to.read,
+            write: self.write && to.write,
+            execute: self.execute && to.execute,
             ..self
         }
     }

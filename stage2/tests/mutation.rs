@@ -11,15 +11,17 @@
 //! - `Clean`: 6.12 cleans a block inside the window whose memory has been clean since it was first
 //!   mapped.
 //! - `Instructions`: all of the I-cache is invalidated, and what was stale in it is elsewhere.
-//! - `Ish`, `Tlbi All` left out or late: 6.12's maintenance inside the window ends with a DSB of its
+//! - `Ish` left out or weaker, `Tlbi All` late: 6.12's maintenance inside the window ends with a DSB of its
 //!   own, before the make, which completes the invalidation just as well.
 //! - `Ish` late: the store that it changes places with links an empty table, or is another entry's.
 //! - `Clean` late: the DSB that it changes places with is that of another run of memory, cleaned in
 //!   the same go; the last one's completes both.
+//! - `IshSt` weakened: before a broadcast for a permission that has grown. Only the CPU that faulted
+//!   has to lose the narrower entry, and it has made the wider one itself.
 //! - `Tlbi Ipa`, `IshSt` late: they change places with another page's invalidation of the same
 //!   batch. A DSB behind all of them completes the one, and for the other that page's has nothing to
 //!   do: it was invalidated with a contiguous run that was taken apart in between.
-//! - `Tlbi Ipa` left out, in 6.12 with the series: the entry of a table that has become empty in the
+//! - `Tlbi Ipa` left out, local or about another page, in 6.12 with the series: the entry of a table that has become empty in the
 //!   same batch begins at the same address, and its invalidation, of unknown level, takes the leaf's
 //!   translation too.
 //! - `Tlbi Range` shortened: nothing was mapped in the half that is left out.
@@ -123,7 +125,10 @@ struct Score {
     missed: u32,
 }
 
-fn score(policy: Policy, features: Features, scores: &mut BTreeMap<(String, How), Score>) {
+type Scores = BTreeMap<(String, How), Score>;
+
+/// Exchanges operations one by one: those that had something to do, or all.
+fn score(policy: Policy, features: Features, all: bool, scores: &mut Scores) {
     let (plain, work, _) = scenario(policy, features, None);
     let usual = plain.broken().clone();
     for (at, work) in (0..).zip(work) {
@@ -133,7 +138,7 @@ fn score(policy: Policy, features: Features, scores: &mut BTreeMap<(String, How)
                 How::Weaken => work.strong,
                 _ => work.any,
             };
-            if !counts {
+            if !counts && !all {
                 continue;
             }
             let run = std::panic::AssertUnwindSafe(|| scenario(policy, features, Some((at, how))));
@@ -153,15 +158,15 @@ fn score(policy: Policy, features: Features, scores: &mut BTreeMap<(String, How)
     }
 }
 
-#[test]
-fn nineteen_of_twenty_mutations_are_caught() {
+/// Of all policies, printed. Gives how many were caught and missed.
+fn scores(all: bool) -> (Scores, u32, u32) {
     let plain = Features::default();
     let ranges = Features {
         tlb_range: true,
         bbm: 1,
         ..plain
     };
-    let mut scores = BTreeMap::new();
+    let mut scores = Scores::new();
     for (policy, features) in [
         (Policy::LINUX_5_10, plain),
         (Policy::LINUX_5_10_SERIES, plain),
@@ -170,7 +175,7 @@ fn nineteen_of_twenty_mutations_are_caught() {
         (Policy::GRANULE, plain),
         (Policy::GRANULE, ranges),
     ] {
-        score(policy, features, &mut scores);
+        score(policy, features, all, &mut scores);
     }
     let caught: u32 = scores.values().map(|score| score.caught).sum();
     let missed: u32 = scores.values().map(|score| score.missed).sum();
@@ -181,28 +186,46 @@ fn nineteen_of_twenty_mutations_are_caught() {
             score.caught, score.missed
         );
     }
-    let survivors: BTreeSet<_> = scores
-        .iter()
-        .filter(|(_, score)| score.missed > 0)
-        .map(|((name, _), _)| name.as_str())
-        .collect();
-    let known = BTreeSet::from([
-        "Clean",
-        "Instructions",
-        "Ish",
-        "IshSt",
-        "Tlbi All",
-        "Tlbi Ipa Broadcast",
-        "Tlbi Range",
-    ]);
+    (scores, caught, missed)
+}
+
+#[test]
+fn nineteen_of_twenty_mutations_are_caught() {
+    let (scores, caught, missed) = scores(false);
+
     assert!(caught > 1000, "too few mutations: {caught}");
     assert!(
         caught * 100 >= (caught + missed) * 95,
         "{caught} caught, {missed} missed"
     );
-    let unknown: Vec<_> = survivors.difference(&known).collect();
-    assert!(
-        unknown.is_empty(),
-        "survivors that nobody has looked at: {unknown:?}"
-    );
+    let survivors: BTreeSet<_> = scores
+        .iter()
+        .filter(|(_, score)| score.missed > 0)
+        .map(|((name, how), _)| (name.as_str(), *how))
+        .collect();
+    let known = BTreeSet::from([
+        ("Clean", How::Drop),
+        ("Clean", How::Shorten),
+        ("Clean", How::Misplace),
+        ("Clean", How::Late),
+        ("Instructions", How::Drop),
+        ("Ish", How::Drop),
+        ("Ish", How::Weaken),
+        ("Ish", How::Late),
+        ("IshSt", How::Weaken),
+        ("IshSt", How::Late),
+        ("Tlbi All", How::Late),
+        ("Tlbi Ipa Broadcast", How::Drop),
+        ("Tlbi Ipa Broadcast", How::Weaken),
+        ("Tlbi Ipa Broadcast", How::Misplace),
+        ("Tlbi Ipa Broadcast", How::Late),
+        ("Tlbi Range", How::Shorten),
+    ]);
+    assert_eq!(survivors, known, "survivors, and those that were looked at");
+}
+
+#[test]
+#[ignore = "judges nothing: operations that had nothing to do are exchanged too"]
+fn mutations_that_make_no_difference_are_counted() {
+    scores(true);
 }

@@ -286,6 +286,67 @@ fn a_local_invalidation_left_out_makes_a_vcpu_fault_for_ever() {
 }
 
 #[test]
+fn a_cpu_that_has_seen_another_widen_a_leaf_loses_its_own_entry_by_a_broadcast_too() {
+    let read_only = "0 lock exclusive\n0 store 0x80005000 PAGE0 0x004000010000077f plain\n";
+    let wide = "0 unlock\n1 lock shared\n0 lock shared\n1 store 0x80005000 0x004000010000077f PAGE0 swap\n";
+    let broadcast = "0 dsb ishst\n0 vmid 1\n0 isb\n0 tlbi ipas2e1is 0x0 ttl=3\n0 dsb ish\n\
+                     0 tlbi vmalle1is\n0 dsb ish\n0 vmid 0\n0 isb\n";
+    let goes_on = "0 unlock\n0 resume 0x0 write permission 3\n1 unlock\n";
+
+    let found = rules(&[TWO_PAGES, read_only, FLUSH, wide, broadcast, goes_on]);
+
+    assert_eq!(found, BTreeSet::new());
+}
+
+#[test]
+fn a_range_invalidation_that_names_another_level_reaches_no_page() {
+    let unmap = "0 lock exclusive\n0 store 0x80005000 PAGE0 0 plain\n0 ref 0x80005000 -1\n";
+    let range = |ttl: &str| {
+        format!("0 tlbi ripas2e1is 0x0 0x2000{ttl}\n0 dsb ish\n0 tlbi vmalle1is\n0 dsb ish\n")
+    };
+    let with = |ttl| {
+        let range = range(ttl);
+        rules(&[TWO_PAGES, unmap, ENTER, &range, LEAVE, CLEAN, "0 unlock\n"])
+    };
+
+    let wrong = but_returned(with(" ttl=2"));
+
+    assert_eq!(wrong, [Rule::WrongTtl, Rule::ReductionNotComplete].into());
+    assert_eq!((with(" ttl=3"), with("")), Default::default());
+}
+
+#[test]
+fn a_split_gives_no_more_than_the_one_page_that_was_asked_for() {
+    // A block that is read alone, and a table for it with these two pages.
+    let split = |pages: &str| {
+        let block =
+            "0 store 0x80004000 0 0x004000010000077d release\n0 ref 0x80004000 1\n0 unlock\n";
+        let table = "0 lock exclusive\n0 store 0x80004000 0x004000010000077d 0 plain\n";
+        let link = "0 ref 0x80005000 2\n0 store 0x80004000 0 0x80005003 release\n0 unlock\n";
+        let first = "
+    0 allocate 0x80004000
+    0 allocate 0x80005000
+    0 give 0x0 0x100000000 0x200000
+    0 dc 0x100000000 0x200000
+    0 dsb ish
+    0 lock exclusive
+    0 store 0x80000000 0 0x80004003 release
+    0 ref 0x80000000 1
+";
+        but_returned(rules(&[first, block, table, FLUSH, pages, link]))
+    };
+    let page = |entry: &str, leaf: &str| format!("0 store {entry} 0 {leaf} plain\n");
+    let (read_0, read_1) = ("0x004000010000077f", "0x004000010000177f");
+
+    let both = split(&(page("0x80005000", "PAGE0") + &page("0x80005008", "PAGE1")));
+    let one = split(&(page("0x80005000", "PAGE0") + &page("0x80005008", read_1)));
+    let none = split(&(page("0x80005000", read_0) + &page("0x80005008", read_1)));
+
+    assert_eq!(both, only(Rule::SplitWidened));
+    assert_eq!((one, none), Default::default());
+}
+
+#[test]
 fn a_vcpu_that_goes_on_while_another_takes_the_entry_away_does_not_fault_for_ever() {
     let read_only = "0 lock exclusive\n0 store 0x80005000 PAGE0 0x004000010000077f plain\n";
     let wide = "0 unlock\n1 lock shared\n1 store 0x80005000 0x004000010000077f PAGE0 swap\n";

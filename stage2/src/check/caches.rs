@@ -157,12 +157,15 @@ impl Caches {
         any
     }
 
-    pub(super) fn map(&mut self, phys: u64, size: u64, execute: bool) {
+    pub(super) fn map(&mut self, phys: u64, size: u64, execute: bool, cached: bool) {
         if execute {
             self.executable.add(phys, size);
         }
         self.mapped.add(phys, size);
-        self.touched.add(phys, size);
+        // Of what is no memory the host's caches hold nothing.
+        if cached {
+            self.touched.add(phys, size);
+        }
     }
 
     pub(super) fn unmap(&mut self, phys: u64, size: u64) {

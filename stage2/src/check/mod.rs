@@ -89,8 +89,8 @@ struct Cpu {
     unsynchronized: bool,
     /// The lock is held: exclusively or not, and the VMID it was taken with.
     lock: Option<(bool, Vmid)>,
-    /// Since which event a shared walk runs.
-    walk: Option<u64>,
+    /// Since which event shared walks run, and how many inside one another.
+    walk: Option<(u64, u32)>,
     /// When the lock was last released.
     released: u64,
     /// The invalidation sequence at the page lookup.
@@ -238,9 +238,13 @@ impl Checker {
                 self.tables.allocated(cpu, table);
             }
             Action::Free(table) => self.freed(table),
-            Action::BeginWalk => self.cpus[cpu].walk = Some(self.events),
+            Action::BeginWalk => {
+                let (since, walks) = self.cpus[cpu].walk.unwrap_or((self.events, 0));
+                self.cpus[cpu].walk = Some((since, walks + 1));
+            }
             Action::EndWalk => {
-                self.cpus[cpu].walk = None;
+                let outer = self.cpus[cpu].walk.filter(|(_, walks)| *walks > 1);
+                self.cpus[cpu].walk = outer.map(|(since, walks)| (since, walks - 1));
                 self.leave(cpu);
             }
             Action::References(table, change) => self.tables.referenced(table, change),
@@ -382,6 +386,7 @@ impl Checker {
         }
         // Others may be between break and make.
         if self.cpus.iter().all(|cpu| cpu.lock.is_none()) {
+            self.tables.broken.clear();
             for (from, to) in self.caches.settle() {
                 if !self.setup.features.fwb {
                     self.report(Rule::ReturnedUnclean, format!("{from:#x} to {to:#x}"));
@@ -451,7 +456,7 @@ impl Checker {
         let walked = self.cpus.iter().any(|state| {
             state
                 .walk
-                .is_some_and(|from| since.is_some_and(|at| from <= at))
+                .is_some_and(|(from, _)| since.is_some_and(|at| from <= at))
         });
         if walked {
             self.report(Rule::FreedInGracePeriod, format!("table {address:#x}"));

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The rules, each with its name and its source.
+//!
+//! Of the list that the numbers are from, two permit something and so cannot be broken: that an
+//! invalid entry takes no invalidation before it becomes valid (7), and that a cleared access flag
+//! may stay in TLBs (10). Two have parts that no table shows: how long the host keeps a page (19),
+//! and what a hypervisor returns to its user (21); the fault path (`fault`) keeps them by its shape.
 
 use core::fmt;
 
@@ -93,6 +98,9 @@ rules! {
     StaleLookUp, 19, "stale-look-up", "Linux: mmu_invalidate_retry()";
     /// A writable leaf was not marked dirty when the log reads clean, or is too large for the log.
     NotMarkedDirty, 20, "not-marked-dirty", "Linux: mark_page_dirty_in_slot()";
+    /// The parts that a block is split into permit more than the block did, not only the one that
+    /// was asked for.
+    SplitWidened, 20, "split-widened", "Linux: kvm_pgtable_stage2_create_unlinked()";
     /// Memory is allocated under the lock.
     SleepUnderLock, 21, "sleep-under-lock", "Linux: might_sleep()";
     /// A table is drawn from an empty memcache.

@@ -33,6 +33,8 @@ pub(super) struct Table {
 pub(super) struct Tables {
     pub(super) all: BTreeMap<u64, Table>,
     pub(super) locked: BTreeMap<EntryAddress, usize>,
+    /// Leaves that were broken since the lock was last free, and what takes their place.
+    pub(super) broken: BTreeMap<EntryAddress, Descriptor>,
     pub(super) changed: BTreeSet<u64>,
     /// Whether entries are counted at all: somebody has.
     counted: bool,
@@ -56,6 +58,7 @@ impl Tables {
         Self {
             all: [(setup.root.0, root)].into(),
             locked: BTreeMap::new(),
+            broken: BTreeMap::new(),
             changed: BTreeSet::new(),
             counted: false,
             granule_size: g.granule().size(),

@@ -194,6 +194,7 @@ impl Checker {
         }
         match old.kind(place.level) {
             Kind::Leaf(phys) => {
+                self.tables.broken.insert(place.entry, old);
                 let size = self.setup.geometry.span(place.level);
                 self.caches.unmap(phys, size);
                 self.unmarked.remove(place.ipa, size);
@@ -281,6 +282,20 @@ impl Checker {
         if unpublished {
             self.report(Rule::TableNotPublished, format!("table {child:#x}"));
         }
+        if let Some(block) = self.tables.broken.remove(&place.entry) {
+            let may = block.attributes();
+            let more = |leaf: &Descriptor| {
+                leaf.is_leaf(below) && leaf.attributes().narrowed(may) != leaf.attributes()
+            };
+            let wider = entries.iter().filter(|(_, leaf)| more(leaf)).count();
+            // One is what the fault asked for.
+            if wider > 1 {
+                self.report(
+                    Rule::SplitWidened,
+                    format!("{:#x}: {wider} parts of {block:?}", place.ipa),
+                );
+            }
+        }
         for (index, entry) in entries {
             let at = Place {
                 entry: EntryAddress(child + index * 8),
@@ -311,7 +326,7 @@ impl Checker {
                 .is_some_and(|(ipa, (at, bytes, device))| {
                     place.ipa + size <= ipa + bytes
                         && phys == at + (place.ipa - ipa)
-                        && *device == (a.memory == MemoryType::Device)
+                        && *device == (a.memory != MemoryType::Normal)
                 });
         if !inside {
             self.report(Rule::OutsideSlot, what("not the guest's memory there"));
@@ -336,7 +351,8 @@ impl Checker {
                 );
             }
         }
-        self.caches.map(phys, size, a.execute);
+        self.caches
+            .map(phys, size, a.execute, a.memory == MemoryType::Normal);
         self.check_logged(place.ipa, size, a.write);
     }
 }

@@ -251,7 +251,8 @@ impl Tlbs {
                 | Tlbi::All { scope } => scope,
             };
             let broadcast = scope == Scope::Broadcast;
-            let visible = old.seen_by_all || (!broadcast && old.seen_by >> cpu & 1 != 0);
+            // A CPU that has seen the store need not wait for others to see it, for itself.
+            let seen = old.seen_by_all || old.seen_by >> cpu & 1 != 0;
             let covers = match kind {
                 Tlbi::Stage1 { .. } | Tlbi::All { .. } => true,
                 Tlbi::Ipa {
@@ -269,14 +270,21 @@ impl Tlbs {
                     here && fits
                 }
                 Tlbi::Range { ipa, size, ttl, .. } => {
-                    old.overlaps(ipa, size) && level_fits(old, ttl, false)
+                    let here = old.overlaps(ipa, size);
+                    let fits = level_fits(old, ttl, false);
+                    if here && old.table.is_none() {
+                        met |= fits;
+                        mismatched |= !fits;
+                    }
+                    here && fits
                 }
             };
-            if !covers || !visible || old.refilled {
+            if !covers || !seen || old.refilled {
                 continue;
             }
+            let reaches_others = broadcast && old.seen_by_all;
             for (at, phase) in old.phases.iter_mut().enumerate() {
-                if !broadcast && at != cpu {
+                if at != cpu && !reaches_others {
                     continue;
                 }
                 if phase.issue(cpu, kind, broadcast) {

@@ -86,7 +86,8 @@ pub fn features() -> [Features; 3] {
 /// permission fault is not made ready at all (the series' patch 4 says so too).
 fn known(name: &str) -> BTreeSet<Rule> {
     match name {
-        "granule" => BTreeSet::new(),
+        // Parts of a block that is split are mapped from the start.
+        "granule" | "linux-6.12+series" => BTreeSet::new(),
         "linux-5.10" => BTreeSet::from([
             Rule::ReturnedUnclean,
             Rule::UncleanReachable,
