@@ -187,6 +187,7 @@ impl<R: RawRwLock> Mmu<R> {
                 if host.sequence() != sequence {
                     return Err(MapError::Again);
                 }
+                table.prepare_in_fault(ops, &fault, &plan.request);
                 let done = if plan.relax {
                     table.relax_shared(ops, fault.ipa, plan.request.attributes)
                 } else {
@@ -278,7 +279,7 @@ pub fn largest_leaf(geometry: &Geometry, size: u64) -> u64 {
 impl Stage2 {
     /// What 5.10 does in the fault path: every fault that is no permission fault cleans, every
     /// instruction fault invalidates, whatever the map then does.
-    fn prepare_in_fault<O: Operations>(&mut self, ops: &O, fault: &Fault, request: &MapRequest) {
+    fn prepare_in_fault<O: Operations>(&self, ops: &O, fault: &Fault, request: &MapRequest) {
         if self.policy().maintenance != Maintenance::FaultPath {
             return;
         }

@@ -21,10 +21,27 @@ use crate::{
 #[derive(Debug)]
 pub struct Grace {
     epoch: AtomicU64,
-    /// For each CPU the epoch its walk began in and 1; 0 while it does not walk.
-    walkers: Box<[AtomicU64]>,
+    walkers: Box<[Walker]>,
     waiting: Mutex<Vec<(u64, Unlinked)>>,
     count: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Walker {
+    /// The epoch its outermost walk began in and 1; 0 while it does not walk.
+    since: AtomicU64,
+    /// Walks of this CPU inside one another; nobody else looks.
+    depth: AtomicUsize,
+}
+
+impl Walker {
+    // Not `Default`: loom's atomics have no constant ones.
+    fn new() -> Self {
+        Self {
+            since: AtomicU64::new(0),
+            depth: AtomicUsize::new(0),
+        }
+    }
 }
 
 impl Grace {
@@ -32,22 +49,33 @@ impl Grace {
     pub fn new(cpus: usize) -> Self {
         Self {
             epoch: AtomicU64::new(0),
-            walkers: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            walkers: (0..cpus).map(|_| Walker::new()).collect(),
             waiting: Mutex::new(Vec::new()),
             count: AtomicUsize::new(0),
         }
     }
 
-    /// A CPU begins a walk.
+    /// A CPU begins a walk, inside another of its own or not.
     pub fn begin(&self, cpu: usize) {
+        let Walker { since, depth } = &self.walkers[cpu];
+        let outer = depth.load(Ordering::Relaxed);
+        depth.store(outer + 1, Ordering::Relaxed);
+        if outer > 0 {
+            return;
+        }
         let epoch = self.epoch.load(Ordering::Acquire);
-        self.walkers[cpu].store(epoch + 1, Ordering::Relaxed);
+        since.store(epoch + 1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// It ends it.
+    /// It ends the one that began last.
     pub fn end(&self, cpu: usize) {
-        self.walkers[cpu].store(0, Ordering::Release);
+        let Walker { since, depth } = &self.walkers[cpu];
+        let outer = depth.load(Ordering::Relaxed).saturating_sub(1);
+        depth.store(outer, Ordering::Relaxed);
+        if outer == 0 {
+            since.store(0, Ordering::Release);
+        }
     }
 
     /// Has a table wait.
@@ -73,7 +101,7 @@ impl Grace {
         let oldest = self
             .walkers
             .iter()
-            .filter_map(|walker| walker.load(Ordering::Acquire).checked_sub(1))
+            .filter_map(|walker| walker.since.load(Ordering::Acquire).checked_sub(1))
             .min()
             .unwrap_or(u64::MAX);
         let at = waiting.iter().position(|(epoch, _)| *epoch <= oldest)?;
@@ -113,5 +141,24 @@ mod tests {
         assert_eq!(early, None);
         assert_eq!(late, Some(unlinked));
         assert!(!grace.is_waiting());
+    }
+
+    #[test]
+    fn a_walk_inside_another_does_not_end_it() {
+        let grace = Grace::new(1);
+        let unlinked = Unlinked {
+            table: TableAddress(0x1000),
+            level: Level::PAGE,
+        };
+        grace.begin(0);
+        grace.begin(0);
+        grace.defer(unlinked);
+        grace.end(0);
+
+        let inside = grace.take();
+        grace.end(0);
+
+        assert_eq!(inside, None);
+        assert_eq!(grace.take(), Some(unlinked));
     }
 }

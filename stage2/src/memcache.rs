@@ -7,7 +7,8 @@
 //! again with a full one (Linux: `kvm_mmu_topup_memory_cache()`).
 //!
 //! Tables that maps have made superfluous go the same way back: they lie at the other end and are
-//! given back together, when there is no more room, at the next top-up, or in the end.
+//! given back together, when there is no more room, when a top-up fetches tables, or in the end. So
+//! a pool has at least [`Memcache::CAPACITY`] tables more than are linked for every memcache.
 
 use crate::operations::{Note, Operations, TableAddress};
 
@@ -18,7 +19,7 @@ pub struct Memcache {
     len: usize,
     /// Superfluous ones, at the end.
     spent: usize,
-    /// It was topped up: its owner knows that it has to be drained.
+    /// It was topped up and not drained since: its owner knows that it has to be.
     owned: bool,
     /// Stands for no memcache at all: drawing from it is no mistake.
     withheld: bool,
@@ -139,5 +140,6 @@ impl Memcache {
         self.give_back(ops);
         ops.free_all(&self.tables[..self.len]);
         self.len = 0;
+        self.owned = false;
     }
 }

@@ -189,10 +189,11 @@ pub trait Operations {
     /// walk that is under way has ended.
     fn defer(&self, unlinked: Unlinked);
 
-    /// A shared walk begins.
+    /// A shared walk begins; there may be one already, which it ends within: a
+    /// [`Mapper`](crate::Mapper) walks for as long as it is there.
     fn begin_walk(&self) {}
 
-    /// It ends: nothing of what it found in tables is used any more.
+    /// The one that began last ends: nothing of what it found in tables is used any more.
     fn end_walk(&self) {}
 
     /// Counts entries of a table that have become valid.

@@ -36,7 +36,11 @@ enum Op {
         blocks: bool,
     },
     Unmap,
-    Protect,
+    /// What is left of the permissions.
+    Protect {
+        write: bool,
+        execute: bool,
+    },
     Relax {
         write: bool,
         execute: bool,
@@ -50,7 +54,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => any::<[bool; 3]>().prop_map(|[write, execute, blocks]| Op::Map { write, execute, blocks }),
         2 => any::<[bool; 3]>().prop_map(|[write, execute, blocks]| Op::MapEach { write, execute, blocks }),
         1 => Just(Op::Unmap),
-        1 => Just(Op::Protect),
+        1 => any::<[bool; 2]>().prop_map(|[write, execute]| Op::Protect { write, execute }),
         2 => any::<[bool; 2]>().prop_map(|[write, execute]| Op::Relax { write, execute }),
         1 => Just(Op::Split),
         1 => Just(Op::Recover),
@@ -134,7 +138,18 @@ impl Under<'_> {
                 result
             }
             Op::Unmap => table.unmap(ops, ipa, size),
-            Op::Protect => table.write_protect(ops, ipa, size),
+            Op::Protect {
+                write: false,
+                execute: true,
+            } => table.write_protect(ops, ipa, size),
+            Op::Protect { write, execute } => {
+                let keep = Attributes {
+                    write,
+                    execute,
+                    ..Attributes::READ
+                };
+                table.protect(ops, ipa, size, keep)
+            }
             Op::Relax { write, execute } => table.relax(
                 ops,
                 ipa,
@@ -181,10 +196,12 @@ fn allowed(
             Op::Map { .. } | Op::MapEach { .. } if populate => before == after,
             Op::Map { .. } | Op::MapEach { .. } => before == after || after.is_none(),
             Op::Unmap if meant => after.is_none(),
-            Op::Protect if meant => {
-                lost && after.is_none() == before.is_none() && after.is_none_or(|(_, may)| !may[1])
+            Op::Protect { write, execute } if meant => {
+                let may = [true, write, execute];
+                lost && after.is_none() == before.is_none()
+                    && after.is_none_or(|(_, has)| fewer(has, may))
             }
-            Op::Unmap | Op::Protect | Op::Recover => lost,
+            Op::Unmap | Op::Protect { .. } | Op::Recover => lost,
             Op::Relax { .. } => {
                 before.is_none() == after.is_none()
                     && before.is_none_or(|(_, old)| fewer(old, after.unwrap().1))
@@ -390,6 +407,7 @@ fn a_mapper_gives_every_leaf_its_own_attributes() {
                 write: bits & 2 != 0,
                 execute: bits & 4 != 0,
                 accessed: bits & 8 != 0,
+                // The engine alone knows what is a run.
                 contiguous: bits & 16 != 0,
                 software: u8::try_from(bits >> 5).unwrap(),
             }
@@ -408,7 +426,11 @@ fn a_mapper_gives_every_leaf_its_own_attributes() {
     drop(mapper);
 
     for request in requests {
-        let leaf = Descriptor::leaf(request.phys, Level::PAGE, request.attributes, true);
+        let attributes = Attributes {
+            contiguous: false,
+            ..request.attributes
+        };
+        let leaf = Descriptor::leaf(request.phys, Level::PAGE, attributes, true);
         assert_eq!(table.look_up(&ops, request.ipa), (leaf, Level::PAGE));
     }
 }

@@ -21,8 +21,7 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     fn relax(&self, ipa: u64, by: Attributes) -> Result<(), MapError> {
-        self.stage2
-            .check(ipa & !(self.stage2.geometry.granule().size() - 1), 0, 0)?;
+        self.stage2.check_address(ipa)?;
         let (slot, old) = loop {
             let (slot, old) = self.find(ipa);
             if !old.is_locked() {
@@ -140,10 +139,37 @@ impl Stage2 {
         ipa: u64,
         size: u64,
     ) -> Result<(), MapError> {
+        self.reduce(ops, (ipa, size), &Descriptor::unwritable)
+    }
+
+    /// Takes from every leaf of a range the permissions that `keep` has not: to read, to write, to
+    /// execute. When it returns no CPU uses them any more.
+    ///
+    /// # Errors
+    /// The range is no range of pages in the IPA space.
+    pub fn protect<O: Operations>(
+        &mut self,
+        ops: &O,
+        ipa: u64,
+        size: u64,
+        keep: Attributes,
+    ) -> Result<(), MapError> {
+        self.reduce(ops, (ipa, size), &|leaf| {
+            leaf.with_permissions(leaf.attributes().narrowed(keep))
+        })
+    }
+
+    /// Takes something away from every leaf of a range, and from what CPUs hold of it.
+    fn reduce<O: Operations>(
+        &mut self,
+        ops: &O,
+        (ipa, size): (u64, u64),
+        change: &impl Fn(Descriptor) -> Descriptor,
+    ) -> Result<(), MapError> {
         self.check(ipa, 0, size)?;
         let (root, start) = (self.root, self.geometry.start());
         let walk = self.exclusive(ops);
-        if walk.change_in(root, start, (ipa, ipa + size), &Descriptor::unwritable) {
+        if walk.change_in(root, start, (ipa, ipa + size), change) {
             walk.invalidate_range(ipa, size);
         }
         Ok(())
@@ -163,8 +189,11 @@ impl Stage2 {
     }
 
     /// Sets the access flag of the leaf at an address, after an access flag fault. No CPU holds a
-    /// leaf without it, so nothing is invalidated.
+    /// leaf without it, so nothing is invalidated. Outside the IPA space there is none.
     pub fn mark_accessed<O: Operations>(&mut self, ops: &O, ipa: u64) {
+        if self.check_address(ipa).is_err() {
+            return;
+        }
         let walk = self.exclusive(ops);
         let (slot, old) = walk.find(ipa);
         if old.is_leaf(slot.level) && !old.attributes().accessed {

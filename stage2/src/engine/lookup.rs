@@ -92,7 +92,8 @@ impl Walker {
         }
     }
 
-    /// The table that the walk of an address ends in, the entry there, and its level.
+    /// The table that the walk of an address ends in, the entry there, and its level. The address is
+    /// in the IPA space.
     pub(super) fn find<O: Operations>(
         &self,
         ops: &O,
@@ -212,8 +213,11 @@ impl Stage2 {
         self.walker().translate(ops, ipa, access)
     }
 
-    /// The entry that an address's walk ends at, and its level.
+    /// The entry that an address's walk ends at, and its level. Outside the IPA space nothing is.
     pub fn look_up<O: Operations>(&self, ops: &O, ipa: u64) -> (Descriptor, Level) {
+        if ipa >= self.geometry.size() {
+            return (Descriptor::EMPTY, self.geometry.start());
+        }
         let (_, entry, level) = self.walker().find(ops, ipa);
         (entry, level)
     }

@@ -194,13 +194,13 @@ impl Stage2 {
     /// Makes memory (address and bytes) ready for a leaf with these attributes; the D-side only
     /// with `data`.
     pub(crate) fn prepare<O: Operations>(
-        &mut self,
+        &self,
         ops: &O,
         (phys, size): (u64, u64),
         attributes: Attributes,
         data: bool,
     ) {
-        let walk = self.exclusive(ops);
+        let walk = self.shared(ops);
         if data && attributes.memory == MemoryType::Normal {
             walk.clean(phys, size);
         }

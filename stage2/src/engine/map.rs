@@ -19,7 +19,7 @@ pub struct MapRequest {
     pub phys: u64,
     /// Bytes.
     pub size: u64,
-    /// For every leaf.
+    /// For every leaf; `contiguous` is not looked at, as only the engine knows what fills a run.
     pub attributes: Attributes,
     /// The largest leaf, in bytes.
     pub largest: u64,

@@ -31,7 +31,7 @@ pub use map::MapRequest;
 pub use single::Mapper;
 
 use crate::{
-    descriptor::{Descriptor, Kind},
+    descriptor::{Attributes, Descriptor, Kind},
     geometry::{ADDRESS_BITS, Geometry, Level},
     memcache::Memcache,
     operations::{EntryAddress, Operations, TableAddress, Unlinked, Vmid},
@@ -240,6 +240,12 @@ impl Stage2 {
         result
     }
 
+    /// Whether an address is in the IPA space.
+    fn check_address(&self, ipa: u64) -> Result<(), MapError> {
+        let page = self.geometry.granule().size();
+        self.check(ipa & !(page - 1), 0, page)
+    }
+
     #[inline]
     fn check(&self, ipa: u64, phys: u64, size: u64) -> Result<(), MapError> {
         if (ipa | phys | size) & (self.geometry.granule().size() - 1) != 0 {
@@ -354,14 +360,13 @@ impl<O: Operations> Walk<'_, O> {
         slot.ipa + self.stage2.geometry.span(slot.level)
     }
 
-    /// A leaf at a level.
+    /// A leaf at a level. Whether it is one of a contiguous run is for `contiguous` to say.
     #[inline]
-    pub(crate) fn leaf(
-        &self,
-        phys: u64,
-        level: Level,
-        attributes: crate::descriptor::Attributes,
-    ) -> Descriptor {
+    pub(crate) fn leaf(&self, phys: u64, level: Level, attributes: Attributes) -> Descriptor {
+        let attributes = Attributes {
+            contiguous: false,
+            ..attributes
+        };
         Descriptor::leaf(phys, level, attributes, self.stage2.features.fwb)
     }
 }

@@ -124,20 +124,21 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     /// The block that a full table's leaves amount to: neighbours in host memory with the same
-    /// memory type; permissions that all of them have, accessed if one of them is.
+    /// memory type and software bits; permissions that all of them have, accessed if one of them is.
     fn block_of(&self, slot: &Slot, child: TableAddress, level: Level) -> Option<Descriptor> {
         let span = self.stage2.geometry.span(level);
         let first = self.ops.load(child.entry(0));
         let mut all = first.attributes();
         for index in 0..self.stage2.geometry.granule().entries() {
             let entry = self.ops.load(child.entry(index));
+            let one = entry.attributes();
             if !entry.is_leaf(level)
                 || entry.address() != first.address() + index * span
-                || entry.attributes().memory != all.memory
+                || one.memory != all.memory
+                || one.software != all.software
             {
                 return None;
             }
-            let one = entry.attributes();
             all = Attributes {
                 read: all.read && one.read,
                 write: all.write && one.write,

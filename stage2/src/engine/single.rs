@@ -10,7 +10,7 @@
 use super::{MapError, MapRequest, Slot, Stage2, Walk, map::Split};
 use crate::{
     descriptor::{Attributes, Descriptor},
-    geometry::{ADDRESS_BITS, Granule, Level},
+    geometry::{ADDRESS_BITS, Geometry, Granule, Level},
     memcache::Memcache,
     operations::{EntryAddress, Operations, Order, TableAddress},
 };
@@ -34,15 +34,18 @@ impl Place {
         bytes: 0,
     };
 
-    /// Around an entry of a table of `level`, which is an address's.
-    const fn around(entry: EntryAddress, level: Level, ipa: u64, granule: Granule) -> Self {
+    /// Around an entry of a table of `level`, which is an address's. A single root may have more
+    /// entries than there are addresses.
+    fn around(entry: EntryAddress, level: Level, ipa: u64, geometry: &Geometry) -> Self {
+        let granule = geometry.granule();
         let covers = level.shift(granule) + granule.level_bits();
+        let ipa = ipa >> covers << covers;
         Self {
             // Of the root's, which lie side by side, the one that it is in.
             table: TableAddress(entry.0 & !(granule.size() - 1)),
             level,
-            ipa: ipa >> covers << covers,
-            bytes: 1 << covers,
+            ipa,
+            bytes: (1 << covers).min(geometry.size() - ipa),
         }
     }
 }
@@ -179,14 +182,14 @@ fn kind(r: &MapRequest) -> Option<u64> {
         write,
         execute,
         accessed,
-        contiguous,
+        contiguous: _,
         software,
     } = r.attributes;
     let one = r.size.is_power_of_two() && r.size >= 4096 && r.size <= r.largest;
     if !one || !is_on_boundary(r) {
         return None;
     }
-    let flags = [read, write, execute, accessed, contiguous];
+    let flags = [read, write, execute, accessed];
     let bits = flags
         .into_iter()
         .fold(memory as u64, |bits, flag| bits << 1 | u64::from(flag));
@@ -290,7 +293,7 @@ impl<'a, O: Operations> Mapper<'a, O> {
             Some((entry, level))
                 if walk.is_ready(r.attributes) && !stage2.policy.counts_entries =>
             {
-                Place::around(entry, level, r.ipa, shape.0)
+                Place::around(entry, level, r.ipa, &stage2.geometry)
             }
             _ => Place::NONE,
         };

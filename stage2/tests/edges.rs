@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What lies at the edges: addresses behind the last, memory that is no memory, tables and walks
+//! that are not over yet.
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use std::sync::{Mutex, atomic::AtomicU64};
+
+use granule_stage2::{
+    Access, Features, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
+    check::{Action, Checker, Recorder, Setup},
+    descriptor::{Attributes, Descriptor, MemoryType},
+    geometry::{Geometry, Granule},
+    grace::Grace,
+    operations::{Note, Operations},
+    pool::words,
+};
+use support::{BLOCK, Cpu, MEMORY, PAGE, Pool, TABLES, VMID};
+
+const ALL: Features = Features {
+    fwb: true,
+    dic: true,
+    tlb_range: true,
+    bbm: 3,
+};
+
+fn pool(geometry: &Geometry) -> Pool {
+    let entries = usize::try_from(geometry.granule().entries()).unwrap();
+    Pool::new(TABLES, geometry, words(32 * entries), words(64)).unwrap()
+}
+
+fn table(geometry: Geometry, pool: &Pool) -> Stage2 {
+    Stage2::new(geometry, ALL, Policy::GRANULE, VMID, pool.root())
+}
+
+#[test]
+fn nothing_is_done_behind_the_last_address() {
+    // A single root with more entries than addresses; roots side by side; a root that is full.
+    let shapes = [
+        (Granule::K4, 36, 1 << 30),
+        (Granule::K4, 40, 2 << 20),
+        (Granule::K4, 39, 1 << 30),
+        (Granule::K16, 33, 32 << 20),
+        (Granule::K64, 36, 512 << 20),
+    ];
+    for (granule, bits, leaf) in shapes {
+        let geometry = Geometry::new(granule, bits).unwrap();
+        let pool = pool(&geometry);
+        let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+        memcache.top_up(&ops, 4, 8);
+        let mut table = table(geometry, &pool);
+        let end = geometry.size();
+        let at = |ipa| MapRequest::new(ipa, 1 << 40, leaf, Attributes::READ);
+        let last = end - leaf;
+
+        // First and last, so that a walk in one begins in the table of either.
+        let mut one_walk = table.mapper(&ops);
+        let mut behind = Vec::new();
+        for ipa in [0, last] {
+            one_walk.map(&mut memcache, &at(ipa)).unwrap();
+            behind.push(one_walk.map(&mut memcache, &at(end)));
+        }
+        drop(one_walk);
+        behind.push(table.map(&ops, &mut memcache, &at(end)));
+        behind.push(table.map_shared(&ops, &mut memcache, &at(end)));
+        behind.push(table.relax(&ops, end, Attributes::READ_WRITE));
+        behind.push(table.relax_shared(&ops, 1 << 60, Attributes::READ_WRITE));
+        table.mark_accessed(&ops, end);
+        table.mark_accessed(&ops, 1 << 60);
+
+        for done in behind {
+            let shape = (granule, bits);
+            assert!(
+                matches!(done, Err(MapError::OutOfRange { .. })),
+                "{shape:?}"
+            );
+        }
+        assert_eq!(table.look_up(&ops, end).0, Descriptor::EMPTY);
+        assert_eq!(table.look_up(&ops, 1 << 60).0, Descriptor::EMPTY);
+        for ipa in [0, last] {
+            assert!(table.translate(&ops, ipa, Access::Read).is_ok());
+            assert!(table.translate(&ops, ipa, Access::Write).is_err());
+        }
+    }
+}
+
+/// Does something to an empty table with the checker on, which finds nothing wrong.
+fn checked(features: Features, act: impl FnOnce(&mut Stage2, &Recorder<'_, Cpu<'_>, Checker>)) {
+    let geometry = Geometry::new(Granule::K4, 40).unwrap();
+    let (pool, grace) = (pool(&geometry), Grace::new(1));
+    let setup = Setup {
+        geometry,
+        features,
+        vmid: VMID,
+        root: pool.root(),
+        cpus: 1,
+    };
+    let checker = Mutex::new(Checker::new(setup));
+    let cpu = Cpu {
+        pool: &pool,
+        grace: &grace,
+        index: 0,
+        vmid: AtomicU64::new(0),
+    };
+    let ops = Recorder::new(cpu, 0, &checker);
+    let mut table = Stage2::new(geometry, features, Policy::GRANULE, VMID, pool.root());
+    act(&mut table, &ops);
+    assert_eq!(checker.lock().unwrap().violations(), []);
+}
+
+#[test]
+fn what_is_no_memory_is_neither_cleaned_nor_missed() {
+    for memory in [MemoryType::Device, MemoryType::NonCacheable] {
+        for features in [Features::default(), ALL] {
+            checked(features, |table, ops| {
+                let (ipa, phys, size) = (0, 0x900_0000, 16 * PAGE);
+                let mut memcache = Memcache::new();
+                memcache.top_up(ops, 4, 8);
+                let device = true;
+                ops.tell(Action::Give {
+                    ipa,
+                    phys,
+                    size,
+                    device,
+                });
+                let attributes = Attributes {
+                    memory,
+                    ..Attributes::READ_WRITE
+                };
+
+                ops.note(Note::Lock { exclusive: true });
+                let request = MapRequest::new(ipa, phys, size, attributes);
+                table.map(ops, &mut memcache, &request).unwrap();
+                ops.note(Note::Unlock);
+                ops.note(Note::Lock { exclusive: true });
+                table.unmap(ops, ipa, size).unwrap();
+                ops.note(Note::Unlock);
+                ops.tell(Action::TakeBack { ipa, size });
+            });
+        }
+    }
+}
+
+#[test]
+fn pages_whose_software_bits_differ_stay_pages() {
+    checked(ALL, |table, ops| {
+        let mut memcache = Memcache::new();
+        memcache.top_up(ops, 4, 8);
+        let (ipa, phys, size) = (0, MEMORY, BLOCK);
+        let device = false;
+        ops.tell(Action::Give {
+            ipa,
+            phys,
+            size,
+            device,
+        });
+        let page = |at, software| {
+            let attributes = Attributes {
+                software,
+                ..Attributes::READ_WRITE
+            };
+            MapRequest::new(at, phys + at, PAGE, attributes)
+        };
+
+        ops.note(Note::Lock { exclusive: true });
+        for n in 0..BLOCK / PAGE {
+            let request = page(n * PAGE, if n == 5 { 7 } else { 0 });
+            table.map(ops, &mut memcache, &request).unwrap();
+        }
+        table.recover_blocks(ops, ipa, size, BLOCK).unwrap();
+        ops.note(Note::Unlock);
+
+        let software = |n| table.look_up(ops, n * PAGE).0.attributes().software;
+        assert_eq!([4, 5, 6].map(software), [0, 7, 0]);
+    });
+}
+
+#[test]
+fn a_table_stays_while_a_walk_for_many_is_in_it() {
+    let geometry = Geometry::new(Granule::K4, 39).unwrap();
+    let (pool, grace) = (pool(&geometry), Grace::new(1));
+    let ops = Cpu {
+        pool: &pool,
+        grace: &grace,
+        index: 0,
+        vmid: AtomicU64::new(0),
+    };
+    let table = table(geometry, &pool);
+    let mut memcache = Memcache::new();
+    memcache.top_up(&ops, 4, 8);
+    let request = |ipa, size| MapRequest::new(ipa, MEMORY + ipa, size, Attributes::READ_WRITE);
+
+    let mut many = table.mapper_shared(&ops);
+    many.map(&mut memcache, &request(0, PAGE)).unwrap();
+    // The same CPU puts a block there in a walk of its own.
+    let block = table.map_shared(&ops, &mut memcache, &request(0, BLOCK));
+    let early = grace.take();
+    many.map(&mut memcache, &request(PAGE, PAGE)).unwrap();
+    drop(many);
+
+    assert_eq!((block, early), (Ok(()), None));
+    assert!(grace.take().is_some());
+}
+
+#[test]
+fn a_memcache_that_was_drained_keeps_nothing() {
+    let geometry = Geometry::new(Granule::K4, 39).unwrap();
+    let pool = pool(&geometry);
+    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+    let mut table = table(geometry, &pool);
+    let request = |size| MapRequest::new(0, MEMORY, size, Attributes::READ_WRITE);
+    memcache.top_up(&ops, 4, 4);
+    table.map(&ops, &mut memcache, &request(PAGE)).unwrap();
+    memcache.drain(&ops);
+    let before = pool.available();
+
+    table.map(&ops, &mut memcache, &request(BLOCK)).unwrap();
+
+    assert_eq!(pool.available(), before + 1);
+}
