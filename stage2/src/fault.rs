@@ -19,7 +19,7 @@ use crate::{
     geometry::{Geometry, Level},
     memcache::Memcache,
     operations::{Note, Operations},
-    policy::{Locking, Maintenance, Policy, TopUp},
+    policy::{Locking, Maintenance, Policy, Reserve, TopUp},
 };
 
 /// Host memory in one piece.
@@ -160,9 +160,17 @@ impl<R: RawRwLock> Mmu<R> {
             .filter(|page| page.writable || fault.access != Access::Write)
             .ok_or(FaultError::NoMemory(fault.ipa))?;
         let logging = host.logging(fault.ipa);
-        let (policy, least) = (self.policy, self.geometry.depth());
+        let policy = self.policy;
         let plan = self.plan(&fault, &page, logging);
         let wanted = plan.request.size;
+        let any = self.geometry.depth();
+        let (least, most) = match policy.reserve {
+            Reserve::Capacity => (any, Memcache::CAPACITY),
+            Reserve::Missing => {
+                let missing = self.missing(&fault, wanted);
+                (missing, missing)
+            }
+        };
 
         let builds = match policy.top_up {
             TopUp::Always => {
@@ -171,12 +179,13 @@ impl<R: RawRwLock> Mmu<R> {
             }
             TopUp::ByFaultLevel => self.geometry.span(fault.level) > wanted,
         };
-        if builds && !memcache.top_up(ops, least, Memcache::CAPACITY) {
+        if builds && !memcache.top_up(ops, least, most) {
             return Err(FaultError::NoTables);
         }
         // The level may be out of date under the lock; never draw from a cache that may run dry.
         let mut withheld = Memcache::withheld();
         let usable = if memcache.len() >= least {
+            memcache.may_run_dry(memcache.len() < any);
             &mut *memcache
         } else {
             &mut withheld
@@ -215,12 +224,20 @@ impl<R: RawRwLock> Mmu<R> {
         match done {
             Ok(()) => Ok(Resolution::Resolved),
             Err(MapError::Again) => Ok(Resolution::Retry),
-            Err(MapError::NoTable) if memcache.top_up(ops, least, Memcache::CAPACITY) => {
+            Err(MapError::NoTable) if memcache.top_up(ops, any, most.max(any)) => {
                 Ok(Resolution::Retry)
             }
             Err(MapError::NoTable) => Err(FaultError::NoTables),
             Err(error) => Err(FaultError::Map(error)),
         }
+    }
+
+    /// Tables between the entry that faulted and a leaf of this size.
+    fn missing(&self, fault: &Fault, wanted: u64) -> usize {
+        let below = (fault.level.number() + 1..=3).filter_map(Level::new);
+        below
+            .filter(|level| self.geometry.span(*level) >= wanted)
+            .count()
     }
 
     fn plan(&self, fault: &Fault, page: &Page, logging: bool) -> Plan {

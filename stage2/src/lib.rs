@@ -128,4 +128,6 @@ pub use engine::{
 pub use memcache::Memcache;
 pub use offline::Offline;
 pub use operations::Operations;
-pub use policy::{Coalesce, Locking, Maintenance, Policy, SameLeaf, TopUp, UnknownPolicy, Unmap};
+pub use policy::{
+    Coalesce, Locking, Maintenance, Policy, Reserve, SameLeaf, TopUp, UnknownPolicy, Unmap,
+};

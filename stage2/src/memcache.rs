@@ -21,7 +21,8 @@ pub struct Memcache {
     spent: usize,
     /// It was topped up and not drained since: its owner knows that it has to be.
     owned: bool,
-    /// Stands for no memcache at all: drawing from it is no mistake.
+    /// Drawing from it when it is empty is no mistake: it stands for no memcache at all, or holds
+    /// what was missing when the fault was taken, and more may be by now.
     withheld: bool,
 }
 
@@ -52,6 +53,11 @@ impl Memcache {
             withheld: true,
             ..Self::new()
         }
+    }
+
+    /// Says whether it may be drawn from when it is empty.
+    pub(crate) const fn may_run_dry(&mut self, may: bool) {
+        self.withheld = may;
     }
 
     /// One that only collects what is to be given back.

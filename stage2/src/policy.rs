@@ -62,9 +62,22 @@ pub enum TopUp {
     ByFaultLevel,
 }
 
+/// What the memcache is topped up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserve {
+    /// All that it holds, once it has fewer tables than any one mapping may need (Linux).
+    Capacity,
+    /// The tables that are missing between the entry that faulted and what will be mapped. If more
+    /// are missing by then, the guest faults again.
+    Missing,
+}
+
 /// How many leaves unmap takes away with one invalidation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmap {
+    /// One; where nothing has to be cleaned and a range can be invalidated (FEAT_S2FWB and
+    /// FEAT_TLBIRANGE), as many as the batch holds (Linux from 6.6 on: all).
+    Deferred,
     /// This many, at least 1.
     Batch(u8),
     /// Whole tables where they are in the range, otherwise this many.
@@ -84,6 +97,8 @@ pub struct Policy {
     pub same_leaf: SameLeaf,
     /// When the memcache is topped up.
     pub top_up: TopUp,
+    /// To what.
+    pub reserve: Reserve,
     /// Whether a split block's table is filled with its parts, or only where the fault is.
     pub populate_on_split: bool,
     /// Whether blocks are put together again when the log is switched off.
@@ -95,6 +110,8 @@ pub struct Policy {
     pub wait_for_locked: bool,
     /// Whether a permission that grows is invalidated on the faulting CPU alone.
     pub local_relax: bool,
+    /// Whether a range is invalidated as one where CPUs can (FEAT_TLBIRANGE), or the whole guest.
+    pub range_invalidation: bool,
     /// Unmap's invalidations.
     pub unmap: Unmap,
     /// Lines beyond which the whole I-cache is invalidated.
@@ -124,11 +141,13 @@ impl Policy {
         coalesce: Coalesce::FreeFirst,
         same_leaf: SameLeaf::Remake,
         top_up: TopUp::Always,
+        reserve: Reserve::Capacity,
         populate_on_split: false,
         recover_blocks: false,
         skip_mapped: false,
         wait_for_locked: false,
         local_relax: false,
+        range_invalidation: false,
         unmap: Unmap::Batch(1),
         icache_lines: None,
         counts_entries: true,
@@ -157,6 +176,8 @@ impl Policy {
         locking: Locking::Shared,
         coalesce: Coalesce::InstallFirst,
         local_relax: true,
+        range_invalidation: true,
+        unmap: Unmap::Deferred,
         icache_lines: Some(512),
         ..Self::LINUX_6_1
     };

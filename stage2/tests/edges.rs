@@ -8,15 +8,15 @@ mod support;
 use std::sync::{Mutex, atomic::AtomicU64};
 
 use granule_stage2::{
-    Access, Features, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
-    check::{Action, Checker, Recorder, Setup},
+    Access, Features, Maintenance, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
+    check::{Action, Checker, Event, Recorder, Setup},
     descriptor::{Attributes, Descriptor, MemoryType},
     geometry::{Geometry, Granule},
     grace::Grace,
     operations::{Note, Operations},
     pool::words,
 };
-use support::{BLOCK, Cpu, MEMORY, PAGE, Pool, TABLES, VMID};
+use support::{BLOCK, Cpu, MEMORY, PAGE, Pool, TABLES, VMID, Vcpu, World};
 
 const ALL: Features = Features {
     fwb: true,
@@ -218,4 +218,73 @@ fn a_memcache_that_was_drained_keeps_nothing() {
     table.map(&ops, &mut memcache, &request(BLOCK)).unwrap();
 
     assert_eq!(pool.available(), before + 1);
+}
+
+#[test]
+fn the_fault_path_makes_memory_ready_beside_other_walkers_too() {
+    let policy = Policy {
+        maintenance: Maintenance::FaultPath,
+        ..Policy::LINUX_6_12
+    };
+    let world = <World>::new(policy, Features::default(), 1, 2);
+    let checker = Mutex::new(Checker::new(world.setup));
+    let recorder = || Recorder::new(world.cpu(0), 0, &checker);
+    let mut vcpu = Vcpu::new(&world, recorder(), recorder());
+
+    vcpu.touch(0, Access::Fetch).unwrap();
+    vcpu.touch(BLOCK, Access::Write).unwrap();
+
+    assert_eq!(checker.lock().unwrap().violations(), []);
+}
+
+/// What is stored where a table of pages becomes a block beside other walkers.
+fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
+    let geometry = Geometry::new(Granule::K4, 39).unwrap();
+    let (pool, grace) = (pool(&geometry), Grace::new(1));
+    let events: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+    let cpu = Cpu {
+        pool: &pool,
+        grace: &grace,
+        index: 0,
+        vmid: AtomicU64::new(0),
+    };
+    let ops = Recorder::new(cpu, 0, &events);
+    let features = Features { bbm, ..ALL };
+    let table = Stage2::new(geometry, features, Policy::GRANULE, VMID, pool.root());
+    let mut memcache = Memcache::new();
+    memcache.top_up(&ops, 4, 8);
+    let pages = MapRequest {
+        largest: PAGE,
+        ..MapRequest::new(0, MEMORY, BLOCK, Attributes::READ_WRITE)
+    };
+    table.map_shared(&ops, &mut memcache, &pages).unwrap();
+    let before = events.lock().unwrap().len();
+    let attributes = Attributes {
+        write,
+        ..Attributes::READ
+    };
+    let block = MapRequest::new(0, MEMORY, BLOCK, attributes);
+    table.map_shared(&ops, &mut memcache, &block).unwrap();
+    let events = events.into_inner().unwrap();
+    let stored = events[before..]
+        .iter()
+        .filter_map(|event| match event.action {
+            Action::Store { old, new, .. } => Some((old, new)),
+            _ => None,
+        });
+    stored.collect()
+}
+
+#[test]
+fn a_block_takes_its_pages_place_without_a_break_where_cpus_allow_it_and_all_agree() {
+    let breaks = |bbm, write| {
+        let stores = stores_of_a_coalesce(bbm, write);
+        assert!(!stores.is_empty());
+        stores.iter().any(|(_, new)| !new.is_valid())
+    };
+
+    assert!(!breaks(3, true));
+    // Two stores could be seen one without the other; other permissions are no mere change of size.
+    assert!(breaks(2, true) && breaks(1, true) && breaks(0, true));
+    assert!(breaks(3, false));
 }

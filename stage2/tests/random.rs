@@ -12,7 +12,10 @@ mod support;
 
 use std::sync::Mutex;
 
-use granule_stage2::{Features, Policy, check::Recorder};
+use granule_stage2::{
+    Coalesce, Features, Locking, Maintenance, Policy, Reserve, SameLeaf, TopUp, Unmap,
+    check::Recorder,
+};
 use support::{
     Random, Vcpu, World, step,
     witness::{Witness, features},
@@ -45,12 +48,16 @@ fn run(policy: Policy, features: Features, seed: u64, steps: u64) -> (Witness, W
     (witness.into_inner().unwrap(), world)
 }
 
-fn all_policies(steps: u64, seeds: std::ops::Range<u64>) {
-    for (name, policy) in Policy::PRESETS {
+fn all(
+    policies: impl IntoIterator<Item = (&'static str, Policy)>,
+    steps: u64,
+    seeds: std::ops::Range<u64>,
+) {
+    for (name, policy) in policies {
         for features in features() {
             for seed in seeds.clone() {
                 let (witness, world) = run(policy, features, seed, steps);
-                witness.expect_good(name, seed);
+                witness.expect_good(name, &policy, seed);
                 assert_eq!(
                     world.pool.available(),
                     world.tables() - 2,
@@ -65,11 +72,212 @@ fn all_policies(steps: u64, seeds: std::ops::Range<u64>) {
 fn thousands_of_operations_break_no_rule() {
     // Under miri, which looks for data races, a few must do.
     let (steps, seeds) = if cfg!(miri) { (4, 1..2) } else { (200, 1..3) };
-    all_policies(steps, seeds);
+    all(Policy::PRESETS, steps, seeds);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes hours there")]
+fn every_choice_stands_by_itself() {
+    let series = Policy::LINUX_6_12_SERIES;
+    all(
+        [
+            (
+                "fault-path",
+                Policy {
+                    maintenance: Maintenance::FaultPath,
+                    ..series
+                },
+            ),
+            (
+                "inside-window",
+                Policy {
+                    maintenance: Maintenance::InsideWindow,
+                    ..series
+                },
+            ),
+            (
+                "before-break",
+                Policy {
+                    maintenance: Maintenance::BeforeBreak,
+                    ..series
+                },
+            ),
+            (
+                "free-first",
+                Policy {
+                    coalesce: Coalesce::FreeFirst,
+                    ..series
+                },
+            ),
+            (
+                "install-unready",
+                Policy {
+                    coalesce: Coalesce::InstallUnready,
+                    ..series
+                },
+            ),
+            (
+                "remake",
+                Policy {
+                    same_leaf: SameLeaf::Remake,
+                    ..series
+                },
+            ),
+            (
+                "retry",
+                Policy {
+                    same_leaf: SameLeaf::Retry,
+                    ..series
+                },
+            ),
+            (
+                "widen",
+                Policy {
+                    same_leaf: SameLeaf::Widen,
+                    ..series
+                },
+            ),
+            (
+                "always",
+                Policy {
+                    top_up: TopUp::Always,
+                    ..series
+                },
+            ),
+            (
+                "missing",
+                Policy {
+                    reserve: Reserve::Missing,
+                    ..series
+                },
+            ),
+            (
+                "unpopulated",
+                Policy {
+                    populate_on_split: false,
+                    ..series
+                },
+            ),
+            (
+                "unrecovered",
+                Policy {
+                    recover_blocks: false,
+                    ..series
+                },
+            ),
+            (
+                "unskipped",
+                Policy {
+                    skip_mapped: false,
+                    ..series
+                },
+            ),
+            (
+                "refault",
+                Policy {
+                    wait_for_locked: false,
+                    ..series
+                },
+            ),
+            (
+                "broadcast",
+                Policy {
+                    local_relax: false,
+                    ..series
+                },
+            ),
+            (
+                "whole-guest",
+                Policy {
+                    range_invalidation: false,
+                    ..series
+                },
+            ),
+            (
+                "deferred",
+                Policy {
+                    unmap: Unmap::Deferred,
+                    ..series
+                },
+            ),
+            (
+                "one-by-one",
+                Policy {
+                    unmap: Unmap::Batch(1),
+                    ..series
+                },
+            ),
+            (
+                "sixteen",
+                Policy {
+                    unmap: Unmap::Batch(16),
+                    ..series
+                },
+            ),
+            (
+                "whole-tables",
+                Policy {
+                    unmap: Unmap::Tables(16),
+                    ..series
+                },
+            ),
+            (
+                "uncounted",
+                Policy {
+                    counts_entries: false,
+                    ..series
+                },
+            ),
+            (
+                "contiguous",
+                Policy {
+                    contiguous: true,
+                    ..series
+                },
+            ),
+            (
+                "bbm",
+                Policy {
+                    use_bbm: true,
+                    ..series
+                },
+            ),
+            (
+                "exclusive",
+                Policy {
+                    locking: Locking::Exclusive,
+                    ..series
+                },
+            ),
+            (
+                "shared-relax",
+                Policy {
+                    locking: Locking::SharedRelax,
+                    ..series
+                },
+            ),
+            (
+                "missing-alone",
+                Policy {
+                    reserve: Reserve::Missing,
+                    ..Policy::LINUX_5_10
+                },
+            ),
+            (
+                "granule-missing",
+                Policy {
+                    reserve: Reserve::Missing,
+                    ..Policy::GRANULE
+                },
+            ),
+        ],
+        200,
+        1..3,
+    );
 }
 
 #[test]
 #[ignore = "takes minutes: a million operations a policy"]
 fn a_million_operations_break_no_rule() {
-    all_policies(250_000, 42..43);
+    all(Policy::PRESETS, 250_000, 42..43);
 }

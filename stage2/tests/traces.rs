@@ -12,7 +12,7 @@ use granule_stage2::{
     check::{Action, Event, Recorder, Rule, Setup, Trace},
     operations::Tlbi,
 };
-use support::{BLOCK, PAGE, Vcpu, World};
+use support::{BLOCK, PAGE, Random, Vcpu, World, step};
 
 /// A block, a split under the log, a block again, and the end of it, on two CPUs.
 fn record(policy: Policy, features: Features) -> Trace {
@@ -72,6 +72,55 @@ fn casemate_gets_what_it_can_understand() {
         golden(&format!("{name}.casemate"), &casemate.text);
         golden(&format!("{name}.left-out"), &out);
     }
+}
+
+/// Random operations of four CPUs in turns, of a policy that casemate can follow: one walker at a
+/// time, entries broken one by one.
+fn long_trace(events: usize) -> Trace {
+    let world = <World>::new(Policy::LINUX_5_10_SERIES, Features::default(), 4, 6);
+    let heard: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+    let mut cpus: Vec<_> = (0..4)
+        .map(|cpu| {
+            let recorder = || Recorder::new(world.cpu(cpu), cpu, &heard);
+            Vcpu::new(&world, recorder(), recorder())
+        })
+        .collect();
+    let mut random = Random(7);
+    while heard.lock().unwrap().len() < events {
+        cpus.iter_mut().for_each(|vcpu| step(vcpu, &mut random));
+    }
+    for mut vcpu in cpus {
+        vcpu.memcache.drain(&vcpu.ops);
+    }
+    Trace {
+        setup: world.setup,
+        events: heard.into_inner().unwrap(),
+    }
+}
+
+#[test]
+fn casemate_finds_nothing_wrong_in_a_hundred_thousand_events() {
+    let trace = long_trace(100_000);
+    let own = trace.replay();
+    let by_the_kernel = [Rule::ReturnedUnclean].into();
+    assert!(own.broken().is_subset(&by_the_kernel), "{:?}", own.broken());
+    let text = trace.casemate().text;
+    assert!(text.lines().count() > 50_000);
+    let Some(casemate) = std::env::var_os("GRANULE_CASEMATE") else {
+        println!("SKIP: GRANULE_CASEMATE does not name a casemate-check program");
+        return;
+    };
+    let at = format!("{}/random.casemate", env!("CARGO_TARGET_TMPDIR"));
+    std::fs::write(&at, text).unwrap();
+
+    let done = std::process::Command::new(casemate)
+        .args([&at, "--no-trace", "--no-color"])
+        .output()
+        .unwrap();
+
+    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    let end: Vec<_> = said.lines().rev().take(20).collect();
+    assert!(done.status.success(), "{at}, from its end: {end:#?}");
 }
 
 #[test]

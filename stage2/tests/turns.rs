@@ -78,7 +78,10 @@ impl Run {
         threads.into_iter().for_each(|t| t.join().unwrap());
         let recorder = || Recorder::new(world.cpu(0), 0, &*witness);
         Vcpu::new(&*world, recorder(), recorder()).finish();
-        witness.lock().unwrap().expect_good(self.name, self.seed);
+        witness
+            .lock()
+            .unwrap()
+            .expect_good(self.name, &self.policy, self.seed);
         assert_eq!(
             world.pool.available(),
             world.tables() - 2,

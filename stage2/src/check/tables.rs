@@ -121,12 +121,21 @@ impl Checker {
     ) {
         let detail = format!("{:#x}: {old:?} → {new:?}", place.ipa);
         let bbm = self.setup.features.bbm;
-        let quiet = match (was, is) {
-            (Kind::Leaf(_), Kind::Table(_)) => old.is_untranslated(),
-            (Kind::Table(_), Kind::Leaf(_)) => new.is_untranslated(),
+        let (quiet, table, block) = match (was, is) {
+            (Kind::Leaf(_), Kind::Table(table)) => (old.is_untranslated(), table, old),
+            (Kind::Table(table), Kind::Leaf(_)) => (new.is_untranslated(), table, new),
             _ => return self.report(Rule::BreakBeforeMake, detail),
         };
-        if bbm == 0 {
+        // Whatever the level: the same memory, of the same type.
+        let parts = self.setup.geometry;
+        let differs = place.level.down().is_some_and(|below| {
+            let part = |index| block.part(below, index * parts.span(below));
+            let entries = self.tables.all.get(&table).map(|table| &table.entries);
+            entries.into_iter().flatten().any(|(index, entry)| {
+                entry.is_valid() && entry.contiguous(false).needs_break(part(*index))
+            })
+        });
+        if bbm == 0 || differs {
             self.report(Rule::BreakBeforeMake, detail);
         } else if bbm < 3 && !quiet {
             self.report(Rule::BlockSizeChange, detail);

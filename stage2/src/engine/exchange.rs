@@ -192,7 +192,7 @@ impl<O: Operations> Walk<'_, O> {
         let scope = Scope::Broadcast;
         self.ops.dsb(Dsb::IshSt);
         self.in_vmid(|| {
-            if self.stage2.features.tlb_range {
+            if self.stage2.uses_ranges() {
                 if range::is_one(self.stage2.geometry.granule(), size) {
                     self.invalidate_piece(ipa, size);
                 } else {

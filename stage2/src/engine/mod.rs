@@ -193,6 +193,12 @@ impl Stage2 {
         self.geometry.depth()
     }
 
+    /// Whether ranges are invalidated as such.
+    #[inline]
+    const fn uses_ranges(&self) -> bool {
+        self.features.tlb_range && self.policy.range_invalidation
+    }
+
     fn shared<'a, O>(&'a self, ops: &'a O) -> Walk<'a, O> {
         Walk {
             stage2: self,

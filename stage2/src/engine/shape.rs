@@ -87,6 +87,11 @@ impl<O: Operations> Walk<'_, O> {
             table: child,
             level,
         };
+        if self.needs_no_break(child, level, new) {
+            self.reshape(slot, old, new)?;
+            self.take_down(unlinked);
+            return Ok(());
+        }
         let unready = self.stage2.policy.coalesce == Coalesce::InstallUnready;
         let readies = !unready && !self.stage2.all_ready;
         if readies && self.maintains(Maintenance::BeforeBreak) {
@@ -113,6 +118,25 @@ impl<O: Operations> Walk<'_, O> {
             self.take_down(unlinked);
         }
         Ok(())
+    }
+
+    /// Whether a block may take a table's place as FEAT_BBM allows it: whatever the table maps is the
+    /// same memory, accessed alike, and the rest is ready. Beside other walkers only if one store does
+    /// it.
+    fn needs_no_break(&self, child: TableAddress, level: Level, new: Descriptor) -> bool {
+        let least = if self.shared { 3 } else { 1 };
+        if !self.stage2.policy.use_bbm || self.stage2.features.bbm < least {
+            return false;
+        }
+        let span = self.stage2.geometry.span(level);
+        let ready = self.is_ready(new.attributes());
+        (0..self.stage2.geometry.granule().entries()).all(|index| {
+            let entry = self.ops.load(child.entry(index));
+            if entry == Descriptor::EMPTY {
+                return ready;
+            }
+            entry.contiguous(false) == new.part(level, index * span)
+        })
     }
 
     fn take_down(&self, unlinked: Unlinked) {

@@ -122,6 +122,8 @@ impl<O: Operations> Walk<'_, O> {
 
     /// Puts a block of `size` bytes where a table of pages is, where that takes no more than a break,
     /// an invalidation and a new entry: what [`Walk::coalesce`] comes to then. Gives whether it did.
+    /// Whether FEAT_BBM would spare the break is not asked: looking all of the table's entries
+    /// through takes longer.
     #[inline(always)]
     fn replace_pages(
         &self,

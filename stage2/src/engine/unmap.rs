@@ -120,7 +120,7 @@ impl<O: Operations> Walk<'_, O> {
             broken().map(|b| b.slot.ipa).min().unwrap_or(first.slot.ipa),
             ends.max().unwrap_or(self.end(&last.slot)),
         );
-        if broken().any(|b| b.live) || (batch.len > 1 && self.stage2.features.tlb_range) {
+        if broken().any(|b| b.live) || (batch.len > 1 && self.stage2.uses_ranges()) {
             self.invalidate_range(from, to - from);
         } else {
             self.invalidate_ipas(broken().map(|b| {
@@ -173,13 +173,15 @@ impl Stage2 {
         self.check(ipa, 0, size)?;
         let (root, start) = (self.root, self.geometry.start());
         let (tables, most) = match self.policy.unmap {
-            Unmap::Batch(most) => (false, most),
-            Unmap::Tables(most) => (true, most),
+            Unmap::Deferred if self.features.fwb && self.uses_ranges() => (false, MOST),
+            Unmap::Deferred => (false, 1),
+            Unmap::Batch(most) => (false, usize::from(most)),
+            Unmap::Tables(most) => (true, usize::from(most)),
         };
         let mut batch = Batch {
             broken: [None; MOST],
             len: 0,
-            most: usize::from(most).clamp(1, MOST),
+            most: most.clamp(1, MOST),
             tables,
         };
         let walk = self.exclusive(ops);

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use granule_stage2::{
-    Features,
+    Coalesce, Features, Maintenance, Policy,
     check::{Checker, Event, Rule, Setup, Sink, Trace},
 };
 
@@ -40,9 +40,10 @@ impl Witness {
     }
 
     /// Panics if a rule was broken that this policy keeps; the trace is left in a file then.
-    pub fn expect_good(&self, name: &str, seed: u64) {
+    pub fn expect_good(&self, name: &str, policy: &Policy, seed: u64) {
         let found = self.checker.violations().iter();
-        let mut unexpected = found.filter(|v| !known(name).contains(&v.rule)).peekable();
+        let known = known(policy);
+        let mut unexpected = found.filter(|v| !known.contains(&v.rule)).peekable();
         if unexpected.peek().is_none() {
             return;
         }
@@ -84,15 +85,14 @@ pub fn features() -> [Features; 3] {
 /// if the host takes the memory before the guest comes back to them, what a guest wrote past the
 /// caches may be hidden by a line of the host's. And in 5.10 a block that is put together for a
 /// permission fault is not made ready at all (the series' patch 4 says so too).
-fn known(name: &str) -> BTreeSet<Rule> {
-    match name {
-        // Parts of a block that is split are mapped from the start.
-        "granule" | "linux-6.12+series" => BTreeSet::new(),
-        "linux-5.10" => BTreeSet::from([
-            Rule::ReturnedUnclean,
-            Rule::UncleanReachable,
-            Rule::StaleInstructions,
-        ]),
-        _ => BTreeSet::from([Rule::ReturnedUnclean]),
+fn known(policy: &Policy) -> BTreeSet<Rule> {
+    let mut known = BTreeSet::new();
+    if !policy.populate_on_split {
+        known.insert(Rule::ReturnedUnclean);
     }
+    let unready = policy.coalesce == Coalesce::InstallUnready;
+    if unready || policy.maintenance == Maintenance::FaultPath {
+        known.extend([Rule::UncleanReachable, Rule::StaleInstructions]);
+    }
+    known
 }
