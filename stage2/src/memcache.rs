@@ -6,30 +6,51 @@
 //! draw from an empty one is an error that leaves the tables unchanged, and the fault is taken
 //! again with a full one (Linux: `kvm_mmu_topup_memory_cache()`).
 //!
-//! Tables that maps have made superfluous go the same way back: they lie at the other end and are
-//! given back together, when there is no more room, when a top-up fetches tables, or in the end. So
-//! a pool has at least [`Memcache::CAPACITY`] tables more than are linked for every memcache.
+//! Tables that maps have made superfluous go the same way back: they are given back together
+//! ([`Returns`]), when there are too many, when a top-up fetches tables, or in the end. So a pool has
+//! twice [`Memcache::CAPACITY`] tables more than are linked for every memcache.
+
+use arrayvec::ArrayVec;
 
 use crate::operations::{Note, Operations, TableAddress};
 
+/// Tables that nobody can reach any more, to be given back together.
+#[derive(Debug, Default)]
+pub(crate) struct Returns(ArrayVec<TableAddress, { Memcache::CAPACITY }>);
+
+impl Returns {
+    pub(crate) const fn new() -> Self {
+        Self(ArrayVec::new_const())
+    }
+
+    /// Takes one more.
+    #[inline]
+    pub(crate) fn take<O: Operations>(&mut self, ops: &O, table: TableAddress) {
+        if self.0.is_full() {
+            self.give_back(ops);
+        }
+        self.0.push(table);
+    }
+
+    /// Gives all back.
+    #[inline(never)]
+    pub(crate) fn give_back<O: Operations>(&mut self, ops: &O) {
+        ops.free_all(&self.0);
+        self.0.clear();
+    }
+}
+
 /// Tables in hand, at most [`Memcache::CAPACITY`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Memcache {
-    tables: [TableAddress; Self::CAPACITY],
-    len: usize,
-    /// Superfluous ones, at the end.
-    spent: usize,
+    tables: ArrayVec<TableAddress, { Self::CAPACITY }>,
+    /// Superfluous ones.
+    spent: Returns,
     /// It was topped up and not drained since: its owner knows that it has to be.
     owned: bool,
     /// Drawing from it when it is empty is no mistake: it stands for no memcache at all, or holds
     /// what was missing when the fault was taken, and more may be by now.
     withheld: bool,
-}
-
-impl Default for Memcache {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 impl Memcache {
@@ -39,9 +60,8 @@ impl Memcache {
     /// An empty one.
     pub const fn new() -> Self {
         Self {
-            tables: [TableAddress(0); Self::CAPACITY],
-            len: 0,
-            spent: 0,
+            tables: ArrayVec::new_const(),
+            spent: Returns::new(),
             owned: false,
             withheld: false,
         }
@@ -49,10 +69,9 @@ impl Memcache {
 
     /// None: what needs a table fails, and nobody is to blame.
     pub const fn withheld() -> Self {
-        Self {
-            withheld: true,
-            ..Self::new()
-        }
+        let mut none = Self::new();
+        none.withheld = true;
+        none
     }
 
     /// Says whether it may be drawn from when it is empty.
@@ -60,29 +79,21 @@ impl Memcache {
         self.withheld = may;
     }
 
-    /// One that only collects what is to be given back.
-    pub(crate) const fn for_returns() -> Self {
-        Self {
-            owned: true,
-            ..Self::new()
-        }
-    }
-
     /// Tables in hand.
     pub const fn len(&self) -> usize {
-        self.len
+        self.tables.len()
     }
 
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
-        self.len == 0
+        self.tables.is_empty()
     }
 
     /// Unless `least` are in hand, fills up to `most`. Not under the lock. Gives whether `least`
     /// are in hand.
     #[inline]
     pub fn top_up<O: Operations>(&mut self, ops: &O, least: usize, most: usize) -> bool {
-        self.len >= least || self.fill(ops, least, most)
+        self.len() >= least || self.fill(ops, least, most)
     }
 
     #[inline(never)]
@@ -90,62 +101,48 @@ impl Memcache {
         ops.note(Note::TopUp);
         self.owned = true;
         self.give_back(ops);
-        while self.len < most.min(Self::CAPACITY) {
+        while self.len() < most.min(Self::CAPACITY) {
             let Some(table) = ops.allocate() else { break };
-            self.tables[self.len] = table;
-            self.len += 1;
+            self.tables.push(table);
         }
-        self.len >= least
+        self.len() >= least
     }
 
     /// Takes a table; `None` if there is none.
     pub fn draw<O: Operations>(&mut self, ops: &O) -> Option<TableAddress> {
-        if self.len == 0 {
-            if !self.withheld {
-                ops.note(Note::Empty);
-            }
-            return None;
+        let table = self.tables.pop();
+        if table.is_none() && !self.withheld {
+            ops.note(Note::Empty);
         }
-        self.len -= 1;
-        Some(self.tables[self.len])
+        table
     }
 
-    /// Puts an unused table back, still zeroed.
-    pub(crate) fn put_back(&mut self, table: TableAddress) -> bool {
-        let fits = self.len + self.spent < Self::CAPACITY;
-        if fits {
-            self.tables[self.len] = table;
-            self.len += 1;
-        }
-        fits
+    /// Puts a table that was drawn and not used back, still zeroed.
+    pub(crate) fn put_back(&mut self, table: TableAddress) {
+        self.tables.push(table);
     }
 
-    /// Takes a table that nobody can reach any more, to be given back: at once by one that is full
-    /// of tables in hand, or was never topped up, as nobody may drain that.
+    /// Takes a table that nobody can reach any more, to be given back: at once by one that was
+    /// never topped up, as nobody may drain that.
     #[inline]
     pub(crate) fn retire<O: Operations>(&mut self, ops: &O, table: TableAddress) {
-        if self.len + self.spent == Self::CAPACITY {
-            self.give_back(ops);
+        if self.owned {
+            self.spent.take(ops, table);
+        } else {
+            ops.free(table);
         }
-        if !self.owned || self.len == Self::CAPACITY {
-            return ops.free(table);
-        }
-        self.spent += 1;
-        self.tables[Self::CAPACITY - self.spent] = table;
     }
 
     /// Gives superfluous tables back.
-    #[inline(never)]
     pub fn give_back<O: Operations>(&mut self, ops: &O) {
-        ops.free_all(&self.tables[Self::CAPACITY - self.spent..]);
-        self.spent = 0;
+        self.spent.give_back(ops);
     }
 
     /// Gives all tables back.
     pub fn drain<O: Operations>(&mut self, ops: &O) {
         self.give_back(ops);
-        ops.free_all(&self.tables[..self.len]);
-        self.len = 0;
+        ops.free_all(&self.tables);
+        self.tables.clear();
         self.owned = false;
     }
 }

@@ -2,8 +2,8 @@
 //! This crate's tables beside those of other crates, in one run, with pages from warm pools:
 //! `scripts/bench-engine`, which ends with a table of medians and ratios.
 //!
-//! A sample is the fastest of its runs, as other work on the machine only adds. No TLB is invalidated and no cache maintained: what is timed is the work on the tables. Absolute
-//! figures hold for the machine they were measured on, and only if nothing else runs there; ratios
+//! A sample is the fastest of its runs, as other work on the machine only adds. No TLB is
+//! invalidated and no cache maintained: what is timed is the work on the tables. Absolute figures hold for the machine they were measured on, and only if nothing else runs there; ratios
 //! within one run are what counts.
 
 #![allow(missing_docs, reason = "a benchmark")]
@@ -20,7 +20,7 @@ use std::{
     hint::black_box,
     path::Path,
     sync::{
-        Barrier, Mutex,
+        Barrier, Mutex, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -42,7 +42,11 @@ fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() 
         b.iter_custom(|iterations| {
             let runs = iterations.div_ceil(count);
             // Whatever else the machine does only ever adds.
-            let fastest = (0..runs).map(|_| run()).min().unwrap_or_default();
+            let tidied = || {
+                peers::tidy();
+                run()
+            };
+            let fastest = (0..runs).map(|_| tidied()).min().unwrap_or_default();
             // Criterion divides by the iterations: one of them is one page or block.
             fastest.mul_f64(iterations as f64 / count as f64)
         });
@@ -209,7 +213,6 @@ fn in_threads<A: FnOnce()>(threads: u64, begin: impl Fn(u64) -> A + Sync) -> Dur
 /// Wall time per page of maps by one thread and by two. All pages of both together count.
 fn together(c: &mut Criterion) {
     const EACH: u64 = SINGLE / 2;
-    type Place = fn(u64, u64) -> u64;
     let places: [(&str, u64, Place); 3] = [
         ("one thread", 1, |_, n| n * PAGE),
         ("two threads, disjoint", 2, |thread, n| {
@@ -247,25 +250,139 @@ fn together(c: &mut Criterion) {
             let table = Shared::new();
             in_threads(threads, |thread| {
                 let mut walker = table.walker();
-                move || walker.map_each((0..EACH).map(|n| place(thread, n)))
+                move || walker.map_each::<PAGE>((0..EACH).map(|n| place(thread, n)))
             })
         });
-        bench(c, group, "Mutex of aarch64-paging", count, || {
-            struct Sent(Aarch64Paging);
-            // SAFETY: all of its pages are the table's own, whichever thread uses it.
-            unsafe impl Send for Sent {}
-            let table = Mutex::new(Sent(Aarch64Paging::new()));
-            in_threads(threads, |thread| {
-                let table = &table;
-                move || {
-                    for n in 0..EACH {
-                        let mut table = table.lock().expect("nobody panics");
-                        table.0.map(place(thread, n), PAGE, false);
-                    }
+        let mut locked = |name, run: fn(u64, u64, Place) -> Duration| {
+            bench(c, group, name, count, || run(threads, EACH, place));
+        };
+        locked("Mutex of aarch64-paging", map_locked::<Aarch64Paging>);
+        locked("Mutex of page_table_multiarch", map_locked::<Multiarch>);
+        locked("Mutex of page-table-generic", map_locked::<Generic>);
+    }
+}
+
+/// Which page a thread maps next: thread and number.
+type Place = fn(u64, u64) -> u64;
+
+/// A table that threads pass around.
+struct Sent<T>(T);
+
+// SAFETY: all of its pages are the table's own, whichever thread uses it.
+unsafe impl<T> Send for Sent<T> {}
+// SAFETY: what takes `&self` writes nothing.
+unsafe impl<T> Sync for Sent<T> {}
+
+/// Maps pages by threads that lock the table for each.
+fn map_locked<T: Table>(threads: u64, each: u64, place: Place) -> Duration {
+    let table = Mutex::new(Sent(T::new()));
+    in_threads(threads, |thread| {
+        let table = &table;
+        move || {
+            for n in 0..each {
+                let mut table = table.lock().expect("nobody panics");
+                table.0.map(place(thread, n), PAGE, false);
+            }
+        }
+    })
+}
+
+/// Wall time of what two threads do to one table block by block, in turns, each under the lock.
+fn in_turns<T: Table>(
+    c: &mut Criterion,
+    group: &str,
+    count: u64,
+    prepare: impl Fn(&mut T),
+    act: impl Fn(&mut T, u64) + Sync,
+) {
+    let group = &format!("{group}, two threads");
+    bench(c, group, T::NAME, count, || {
+        let mut table = T::new();
+        prepare(&mut table);
+        let table = Mutex::new(Sent(table));
+        in_threads(2, |thread| {
+            let (table, act) = (&table, &act);
+            move || {
+                for block in (thread..BLOCKS).step_by(2) {
+                    let mut table = table.lock().expect("nobody panics");
+                    act(&mut table.0, block * BLOCK);
                 }
+            }
+        })
+    });
+}
+
+/// What every table can do, two threads. Whose table may be walked while others map is mapped into
+/// and looked up in without taking the lock each time.
+fn two<T: Table>(c: &mut Criterion) {
+    let nothing = |_: &mut T| {};
+    let by_pages = |table: &mut T| table.map(0, GIB, false);
+    let by_blocks = |table: &mut T| table.map(0, GIB, true);
+    in_turns(c, "range map, per 4K", PAGES, nothing, |t: &mut T, ipa| {
+        t.map(ipa, BLOCK, false);
+    });
+    let blocks = "map of 2M, each";
+    if T::WALKS_BESIDE {
+        let group = &format!("{blocks}, two threads");
+        bench(c, group, T::NAME, BLOCKS, || {
+            let table = Shared::new();
+            in_threads(2, |thread| {
+                let mut walker = table.walker();
+                let own = (thread..BLOCKS).step_by(2).map(|n| n * BLOCK);
+                move || walker.map_each::<BLOCK>(own)
             })
+        });
+    } else {
+        in_turns(c, blocks, BLOCKS, nothing, |t: &mut T, ipa| {
+            t.map(ipa, BLOCK, true);
         });
     }
+    in_turns(c, "protect, per 4K", PAGES, by_pages, |t: &mut T, ipa| {
+        t.protect(ipa, BLOCK);
+    });
+    in_turns(
+        c,
+        "unmap of 1G, per 4K",
+        PAGES,
+        by_pages,
+        |t: &mut T, ipa| {
+            t.unmap(ipa, BLOCK);
+        },
+    );
+    if T::SPLITS {
+        in_turns(c, "split of 2M, each", BLOCKS, by_blocks, T::split);
+    }
+    if T::COALESCES {
+        let split = |table: &mut T| {
+            table.map(0, GIB, true);
+            (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
+        };
+        in_turns(c, "coalesce to 2M, each", BLOCKS, split, T::coalesce);
+    }
+    bench(c, "translate, two threads", T::NAME, 2 * SINGLE, || {
+        let mut table = T::new();
+        by_pages(&mut table);
+        let table = RwLock::new(Sent(table));
+        in_threads(2, |thread| {
+            let table = &table;
+            move || {
+                let look = |table: &T, at: u64| {
+                    let ipa = (at >> 34) % GIB;
+                    assert_eq!(table.translate(ipa) & !0xfff, PHYS + (ipa & !0xfff));
+                };
+                let addresses = (0..SINGLE).scan(1 + thread, |at, _| {
+                    *at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    Some(*at)
+                });
+                if T::WALKS_BESIDE {
+                    let table = table.read().expect("nobody panics");
+                    addresses.for_each(|at| look(&table.0, at));
+                } else {
+                    addresses.for_each(|at| look(&table.read().expect("nobody panics").0, at));
+                }
+            }
+        })
+    });
 }
 
 fn main() {
@@ -288,5 +405,9 @@ fn main() {
     alone::<Multiarch>(&mut c);
     alone::<Generic>(&mut c);
     together(&mut c);
+    two::<Exclusive<Direct>>(&mut c);
+    two::<Aarch64Paging>(&mut c);
+    two::<Multiarch>(&mut c);
+    two::<Generic>(&mut c);
     report::print(&at);
 }

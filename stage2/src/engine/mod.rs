@@ -33,7 +33,7 @@ pub use single::Mapper;
 use crate::{
     descriptor::{Attributes, Descriptor, Kind},
     geometry::{ADDRESS_BITS, Geometry, Level},
-    memcache::Memcache,
+    memcache::{Memcache, Returns},
     operations::{EntryAddress, Operations, TableAddress, Unlinked, Vmid},
     policy::{Coalesce, Maintenance, Policy},
 };
@@ -274,7 +274,7 @@ impl Stage2 {
         if self.is_bare(&unlinked) {
             return ops.free(unlinked.table);
         }
-        let mut returns = Memcache::for_returns();
+        let mut returns = Returns::new();
         self.return_unlinked(ops, unlinked, &mut returns);
         returns.give_back(ops);
     }
@@ -286,11 +286,11 @@ impl Stage2 {
     }
 
     /// The same, one by one into what is to be given back together.
-    fn return_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked, returns: &mut Memcache) {
+    fn return_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked, returns: &mut Returns) {
         if !self.is_bare(&unlinked) {
             self.return_below(ops, unlinked, returns);
         }
-        returns.retire(ops, unlinked.table);
+        returns.take(ops, unlinked.table);
     }
 
     #[inline(never)]
@@ -298,7 +298,7 @@ impl Stage2 {
         &self,
         ops: &O,
         Unlinked { table, level }: Unlinked,
-        returns: &mut Memcache,
+        returns: &mut Returns,
     ) {
         let mut counted = 0;
         for index in 0..self.geometry.granule().entries() {

@@ -6,11 +6,13 @@
 //! not be hidden by a line that the host reads), and tables are freed. Nothing below is touched by
 //! a CPU from the invalidation on.
 
+use arrayvec::ArrayVec;
+
 use super::{MapError, Slot, Stage2, Walk, maintain::Run};
 use crate::{
     descriptor::{Descriptor, Kind},
     geometry::{Level, index},
-    memcache::Memcache,
+    memcache::Returns,
     operations::{Operations, Order, TableAddress, Unlinked},
     policy::Unmap,
 };
@@ -27,8 +29,7 @@ struct Broken {
 }
 
 struct Batch {
-    broken: [Option<Broken>; MOST],
-    len: usize,
+    broken: ArrayVec<Broken, MOST>,
     most: usize,
     tables: bool,
 }
@@ -88,7 +89,7 @@ impl<O: Operations> Walk<'_, O> {
             let _ = self.unfold(slot, old);
             return slot.ipa;
         }
-        if batch.len + len > batch.most {
+        if batch.broken.len() + len > batch.most {
             self.flush(batch);
         }
         for n in 0..count {
@@ -103,16 +104,15 @@ impl<O: Operations> Walk<'_, O> {
         if self.stage2.policy.counts_entries {
             self.ops.drop_references(self.table_of(slot.entry), 1);
         }
-        batch.broken[batch.len] = Some(Broken { slot, old, live });
-        batch.len += 1;
-        if batch.len == batch.most {
+        batch.broken.push(Broken { slot, old, live });
+        if batch.broken.len() == batch.most {
             self.flush(batch);
         }
     }
 
     fn flush(&self, batch: &mut Batch) {
-        let broken = || batch.broken[..batch.len].iter().flatten();
-        let (Some(first), Some(last)) = (broken().next(), broken().last()) else {
+        let broken = || batch.broken.iter();
+        let (Some(first), Some(last)) = (batch.broken.first(), batch.broken.last()) else {
             return;
         };
         let ends = broken().map(|b| self.end(&b.slot));
@@ -120,7 +120,7 @@ impl<O: Operations> Walk<'_, O> {
             broken().map(|b| b.slot.ipa).min().unwrap_or(first.slot.ipa),
             ends.max().unwrap_or(self.end(&last.slot)),
         );
-        if broken().any(|b| b.live) || (batch.len > 1 && self.stage2.uses_ranges()) {
+        if broken().any(|b| b.live) || (batch.broken.len() > 1 && self.stage2.uses_ranges()) {
             self.invalidate_range(from, to - from);
         } else {
             self.invalidate_ipas(broken().map(|b| {
@@ -133,7 +133,7 @@ impl<O: Operations> Walk<'_, O> {
             broken().for_each(|b| self.collect_broken(b, &mut run));
             self.clean_run(&run);
         }
-        let mut returns = Memcache::for_returns();
+        let mut returns = Returns::new();
         for b in broken() {
             if let (Kind::Table(child), Some(level)) =
                 (b.old.kind(b.slot.level), b.slot.level.down())
@@ -144,12 +144,12 @@ impl<O: Operations> Walk<'_, O> {
                     self.stage2
                         .return_unlinked(self.ops, unlinked, &mut returns);
                 } else {
-                    returns.retire(self.ops, table);
+                    returns.take(self.ops, table);
                 }
             }
         }
         returns.give_back(self.ops);
-        batch.len = 0;
+        batch.broken.clear();
     }
 
     fn collect_broken(&self, b: &Broken, run: &mut Run) {
@@ -179,8 +179,7 @@ impl Stage2 {
             Unmap::Tables(most) => (true, usize::from(most)),
         };
         let mut batch = Batch {
-            broken: [None; MOST],
-            len: 0,
+            broken: ArrayVec::new(),
             most: most.clamp(1, MOST),
             tables,
         };

@@ -119,6 +119,13 @@ impl Table for Generic {
 
     const COALESCES: bool = true;
 
+    fn coalesce(&mut self, ipa: u64) {
+        let split = self.splits[(ipa / BLOCK) as usize].take();
+        self.table
+            .restore_huge_split(split.expect("it was split"))
+            .expect("a table is there");
+    }
+
     fn coalesce_each(&mut self, count: u64) {
         for split in &mut self.splits[..count as usize] {
             self.table

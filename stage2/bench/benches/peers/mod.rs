@@ -47,6 +47,12 @@ pub fn warm() {
     }
 }
 
+/// Puts the pool in order: nobody inherits how others have left it.
+pub fn tidy() {
+    let mut pages = PAGES.lock().expect("nobody panics");
+    pages.sort_unstable_by(|a, b| b.cmp(a));
+}
+
 /// A page, not zeroed.
 pub fn page() -> usize {
     let page = PAGES.lock().expect("nobody panics").pop();
@@ -88,6 +94,12 @@ pub trait Table {
     }
     /// Whether it can put blocks together again.
     const COALESCES: bool = false;
+    /// Puts the block at `ipa` together again, the `ipa / BLOCK`th that was split.
+    fn coalesce(&mut self, _ipa: u64) {
+        unreachable!("it cannot coalesce");
+    }
+    /// Whether addresses can be looked up while others map.
+    const WALKS_BESIDE: bool = false;
     /// Puts `count` blocks that were split together again, one by one from address 0 on, as their
     /// owner knows what they were.
     fn coalesce_each(&mut self, _count: u64) {

@@ -177,11 +177,7 @@ impl<P: Place> Exclusive<P> {
 impl<P: Place> Exclusive<P> {
     /// As [`Table::coalesce_each`], in a walk each.
     pub fn coalesce_in_walks(&mut self, count: u64) {
-        for ipa in (0..count).map(|n| n * BLOCK) {
-            self.table
-                .map(&self.place, &mut self.memcache, &request(ipa, BLOCK, BLOCK))
-                .expect("a table is there");
-        }
+        (0..count).for_each(|n| self.coalesce(n * BLOCK));
         self.memcache.give_back(&self.place);
     }
 
@@ -257,6 +253,14 @@ impl<P: Place> Table for Exclusive<P> {
             .expect("a block is there");
     }
 
+    fn coalesce(&mut self, ipa: u64) {
+        self.table
+            .map(&self.place, &mut self.memcache, &request(ipa, BLOCK, BLOCK))
+            .expect("a table is there");
+    }
+
+    const WALKS_BESIDE: bool = true;
+
     fn coalesce_each(&mut self, count: u64) {
         let mut mapper = self.table.mapper(&self.place);
         for ipa in (0..count).map(|n| n * BLOCK) {
@@ -304,12 +308,12 @@ impl Shared {
 }
 
 impl Walker<'_> {
-    /// Maps pages one by one, each in a walk of its own, as faults do. In a race one may be left to
-    /// another fault.
-    pub fn map_each(&mut self, pages: impl Iterator<Item = u64>) {
-        for ipa in pages {
+    /// Maps pages or blocks (`SIZE`) one by one, each in a walk of its own, as faults do. In a race
+    /// one may be left to another fault.
+    pub fn map_each<const SIZE: u64>(&mut self, leaves: impl Iterator<Item = u64>) {
+        for ipa in leaves {
             self.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
-            let request = request(ipa, PAGE, PAGE);
+            let request = request(ipa, SIZE, SIZE);
             let result = self.table.map_shared(&Direct, &mut self.memcache, &request);
             assert!(matches!(result, Ok(()) | Err(MapError::Again)));
         }
