@@ -32,7 +32,7 @@ use peers::{
     aarch64::Aarch64Paging,
     generic::Generic,
     multiarch::Multiarch,
-    own::{Direct, Exclusive, Pooled, Shared},
+    own::{Direct, Exclusive, Hand, Pooled, Shared},
 };
 
 /// Times `run`, which does `count` things each time, per thing.
@@ -287,13 +287,17 @@ fn map_locked<T: Table>(threads: u64, each: u64, place: Place) -> Duration {
     })
 }
 
-/// Wall time of what two threads do to one table block by block, in turns, each under the lock.
-fn in_turns<T: Table>(
+/// A table that two threads use in turns.
+type Locked<T> = Mutex<Sent<T>>;
+
+/// Wall time of what two threads do to one table block by block, each with what it has in hand.
+fn in_turns<T: Table, H>(
     c: &mut Criterion,
     group: &str,
     count: u64,
     prepare: impl Fn(&mut T),
-    act: impl Fn(&mut T, u64) + Sync,
+    hand: impl Fn() -> H + Sync,
+    act: impl Fn(&Locked<T>, &mut H, u64) + Sync,
 ) {
     let group = &format!("{group}, two threads");
     bench(c, group, T::NAME, count, || {
@@ -301,64 +305,106 @@ fn in_turns<T: Table>(
         prepare(&mut table);
         let table = Mutex::new(Sent(table));
         in_threads(2, |thread| {
-            let (table, act) = (&table, &act);
+            let (table, act, mut hand) = (&table, &act, hand());
             move || {
                 for block in (thread..BLOCKS).step_by(2) {
-                    let mut table = table.lock().expect("nobody panics");
-                    act(&mut table.0, block * BLOCK);
+                    act(table, &mut hand, block * BLOCK);
                 }
             }
         })
     });
 }
 
-/// What every table can do, two threads. Whose table may be walked while others map is mapped into
-/// and looked up in without taking the lock each time.
-fn two<T: Table>(c: &mut Criterion) {
+/// Each act under the lock, with nothing in hand.
+fn locked<T: Table>(
+    c: &mut Criterion,
+    group: &str,
+    count: u64,
+    prepare: impl Fn(&mut T),
+    act: impl Fn(&mut T, u64) + Sync,
+) {
+    let nothing = || ();
+    in_turns(c, group, count, prepare, nothing, |table, (), ipa| {
+        act(&mut table.lock().expect("nobody panics").0, ipa);
+    });
+}
+
+type Own = Exclusive<Direct>;
+
+fn by_pages<T: Table>(table: &mut T) {
+    table.map(0, GIB, false);
+}
+
+fn by_blocks<T: Table>(table: &mut T) {
+    table.map(0, GIB, true);
+}
+
+fn split_all<T: Table>(table: &mut T) {
+    by_blocks(table);
+    (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
+}
+
+/// This crate's, where tables are put aside before the lock is taken, or no lock is needed.
+fn two_own(c: &mut Criterion) {
+    let nothing = |_: &mut Own| {};
+    let range = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
+        hand.ready(2);
+        table.lock().expect("nobody panics").0.map_with(hand, ipa);
+    };
+    in_turns(c, "range map, per 4K", PAGES, nothing, Hand::new, range);
+    let split = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
+        hand.ready(1);
+        table.lock().expect("nobody panics").0.split_with(hand, ipa);
+    };
+    in_turns(c, "split of 2M, each", BLOCKS, by_blocks, Hand::new, split);
+    let coalesce = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
+        hand.ready(1);
+        table
+            .lock()
+            .expect("nobody panics")
+            .0
+            .coalesce_with(hand, ipa);
+    };
+    let group = "coalesce to 2M, each";
+    in_turns(c, group, BLOCKS, split_all, Hand::new, coalesce);
+    bench(c, "map of 2M, each, two threads", Own::NAME, BLOCKS, || {
+        let table = Shared::new();
+        in_threads(2, |thread| {
+            let mut walker = table.walker();
+            let own = (thread..BLOCKS).step_by(2).map(|n| n * BLOCK);
+            move || walker.map_each::<BLOCK>(own)
+        })
+    });
+}
+
+/// The others'.
+fn two_other<T: Table>(c: &mut Criterion) {
     let nothing = |_: &mut T| {};
-    let by_pages = |table: &mut T| table.map(0, GIB, false);
-    let by_blocks = |table: &mut T| table.map(0, GIB, true);
-    in_turns(c, "range map, per 4K", PAGES, nothing, |t: &mut T, ipa| {
+    locked(c, "range map, per 4K", PAGES, nothing, |t: &mut T, ipa| {
         t.map(ipa, BLOCK, false);
     });
-    let blocks = "map of 2M, each";
-    if T::WALKS_BESIDE {
-        let group = &format!("{blocks}, two threads");
-        bench(c, group, T::NAME, BLOCKS, || {
-            let table = Shared::new();
-            in_threads(2, |thread| {
-                let mut walker = table.walker();
-                let own = (thread..BLOCKS).step_by(2).map(|n| n * BLOCK);
-                move || walker.map_each::<BLOCK>(own)
-            })
-        });
-    } else {
-        in_turns(c, blocks, BLOCKS, nothing, |t: &mut T, ipa| {
-            t.map(ipa, BLOCK, true);
-        });
-    }
-    in_turns(c, "protect, per 4K", PAGES, by_pages, |t: &mut T, ipa| {
-        t.protect(ipa, BLOCK);
+    locked(c, "map of 2M, each", BLOCKS, nothing, |t: &mut T, ipa| {
+        t.map(ipa, BLOCK, true);
     });
-    in_turns(
-        c,
-        "unmap of 1G, per 4K",
-        PAGES,
-        by_pages,
-        |t: &mut T, ipa| {
-            t.unmap(ipa, BLOCK);
-        },
-    );
     if T::SPLITS {
-        in_turns(c, "split of 2M, each", BLOCKS, by_blocks, T::split);
+        locked(c, "split of 2M, each", BLOCKS, by_blocks, T::split);
     }
     if T::COALESCES {
-        let split = |table: &mut T| {
-            table.map(0, GIB, true);
-            (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
-        };
-        in_turns(c, "coalesce to 2M, each", BLOCKS, split, T::coalesce);
+        locked(c, "coalesce to 2M, each", BLOCKS, split_all, T::coalesce);
     }
+    two::<T>(c);
+}
+
+/// What needs no table. Whose table may be walked while others map is looked up in without taking the
+/// lock each time.
+fn two<T: Table>(c: &mut Criterion) {
+    locked(c, "protect, per 4K", PAGES, by_pages, |t: &mut T, ipa| {
+        t.protect(ipa, BLOCK);
+    });
+    let group = "unmap of 1G, per 4K";
+    locked(c, group, PAGES, by_pages, |t: &mut T, ipa| {
+        t.unmap(ipa, BLOCK);
+    });
     bench(c, "translate, two threads", T::NAME, 2 * SINGLE, || {
         let mut table = T::new();
         by_pages(&mut table);
@@ -405,9 +451,10 @@ fn main() {
     alone::<Multiarch>(&mut c);
     alone::<Generic>(&mut c);
     together(&mut c);
-    two::<Exclusive<Direct>>(&mut c);
-    two::<Aarch64Paging>(&mut c);
-    two::<Multiarch>(&mut c);
-    two::<Generic>(&mut c);
+    two_own(&mut c);
+    two::<Own>(&mut c);
+    two_other::<Aarch64Paging>(&mut c);
+    two_other::<Multiarch>(&mut c);
+    two_other::<Generic>(&mut c);
     report::print(&at);
 }

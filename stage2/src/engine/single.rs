@@ -13,6 +13,7 @@ use crate::{
     geometry::{ADDRESS_BITS, Geometry, Granule, Level},
     memcache::Memcache,
     operations::{EntryAddress, Operations, Order, TableAddress},
+    policy::Unmap,
 };
 
 /// A table, and which leaves go into it.
@@ -143,6 +144,48 @@ impl<O: Operations> Walk<'_, O> {
         self.make(slot, new);
         memcache.retire(self.ops, TableAddress(child));
         true
+    }
+
+    /// Unmaps a table of pages as a whole, where nothing has to be cleaned or counted and the table
+    /// above keeps others: what [`unmap`](super::unmap) comes to then. Gives whether it did.
+    pub(super) fn drop_pages(&self, ipa: u64, size: u64) -> bool {
+        let Stage2 {
+            policy, features, ..
+        } = self.stage2;
+        let drops = self.stage2.drops_pages && features.fwb;
+        if !drops || !matches!(policy.unmap, Unmap::Tables(_)) {
+            return false;
+        }
+        let r = MapRequest::new(ipa, 0, size, Attributes::READ);
+        if !self.stage2.geometry.is_common(ipa) {
+            return false;
+        }
+        let Some((entry, level)) = self.entry_for(Geometry::COMMON, &r) else {
+            return false;
+        };
+        let Some(child) = self.ops.load(entry).next_table() else {
+            return false;
+        };
+        if level.down() != Some(Level::PAGE) || !self.has_others(entry) {
+            return false;
+        }
+        self.ops.store(entry, Descriptor::EMPTY, Order::Plain);
+        self.invalidate_range(ipa, size);
+        self.ops.free(TableAddress(child));
+        true
+    }
+
+    /// Whether an entry's table has another that is valid. Those behind it come first: whoever
+    /// empties it begins at the other end.
+    fn has_others(&self, entry: EntryAddress) -> bool {
+        let table = self.table_of(entry);
+        let (at, entries) = (
+            (entry.0 - table.0) / 8,
+            self.stage2.geometry.granule().entries(),
+        );
+        (at + 1..entries)
+            .chain(0..at)
+            .any(|index| self.ops.load(table.entry(index)).is_valid())
     }
 
     /// The leaf of a request for one, at address 0.

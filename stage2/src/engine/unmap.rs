@@ -171,6 +171,9 @@ impl Stage2 {
     /// The range is no range of pages in the IPA space.
     pub fn unmap<O: Operations>(&mut self, ops: &O, ipa: u64, size: u64) -> Result<(), MapError> {
         self.check(ipa, 0, size)?;
+        if self.exclusive(ops).drop_pages(ipa, size) {
+            return Ok(());
+        }
         let (root, start) = (self.root, self.geometry.start());
         let (tables, most) = match self.policy.unmap {
             Unmap::Deferred if self.features.fwb && self.uses_ranges() => (false, MOST),

@@ -71,6 +71,7 @@ impl Table for Aarch64Paging {
         (0..count).for_each(|n| self.map(n * SIZE, SIZE, SIZE == BLOCK));
     }
 
+    #[inline(always)]
     fn translate(&self, ipa: u64) -> u64 {
         let mut found = 0;
         let mut see = |region: &MemoryRegion,

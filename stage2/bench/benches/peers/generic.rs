@@ -95,6 +95,7 @@ impl Table for Generic {
         (0..count).for_each(|n| self.map(n * SIZE, SIZE, SIZE == BLOCK));
     }
 
+    #[inline(always)]
     fn translate(&self, ipa: u64) -> u64 {
         let found = self.table.translate_phys(VirtAddr::from(ipa as usize));
         found.map_or(0, |phys| phys.as_usize() as u64)

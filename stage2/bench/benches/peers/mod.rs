@@ -79,7 +79,8 @@ pub trait Table {
     fn map(&mut self, ipa: u64, size: u64, blocks: bool);
     /// Maps `count` pages or 2M blocks (`SIZE`) from address 0 on, one by one.
     fn map_each<const SIZE: u64>(&mut self, count: u64);
-    /// Where an address leads.
+    /// Where an address leads. Everybody's becomes part of the loop around it, as it does where it is
+    /// called but once.
     fn translate(&self, ipa: u64) -> u64;
     /// Takes the permission to write from what was mapped by pages.
     fn protect(&mut self, ipa: u64, size: u64);

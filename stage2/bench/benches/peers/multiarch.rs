@@ -111,6 +111,7 @@ impl Table for Multiarch {
         }
     }
 
+    #[inline(always)]
     fn translate(&self, ipa: u64) -> u64 {
         let found = self.0.query(VirtAddr::from(ipa as usize));
         found.map_or(0, |(phys, ..)| phys.as_usize() as u64)

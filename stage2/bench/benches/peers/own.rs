@@ -167,7 +167,56 @@ pub struct Exclusive<P: Place> {
     memcache: Memcache,
 }
 
+/// Tables that a thread has put aside.
+pub struct Hand<P: Place> {
+    place: P,
+    memcache: Memcache,
+}
+
+impl<P: Place> Hand<P> {
+    pub fn new() -> Self {
+        Self {
+            place: P::get(),
+            memcache: Memcache::new(),
+        }
+    }
+
+    /// Fetches tables if there are fewer.
+    pub fn ready(&mut self, least: usize) {
+        let full = self.memcache.top_up(&self.place, least, least + SPARE);
+        assert!(full, "the pool is large enough");
+    }
+}
+
+impl<P: Place> Drop for Hand<P> {
+    fn drop(&mut self) {
+        self.memcache.drain(&self.place);
+    }
+}
+
 impl<P: Place> Exclusive<P> {
+    /// A block's pages, with tables from a hand.
+    pub fn map_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
+        let request = request(ipa, BLOCK, PAGE);
+        let done = self.table.map(&self.place, &mut hand.memcache, &request);
+        done.expect("nothing is there");
+    }
+
+    /// A split into a table from a hand.
+    pub fn split_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
+        let done = self
+            .table
+            .split(&self.place, &mut hand.memcache, ipa, BLOCK);
+        done.expect("a block is there");
+    }
+
+    /// A block in the place of a table, which goes into a hand.
+    pub fn coalesce_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
+        let request = request(ipa, BLOCK, BLOCK);
+        let done = self.table.map(&self.place, &mut hand.memcache, &request);
+        done.expect("a table is there");
+    }
+
     fn top_up(&mut self, least: usize) {
         let full = self.memcache.top_up(&self.place, least, least + SPARE);
         assert!(full, "the pool is large enough");
@@ -235,6 +284,7 @@ impl<P: Place> Table for Exclusive<P> {
         }
     }
 
+    #[inline(always)]
     fn translate(&self, ipa: u64) -> u64 {
         let seen = self.table.translate(&self.place, ipa, Access::Read);
         seen.map_or(0, |seen| seen.phys)
