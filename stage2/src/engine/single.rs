@@ -199,7 +199,7 @@ impl<O: Operations> Walk<'_, O> {
 /// Many maps in one walk: [`Stage2::mapper`].
 ///
 /// What the next map is compared with, and whether it is in the table that was last used, is one
-/// word: addresses fill the lower 48 bits, and what was asked for ([`kind`]) the upper 16.
+/// word: addresses fill the lower 48 bits, and what was asked for (`kind`) the upper 16.
 #[derive(Debug)]
 pub struct Mapper<'a, O: Operations> {
     walk: Walk<'a, O>,
