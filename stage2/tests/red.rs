@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use granule_stage2::check::{Checker, Rule, Trace};
+use granule_stage2::check::{Checker, Rule, Sight, Trace};
 
 const FIRST: &str = "granule-trace 1 granule=4096 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 \
                      fwb=0 dic=0 tlbrange=0 bbm=0\n";
@@ -57,6 +57,10 @@ const FLUSH: &str =
     "0 dsb ishst\n0 vmid 1\n0 isb\n0 tlbi vmalls12e1is\n0 dsb ish\n0 vmid 0\n0 isb\n";
 
 fn rules(parts: &[&str]) -> BTreeSet<Rule> {
+    replayed(parts).broken().clone()
+}
+
+fn replayed(parts: &[&str]) -> Checker {
     let mut text = parts.concat();
     for (word, value) in WORDS {
         text = text.replace(word, &format!("{value:#x}"));
@@ -66,7 +70,7 @@ fn rules(parts: &[&str]) -> BTreeSet<Rule> {
     assert_eq!(again, trace, "a trace is read as it is written");
     let mut checker = Checker::new(trace.setup);
     trace.events.iter().for_each(|event| checker.check(event));
-    checker.broken().clone()
+    checker
 }
 
 fn only(rule: Rule) -> BTreeSet<Rule> {
@@ -344,6 +348,31 @@ fn a_split_gives_no_more_than_the_one_page_that_was_asked_for() {
 
     assert_eq!(both, only(Rule::SplitWidened));
     assert_eq!((one, none), Default::default());
+}
+
+#[test]
+fn what_a_guest_may_see_is_counted_by_its_accesses() {
+    let look = "1 access 0x0 read uncached\n";
+    let broken = "0 lock exclusive\n0 store 0x80005000 PAGE0 0 plain\n0 ref 0x80005000 -1\n";
+    let written = "0 write 0x100000000 0x40\n0 store 0x80005000 0 PAGE0 release\n";
+    let seen = |parts: &[&str]| -> Vec<_> {
+        let checker = replayed(parts);
+        checker
+            .sights()
+            .iter()
+            .map(|(sight, n)| (*sight, *n))
+            .collect()
+    };
+
+    let mapped = seen(&[TWO_PAGES, look, look]);
+    let unmapped = seen(&[TWO_PAGES, broken, look]);
+    let gone = seen(&[TWO_PAGES, broken, FLUSH, look]);
+    let unclean = seen(&[TWO_PAGES, broken, FLUSH, written, look]);
+
+    assert_eq!(mapped, [(Sight::RightData, 2)]);
+    assert_eq!(unmapped, [(Sight::StaleTranslation, 1), (Sight::Fault, 1)]);
+    assert_eq!(gone, [(Sight::Fault, 1)]);
+    assert_eq!(unclean, [(Sight::StaleData, 1)]);
 }
 
 #[test]

@@ -127,6 +127,15 @@ pub enum Action {
         /// Bytes.
         size: u64,
     },
+    /// A guest accesses memory; what it may see is counted ([`Checker::sights`](super::Checker::sights)).
+    Access {
+        /// The address.
+        ipa: u64,
+        /// How.
+        access: Access,
+        /// Whether it goes around the caches: its MMU is off, or its own attributes say so.
+        uncached: bool,
+    },
     /// A vCPU goes on after a fault was handled.
     Resume {
         /// The address.

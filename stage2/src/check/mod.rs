@@ -115,6 +115,7 @@ pub struct Checker {
     now: u8,
     violations: Vec<Violation>,
     seen: BTreeSet<Rule>,
+    sights: BTreeMap<Sight, u64>,
 }
 
 impl Sink for Checker {
@@ -142,6 +143,7 @@ impl Checker {
             now: 0,
             violations: Vec::new(),
             seen: BTreeSet::new(),
+            sights: BTreeMap::new(),
         }
     }
 
@@ -153,6 +155,11 @@ impl Checker {
     /// The rules that were broken.
     pub fn broken(&self) -> &BTreeSet<Rule> {
         &self.seen
+    }
+
+    /// What accesses may have seen, and in how many of them; an access may see several.
+    pub const fn sights(&self) -> &BTreeMap<Sight, u64> {
+        &self.sights
     }
 
     /// Events so far.
@@ -264,6 +271,15 @@ impl Checker {
             Action::TakeBack { ipa, size } => self.taken_back(ipa, size),
             Action::Logging { ipa, size, on } => self.logging(ipa, size, on),
             Action::ReadLog { ipa, size } => self.read_log(ipa, size),
+            Action::Access {
+                ipa,
+                access,
+                uncached,
+            } => {
+                for sight in self.access(cpu, ipa, access, uncached) {
+                    *self.sights.entry(sight).or_default() += 1;
+                }
+            }
             Action::Resume {
                 ipa,
                 access,

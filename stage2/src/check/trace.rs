@@ -29,6 +29,7 @@
 //! | `logging` | guest address, bytes, `on` or `off` |
 //! | `write` | host address, bytes |
 //! | `give` | guest address, host address, bytes \[`device`\] |
+//! | `access` | guest address, `read` `write` or `fetch`, `cached` or `uncached` |
 //! | `resume` | guest address, `read` `write` or `fetch`, `translation` `access-flag` or `permission`, level |
 //!
 //! Numbers are decimal or hexadecimal with `0x`. Empty lines and what follows `#` are ignored.
@@ -78,6 +79,7 @@ const HOWS: [(&str, How); 3] = [
     ("release", How::Release),
     ("swap", How::Swap),
 ];
+const CACHING: [(&str, bool); 2] = [("cached", false), ("uncached", true)];
 const ACCESSES: [(&str, Access); 3] = [
     ("read", Access::Read),
     ("write", Access::Write),
@@ -173,6 +175,14 @@ impl fmt::Display for Event {
                 )
             }
             Action::ReadLog { ipa, size } => write!(f, "read-log {ipa:#x} {size:#x}"),
+            Action::Access {
+                ipa,
+                access,
+                uncached,
+            } => {
+                let how = name(&CACHING, uncached);
+                write!(f, "access {ipa:#x} {} {how}", name(&ACCESSES, access))
+            }
             Action::Resume {
                 ipa,
                 access,
@@ -407,6 +417,11 @@ fn parse_event(line: &str) -> Result<Event, &'static str> {
         "read-log" => Action::ReadLog {
             ipa: w.number()?,
             size: w.number()?,
+        },
+        "access" => Action::Access {
+            ipa: w.number()?,
+            access: w.one_of(&ACCESSES)?,
+            uncached: w.one_of(&CACHING)?,
         },
         "resume" => Action::Resume {
             ipa: w.number()?,

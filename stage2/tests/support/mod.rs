@@ -249,7 +249,14 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
         for faults in 0..10_000 {
             let seen = self.world.mmu.walker().translate(&self.ops, ipa, access);
-            let Err(fault) = seen else { return Ok(faults) };
+            let Err(fault) = seen else {
+                self.told.tell(Action::Access {
+                    ipa,
+                    access,
+                    uncached: true,
+                });
+                return Ok(faults);
+            };
             let host = HostOf {
                 world: self.world,
                 told: &self.told,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use granule_stage2::{
     Coalesce, Features, Maintenance, Policy,
-    check::{Checker, Event, Rule, Setup, Sink, Trace},
+    check::{Checker, Event, Rule, Setup, Sight, Sink, Trace},
 };
 
 /// A longer run keeps no trace: it would fill the memory, and nobody could read it.
@@ -44,6 +44,17 @@ impl Witness {
         let found = self.checker.violations().iter();
         let known = known(policy);
         let mut unexpected = found.filter(|v| !known.contains(&v.rule)).peekable();
+        if !known.contains(&Rule::UncleanReachable) {
+            let sights = self.checker.sights();
+            assert!(
+                sights.contains_key(&Sight::RightData),
+                "{name}, seed {seed}"
+            );
+            assert!(
+                !sights.contains_key(&Sight::StaleData),
+                "{name}, seed {seed}: {sights:?}"
+            );
+        }
         if unexpected.peek().is_none() {
             return;
         }
