@@ -221,6 +221,7 @@ impl<R: RawRwLock> Mmu<R> {
                 mark(ops, host, &plan, done)
             }),
         };
+        memcache.may_run_dry(false);
         match done {
             Ok(()) => Ok(Resolution::Resolved),
             Err(MapError::Again) => Ok(Resolution::Retry),

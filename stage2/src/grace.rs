@@ -64,7 +64,8 @@ impl Grace {
             return;
         }
         let epoch = self.epoch.load(Ordering::Acquire);
-        since.store(epoch + 1, Ordering::Relaxed);
+        // A release as the end of the walk before is: who reads this has that behind it.
+        since.store(epoch + 1, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 

@@ -2,9 +2,9 @@
 //! Tables put aside before the lock is taken.
 //!
 //! Building a table needs memory, and memory may make one sleep: not under the lock. So whoever
-//! might need tables fills a [`Memcache`] beforehand. It is topped up as a whole or not used: to
-//! draw from an empty one is an error that leaves the tables unchanged, and the fault is taken
-//! again with a full one (Linux: `kvm_mmu_topup_memory_cache()`).
+//! might need tables fills a [`Memcache`] beforehand. To draw from an empty one is an error that
+//! leaves what is mapped as it was, and the fault is taken again with a full one (Linux:
+//! `kvm_mmu_topup_memory_cache()`).
 //!
 //! Tables that maps have made superfluous go the same way back: they are given back together
 //! ([`Returns`]), when there are too many, when a top-up fetches tables, or in the end. So a pool has

@@ -121,7 +121,9 @@ pub struct Policy {
     pub counts_entries: bool,
     /// Whether pages that fill a contiguous run get the hint, where the only walker maps them.
     pub contiguous: bool,
-    /// Whether block sizes change without a break where FEAT_BBM allows it.
+    /// Whether block sizes change without a break where FEAT_BBM allows it: at splits, when blocks
+    /// are recovered, and when a fault puts one together. (A block that the only walker maps over
+    /// pages whose memory is ready is broken: that is shorter than looking all of them through.)
     pub use_bbm: bool,
 }
 

@@ -33,7 +33,7 @@ pub(super) struct Table {
 pub(super) struct Tables {
     pub(super) all: BTreeMap<u64, Table>,
     pub(super) locked: BTreeMap<EntryAddress, usize>,
-    /// Leaves that were broken since the lock was last free, and what takes their place.
+    /// Leaves that were broken and nothing made there since, while the lock is held.
     pub(super) broken: BTreeMap<EntryAddress, Descriptor>,
     pub(super) changed: BTreeSet<u64>,
     /// Whether entries are counted at all: somebody has.

@@ -251,8 +251,10 @@ impl Tlbs {
                 | Tlbi::All { scope } => scope,
             };
             let broadcast = scope == Scope::Broadcast;
-            // A CPU that has seen the store need not wait for others to see it, for itself.
-            let seen = old.seen_by_all || old.seen_by >> cpu & 1 != 0;
+            // What it has seen itself a CPU may invalidate for itself. By a broadcast only what has
+            // grown: others have nothing to lose by that.
+            let for_itself = !broadcast || old.change == Change::Widened;
+            let seen = old.seen_by_all || (for_itself && old.seen_by >> cpu & 1 != 0);
             let covers = match kind {
                 Tlbi::Stage1 { .. } | Tlbi::All { .. } => true,
                 Tlbi::Ipa {
@@ -407,6 +409,31 @@ mod tests {
         let left: Vec<_> = tlbs.old.iter().map(Old::only_combined).collect();
 
         assert_eq!(left, [true, true]);
+    }
+
+    #[test]
+    fn an_invalidation_before_the_store_is_seen_by_all_is_none_of_another_cpus_break() {
+        for (change, early) in [(Change::Removed, false), (Change::Widened, true)] {
+            let mut tlbs = Tlbs::new(2);
+            let page = Changed {
+                entry: EntryAddress(0x8000_0000),
+                was: Descriptor(0x1_0000_0003),
+                level: Level::PAGE,
+                ipa: 0,
+                size: 0x1000,
+                change,
+                table: None,
+                below_table: false,
+            };
+            tlbs.changed(0, page);
+
+            tlbs.dsb(1, Dsb::IshSt);
+            tlbs.tlbi(1, Tlbi::All { scope: BROADCAST });
+            tlbs.dsb(1, Dsb::Ish);
+
+            let held = tlbs.old.iter().any(|old| old.held_by(1));
+            assert_eq!(held, !early, "{change:?}");
+        }
     }
 
     #[test]

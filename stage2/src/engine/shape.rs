@@ -193,7 +193,7 @@ impl<O: Operations> Walk<'_, O> {
                     && level.can_map(geometry.granule())
                     && let Some(block) = self.block_of(&slot, child, below)
                     // Nobody else changes anything: this cannot be too late.
-                    && self.reshape(&slot, old, block).is_ok()
+                    && self.recover(&slot, old, (child, below), block).is_ok()
                 {
                     self.take_down(Unlinked {
                         table: child,
@@ -203,6 +203,23 @@ impl<O: Operations> Walk<'_, O> {
             }
             at = next;
         }
+    }
+
+    /// Stores the block that a table amounts to: without a break only if nothing but the size
+    /// changes.
+    fn recover(
+        &self,
+        slot: &Slot,
+        old: Descriptor,
+        (child, below): (TableAddress, Level),
+        block: Descriptor,
+    ) -> Result<(), MapError> {
+        if self.needs_no_break(child, below, block) {
+            return self.reshape(slot, old, block);
+        }
+        self.break_entry(slot, old)?;
+        self.make(slot, block);
+        Ok(())
     }
 
     fn split_in(
