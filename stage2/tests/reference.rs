@@ -17,7 +17,7 @@ use granule_stage2::{
     pool::words,
 };
 use proptest::prelude::*;
-use support::{BLOCK, Cpu, MEMORY, Pool, TABLES, VMID};
+use support::{Cpu, MEMORY, Pool, TABLES, VMID};
 
 /// What a page translates to: host address and whether it may be read, written and executed.
 type Seen = Option<(u64, [bool; 3])>;
@@ -432,81 +432,6 @@ fn a_mapper_gives_every_leaf_its_own_attributes() {
         };
         let leaf = Descriptor::leaf(request.phys, Level::PAGE, attributes, true);
         assert_eq!(table.look_up(&ops, request.ipa), (leaf, Level::PAGE));
-    }
-}
-
-#[test]
-fn addresses_beyond_48_bits_are_refused() {
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
-    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-    let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
-    memcache.top_up(&ops, 4, 8);
-    let request = |ipa, phys| MapRequest::new(ipa, phys, 4096, Attributes::READ_WRITE);
-    table.map(&ops, &mut memcache, &request(0, MEMORY)).unwrap();
-
-    for (page, bit) in (48..64).map(|bit| (bit * 4096, 1 << bit)) {
-        let (far, high) = (request(0x5000 | bit, MEMORY), request(0x5000, MEMORY | bit));
-        let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
-        let mut mapper = table.mapper(&ops);
-        // The table that it remembers is the one that the others would be in.
-        mapper
-            .map(&mut memcache, &request(page, MEMORY + page))
-            .unwrap();
-        let in_one_walk = [far, high].map(|r| mapper.map(&mut memcache, &r));
-
-        for [far, high] in [alone, in_one_walk] {
-            assert!(matches!(far, Err(MapError::OutOfRange { .. })), "{far:?}");
-            assert!(matches!(high, Err(MapError::TooHigh { .. })), "{high:?}");
-        }
-    }
-    assert_eq!(table.look_up(&ops, 0x5000).0, Descriptor::EMPTY);
-}
-
-#[test]
-fn tables_that_blocks_replace_come_back() {
-    const BLOCKS: u64 = 80;
-    // Of 128, all but the root's and the one below it.
-    const FREE: usize = 126;
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let pool = Pool::new(TABLES, &geometry, words(128 * 512), words(256)).unwrap();
-    let ops = Offline(&pool);
-    let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
-    let request = |n, size| {
-        let (ipa, phys) = (n * BLOCK, MEMORY + n * BLOCK);
-        let mut request = MapRequest::new(ipa, phys, size, Attributes::READ_WRITE);
-        request.largest = size;
-        request
-    };
-    let blocks = || (0..BLOCKS).map(|n| request(n, BLOCK));
-    let by_pages = |table: &mut Stage2, memcache: &mut Memcache| {
-        for n in 0..BLOCKS {
-            memcache.top_up(&ops, 4, 8);
-            table.map(&ops, memcache, &request(n, 4096)).unwrap();
-        }
-        memcache.drain(&ops);
-    };
-    let mut memcache = Memcache::new();
-    by_pages(&mut table, &mut memcache);
-    assert_eq!(pool.available(), FREE - 80);
-
-    // One that was never topped up keeps nothing, as nobody may ask it.
-    let mut never = Memcache::new();
-    blocks().for_each(|r| table.map(&ops, &mut never, &r).unwrap());
-    assert_eq!(pool.available(), FREE);
-
-    // One that is topped up keeps what there is room for, for a while.
-    for hand in [1, 8, Memcache::CAPACITY - 1, Memcache::CAPACITY] {
-        table.unmap(&ops, 0, BLOCKS * BLOCK).unwrap();
-        by_pages(&mut table, &mut memcache);
-        assert!(memcache.top_up(&ops, hand, hand));
-        let mut mapper = table.mapper(&ops);
-        blocks().for_each(|r| mapper.map(&mut memcache, &r).unwrap());
-        drop(mapper);
-        assert!(pool.available() >= FREE - hand - Memcache::CAPACITY);
-        assert_eq!(memcache.len(), hand);
-        memcache.drain(&ops);
-        assert_eq!(pool.available(), FREE, "{hand} in hand");
     }
 }
 
