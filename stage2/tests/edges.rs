@@ -5,18 +5,18 @@
 
 mod support;
 
-use std::sync::{Mutex, atomic::AtomicU64};
+use std::sync::Mutex;
 
 use granule_stage2::{
     Access, Features, Maintenance, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
-    check::{Action, Checker, Event, Recorder, Setup},
+    check::{Action, Checker, Event, Recorder},
     descriptor::{Attributes, Descriptor, MemoryType},
     geometry::{Geometry, Granule},
     grace::Grace,
     operations::{Note, Operations},
     pool::words,
 };
-use support::{BLOCK, Cpu, MEMORY, PAGE, Pool, TABLES, VMID, Vcpu, World};
+use support::{BLOCK, Cpu, MEMORY, PAGE, Pool, TABLES, VMID, Vcpu, World, setup};
 
 const ALL: Features = Features {
     fwb: true,
@@ -89,20 +89,8 @@ fn nothing_is_done_behind_the_last_address() {
 fn checked(features: Features, act: impl FnOnce(&mut Stage2, &Recorder<'_, Cpu<'_>, Checker>)) {
     let geometry = Geometry::new(Granule::K4, 40).unwrap();
     let (pool, grace) = (pool(&geometry), Grace::new(1));
-    let setup = Setup {
-        geometry,
-        features,
-        vmid: VMID,
-        root: pool.root(),
-        cpus: 1,
-    };
-    let checker = Mutex::new(Checker::new(setup));
-    let cpu = Cpu {
-        pool: &pool,
-        grace: &grace,
-        index: 0,
-        vmid: AtomicU64::new(0),
-    };
+    let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
+    let cpu = Cpu::new(&pool, &grace, 0);
     let ops = Recorder::new(cpu, 0, &checker);
     let mut table = Stage2::new(geometry, features, Policy::GRANULE, VMID, pool.root());
     act(&mut table, &ops);
@@ -180,12 +168,7 @@ fn pages_whose_software_bits_differ_stay_pages() {
 fn a_table_stays_while_a_walk_for_many_is_in_it() {
     let geometry = Geometry::new(Granule::K4, 39).unwrap();
     let (pool, grace) = (pool(&geometry), Grace::new(1));
-    let ops = Cpu {
-        pool: &pool,
-        grace: &grace,
-        index: 0,
-        vmid: AtomicU64::new(0),
-    };
+    let ops = Cpu::new(&pool, &grace, 0);
     let table = table(geometry, &pool);
     let mut memcache = Memcache::new();
     memcache.top_up(&ops, 4, 8);
@@ -242,12 +225,7 @@ fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
     let geometry = Geometry::new(Granule::K4, 39).unwrap();
     let (pool, grace) = (pool(&geometry), Grace::new(1));
     let events: Mutex<Vec<Event>> = Mutex::new(Vec::new());
-    let cpu = Cpu {
-        pool: &pool,
-        grace: &grace,
-        index: 0,
-        vmid: AtomicU64::new(0),
-    };
+    let cpu = Cpu::new(&pool, &grace, 0);
     let ops = Recorder::new(cpu, 0, &events);
     let features = Features { bbm, ..ALL };
     let table = Stage2::new(geometry, features, Policy::GRANULE, VMID, pool.root());

@@ -12,9 +12,9 @@ use granule_stage2::check::{Checker, Rule, Sight, Trace};
 const FIRST: &str = "granule-trace 1 granule=4096 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 \
                      fwb=0 dic=0 tlbrange=0 bbm=0\n";
 
-/// A root of level 1, below it a table of level 2 (0x80004000), below that one of level 3
-/// (0x80005000) for the first 2M; the lock is held.
-macro_rules! tables {
+/// A root of level 1, below it a table of level 2 (0x80004000), and one that is not linked yet; the
+/// lock is held.
+macro_rules! one_table {
     () => {
         "
     0 allocate 0x80004000
@@ -25,9 +25,20 @@ macro_rules! tables {
     0 lock exclusive
     0 store 0x80000000 0 0x80004003 release
     0 ref 0x80000000 1
+"
+    };
+}
+
+/// The same, and the other is one of level 3 (0x80005000) for the first 2M.
+macro_rules! tables {
+    () => {
+        concat!(
+            one_table!(),
+            "
     0 store 0x80004000 0 0x80005003 release
     0 ref 0x80004000 1
 "
+        )
     };
 }
 
@@ -327,16 +338,7 @@ fn a_split_gives_no_more_than_the_one_page_that_was_asked_for() {
             "0 store 0x80004000 0 0x004000010000077d release\n0 ref 0x80004000 1\n0 unlock\n";
         let table = "0 lock exclusive\n0 store 0x80004000 0x004000010000077d 0 plain\n";
         let link = "0 ref 0x80005000 2\n0 store 0x80004000 0 0x80005003 release\n0 unlock\n";
-        let first = "
-    0 allocate 0x80004000
-    0 allocate 0x80005000
-    0 give 0x0 0x100000000 0x200000
-    0 dc 0x100000000 0x200000
-    0 dsb ish
-    0 lock exclusive
-    0 store 0x80000000 0 0x80004003 release
-    0 ref 0x80000000 1
-";
+        let first = one_table!();
         but_returned(rules(&[first, block, table, FLUSH, pages, link]))
     };
     let page = |entry: &str, leaf: &str| format!("0 store {entry} 0 {leaf} plain\n");

@@ -5,11 +5,11 @@
 
 mod support;
 
-use std::sync::{Mutex, atomic::AtomicU64};
+use std::sync::Mutex;
 
 use granule_stage2::{
     Access, Features, Maintenance, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
-    check::{Action, Checker, Recorder, Rule, Setup},
+    check::{Action, Checker, Recorder, Rule},
     descriptor::{Attributes, Descriptor, MemoryType},
     geometry::{Geometry, Granule, Level},
     grace::Grace,
@@ -17,7 +17,7 @@ use granule_stage2::{
     pool::words,
 };
 use proptest::prelude::*;
-use support::{Cpu, MEMORY, Pool, TABLES, VMID};
+use support::{Cpu, MEMORY, Pool, TABLES, VMID, setup};
 
 /// What a page translates to: host address and whether it may be read, written and executed.
 type Seen = Option<(u64, [bool; 3])>;
@@ -215,20 +215,8 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
     let per_table = usize::try_from(granule.entries()).unwrap();
     let pool = Pool::new(TABLES, &geometry, words(64 * per_table), words(128)).unwrap();
     let grace = Grace::new(1);
-    let setup = Setup {
-        geometry,
-        features,
-        vmid: VMID,
-        root: pool.root(),
-        cpus: 1,
-    };
-    let checker = Mutex::new(Checker::new(setup));
-    let cpu = Cpu {
-        pool: &pool,
-        grace: &grace,
-        index: 0,
-        vmid: AtomicU64::new(0),
-    };
+    let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
+    let cpu = Cpu::new(&pool, &grace, 0);
     let page = granule.size();
     let mut under = Under {
         table: Stage2::new(geometry, features, policy, VMID, pool.root()),

@@ -42,6 +42,28 @@ pub struct Cpu<'a> {
     pub vmid: AtomicU64,
 }
 
+impl<'a> Cpu<'a> {
+    pub fn new(pool: &'a Pool, grace: &'a Grace, index: u8) -> Self {
+        Self {
+            pool,
+            grace,
+            index: index.into(),
+            vmid: AtomicU64::new(0),
+        }
+    }
+}
+
+/// What a checker of a table over a pool has to know.
+pub fn setup(geometry: Geometry, features: Features, pool: &Pool, cpus: u8) -> Setup {
+    Setup {
+        geometry,
+        features,
+        vmid: VMID,
+        root: pool.root(),
+        cpus,
+    }
+}
+
 impl Operations for Cpu<'_> {
     fn load(&self, entry: EntryAddress) -> Descriptor {
         self.pool.load(entry)
@@ -122,17 +144,10 @@ impl<L: RawRwLock> World<L> {
         let count = tables(cpus, blocks);
         let pool = Pool::new(TABLES, &geometry, words(count * 512), words(count * 2)).unwrap();
         let table = Stage2::new(geometry, features, policy, VMID, pool.root());
-        let setup = Setup {
-            geometry,
-            features,
-            vmid: VMID,
-            root: pool.root(),
-            cpus,
-        };
         Self {
             grace: Grace::new(cpus.into()),
             mmu: Mmu::new(table),
-            setup,
+            setup: setup(geometry, features, &pool, cpus),
             blocks,
             sequence: AtomicU64::new(0),
             given: RwLock::new(Given::default()),
@@ -141,12 +156,7 @@ impl<L: RawRwLock> World<L> {
     }
 
     pub fn cpu(&self, index: u8) -> Cpu<'_> {
-        Cpu {
-            pool: &self.pool,
-            grace: &self.grace,
-            index: index.into(),
-            vmid: AtomicU64::new(0),
-        }
+        Cpu::new(&self.pool, &self.grace, index)
     }
 
     fn given(&self) -> RwLockWriteGuard<'_, L, Given> {
