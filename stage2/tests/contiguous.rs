@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The contiguous hint: where pages get it, and that whatever changes one of them takes it from the
 //! run first. The checker is on throughout; that a change which forgets this is caught is in
-//! `red.rs` and `mutation.rs`.
+//! `known_bugs.rs` and `mutation.rs`.
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 mod support;
@@ -15,7 +15,7 @@ use granule_stage2::{
     geometry::{Geometry, Granule},
     pool::words,
 };
-use support::{BLOCK, Cpu, PAGE, Pool, TABLES, VMID, Vcpu, World};
+use support::{BLOCK, Cpu, PAGE, Pool, TABLES, TestVm, VMID, Vcpu};
 
 /// Pages with the hint among the first `pages`, after one exclusive map of as many.
 fn hinted(policy: Policy, granule: Granule, phys: u64, pages: u64) -> u64 {
@@ -57,10 +57,10 @@ type Guest<'a> = Vcpu<'a, Recorder<'a, Cpu<'a>, Checker>, Checker>;
 
 /// What is left of the hint, of 512 pages, after something is done to them.
 fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
-    let world = <World>::new(policy, Features::default(), 1, 4);
-    let checker = Mutex::new(Checker::new(world.setup));
-    let recorder = || Recorder::new(world.cpu(0), 0, &checker);
-    let mut guest: Guest<'_> = Vcpu::new(&world, recorder(), recorder());
+    let vm = <TestVm>::new(policy, Features::default(), 1, 4);
+    let checker = Mutex::new(Checker::new(vm.setup));
+    let recorder = || Recorder::new(vm.cpu(0), 0, &checker);
+    let mut guest: Guest<'_> = Vcpu::new(&vm, recorder(), recorder());
     guest.populate(3);
 
     act(&mut guest);
@@ -69,7 +69,7 @@ fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
     let left = pages
         .filter(|ipa| {
             let look = |table: &Stage2| table.look_up(&guest.ops, *ipa).0;
-            world.mmu.shared(&guest.ops, look).is_contiguous()
+            vm.mmu.shared(&guest.ops, look).is_contiguous()
         })
         .count();
     guest.finish();

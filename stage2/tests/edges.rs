@@ -16,7 +16,7 @@ use granule_stage2::{
     operations::{Note, Operations},
     pool::words,
 };
-use support::{BLOCK, Cpu, MEMORY, PAGE, Pool, TABLES, VMID, Vcpu, World, setup};
+use support::{BLOCK, Cpu, MEMORY, PAGE, Pool, TABLES, TestVm, VMID, Vcpu, setup};
 
 const ALL: Features = Features {
     fwb: true,
@@ -209,10 +209,10 @@ fn the_fault_path_makes_memory_ready_beside_other_walkers_too() {
         maintenance: Maintenance::FaultPath,
         ..Policy::LINUX_6_12
     };
-    let world = <World>::new(policy, Features::default(), 1, 2);
-    let checker = Mutex::new(Checker::new(world.setup));
-    let recorder = || Recorder::new(world.cpu(0), 0, &checker);
-    let mut vcpu = Vcpu::new(&world, recorder(), recorder());
+    let vm = <TestVm>::new(policy, Features::default(), 1, 2);
+    let checker = Mutex::new(Checker::new(vm.setup));
+    let recorder = || Recorder::new(vm.cpu(0), 0, &checker);
+    let mut vcpu = Vcpu::new(&vm, recorder(), recorder());
 
     vcpu.touch(0, Access::Fetch).unwrap();
     vcpu.touch(BLOCK, Access::Write).unwrap();

@@ -41,7 +41,7 @@ use granule_stage2::{
     check::{Checker, Recorder, Rule, Work},
 };
 use mutant::{HOWS, How, Mutant, State};
-use support::{BLOCK, PAGE, Vcpu, World};
+use support::{BLOCK, PAGE, TestVm, Vcpu};
 
 /// Everything that the engine does, on two CPUs in turn.
 fn scenario(
@@ -49,9 +49,9 @@ fn scenario(
     features: Features,
     target: Option<(u64, How)>,
 ) -> (Checker, Vec<Work>, Option<String>) {
-    let world = <World>::new(policy, features, 2, 4);
-    let checker = Mutex::new(Checker::new(world.setup));
-    let recorders = [0, 1].map(|cpu| Recorder::new(world.cpu(cpu), cpu, &checker));
+    let vm = <TestVm>::new(policy, features, 2, 4);
+    let checker = Mutex::new(Checker::new(vm.setup));
+    let recorders = [0, 1].map(|cpu| Recorder::new(vm.cpu(cpu), cpu, &checker));
     let state = State {
         at: Cell::new(0),
         target,
@@ -65,7 +65,7 @@ fn scenario(
                 inner: &recorders[usize::from(cpu)],
                 state: &state,
             };
-            Vcpu::new(&world, ops, Recorder::new(world.cpu(cpu), cpu, &checker))
+            Vcpu::new(&vm, ops, Recorder::new(vm.cpu(cpu), cpu, &checker))
         });
         // A defect may leave the guest without a way on; what was found until then counts.
         let mut go = |which: u8, ipa: u64, access: Access| {

@@ -17,23 +17,24 @@ use granule_stage2::{
     check::Recorder,
 };
 use support::{
-    Random, Vcpu, World, step,
-    witness::{Witness, features},
+    Random, TestVm, Vcpu,
+    recording_checker::{RecordingChecker, features},
+    step,
 };
 
 const CPUS: u8 = 4;
 
 /// Runs `steps` on each of the CPUs and gives what was found.
-fn run(policy: Policy, features: Features, seed: u64, steps: u64) -> (Witness, World) {
-    let world = <World>::new(policy, features, CPUS, 6);
-    let witness = Mutex::new(Witness::new(world.setup));
+fn run(policy: Policy, features: Features, seed: u64, steps: u64) -> (RecordingChecker, TestVm) {
+    let vm = <TestVm>::new(policy, features, CPUS, 6);
+    let recording_checker = Mutex::new(RecordingChecker::new(vm.setup));
     std::thread::scope(|scope| {
         for cpu in 0..CPUS {
-            let (world, witness) = (&world, &witness);
+            let (vm, recording_checker) = (&vm, &recording_checker);
             scope.spawn(move || {
-                let ops = Recorder::new(world.cpu(cpu), cpu, witness);
-                let told = Recorder::new(world.cpu(cpu), cpu, witness);
-                let mut vcpu = Vcpu::new(world, ops, told);
+                let ops = Recorder::new(vm.cpu(cpu), cpu, recording_checker);
+                let told = Recorder::new(vm.cpu(cpu), cpu, recording_checker);
+                let mut vcpu = Vcpu::new(vm, ops, told);
                 let mut random = Random(seed.wrapping_mul(1000) + u64::from(cpu));
                 for _ in 0..steps {
                     step(&mut vcpu, &mut random);
@@ -42,10 +43,10 @@ fn run(policy: Policy, features: Features, seed: u64, steps: u64) -> (Witness, W
             });
         }
     });
-    let ops = Recorder::new(world.cpu(0), 0, &witness);
-    let told = Recorder::new(world.cpu(0), 0, &witness);
-    Vcpu::new(&world, ops, told).finish();
-    (witness.into_inner().unwrap(), world)
+    let ops = Recorder::new(vm.cpu(0), 0, &recording_checker);
+    let told = Recorder::new(vm.cpu(0), 0, &recording_checker);
+    Vcpu::new(&vm, ops, told).finish();
+    (recording_checker.into_inner().unwrap(), vm)
 }
 
 fn all(
@@ -56,11 +57,11 @@ fn all(
     for (name, policy) in policies {
         for features in features() {
             for seed in seeds.clone() {
-                let (witness, world) = run(policy, features, seed, steps);
-                witness.expect_good(name, &policy, seed);
+                let (recording_checker, vm) = run(policy, features, seed, steps);
+                recording_checker.expect_good(name, &policy, seed);
                 assert_eq!(
-                    world.pool.available(),
-                    world.tables() - 2,
+                    vm.pool.available(),
+                    vm.tables() - 2,
                     "{name}: tables are lost"
                 );
             }

@@ -12,15 +12,15 @@ use granule_stage2::{
     check::{Action, Event, Recorder, Rule, Setup, Trace},
     operations::Tlbi,
 };
-use support::{BLOCK, PAGE, Random, Vcpu, World, step};
+use support::{BLOCK, PAGE, Random, TestVm, Vcpu, step};
 
 /// A block, a split under the log, a block again, and the end of it, on two CPUs.
 fn record(policy: Policy, features: Features) -> Trace {
-    let world = <World>::new(policy, features, 2, 2);
+    let vm = <TestVm>::new(policy, features, 2, 2);
     let events = Mutex::new(Vec::new());
     let [mut a, mut b] = [0, 1].map(|cpu| {
-        let recorder = || Recorder::new(world.cpu(cpu), cpu, &events);
-        Vcpu::new(&world, recorder(), recorder())
+        let recorder = || Recorder::new(vm.cpu(cpu), cpu, &events);
+        Vcpu::new(&vm, recorder(), recorder())
     });
     a.touch(0, Access::Write).unwrap();
     b.touch(BLOCK + PAGE, Access::Read).unwrap();
@@ -31,7 +31,7 @@ fn record(policy: Policy, features: Features) -> Trace {
     a.unmap(BLOCK, BLOCK);
     b.finish();
     a.finish();
-    let setup: Setup = world.setup;
+    let setup: Setup = vm.setup;
     Trace {
         setup,
         events: events.into_inner().unwrap(),
@@ -77,12 +77,12 @@ fn casemate_gets_what_it_can_understand() {
 /// Random operations of four CPUs in turns, of a policy that casemate can follow: one walker at a
 /// time, entries broken one by one.
 fn long_trace(events: usize) -> Trace {
-    let world = <World>::new(Policy::LINUX_5_10_SERIES, Features::default(), 4, 6);
+    let vm = <TestVm>::new(Policy::LINUX_5_10_SERIES, Features::default(), 4, 6);
     let heard: Mutex<Vec<Event>> = Mutex::new(Vec::new());
     let mut cpus: Vec<_> = (0..4)
         .map(|cpu| {
-            let recorder = || Recorder::new(world.cpu(cpu), cpu, &heard);
-            Vcpu::new(&world, recorder(), recorder())
+            let recorder = || Recorder::new(vm.cpu(cpu), cpu, &heard);
+            Vcpu::new(&vm, recorder(), recorder())
         })
         .collect();
     let mut random = Random(7);
@@ -93,7 +93,7 @@ fn long_trace(events: usize) -> Trace {
         vcpu.memcache.drain(&vcpu.ops);
     }
     Trace {
-        setup: world.setup,
+        setup: vm.setup,
         events: heard.into_inner().unwrap(),
     }
 }

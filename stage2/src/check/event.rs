@@ -127,7 +127,7 @@ pub enum Action {
         /// Bytes.
         size: u64,
     },
-    /// A guest accesses memory; what it may see is counted ([`Checker::sights`](super::Checker::sights)).
+    /// A guest accesses memory; what it may see is counted ([`Checker::outcomes`](super::Checker::outcomes)).
     Access {
         /// The address.
         ipa: u64,

@@ -5,7 +5,7 @@ use alloc::{collections::BTreeSet, format, vec::Vec};
 
 use super::{
     Checker, Rule,
-    tlb::{Change, Old},
+    tlb::{Change, StaleEntry},
 };
 use crate::{
     descriptor::{Descriptor, MemoryType},
@@ -15,7 +15,7 @@ use crate::{
 
 /// What an access may see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Sight {
+pub enum Outcome {
     /// What was last written there.
     RightData,
     /// What the host had not cleaned, or an older instruction.
@@ -29,7 +29,7 @@ pub enum Sight {
 }
 
 /// Everything that an access may see; the architecture chooses.
-pub type Sights = BTreeSet<Sight>;
+pub type Outcomes = BTreeSet<Outcome>;
 
 impl Checker {
     pub(super) fn check_logged(&mut self, ipa: u64, size: u64, write: bool) {
@@ -115,7 +115,7 @@ impl Checker {
 
     pub(super) fn resumed(&mut self, cpu: usize, ipa: u64, access: Access, level: Level) {
         // Whoever takes an entry away that was widened before has every CPU lose it.
-        let on_its_way = |widened: &Old| {
+        let on_its_way = |widened: &StaleEntry| {
             self.tlbs.old.iter().any(|old| {
                 old.entry == widened.entry
                     && old.change == Change::Removed
@@ -141,8 +141,8 @@ impl Checker {
     }
 
     /// What an access of a CPU may see now. With `uncached` the guest goes around the caches.
-    pub fn access(&self, cpu: usize, ipa: u64, access: Access, uncached: bool) -> Sights {
-        let mut sights = Sights::new();
+    pub fn access(&self, cpu: usize, ipa: u64, access: Access, uncached: bool) -> Outcomes {
+        let mut outcomes = Outcomes::new();
         let now = self.tables.find(&self.setup, ipa);
         let mut candidates: Vec<(Descriptor, u64, u64, bool)> = Vec::new();
         if let Some((entry, level)) = now
@@ -151,7 +151,7 @@ impl Checker {
             let span = self.setup.geometry.span(level);
             candidates.push((entry, ipa & !(span - 1), span, true));
         } else {
-            sights.insert(Sight::Fault);
+            outcomes.insert(Outcome::Fault);
         }
         for old in &self.tlbs.old {
             if old.table.is_none()
@@ -164,7 +164,7 @@ impl Checker {
         }
         let sizes: BTreeSet<_> = candidates.iter().map(|(_, _, size, _)| *size).collect();
         if sizes.len() > 1 {
-            sights.insert(Sight::ConflictAbort);
+            outcomes.insert(Outcome::ConflictAbort);
         }
         let right = candidates
             .first()
@@ -173,17 +173,17 @@ impl Checker {
         for (leaf, base, _, current) in candidates {
             let phys = leaf.address() + (ipa - base);
             if !leaf.attributes().permit(access) || !leaf.attributes().accessed {
-                sights.insert(Sight::Fault);
+                outcomes.insert(Outcome::Fault);
             } else if !current && (Some(phys) != right || access == Access::Write) {
-                sights.insert(Sight::StaleTranslation);
+                outcomes.insert(Outcome::StaleTranslation);
             } else {
-                sights.insert(self.data(phys, leaf, access, uncached));
+                outcomes.insert(self.data(phys, leaf, access, uncached));
             }
         }
-        sights
+        outcomes
     }
 
-    fn data(&self, phys: u64, leaf: Descriptor, access: Access, uncached: bool) -> Sight {
+    fn data(&self, phys: u64, leaf: Descriptor, access: Access, uncached: bool) -> Outcome {
         let around =
             uncached && !self.setup.features.fwb || leaf.attributes().memory != MemoryType::Normal;
         let unclean = around && self.caches.dirty(phys, 1).is_some();
@@ -191,9 +191,9 @@ impl Checker {
             && !self.setup.features.dic
             && self.caches.stale(phys, 1).is_some();
         if unclean || stale {
-            Sight::StaleData
+            Outcome::StaleData
         } else {
-            Sight::RightData
+            Outcome::RightData
         }
     }
 }

@@ -4,7 +4,7 @@
 //! Emulation has neither caches nor weak memory, so a missing clean or barrier never fails there. The
 //! checker assumes the worst that the architecture allows: every CPU holds every entry that it may
 //! hold (`tlb`), every byte that the host wrote is in a cache until it has been cleaned
-//! (`caches`). It keeps its own copy of the tables (`shadow`, `tables`) and reports what breaks a
+//! (`caches`). It keeps its own copy of the tables (`table_model`, `tables`) and reports what breaks a
 //! [`Rule`] at the event where it shows.
 //!
 //! Events come from a [`Recorder`] around the engine's operations, or from a [trace](mod@trace) of
@@ -22,8 +22,8 @@ mod guest;
 mod ranges;
 mod recorder;
 mod rule;
-mod shadow;
 mod shrink;
+mod table_model;
 mod tables;
 mod tlb;
 pub mod trace;
@@ -39,7 +39,7 @@ use core::fmt;
 
 pub use casemate::Casemate;
 pub use event::{Action, Event, How, Setup};
-pub use guest::{Sight, Sights};
+pub use guest::{Outcome, Outcomes};
 pub use recorder::{Recorder, Sink};
 pub use rule::Rule;
 pub use trace::{ParseTraceError, Trace};
@@ -48,7 +48,7 @@ use crate::engine::FaultStatus;
 use crate::operations::{Dsb, Note, TableAddress, Tlbi, Vmid};
 use caches::Caches;
 use ranges::Ranges;
-use shadow::Tables;
+use table_model::TableModel;
 pub use tlb::Work;
 use tlb::{Change, Tlbs};
 
@@ -102,7 +102,7 @@ struct Cpu {
 pub struct Checker {
     setup: Setup,
     cpus: Vec<Cpu>,
-    tables: Tables,
+    tables: TableModel,
     tlbs: Tlbs,
     caches: Caches,
     /// What is the guest's, by guest address: host address, bytes, whether it is a device.
@@ -115,7 +115,7 @@ pub struct Checker {
     now: u8,
     violations: Vec<Violation>,
     seen: BTreeSet<Rule>,
-    sights: BTreeMap<Sight, u64>,
+    outcomes: BTreeMap<Outcome, u64>,
 }
 
 impl Sink for Checker {
@@ -129,7 +129,7 @@ impl Checker {
     pub fn new(setup: Setup) -> Self {
         let cpus = usize::from(setup.cpus);
         Self {
-            tables: Tables::new(&setup),
+            tables: TableModel::new(&setup),
             tlbs: Tlbs::new(cpus),
             caches: Caches::new(cpus),
             cpus: vec![Cpu::default(); cpus],
@@ -143,7 +143,7 @@ impl Checker {
             now: 0,
             violations: Vec::new(),
             seen: BTreeSet::new(),
-            sights: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
         }
     }
 
@@ -158,8 +158,8 @@ impl Checker {
     }
 
     /// What accesses may have seen, and in how many of them; an access may see several.
-    pub const fn sights(&self) -> &BTreeMap<Sight, u64> {
-        &self.sights
+    pub const fn outcomes(&self) -> &BTreeMap<Outcome, u64> {
+        &self.outcomes
     }
 
     /// Events so far.
@@ -276,8 +276,8 @@ impl Checker {
                 access,
                 uncached,
             } => {
-                for sight in self.access(cpu, ipa, access, uncached) {
-                    *self.sights.entry(sight).or_default() += 1;
+                for outcome in self.access(cpu, ipa, access, uncached) {
+                    *self.outcomes.entry(outcome).or_default() += 1;
                 }
             }
             Action::Resume {

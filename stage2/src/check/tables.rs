@@ -5,7 +5,7 @@ use alloc::{format, vec::Vec};
 
 use super::{
     Checker, How, Rule,
-    tlb::{Change, Changed, Old},
+    tlb::{Change, Changed, StaleEntry},
 };
 use crate::{
     descriptor::{Descriptor, Kind, MemoryType},
@@ -158,7 +158,7 @@ impl Checker {
             }
         }
         // Ageing leaves CPUs what they hold: a later reduction has to reach it.
-        let known = |old: &Old| old.entry == place.entry && old.was == old_leaf;
+        let known = |old: &StaleEntry| old.entry == place.entry && old.was == old_leaf;
         if a.accessed && !b.accessed && !self.tlbs.old.iter().any(known) {
             self.hold(cpu, place, old, Change::Widened, false);
         }

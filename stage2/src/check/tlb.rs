@@ -3,7 +3,7 @@
 //!
 //! A CPU may fetch any valid entry at any time, whether it is used or not (Arm ARM D8.13.1). So from
 //! the store that changes a valid entry on, every CPU is taken to hold the old one: in its stage-2
-//! TLB and walk cache, and combined with stage 1. An [`Old`] entry is followed until no CPU can:
+//! TLB and walk cache, and combined with stage 1. An [`StaleEntry`] entry is followed until no CPU can:
 //!
 //! ```text
 //!            DSB (all CPUs see the store)      TLBI IPAS2…   DSB      TLBI VMALLE1…   DSB
@@ -127,7 +127,7 @@ pub(super) enum Change {
 
 /// An entry that CPUs may still hold.
 #[derive(Debug, Clone)]
-pub(super) struct Old {
+pub(super) struct StaleEntry {
     pub entry: EntryAddress,
     pub was: Descriptor,
     pub level: Level,
@@ -153,7 +153,7 @@ pub(super) struct Old {
     phases: Vec<Phase>,
 }
 
-impl Old {
+impl StaleEntry {
     pub(super) fn overlaps(&self, ipa: u64, size: u64) -> bool {
         self.ipa < ipa + size && ipa < self.ipa + self.size
     }
@@ -173,7 +173,7 @@ impl Old {
 /// All that is old.
 #[derive(Debug)]
 pub(super) struct Tlbs {
-    pub old: Vec<Old>,
+    pub old: Vec<StaleEntry>,
     cpus: usize,
     /// The event that is being looked at.
     pub now: u64,
@@ -221,7 +221,7 @@ impl Tlbs {
 
     pub(super) fn changed(&mut self, by: usize, c: Changed) {
         self.rewritten(by, c.entry);
-        self.old.push(Old {
+        self.old.push(StaleEntry {
             entry: c.entry,
             was: c.was,
             level: c.level,
@@ -325,7 +325,7 @@ impl Tlbs {
 }
 
 /// Whether an invalidation with this hint reaches an entry: one that names another level need not.
-fn level_fits(old: &Old, ttl: Option<Level>, leaf_only: bool) -> bool {
+fn level_fits(old: &StaleEntry, ttl: Option<Level>, leaf_only: bool) -> bool {
     match old.table {
         Some(_) => !leaf_only && ttl.is_none(),
         None => ttl.is_none_or(|level| level == old.level),
@@ -406,7 +406,7 @@ mod tests {
         tlbs.dsb(0, Dsb::Ish);
         tlbs.dsb(1, Dsb::Ish);
 
-        let left: Vec<_> = tlbs.old.iter().map(Old::only_combined).collect();
+        let left: Vec<_> = tlbs.old.iter().map(StaleEntry::only_combined).collect();
 
         assert_eq!(left, [true, true]);
     }

@@ -5,8 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
 pub mod pausing;
+pub mod recording_checker;
 pub mod stepping;
-pub mod witness;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -128,7 +128,7 @@ struct Given {
 
 /// Guest and host; `L` is the kind of lock that both use.
 #[derive(Debug)]
-pub struct World<L: RawRwLock = parking_lot::RawRwLock> {
+pub struct TestVm<L: RawRwLock = parking_lot::RawRwLock> {
     pub pool: Pool,
     pub grace: Grace,
     pub mmu: Mmu<L>,
@@ -138,7 +138,7 @@ pub struct World<L: RawRwLock = parking_lot::RawRwLock> {
     given: RwLock<L, Given>,
 }
 
-impl<L: RawRwLock> World<L> {
+impl<L: RawRwLock> TestVm<L> {
     pub fn new(policy: Policy, features: Features, cpus: u8, blocks: u64) -> Self {
         let geometry = Geometry::new(Granule::K4, 40).unwrap();
         let count = tables(cpus, blocks);
@@ -187,26 +187,26 @@ pub const fn phys_of(ipa: u64) -> u64 {
     MEMORY + ipa
 }
 
-/// One CPU of a world, and the sink that hears of it. `W` may change the operations.
+/// One CPU of a vm, and the sink that hears of it. `W` may change the operations.
 pub struct Vcpu<'a, O, S, L: RawRwLock = parking_lot::RawRwLock> {
-    pub world: &'a World<L>,
+    pub vm: &'a TestVm<L>,
     pub ops: O,
     pub told: Recorder<'a, Cpu<'a>, S>,
     pub memcache: Memcache,
 }
 
 struct HostOf<'a, S, L: RawRwLock> {
-    world: &'a World<L>,
+    vm: &'a TestVm<L>,
     told: &'a Recorder<'a, Cpu<'a>, S>,
 }
 
 impl<S: Sink, L: RawRwLock> Host for HostOf<'_, S, L> {
     fn page(&self, ipa: u64, _: Access) -> Option<Page> {
         let block = ipa / BLOCK;
-        if block >= self.world.blocks {
+        if block >= self.vm.blocks {
             return None;
         }
-        let mut given = self.world.given();
+        let mut given = self.vm.given();
         given.blocks.entry(block).or_insert_with(|| {
             let ipa = block * BLOCK;
             let phys = phys_of(ipa);
@@ -229,15 +229,15 @@ impl<S: Sink, L: RawRwLock> Host for HostOf<'_, S, L> {
     }
 
     fn logging(&self, _: u64) -> bool {
-        self.world.given().logging
+        self.vm.given().logging
     }
 
     fn sequence(&self) -> u64 {
-        self.world.sequence.load(Ordering::SeqCst)
+        self.vm.sequence.load(Ordering::SeqCst)
     }
 
     fn mark_dirty(&self, ipa: u64, size: u64) {
-        let mut given = self.world.given();
+        let mut given = self.vm.given();
         if given.logging {
             given.dirty.extend((ipa..ipa + size).step_by(4096));
         }
@@ -246,9 +246,9 @@ impl<S: Sink, L: RawRwLock> Host for HostOf<'_, S, L> {
 
 impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     /// A CPU that the guest runs on. `ops` is what the engine is given; host events go to `told`.
-    pub fn new(world: &'a World<L>, ops: O, told: Recorder<'a, Cpu<'a>, S>) -> Self {
+    pub fn new(vm: &'a TestVm<L>, ops: O, told: Recorder<'a, Cpu<'a>, S>) -> Self {
         Self {
-            world,
+            vm,
             ops,
             told,
             memcache: Memcache::new(),
@@ -258,7 +258,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     /// Accesses until it works; gives the number of faults.
     pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
         for faults in 0..10_000 {
-            let seen = self.world.mmu.walker().translate(&self.ops, ipa, access);
+            let seen = self.vm.mmu.walker().translate(&self.ops, ipa, access);
             let Err(fault) = seen else {
                 self.told.tell(Action::Access {
                     ipa,
@@ -268,11 +268,11 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
                 return Ok(faults);
             };
             let host = HostOf {
-                world: self.world,
+                vm: self.vm,
                 told: &self.told,
             };
             let done = self
-                .world
+                .vm
                 .mmu
                 .fault(&self.ops, &host, &mut self.memcache, fault)?;
             if done == Resolution::Resolved {
@@ -298,14 +298,14 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
 
     /// Frees what has waited long enough.
     pub fn drain(&self) {
-        self.world.grace.drain(&self.world.mmu, &self.ops);
+        self.vm.grace.drain(&self.vm.mmu, &self.ops);
     }
 
     pub fn set_logging(&self, on: bool) {
-        let size = self.world.size();
-        self.world.mmu.exclusive(&self.ops, |table| {
+        let size = self.vm.size();
+        self.vm.mmu.exclusive(&self.ops, |table| {
             // A look-up that sees the new sequence sees the new setting.
-            let mut given = self.world.given();
+            let mut given = self.vm.given();
             self.invalidate_lookups();
             given.logging = on;
             given.dirty.clear();
@@ -323,9 +323,9 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     }
 
     pub fn read_log(&self) -> BTreeSet<u64> {
-        let size = self.world.size();
-        self.world.mmu.exclusive(&self.ops, |table| {
-            let mut given = self.world.given();
+        let size = self.vm.size();
+        self.vm.mmu.exclusive(&self.ops, |table| {
+            let mut given = self.vm.given();
             if given.logging {
                 table.write_protect(&self.ops, 0, size).unwrap();
                 self.told.tell(Action::ReadLog { ipa: 0, size });
@@ -338,14 +338,14 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         // Told first: who looks a page up between the two is void to the engine, whatever the
         // checker thinks; the other way round the checker would take a look-up that is good for void.
         self.ops.note(Note::Sequence);
-        self.world.sequence.fetch_add(1, Ordering::SeqCst);
+        self.vm.sequence.fetch_add(1, Ordering::SeqCst);
     }
 
     /// The host takes a block back.
     pub fn take_back(&self, block: u64) {
-        self.world.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.exclusive(&self.ops, |table| {
             self.invalidate_lookups();
-            let mut given = self.world.given();
+            let mut given = self.vm.given();
             table.unmap(&self.ops, block * BLOCK, BLOCK).unwrap();
             if given.blocks.remove(&block).is_some() {
                 self.told.tell(Action::TakeBack {
@@ -359,7 +359,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
 
     /// Mappings go, the memory stays the guest's.
     pub fn unmap(&self, ipa: u64, size: u64) {
-        self.world.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.exclusive(&self.ops, |table| {
             self.invalidate_lookups();
             table.unmap(&self.ops, ipa, size).unwrap();
             self.invalidate_lookups();
@@ -367,7 +367,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     }
 
     pub fn age(&self, ipa: u64, size: u64) {
-        self.world.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.exclusive(&self.ops, |table| {
             table.age(&self.ops, ipa, size).unwrap();
         });
     }
@@ -375,7 +375,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     pub fn split(&mut self, block: u64) {
         self.memcache.top_up(&self.ops, 8, 8);
         let memcache = &mut self.memcache;
-        self.world.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.exclusive(&self.ops, |table| {
             table
                 .split(&self.ops, memcache, block * BLOCK, BLOCK)
                 .unwrap();
@@ -388,10 +388,10 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         self.memcache.top_up(&self.ops, 8, 8);
         let (ops, memcache) = (&self.ops, &mut self.memcache);
         let host = HostOf {
-            world: self.world,
+            vm: self.vm,
             told: &self.told,
         };
-        self.world.mmu.exclusive(ops, |table| {
+        self.vm.mmu.exclusive(ops, |table| {
             if !table.policy().contiguous {
                 return;
             }
@@ -417,8 +417,8 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     /// The host writes through its own mapping; not while a fault is being handled, as what it
     /// writes in that very moment is its own race.
     pub fn host_write(&self, ipa: u64, size: u64) {
-        self.world.mmu.exclusive(&self.ops, |_| {
-            let given = self.world.given();
+        self.vm.mmu.exclusive(&self.ops, |_| {
+            let given = self.vm.given();
             if given.blocks.contains_key(&(ipa / BLOCK)) {
                 self.told.tell(Action::HostWrite {
                     phys: phys_of(ipa),
@@ -431,7 +431,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     /// Everything is unmapped and all tables are given back.
     pub fn finish(&mut self) {
         self.drain();
-        self.world.mmu.exclusive(&self.ops, |table| {
+        self.vm.mmu.exclusive(&self.ops, |table| {
             self.invalidate_lookups();
             table.clear(&self.ops);
         });
@@ -462,7 +462,7 @@ pub fn step<O: Operations, S: Sink, L: RawRwLock>(
     vcpu: &mut Vcpu<'_, O, S, L>,
     random: &mut Random,
 ) {
-    let block = random.below(vcpu.world.blocks);
+    let block = random.below(vcpu.vm.blocks);
     let ipa = block * BLOCK + random.below(512) * PAGE;
     match random.below(100) {
         0..=39 => drop(vcpu.touch(ipa, Access::Read).unwrap()),

@@ -30,7 +30,7 @@ pub(super) struct Table {
 
 /// All tables by address.
 #[derive(Debug)]
-pub(super) struct Tables {
+pub(super) struct TableModel {
     pub(super) all: BTreeMap<u64, Table>,
     pub(super) locked: BTreeMap<EntryAddress, usize>,
     /// Leaves that were broken and nothing made there since, while the lock is held.
@@ -41,7 +41,7 @@ pub(super) struct Tables {
     granule_size: u64,
 }
 
-impl Tables {
+impl TableModel {
     pub(super) fn new(setup: &Setup) -> Self {
         let g = &setup.geometry;
         let size = g.root_tables() * g.granule().size();
@@ -124,7 +124,7 @@ impl Tables {
         left
     }
 
-    /// Tables that have changed and whose count is not right: count and valid entries. None where
+    /// TableModel that have changed and whose count is not right: count and valid entries. None where
     /// nobody counts.
     pub(super) fn miscounted(&mut self) -> Vec<(TableAddress, i64, usize)> {
         let changed = core::mem::take(&mut self.changed);

@@ -3,7 +3,7 @@
 //! whatever the order of steps. A seed fixes the order, so a run that fails can be had again.
 //!
 //! A million orders, or as many as `GRANULE_ORDERS` says:
-//! `cargo test --release -p granule-stage2 --test turns -- --ignored --nocapture`
+//! `cargo test --release -p granule-stage2 --test schedules -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
 
@@ -17,9 +17,10 @@ use std::{
 use granule_stage2::{Features, Policy, check::Recorder};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner, scheduler::RandomScheduler};
 use support::{
-    Random, Vcpu, World, step,
+    Random, TestVm, Vcpu,
+    recording_checker::{RecordingChecker, features},
+    step,
     stepping::{Stepping, TurnLock},
-    witness::{Witness, features},
 };
 
 struct Run {
@@ -53,22 +54,22 @@ impl Run {
     }
 
     fn go(&self) {
-        let world = World::<TurnLock>::new(
+        let vm = TestVm::<TurnLock>::new(
             self.policy,
             self.features,
             self.cpus,
             2 + u64::from(self.cpus) / 2,
         );
-        let witness = Arc::new(Mutex::new(Witness::new(world.setup)));
-        let world = Arc::new(world);
+        let recording_checker = Arc::new(Mutex::new(RecordingChecker::new(vm.setup)));
+        let vm = Arc::new(vm);
         let (seed, steps) = (self.seed, self.steps);
         let threads: Vec<_> = (0..self.cpus)
             .map(|cpu| {
-                let (world, witness) = (Arc::clone(&world), Arc::clone(&witness));
+                let (vm, recording_checker) = (Arc::clone(&vm), Arc::clone(&recording_checker));
                 shuttle::thread::spawn(move || {
-                    let ops = Stepping(Recorder::new(world.cpu(cpu), cpu, &*witness));
-                    let told = Recorder::new(world.cpu(cpu), cpu, &*witness);
-                    let mut vcpu = Vcpu::new(&*world, ops, told);
+                    let ops = Stepping(Recorder::new(vm.cpu(cpu), cpu, &*recording_checker));
+                    let told = Recorder::new(vm.cpu(cpu), cpu, &*recording_checker);
+                    let mut vcpu = Vcpu::new(&*vm, ops, told);
                     let mut random = Random(seed.wrapping_mul(1000) + u64::from(cpu));
                     (0..steps).for_each(|_| step(&mut vcpu, &mut random));
                     vcpu.memcache.drain(&vcpu.ops);
@@ -76,15 +77,15 @@ impl Run {
             })
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap());
-        let recorder = || Recorder::new(world.cpu(0), 0, &*witness);
-        Vcpu::new(&*world, recorder(), recorder()).finish();
-        witness
+        let recorder = || Recorder::new(vm.cpu(0), 0, &*recording_checker);
+        Vcpu::new(&*vm, recorder(), recorder()).finish();
+        recording_checker
             .lock()
             .unwrap()
             .expect_good(self.name, &self.policy, self.seed);
         assert_eq!(
-            world.pool.available(),
-            world.tables() - 2,
+            vm.pool.available(),
+            vm.tables() - 2,
             "{}: tables are lost",
             self.name
         );

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use granule_stage2::check::{Checker, Rule, Sight, Trace};
+use granule_stage2::check::{Checker, Outcome, Rule, Trace};
 
 const FIRST: &str = "granule-trace 1 granule=4096 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 \
                      fwb=0 dic=0 tlbrange=0 bbm=0\n";
@@ -360,9 +360,9 @@ fn what_a_guest_may_see_is_counted_by_its_accesses() {
     let seen = |parts: &[&str]| -> Vec<_> {
         let checker = replayed(parts);
         checker
-            .sights()
+            .outcomes()
             .iter()
-            .map(|(sight, n)| (*sight, *n))
+            .map(|(outcome, n)| (*outcome, *n))
             .collect()
     };
 
@@ -371,10 +371,13 @@ fn what_a_guest_may_see_is_counted_by_its_accesses() {
     let gone = seen(&[TWO_PAGES, broken, FLUSH, look]);
     let unclean = seen(&[TWO_PAGES, broken, FLUSH, written, look]);
 
-    assert_eq!(mapped, [(Sight::RightData, 2)]);
-    assert_eq!(unmapped, [(Sight::StaleTranslation, 1), (Sight::Fault, 1)]);
-    assert_eq!(gone, [(Sight::Fault, 1)]);
-    assert_eq!(unclean, [(Sight::StaleData, 1)]);
+    assert_eq!(mapped, [(Outcome::RightData, 2)]);
+    assert_eq!(
+        unmapped,
+        [(Outcome::StaleTranslation, 1), (Outcome::Fault, 1)]
+    );
+    assert_eq!(gone, [(Outcome::Fault, 1)]);
+    assert_eq!(unclean, [(Outcome::StaleData, 1)]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use granule_stage2::{
     Coalesce, Features, Maintenance, Policy,
-    check::{Checker, Event, Rule, Setup, Sight, Sink, Trace},
+    check::{Checker, Event, Outcome, Rule, Setup, Sink, Trace},
 };
 
 /// A longer run keeps no trace: it would fill the memory, and nobody could read it.
@@ -13,13 +13,13 @@ const KEPT: u64 = 2_000_000;
 
 /// A checker, and what it was told.
 #[derive(Debug)]
-pub struct Witness {
+pub struct RecordingChecker {
     setup: Setup,
     checker: Checker,
     events: Vec<Event>,
 }
 
-impl Sink for Witness {
+impl Sink for RecordingChecker {
     fn event(&mut self, event: Event) {
         self.checker.event(event);
         if self.checker.events() <= KEPT {
@@ -30,7 +30,7 @@ impl Sink for Witness {
     }
 }
 
-impl Witness {
+impl RecordingChecker {
     pub fn new(setup: Setup) -> Self {
         Self {
             setup,
@@ -45,14 +45,14 @@ impl Witness {
         let known = known(policy);
         let mut unexpected = found.filter(|v| !known.contains(&v.rule)).peekable();
         if !known.contains(&Rule::UncleanReachable) {
-            let sights = self.checker.sights();
+            let outcomes = self.checker.outcomes();
             assert!(
-                sights.contains_key(&Sight::RightData),
+                outcomes.contains_key(&Outcome::RightData),
                 "{name}, seed {seed}"
             );
             assert!(
-                !sights.contains_key(&Sight::StaleData),
-                "{name}, seed {seed}: {sights:?}"
+                !outcomes.contains_key(&Outcome::StaleData),
+                "{name}, seed {seed}: {outcomes:?}"
             );
         }
         if unexpected.peek().is_none() {
