@@ -17,7 +17,7 @@ use granule_stage2::{
     check::Recorder,
 };
 use support::{
-    Random, TestVm, Vcpu,
+    TestVm, Vcpu, generator,
     recording_checker::{RecordingChecker, features},
     step,
 };
@@ -35,7 +35,7 @@ fn run(policy: Policy, features: Features, seed: u64, steps: u64) -> (RecordingC
                 let ops = Recorder::new(vm.cpu(cpu), cpu, recording_checker);
                 let told = Recorder::new(vm.cpu(cpu), cpu, recording_checker);
                 let mut vcpu = Vcpu::new(vm, ops, told);
-                let mut random = Random(seed.wrapping_mul(1000) + u64::from(cpu));
+                let mut random = generator(seed.wrapping_mul(1000) + u64::from(cpu));
                 for _ in 0..steps {
                     step(&mut vcpu, &mut random);
                 }

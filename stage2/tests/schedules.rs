@@ -17,7 +17,7 @@ use std::{
 use granule_stage2::{Features, Policy, check::Recorder};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner, scheduler::RandomScheduler};
 use support::{
-    Random, TestVm, Vcpu,
+    TestVm, Vcpu, generator,
     recording_checker::{RecordingChecker, features},
     step,
     stepping::{Stepping, TurnLock},
@@ -70,7 +70,7 @@ impl Run {
                     let ops = Stepping(Recorder::new(vm.cpu(cpu), cpu, &*recording_checker));
                     let told = Recorder::new(vm.cpu(cpu), cpu, &*recording_checker);
                     let mut vcpu = Vcpu::new(&*vm, ops, told);
-                    let mut random = Random(seed.wrapping_mul(1000) + u64::from(cpu));
+                    let mut random = generator(seed.wrapping_mul(1000) + u64::from(cpu));
                     (0..steps).for_each(|_| step(&mut vcpu, &mut random));
                     vcpu.memcache.drain(&vcpu.ops);
                 })

@@ -12,7 +12,7 @@ use granule_stage2::{
     check::{Action, Event, Recorder, Rule, Setup, Trace},
     operations::Tlbi,
 };
-use support::{BLOCK, PAGE, Random, TestVm, Vcpu, step};
+use support::{BLOCK, PAGE, TestVm, Vcpu, generator, step};
 
 /// A block, a split under the log, a block again, and the end of it, on two CPUs.
 fn record(policy: Policy, features: Features) -> Trace {
@@ -85,7 +85,7 @@ fn long_trace(events: usize) -> Trace {
             Vcpu::new(&vm, recorder(), recorder())
         })
         .collect();
-    let mut random = Random(7);
+    let mut random = generator(7);
     while heard.lock().unwrap().len() < events {
         cpus.iter_mut().for_each(|vcpu| step(vcpu, &mut random));
     }

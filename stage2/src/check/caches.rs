@@ -98,15 +98,8 @@ impl Caches {
         self.pending[cpu].push((Kind::Data, phys, size));
         let mut any = self.dirty(phys, size).is_some();
         for (from, to) in self.touched.overlaps(phys, size) {
-            let mut gone = Ranges::default();
-            gone.add(from, to - from);
-            for (start, end) in self.mapped.overlaps(from, to - from) {
-                gone.remove(start, end - start);
-            }
-            for (from, to) in gone
-                .iter()
-                .filter(|(from, to)| !reachable(*from, to - from))
-            {
+            let unmapped = self.mapped.gaps(from, to).into_iter();
+            for (from, to) in unmapped.filter(|(from, to)| !reachable(*from, to - from)) {
                 self.pending[cpu].push((Kind::Returned, from, to - from));
                 any = true;
             }
@@ -124,14 +117,11 @@ impl Caches {
         let mut any = false;
         let (at, size) = range.unwrap_or((0, 1 << 52));
         for (from, to) in self.stale.overlaps(at, size) {
-            let mut fresh = Ranges::default();
-            fresh.add(from, to - from);
-            if !coherent {
-                for (dirty, end) in self.dirty.overlaps(from, to - from) {
-                    fresh.remove(dirty, end - dirty);
-                }
-            }
-            let fresh: Vec<_> = fresh.iter().collect();
+            let fresh = if coherent {
+                vec![(from, to)]
+            } else {
+                self.dirty.gaps(from, to)
+            };
             any |= !fresh.is_empty();
             self.issued[cpu] |= any;
             for (from, to) in fresh {
@@ -151,7 +141,7 @@ impl Caches {
                 Kind::Returned => &mut self.touched,
                 Kind::Instructions => &mut self.stale,
             };
-            any |= done.touches(at, size).is_some();
+            any |= done.first_in(at, size).is_some();
             done.remove(at, size);
         }
         any
@@ -178,25 +168,16 @@ impl Caches {
     pub(super) fn settle(&mut self) -> Vec<(u64, u64)> {
         let written: Vec<_> = self.written_while_mapped.iter().collect();
         for (from, to) in written {
-            let mut gone = Ranges::default();
-            gone.add(from, to - from);
-            for (start, end) in self.mapped.overlaps(from, to - from) {
-                gone.remove(start, end - start);
-            }
-            for (start, end) in gone.iter() {
+            for (start, end) in self.mapped.gaps(from, to) {
                 self.dirty.add(start, end - start);
                 self.stale.add(start, end - start);
                 self.written_while_mapped.remove(start, end - start);
             }
         }
-        let mut left = Ranges::default();
-        for (from, to) in self.touched.iter() {
-            left.add(from, to - from);
-        }
-        for (from, to) in self.mapped.iter() {
-            left.remove(from, to - from);
-        }
-        let left: Vec<_> = left.iter().collect();
+        let touched = self.touched.iter();
+        let left: Vec<_> = touched
+            .flat_map(|(from, to)| self.mapped.gaps(from, to))
+            .collect();
         for (from, to) in &left {
             self.touched.remove(*from, to - from);
         }
@@ -209,19 +190,19 @@ impl Caches {
     }
 
     pub(super) fn dirty(&self, phys: u64, size: u64) -> Option<u64> {
-        self.dirty.touches(phys, size)
+        self.dirty.first_in(phys, size)
     }
 
     pub(super) fn stale(&self, phys: u64, size: u64) -> Option<u64> {
-        self.stale.touches(phys, size)
+        self.stale.first_in(phys, size)
     }
 
     pub(super) fn touched(&self, phys: u64, size: u64) -> Option<u64> {
-        self.touched.touches(phys, size)
+        self.touched.first_in(phys, size)
     }
 
     pub(super) fn is_mapped(&self, phys: u64, size: u64) -> bool {
-        self.mapped.touches(phys, size).is_some()
+        self.mapped.first_in(phys, size).is_some()
     }
 }
 

@@ -62,7 +62,7 @@ impl Checker {
     }
 
     pub(super) fn read_log(&mut self, ipa: u64, size: u64) {
-        if let Some(at) = self.unmarked.touches(ipa, size) {
+        if let Some(at) = self.unmarked.first_in(ipa, size) {
             self.report(Rule::NotMarkedDirty, format!("{at:#x} is writable"));
         }
         self.check_protected(ipa, size);

@@ -1,66 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A set of bytes as ranges that neither touch nor overlap.
+//! Sets of addresses, kept as ranges ([`rangemap::RangeSet`]), with the part of a range that is in a
+//! set or missing from it.
 
-use alloc::{collections::BTreeMap, vec::Vec};
+use alloc::vec::Vec;
 
-/// Bytes, by first and one behind the last.
+use rangemap::RangeSet;
+
+/// A set of addresses.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Ranges(BTreeMap<u64, u64>);
+pub(super) struct Ranges(RangeSet<u64>);
 
 impl Ranges {
     pub(super) fn add(&mut self, start: u64, size: u64) {
-        if size == 0 {
-            return;
+        // An empty range is refused by the set.
+        if size > 0 {
+            self.0.insert(start..start + size);
         }
-        let (mut start, mut end) = (start, start + size);
-        while let Some((&from, &to)) = self.0.range(..=end).next_back() {
-            if to < start {
-                break;
-            }
-            self.0.remove(&from);
-            start = start.min(from);
-            end = end.max(to);
-        }
-        self.0.insert(start, end);
     }
 
     pub(super) fn remove(&mut self, start: u64, size: u64) {
-        let end = start + size;
-        for (from, to) in self.overlaps(start, size) {
-            // `from..to` is already cut to the range.
-            let Some((&whole, &whole_end)) = self.0.range(..=from).next_back() else {
-                continue;
-            };
-            self.0.remove(&whole);
-            if whole < from.max(start) {
-                self.0.insert(whole, from);
-            }
-            if to.min(end) < whole_end {
-                self.0.insert(to, whole_end);
-            }
+        if size > 0 {
+            self.0.remove(start..start + size);
         }
     }
 
-    /// What of a range is in the set.
+    /// Returns the parts of a range that are in the set, by start and end.
     pub(super) fn overlaps(&self, start: u64, size: u64) -> Vec<(u64, u64)> {
         let end = start + size;
-        let mut found: Vec<_> = self
-            .0
-            .range(..end)
-            .rev()
-            .take_while(|(_, to)| **to > start)
-            .map(|(from, to)| ((*from).max(start), (*to).min(end)))
-            .collect();
-        found.reverse();
+        let found = self.0.overlapping(start..end);
         found
+            .map(|range| (range.start.max(start), range.end.min(end)))
+            .collect()
     }
 
-    pub(super) fn touches(&self, start: u64, size: u64) -> Option<u64> {
-        self.overlaps(start, size).first().map(|(from, _)| *from)
+    /// Returns the parts of a range that are not in the set, by start and end.
+    pub(super) fn gaps(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let outer = start..end;
+        let gaps = self.0.gaps(&outer);
+        gaps.map(|range| (range.start, range.end)).collect()
+    }
+
+    /// Returns the first address of a range that is in the set.
+    pub(super) fn first_in(&self, start: u64, size: u64) -> Option<u64> {
+        let mut found = self.0.overlapping(start..start + size);
+        found.next().map(|range| range.start.max(start))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.0.iter().map(|(from, to)| (*from, *to))
+        self.0.iter().map(|range| (range.start, range.end))
     }
 
     pub(super) fn clear(&mut self) {
@@ -75,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(steps in prop::collection::vec((any::<bool>(), 0u64..200, 0u64..60), 1..60)) {
+        fn ranges_hold_what_was_added_and_not_removed(steps in prop::collection::vec((any::<bool>(), 0u64..200, 0u64..60), 1..60)) {
             let mut set = Ranges::default();
             let mut bytes = [false; 300];
             for (add, start, size) in steps {
@@ -85,7 +72,7 @@ mod tests {
                 }
             }
             for (at, there) in (0u64..).zip(bytes) {
-                prop_assert_eq!(set.touches(at, 1).is_some(), there, "{}", at);
+                prop_assert_eq!(set.first_in(at, 1).is_some(), there, "{}", at);
             }
         }
     }

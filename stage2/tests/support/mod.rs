@@ -24,6 +24,8 @@ use granule_stage2::{
     pool::{TablePool, words},
 };
 use lock_api::{RawRwLock, RwLock, RwLockWriteGuard};
+use rand_core::{Rng, SeedableRng};
+use rand_xoshiro::SplitMix64;
 
 pub const BLOCK: u64 = 2 << 20;
 pub const PAGE: u64 = 4096;
@@ -439,32 +441,24 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     }
 }
 
-/// Numbers that look random and repeat (SplitMix64).
-#[derive(Debug, Clone)]
-pub struct Random(pub u64);
+/// Returns the generator of a seed.
+pub fn generator(seed: u64) -> SplitMix64 {
+    SplitMix64::seed_from_u64(seed)
+}
 
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
+/// Returns a number below `end`.
+pub fn below(random: &mut SplitMix64, end: u64) -> u64 {
+    random.next_u64() % end
 }
 
 /// One random step.
 pub fn step<O: Operations, S: Sink, L: RawRwLock>(
     vcpu: &mut Vcpu<'_, O, S, L>,
-    random: &mut Random,
+    random: &mut SplitMix64,
 ) {
-    let block = random.below(vcpu.vm.blocks);
-    let ipa = block * BLOCK + random.below(512) * PAGE;
-    match random.below(100) {
+    let block = below(random, vcpu.vm.blocks);
+    let ipa = block * BLOCK + below(random, 512) * PAGE;
+    match below(random, 100) {
         0..=39 => drop(vcpu.touch(ipa, Access::Read).unwrap()),
         40..=74 => drop(vcpu.touch(ipa, Access::Write).unwrap()),
         75..=84 => drop(vcpu.touch(ipa, Access::Fetch).unwrap()),
