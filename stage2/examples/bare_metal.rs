@@ -28,28 +28,41 @@ impl Operations for El2 {
     fn isb(&self) { say!("  isb"); }
     fn tlbi(&self, kind: Tlbi) { say!("  tlbi {kind:?}"); }
     fn switch_vmid(&self, vmid: Vmid) -> Vmid { say!("  msr vttbr_el2 {vmid:?}"); Vmid(0) }
-    fn clean_invalidate(&self, phys: u64, size: u64) { say!("  dc civac {phys:#x}, {size:#x} bytes"); }
-    fn invalidate_instructions(&self, range: Option<(u64, u64)>) { say!("  ic {range:x?}"); }
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64) { say!("  dc civac {phys:#x}, {size:#x} bytes"); }
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) { say!("  ic {range:x?}"); }
 }
 
 fn main() -> Result<(), MapError> {
     let geometry = const { Geometry::new(Granule::K4, 40) }.expect("40 bits are from 32 to 48");
-    let pool = TablePool::new(0x8000_0000, &geometry, &WORDS[..], &META[..]);
+    let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, &WORDS[..], &META[..]);
     let ops = El2(pool.expect("enough tables for a root"));
     let (root, mut memcache) = (ops.0.root(), Memcache::new());
     let (cpus, policy) = (Features::default(), Policy::GRANULE);
     let mut guest = Stage2::new(geometry, cpus, policy, Vmid(1), root);
-    let piece = |ipa, size| MapRequest::new(ipa, ipa + 0xc000_0000, size, Attributes::READ_WRITE);
+    let piece = |ipa: Ipa, size| {
+        MapRequest::new(
+            ipa,
+            PhysAddr(ipa.0 + 0xc000_0000),
+            size,
+            Attributes::READ_WRITE,
+        )
+    };
 
     memcache.top_up(&ops, 4, 8);
     say!("the guest gets 2M, in one block");
-    guest.map(&ops, &mut memcache, &piece(0x4000_0000, 2 << 20))?;
+    guest.map(&ops, &mut memcache, &piece(Ipa(0x4000_0000), 2 << 20))?;
     say!("its writes are logged, its first one splits the block");
-    guest.write_protect(&ops, 0x4000_0000, 2 << 20)?;
-    say!("  {:?}", guest.translate(&ops, 0x4000_5000, Access::Write));
-    guest.map(&ops, &mut memcache, &piece(0x4000_5000, 4096))?;
+    guest.write_protect(&ops, Ipa(0x4000_0000), 2 << 20)?;
+    say!(
+        "  {:?}",
+        guest.translate(&ops, Ipa(0x4000_5000), Access::Write)
+    );
+    guest.map(&ops, &mut memcache, &piece(Ipa(0x4000_5000), 4096))?;
     say!("enough logged: a block again");
-    guest.recover_blocks(&ops, 0x4000_0000, 2 << 20, 2 << 20)?;
-    say!("  {:?}", guest.translate(&ops, 0x4000_5000, Access::Read));
+    guest.recover_blocks(&ops, Ipa(0x4000_0000), 2 << 20, 2 << 20)?;
+    say!(
+        "  {:?}",
+        guest.translate(&ops, Ipa(0x4000_5000), Access::Read)
+    );
     Ok(())
 }

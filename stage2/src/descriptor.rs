@@ -13,7 +13,10 @@
 
 use core::fmt;
 
-use crate::geometry::{Granule, Level};
+use crate::{
+    address::{PhysAddr, TableAddress},
+    geometry::{Granule, Level},
+};
 
 const VALID: u64 = 1;
 const TABLE_OR_PAGE: u64 = 1 << 1;
@@ -113,9 +116,9 @@ pub enum Kind {
     /// Being changed by one walker.
     Locked,
     /// The address of a table.
-    Table(u64),
+    Table(TableAddress),
     /// The address of memory.
-    Leaf(u64),
+    Leaf(PhysAddr),
 }
 
 impl Descriptor {
@@ -126,13 +129,13 @@ impl Descriptor {
     pub const LOCKED: Self = Self(1 << 10);
 
     /// A table's entry.
-    pub const fn table(table: u64) -> Self {
-        Self((table & ADDRESS) | TABLE_OR_PAGE | VALID)
+    pub const fn table(table: TableAddress) -> Self {
+        Self((table.0 & ADDRESS) | TABLE_OR_PAGE | VALID)
     }
 
     /// A leaf at `level`. With `fwb` (FEAT_S2FWB) the memory type is encoded as HCR_EL2.FWB
     /// requires (Arm ARM D8.6.6).
-    pub const fn leaf(phys: u64, level: Level, a: Attributes, fwb: bool) -> Self {
+    pub const fn leaf(phys: PhysAddr, level: Level, a: Attributes, fwb: bool) -> Self {
         let kind = if level.number() == 3 {
             TABLE_OR_PAGE
         } else {
@@ -144,7 +147,7 @@ impl Descriptor {
             (MemoryType::NonCacheable, _) => 0b0101,
             (MemoryType::Device, _) => 0b0001,
         };
-        let mut bits = (phys & ADDRESS) | kind | VALID | memory << 2;
+        let mut bits = (phys.0 & ADDRESS) | kind | VALID | memory << 2;
         if !matches!(a.memory, MemoryType::Device) {
             bits |= INNER_SHAREABLE;
         }
@@ -163,7 +166,7 @@ impl Descriptor {
             };
         }
         if level.number() < 3 && self.0 & TABLE_OR_PAGE != 0 {
-            Kind::Table(self.address())
+            Kind::Table(TableAddress(self.0 & ADDRESS))
         } else {
             Kind::Leaf(self.address())
         }
@@ -200,15 +203,15 @@ impl Descriptor {
     }
 
     /// The output address, or the next table's.
-    pub const fn address(self) -> u64 {
+    pub const fn address(self) -> PhysAddr {
         // No block is small enough for bit 16 to be part of its address.
         let block = self.0 & TABLE_OR_PAGE == 0;
-        self.0 & ADDRESS & !on(block, NO_TRANSLATION)
+        PhysAddr(self.0 & ADDRESS & !on(block, NO_TRANSLATION))
     }
 
     /// The address of a page: of what is known to be no block's.
-    pub const fn page_address(self) -> u64 {
-        self.0 & ADDRESS
+    pub const fn page_address(self) -> PhysAddr {
+        PhysAddr(self.0 & ADDRESS)
     }
 
     /// A leaf's attributes.
@@ -258,30 +261,30 @@ impl Descriptor {
             0
         };
         let kept = self.0 & !(TABLE_OR_PAGE | CLAIMED | CONTIGUOUS | ADDRESS);
-        Self(kept | kind | ((self.address() + offset) & ADDRESS))
+        Self(kept | kind | ((self.address().0 + offset) & ADDRESS))
     }
 
     /// A page's attributes in a leaf elsewhere, of a page or a block.
-    pub const fn moved(self, phys: u64, page: bool) -> Self {
+    pub const fn moved(self, phys: PhysAddr, page: bool) -> Self {
         let kept = self.0 & !(TABLE_OR_PAGE | ADDRESS);
-        Self(kept | on(page, TABLE_OR_PAGE) | (phys & ADDRESS))
+        Self(kept | on(page, TABLE_OR_PAGE) | (phys.0 & ADDRESS))
     }
 
     /// A leaf of address 0 at another address.
-    pub const fn at(self, phys: u64) -> Self {
-        Self(self.0 | (phys & ADDRESS))
+    pub const fn at(self, phys: PhysAddr) -> Self {
+        Self(self.0 | (phys.0 & ADDRESS))
     }
 
     /// The next table's address if it is a table's entry, above level 3.
     #[inline(always)]
-    pub const fn next_table(self) -> Option<u64> {
+    pub const fn next_table(self) -> Option<TableAddress> {
         let rest = self.0.wrapping_sub(VALID | TABLE_OR_PAGE);
         // As the engine writes them, in one test and without a mask.
         if rest & !ADDRESS == 0 {
-            return Some(rest);
+            return Some(TableAddress(rest));
         }
         if self.0 & (VALID | TABLE_OR_PAGE) == VALID | TABLE_OR_PAGE {
-            return Some(self.0 & ADDRESS);
+            return Some(TableAddress(self.0 & ADDRESS));
         }
         None
     }
@@ -334,7 +337,7 @@ impl Descriptor {
 
     /// Whether the leaf's address fits its level.
     pub const fn is_aligned(self, level: Level, granule: Granule) -> bool {
-        self.address() & (level.span(granule) - 1) == 0
+        self.address().is_aligned(level.span(granule))
     }
 }
 
@@ -377,9 +380,9 @@ mod tests {
         for (number, fwb) in [(1, false), (2, true), (3, false), (3, true)] {
             let level = Level::new(number).unwrap();
             for attributes in all() {
-                let leaf = Descriptor::leaf(0x4000_0000, level, attributes, fwb);
+                let leaf = Descriptor::leaf(PhysAddr(0x4000_0000), level, attributes, fwb);
                 assert_eq!(leaf.attributes(), attributes);
-                assert_eq!(leaf.kind(level), Kind::Leaf(0x4000_0000));
+                assert_eq!(leaf.kind(level), Kind::Leaf(PhysAddr(0x4000_0000)));
                 assert!(!leaf.is_claimed());
             }
         }
@@ -387,9 +390,12 @@ mod tests {
 
     #[test]
     fn a_page_is_read_as_a_table_one_level_up() {
-        let page = Descriptor::leaf(0x5000, Level::PAGE, Attributes::READ, false);
+        let page = Descriptor::leaf(PhysAddr(0x5000), Level::PAGE, Attributes::READ, false);
 
-        assert_eq!(page.kind(Level::new(2).unwrap()), Kind::Table(0x5000));
+        assert_eq!(
+            page.kind(Level::new(2).unwrap()),
+            Kind::Table(TableAddress(0x5000))
+        );
     }
 
     #[test]
@@ -397,7 +403,7 @@ mod tests {
         let level = Level::new(2).unwrap();
         for a in all() {
             for b in all().step_by(7) {
-                let leaf = |a| Descriptor::leaf(0x20_0000, level, a, false);
+                let leaf = |a| Descriptor::leaf(PhysAddr(0x20_0000), level, a, false);
                 let needed = a.memory != b.memory || a.contiguous != b.contiguous;
                 assert_eq!(leaf(a).needs_break(leaf(b)), needed, "{a:?} {b:?}");
             }
@@ -407,7 +413,7 @@ mod tests {
     #[test]
     fn a_part_has_the_attributes_of_the_whole() {
         let block = Descriptor::leaf(
-            0x4000_0000,
+            PhysAddr(0x4000_0000),
             Level::new(2).unwrap(),
             Attributes::READ_WRITE,
             true,
@@ -417,18 +423,26 @@ mod tests {
 
         assert_eq!(
             page,
-            Descriptor::leaf(0x4000_7000, Level::PAGE, Attributes::READ_WRITE, true)
+            Descriptor::leaf(
+                PhysAddr(0x4000_7000),
+                Level::PAGE,
+                Attributes::READ_WRITE,
+                true
+            )
         );
     }
 
     #[test]
     fn locked_and_claimed_are_told_apart_from_the_rest() {
         let level = Level::new(2).unwrap();
-        let table = Descriptor::table(0x9000);
+        let table = Descriptor::table(TableAddress(0x9000));
 
         assert_eq!(Descriptor::LOCKED.kind(level), Kind::Locked);
         assert_eq!(Descriptor::EMPTY.kind(level), Kind::Invalid);
-        assert_eq!(table.claimed().kind(level), Kind::Table(0x9000));
+        assert_eq!(
+            table.claimed().kind(level),
+            Kind::Table(TableAddress(0x9000))
+        );
         assert_eq!(table.claimed().unclaimed(), table);
     }
 
@@ -437,7 +451,8 @@ mod tests {
         let level = Level::new(1).unwrap();
         for rest in (0..64).map(|bit| 1 << bit).chain([0]) {
             for kind in 0..4 {
-                let entry = Descriptor(Descriptor::table(0x9000).0 & !3 | kind | (rest & !3));
+                let entry =
+                    Descriptor(Descriptor::table(TableAddress(0x9000)).0 & !3 | kind | (rest & !3));
 
                 let table = match entry.kind(level) {
                     Kind::Table(table) => Some(table),

@@ -14,6 +14,7 @@ use lock_api::{RawRwLock, RwLock};
 use thiserror::Error;
 
 use crate::{
+    address::{Ipa, PhysAddr},
     descriptor::Attributes,
     engine::{Access, Fault, FaultStatus, Features, MapError, MapRequest, Stage2, Walker},
     geometry::{Geometry, Level},
@@ -26,9 +27,9 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
     /// Its first guest address, a multiple of its size.
-    pub ipa: u64,
+    pub ipa: Ipa,
     /// Its host address, a multiple of its size.
-    pub phys: u64,
+    pub phys: PhysAddr,
     /// Bytes, a power of two.
     pub size: u64,
     /// Whether the guest may write it.
@@ -38,16 +39,16 @@ pub struct Page {
 /// The host's side of the guest's memory.
 pub trait Host {
     /// The page behind an address, populated for this access; may sleep.
-    fn page(&self, ipa: u64, access: Access) -> Option<Page>;
+    fn page(&self, ipa: Ipa, access: Access) -> Option<Page>;
 
     /// Whether writes are logged there.
-    fn logging(&self, ipa: u64) -> bool;
+    fn logging(&self, ipa: Ipa) -> bool;
 
     /// Grows whenever pages are taken away; written under the table's lock.
     fn sequence(&self) -> u64;
 
     /// Notes that the guest may write these bytes.
-    fn mark_dirty(&self, ipa: u64, size: u64);
+    fn mark_dirty(&self, ipa: Ipa, size: u64);
 }
 
 /// What became of a fault.
@@ -64,7 +65,7 @@ pub enum Resolution {
 pub enum FaultError {
     /// Nothing is behind the address, or not what the access needs.
     #[error("no memory behind guest address {0:#x} for this access: an emulated device?")]
-    NoMemory(u64),
+    NoMemory(Ipa),
     /// No tables are left.
     #[error("no memory for page tables: give the pool more")]
     NoTables,
@@ -247,7 +248,7 @@ impl<R: RawRwLock> Mmu<R> {
         } else {
             largest_leaf(&self.geometry, page.size)
         };
-        let ipa = fault.ipa & !(size - 1);
+        let ipa = fault.ipa.align_down(size);
         // The log must see every page's first write.
         let write = page.writable && (!logging || fault.access == Access::Write);
         let attributes = Attributes {

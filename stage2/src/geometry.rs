@@ -10,6 +10,8 @@ use core::fmt;
 
 use thiserror::Error;
 
+use crate::address::Ipa;
+
 /// Bits of an address, at most (Arm ARM D8.1.8, without FEAT_LPA and FEAT_LPA2).
 pub(crate) const ADDRESS_BITS: u32 = 48;
 
@@ -163,8 +165,8 @@ impl Geometry {
 
     /// Whether it has that shape, and the address lies in it: one comparison for both.
     #[inline(always)]
-    pub(crate) const fn is_common(&self, ipa: u64) -> bool {
-        ipa < self.common_size
+    pub(crate) const fn is_common(&self, ipa: Ipa) -> bool {
+        ipa.0 < self.common_size
     }
 
     /// What all indices depend on.
@@ -235,8 +237,8 @@ impl Geometry {
     }
 
     /// The index of an address's entry in its table; at the first level in all the tables.
-    pub const fn index(&self, ipa: u64, level: Level) -> u64 {
-        let index = ipa >> level.shift(self.granule);
+    pub const fn index(&self, ipa: Ipa, level: Level) -> u64 {
+        let index = ipa.0 >> level.shift(self.granule);
         if level.0 == self.start.0 {
             index
         } else {
@@ -309,7 +311,7 @@ mod tests {
                 let g = Geometry::new(granule, bits).unwrap();
                 assert!((1..=16).contains(&g.root_tables()), "{g:?}");
                 assert!(g.entries(g.start()) * g.span(g.start()) >= g.size());
-                assert!(g.index(g.size() - 1, g.start()) < g.entries(g.start()));
+                assert!(g.index(Ipa(g.size() - 1), g.start()) < g.entries(g.start()));
             }
         }
         assert!(Geometry::new(Granule::K4, 31).is_err());

@@ -122,7 +122,7 @@ impl Grace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{geometry::Level, operations::TableAddress};
+    use crate::{TableAddress, geometry::Level};
 
     #[test]
     fn a_table_waits_for_walks_that_began_before_it_and_no_others() {

@@ -19,18 +19,18 @@
 //!
 //! // 40 bits of guest addresses; 16 tables of 512 entries, the first two of them the root.
 //! let geometry = Geometry::new(Granule::K4, 40)?;
-//! let pool = TablePool::new(0x8000_0000, &geometry, words(16 * 512), words(2 * 16)).unwrap();
+//! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(16 * 512), words(2 * 16)).unwrap();
 //! // No CPU walks the table yet, so there is nothing to invalidate.
 //! let ops = Offline(&pool);
 //! let mut memcache = Memcache::new();
 //! let mut guest = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
 //!
 //! memcache.top_up(&ops, guest.memcache_least(), 8);
-//! let memory = MapRequest::new(0x4000_0000, 0x1_0000_0000, 4 << 20, Attributes::READ_WRITE);
+//! let memory = MapRequest::new(Ipa(0x4000_0000), PhysAddr(0x1_0000_0000), 4 << 20, Attributes::READ_WRITE);
 //! guest.map(&ops, &mut memcache, &memory)?;
 //!
-//! let seen = guest.translate(&ops, 0x4020_0123, Access::Write).unwrap();
-//! assert_eq!(seen.phys, 0x1_0020_0123);
+//! let seen = guest.translate(&ops, Ipa(0x4020_0123), Access::Write).unwrap();
+//! assert_eq!(seen.phys, PhysAddr(0x1_0020_0123));
 //! assert_eq!(seen.level, Level::new(2).unwrap(), "a block of 2M");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -46,25 +46,25 @@
 //! struct Memory;
 //!
 //! impl Host for Memory {
-//!     fn page(&self, ipa: u64, _: Access) -> Option<Page> {
-//!         let ipa = ipa & !0x1f_ffff;
-//!         Some(Page { ipa, phys: 0x1_0000_0000 + ipa, size: 2 << 20, writable: true })
+//!     fn page(&self, ipa: Ipa, _: Access) -> Option<Page> {
+//!         let ipa = ipa.align_down(2 << 20);
+//!         Some(Page { ipa, phys: PhysAddr(0x1_0000_0000 + ipa.0), size: 2 << 20, writable: true })
 //!     }
-//!     fn logging(&self, _: u64) -> bool { false }
+//!     fn logging(&self, _: Ipa) -> bool { false }
 //!     fn sequence(&self) -> u64 { 0 }
-//!     fn mark_dirty(&self, _: u64, _: u64) {}
+//!     fn mark_dirty(&self, _: Ipa, _: u64) {}
 //! }
 //!
 //! let geometry = Geometry::new(Granule::K4, 40)?;
-//! let pool = TablePool::new(0x8000_0000, &geometry, words(64 * 512), words(2 * 64)).unwrap();
+//! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(64 * 512), words(2 * 64)).unwrap();
 //! let (ops, mut memcache) = (Offline(&pool), Memcache::new());
 //! let table = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
 //! let mmu: Mmu<parking_lot::RawRwLock> = Mmu::new(table);
 //!
-//! let fault = mmu.walker().translate(&ops, 0x5000, Access::Write).unwrap_err();
+//! let fault = mmu.walker().translate(&ops, Ipa(0x5000), Access::Write).unwrap_err();
 //! assert_eq!(fault.status, FaultStatus::Translation);
 //! assert_eq!(mmu.fault(&ops, &Memory, &mut memcache, fault)?, Resolution::Resolved);
-//! assert!(mmu.walker().translate(&ops, 0x5000, Access::Write).is_ok());
+//! assert!(mmu.walker().translate(&ops, Ipa(0x5000), Access::Write).is_ok());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -74,27 +74,27 @@
 //! use granule_stage2::{descriptor::Attributes, geometry::*, operations::Vmid, pool::*, *};
 //!
 //! # let geometry = Geometry::new(Granule::K4, 40)?;
-//! # let pool = TablePool::new(0x8000_0000, &geometry, words(16 * 512), words(2 * 16)).unwrap();
+//! # let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(16 * 512), words(2 * 16)).unwrap();
 //! # let (ops, mut memcache) = (Offline(&pool), Memcache::new());
 //! # let mut guest = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
 //! # memcache.top_up(&ops, 4, 8);
-//! # let memory = MapRequest::new(0x4000_0000, 0x1_0000_0000, 2 << 20, Attributes::READ_WRITE);
+//! # let memory = MapRequest::new(Ipa(0x4000_0000), PhysAddr(0x1_0000_0000), 2 << 20, Attributes::READ_WRITE);
 //! # guest.map(&ops, &mut memcache, &memory)?;
 //! // The log begins: no write goes unseen.
-//! guest.write_protect(&ops, 0x4000_0000, 2 << 20)?;
-//! let fault = guest.translate(&ops, 0x4000_5678, Access::Write).unwrap_err();
+//! guest.write_protect(&ops, Ipa(0x4000_0000), 2 << 20)?;
+//! let fault = guest.translate(&ops, Ipa(0x4000_5678), Access::Write).unwrap_err();
 //! assert_eq!(fault.status, FaultStatus::Permission);
 //!
 //! // The first write: its page is dirty and becomes writable, its neighbours stay as they are.
-//! let page = MapRequest::new(0x4000_5000, 0x1_0000_5000, 4096, Attributes::READ_WRITE);
+//! let page = MapRequest::new(Ipa(0x4000_5000), PhysAddr(0x1_0000_5000), 4096, Attributes::READ_WRITE);
 //! guest.map(&ops, &mut memcache, &page)?;
-//! assert!(guest.translate(&ops, 0x4000_5678, Access::Write).is_ok());
-//! assert!(guest.translate(&ops, 0x4000_6000, Access::Write).is_err());
-//! assert_eq!(guest.look_up(&ops, 0x4000_6000).1, Level::PAGE);
+//! assert!(guest.translate(&ops, Ipa(0x4000_5678), Access::Write).is_ok());
+//! assert!(guest.translate(&ops, Ipa(0x4000_6000), Access::Write).is_err());
+//! assert_eq!(guest.look_up(&ops, Ipa(0x4000_6000)).1, Level::PAGE);
 //!
 //! // The log ends: one block again, with what all of its parts permit.
-//! guest.recover_blocks(&ops, 0x4000_0000, 2 << 20, 2 << 20)?;
-//! let (block, level) = guest.look_up(&ops, 0x4000_5678);
+//! guest.recover_blocks(&ops, Ipa(0x4000_0000), 2 << 20, 2 << 20)?;
+//! let (block, level) = guest.look_up(&ops, Ipa(0x4000_5678));
 //! assert_eq!(level, Level::new(2).unwrap());
 //! assert!(!block.attributes().write);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -106,6 +106,7 @@ extern crate alloc;
 #[cfg(any(test, feature = "check"))]
 extern crate std;
 
+mod address;
 #[cfg(feature = "check")]
 pub mod check;
 pub mod descriptor;
@@ -122,6 +123,7 @@ pub mod pool;
 pub mod range;
 mod sync;
 
+pub use address::{EntryAddress, Ipa, PhysAddr, TableAddress};
 pub use engine::{
     Access, Fault, FaultStatus, Features, MapError, MapRequest, Mapper, Stage2, Translation, Walker,
 };

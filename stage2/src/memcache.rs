@@ -12,7 +12,10 @@
 
 use arrayvec::ArrayVec;
 
-use crate::operations::{Note, Operations, TableAddress};
+use crate::{
+    address::TableAddress,
+    operations::{Note, Operations},
+};
 
 /// Tables that nobody can reach any more, to be given back together.
 #[derive(Debug, Default)]

@@ -7,8 +7,9 @@
 use core::ops::Deref;
 
 use crate::{
+    address::{EntryAddress, PhysAddr, TableAddress},
     descriptor::Descriptor,
-    operations::{Dsb, EntryAddress, Operations, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Operations, Order, Tlbi, Unlinked, Vmid},
     pool::TablePool,
     sync::AtomicU64,
 };
@@ -94,8 +95,8 @@ impl<M: Deref<Target = [AtomicU64]>> Operations for Offline<'_, M> {
     }
 
     #[inline]
-    fn clean_invalidate(&self, _: u64, _: u64) {}
+    fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
 
     #[inline]
-    fn invalidate_instructions(&self, _: Option<(u64, u64)>) {}
+    fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
 }

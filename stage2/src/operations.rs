@@ -6,29 +6,11 @@
 //! Every call is one architectural event, so an implementation that wraps another can record, check,
 //! leave out or exchange any of them.
 
-use crate::{descriptor::Descriptor, geometry::Level};
-
-/// The physical address of one entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EntryAddress(pub u64);
-
-impl EntryAddress {
-    /// The address of the entry `count` behind it, in the same table.
-    pub const fn skip(self, count: u64) -> Self {
-        Self(self.0 + count * 8)
-    }
-}
-
-/// The physical address of a table's first entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TableAddress(pub u64);
-
-impl TableAddress {
-    /// The address of one of its entries.
-    pub const fn entry(self, index: u64) -> EntryAddress {
-        EntryAddress(self.0 + index * 8)
-    }
-}
+use crate::{
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
+    descriptor::Descriptor,
+    geometry::Level,
+};
 
 /// The number that tells one guest's translations from another's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -71,7 +53,7 @@ pub enum Tlbi {
     /// `IPAS2E1(IS)`, or with `leaf_only` `IPAS2LE1(IS)`: stage-2 entries of one address.
     Ipa {
         /// The address.
-        ipa: u64,
+        ipa: Ipa,
         /// The level of the leaf, if told (FEAT_TTL).
         ttl: Option<Level>,
         /// Leaves alone, no walk-cache entries.
@@ -82,7 +64,7 @@ pub enum Tlbi {
     /// `RIPAS2E1(IS)`: stage-2 entries of a range (FEAT_TLBIRANGE).
     Range {
         /// The first address.
-        ipa: u64,
+        ipa: Ipa,
         /// Bytes.
         size: u64,
         /// The level of the leaves, if told.
@@ -128,7 +110,7 @@ pub enum Note {
     /// The host is about to let the guest write these bytes: they count as dirty.
     MarkDirty {
         /// First address.
-        ipa: u64,
+        ipa: Ipa,
         /// Bytes.
         size: u64,
     },
@@ -219,10 +201,10 @@ pub trait Operations {
     fn switch_vmid(&self, vmid: Vmid) -> Vmid;
 
     /// Cleans and invalidates memory to the point of coherency, line by line (`DC CIVAC`).
-    fn clean_invalidate(&self, phys: u64, size: u64);
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64);
 
     /// Invalidates the I-cache over a range (`IC IVAU`), or all of it (`IC IALLUIS`).
-    fn invalidate_instructions(&self, range: Option<(u64, u64)>);
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>);
 
     /// Called while waiting for another CPU.
     fn pause(&self) {

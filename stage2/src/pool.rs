@@ -9,9 +9,10 @@
 use core::ops::Deref;
 
 use crate::{
+    address::{EntryAddress, PhysAddr, TableAddress},
     descriptor::Descriptor,
     geometry::{Geometry, index},
-    operations::{EntryAddress, Order, TableAddress},
+    operations::Order,
     sync::{AtomicU64, Ordering, fence},
 };
 
@@ -33,10 +34,10 @@ pub struct TablePool<M> {
 }
 
 impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
-    /// A pool over `words`, which CPUs see at physical address `base` (a multiple of the granule),
+    /// A pool over `words`, which CPUs see at `base` (a multiple of the granule),
     /// with two words of `meta` for each table. `None` if the root does not fit, or `meta` is
     /// shorter than the tables need.
-    pub fn new(base: u64, geometry: &Geometry, words: M, meta: M) -> Option<Self> {
+    pub fn new(base: PhysAddr, geometry: &Geometry, words: M, meta: M) -> Option<Self> {
         let words_in_table = geometry.granule().entries();
         let count = words.len() as u64 / words_in_table;
         let root_tables = geometry.root_tables();
@@ -44,7 +45,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
             return None;
         }
         let pool = Self {
-            base,
+            base: base.0,
             words_in_table,
             shift: geometry.granule().shift(),
             root_tables,

@@ -5,13 +5,13 @@
 //! ARM C5.5, TLBI RIPAS2E1IS). A range is cut into a single page where its count is odd and one
 //! piece for each SCALE; together they cover it to the page, without a gap.
 
-use crate::geometry::Granule;
+use crate::{address::Ipa, geometry::Granule};
 
 /// Part of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     /// Its first address.
-    pub ipa: u64,
+    pub ipa: Ipa,
     /// Its pages; 1 is for the instruction that takes one address.
     pub pages: u64,
 }
@@ -39,7 +39,7 @@ pub const fn is_one(granule: Granule, size: u64) -> bool {
 }
 
 /// Cuts `size` bytes from `ipa`, both multiples of the granule, into pieces.
-pub fn pieces(granule: Granule, ipa: u64, size: u64) -> impl Iterator<Item = Piece> {
+pub fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = Piece> {
     let mut at = ipa;
     let mut left = size >> granule.shift();
     core::iter::from_fn(move || {
@@ -71,13 +71,19 @@ mod tests {
         for pages in interesting {
             for granule in [Granule::K4, Granule::K16, Granule::K64] {
                 let mut at = 7 * granule.size();
-                let first = pieces(granule, at, pages * granule.size()).next();
+                let first = pieces(granule, Ipa(at), pages * granule.size()).next();
                 if is_one(granule, pages * granule.size()) {
-                    assert_eq!(first, Some(Piece { ipa: at, pages }));
+                    assert_eq!(
+                        first,
+                        Some(Piece {
+                            ipa: Ipa(at),
+                            pages
+                        })
+                    );
                     assert!(is_encodable(pages));
                 }
-                for piece in pieces(granule, at, pages * granule.size()) {
-                    assert_eq!(piece.ipa, at, "{pages} pages");
+                for piece in pieces(granule, Ipa(at), pages * granule.size()) {
+                    assert_eq!(piece.ipa, Ipa(at), "{pages} pages");
                     assert!(piece.pages == 1 || is_encodable(piece.pages), "{piece:?}");
                     at += piece.pages * granule.size();
                 }

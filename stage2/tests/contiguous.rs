@@ -9,7 +9,7 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, Features, MapRequest, Memcache, Offline, Policy, Stage2,
+    Access, Features, Ipa, MapRequest, Memcache, Offline, PhysAddr, Policy, Stage2,
     check::{Checker, Recorder},
     descriptor::Attributes,
     geometry::{Geometry, Granule},
@@ -18,7 +18,7 @@ use granule_stage2::{
 use support::{BLOCK, Cpu, PAGE, Pool, TABLES, TestVm, VMID, Vcpu};
 
 /// Pages with the hint among the first `pages`, after one exclusive map of as many.
-fn hinted(policy: Policy, granule: Granule, phys: u64, pages: u64) -> u64 {
+fn hinted(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64) -> u64 {
     let geometry = Geometry::new(granule, 40).unwrap();
     let per_table = usize::try_from(granule.entries()).unwrap();
     let pool = Pool::new(TABLES, &geometry, words(32 * per_table), words(64)).unwrap();
@@ -28,14 +28,14 @@ fn hinted(policy: Policy, granule: Granule, phys: u64, pages: u64) -> u64 {
     let size = pages * granule.size();
     let request = MapRequest {
         largest: granule.size(),
-        ..MapRequest::new(0, phys, size, Attributes::READ)
+        ..MapRequest::new(Ipa(0), phys, size, Attributes::READ)
     };
 
     table.map(&ops, &mut memcache, &request).unwrap();
 
     (0..pages)
         .filter(|page| {
-            let (leaf, _) = table.look_up(&ops, page * granule.size());
+            let (leaf, _) = table.look_up(&ops, Ipa(page * granule.size()));
             leaf.is_contiguous()
         })
         .count() as u64
@@ -44,7 +44,7 @@ fn hinted(policy: Policy, granule: Granule, phys: u64, pages: u64) -> u64 {
 #[test]
 fn pages_get_the_hint_where_they_fill_a_run_of_their_granule() {
     let granule = Policy::GRANULE;
-    let phys = 0x1_0000_0000;
+    let phys = PhysAddr(0x1_0000_0000);
 
     assert_eq!(hinted(granule, Granule::K4, phys, 16 * 3 + 7), 16 * 3);
     assert_eq!(hinted(granule, Granule::K16, phys, 128 + 5), 128);
@@ -65,7 +65,7 @@ fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
 
     act(&mut guest);
 
-    let pages = (0..512).map(|page| 3 * BLOCK + page * PAGE);
+    let pages = (0..512).map(|page| Ipa(3 * BLOCK + page * PAGE));
     let left = pages
         .filter(|ipa| {
             let look = |table: &Stage2| table.look_up(&guest.ops, *ipa).0;

@@ -8,7 +8,8 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, Features, Maintenance, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
+    Access, Features, Ipa, Maintenance, MapError, MapRequest, Memcache, Offline, PhysAddr, Policy,
+    Stage2,
     check::{Action, Checker, Event, Recorder},
     descriptor::{Attributes, Descriptor, MemoryType},
     geometry::{Geometry, Granule},
@@ -51,23 +52,23 @@ fn nothing_is_done_behind_the_last_address() {
         memcache.top_up(&ops, 4, 8);
         let mut table = table(geometry, &pool);
         let end = geometry.size();
-        let at = |ipa| MapRequest::new(ipa, 1 << 40, leaf, Attributes::READ);
+        let at = |ipa| MapRequest::new(ipa, PhysAddr(1 << 40), leaf, Attributes::READ);
         let last = end - leaf;
 
         // First and last, so that a walk in one begins in the table of either.
         let mut one_walk = table.mapper(&ops);
         let mut behind = Vec::new();
         for ipa in [0, last] {
-            one_walk.map(&mut memcache, &at(ipa)).unwrap();
-            behind.push(one_walk.map(&mut memcache, &at(end)));
+            one_walk.map(&mut memcache, &at(Ipa(ipa))).unwrap();
+            behind.push(one_walk.map(&mut memcache, &at(Ipa(end))));
         }
         drop(one_walk);
-        behind.push(table.map(&ops, &mut memcache, &at(end)));
-        behind.push(table.map_shared(&ops, &mut memcache, &at(end)));
-        behind.push(table.relax(&ops, end, Attributes::READ_WRITE));
-        behind.push(table.relax_shared(&ops, 1 << 60, Attributes::READ_WRITE));
-        table.mark_accessed(&ops, end);
-        table.mark_accessed(&ops, 1 << 60);
+        behind.push(table.map(&ops, &mut memcache, &at(Ipa(end))));
+        behind.push(table.map_shared(&ops, &mut memcache, &at(Ipa(end))));
+        behind.push(table.relax(&ops, Ipa(end), Attributes::READ_WRITE));
+        behind.push(table.relax_shared(&ops, Ipa(1 << 60), Attributes::READ_WRITE));
+        table.mark_accessed(&ops, Ipa(end));
+        table.mark_accessed(&ops, Ipa(1 << 60));
 
         for done in behind {
             let shape = (granule, bits);
@@ -76,11 +77,11 @@ fn nothing_is_done_behind_the_last_address() {
                 "{shape:?}"
             );
         }
-        assert_eq!(table.look_up(&ops, end).0, Descriptor::EMPTY);
-        assert_eq!(table.look_up(&ops, 1 << 60).0, Descriptor::EMPTY);
+        assert_eq!(table.look_up(&ops, Ipa(end)).0, Descriptor::EMPTY);
+        assert_eq!(table.look_up(&ops, Ipa(1 << 60)).0, Descriptor::EMPTY);
         for ipa in [0, last] {
-            assert!(table.translate(&ops, ipa, Access::Read).is_ok());
-            assert!(table.translate(&ops, ipa, Access::Write).is_err());
+            assert!(table.translate(&ops, Ipa(ipa), Access::Read).is_ok());
+            assert!(table.translate(&ops, Ipa(ipa), Access::Write).is_err());
         }
     }
 }
@@ -107,8 +108,8 @@ fn what_is_no_memory_is_neither_cleaned_nor_missed() {
                 memcache.top_up(ops, 4, 8);
                 let device = true;
                 ops.tell(Action::Give {
-                    ipa,
-                    phys,
+                    ipa: Ipa(ipa),
+                    phys: PhysAddr(phys),
                     size,
                     device,
                 });
@@ -118,13 +119,16 @@ fn what_is_no_memory_is_neither_cleaned_nor_missed() {
                 };
 
                 ops.note(Note::Lock { exclusive: true });
-                let request = MapRequest::new(ipa, phys, size, attributes);
+                let request = MapRequest::new(Ipa(ipa), PhysAddr(phys), size, attributes);
                 table.map(ops, &mut memcache, &request).unwrap();
                 ops.note(Note::Unlock);
                 ops.note(Note::Lock { exclusive: true });
-                table.unmap(ops, ipa, size).unwrap();
+                table.unmap(ops, Ipa(ipa), size).unwrap();
                 ops.note(Note::Unlock);
-                ops.tell(Action::TakeBack { ipa, size });
+                ops.tell(Action::TakeBack {
+                    ipa: Ipa(ipa),
+                    size,
+                });
             });
         }
     }
@@ -138,8 +142,8 @@ fn pages_whose_software_bits_differ_stay_pages() {
         let (ipa, phys, size) = (0, MEMORY, BLOCK);
         let device = false;
         ops.tell(Action::Give {
-            ipa,
-            phys,
+            ipa: Ipa(ipa),
+            phys: PhysAddr(phys.0),
             size,
             device,
         });
@@ -148,18 +152,18 @@ fn pages_whose_software_bits_differ_stay_pages() {
                 software,
                 ..Attributes::READ_WRITE
             };
-            MapRequest::new(at, phys + at, PAGE, attributes)
+            MapRequest::new(at, phys + at.0, PAGE, attributes)
         };
 
         ops.note(Note::Lock { exclusive: true });
         for n in 0..BLOCK / PAGE {
-            let request = page(n * PAGE, if n == 5 { 7 } else { 0 });
+            let request = page(Ipa(n * PAGE), if n == 5 { 7 } else { 0 });
             table.map(ops, &mut memcache, &request).unwrap();
         }
-        table.recover_blocks(ops, ipa, size, BLOCK).unwrap();
+        table.recover_blocks(ops, Ipa(ipa), size, BLOCK).unwrap();
         ops.note(Note::Unlock);
 
-        let software = |n| table.look_up(ops, n * PAGE).0.attributes().software;
+        let software = |n| table.look_up(ops, Ipa(n * PAGE)).0.attributes().software;
         assert_eq!([4, 5, 6].map(software), [0, 7, 0]);
     });
 }
@@ -172,14 +176,14 @@ fn a_table_stays_while_a_walk_for_many_is_in_it() {
     let table = table(geometry, &pool);
     let mut memcache = Memcache::new();
     memcache.top_up(&ops, 4, 8);
-    let request = |ipa, size| MapRequest::new(ipa, MEMORY + ipa, size, Attributes::READ_WRITE);
+    let request = |ipa, size| MapRequest::new(ipa, MEMORY + ipa.0, size, Attributes::READ_WRITE);
 
     let mut many = table.mapper_shared(&ops);
-    many.map(&mut memcache, &request(0, PAGE)).unwrap();
+    many.map(&mut memcache, &request(Ipa(0), PAGE)).unwrap();
     // The same CPU puts a block there in a walk of its own.
-    let block = table.map_shared(&ops, &mut memcache, &request(0, BLOCK));
+    let block = table.map_shared(&ops, &mut memcache, &request(Ipa(0), BLOCK));
     let early = grace.take();
-    many.map(&mut memcache, &request(PAGE, PAGE)).unwrap();
+    many.map(&mut memcache, &request(Ipa(PAGE), PAGE)).unwrap();
     drop(many);
 
     assert_eq!((block, early), (Ok(()), None));
@@ -192,7 +196,7 @@ fn a_memcache_that_was_drained_keeps_nothing() {
     let pool = pool(&geometry);
     let (ops, mut memcache) = (Offline(&pool), Memcache::new());
     let mut table = table(geometry, &pool);
-    let request = |size| MapRequest::new(0, MEMORY, size, Attributes::READ_WRITE);
+    let request = |size| MapRequest::new(Ipa(0), MEMORY, size, Attributes::READ_WRITE);
     memcache.top_up(&ops, 4, 4);
     table.map(&ops, &mut memcache, &request(PAGE)).unwrap();
     memcache.drain(&ops);
@@ -233,7 +237,7 @@ fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
     memcache.top_up(&ops, 4, 8);
     let pages = MapRequest {
         largest: PAGE,
-        ..MapRequest::new(0, MEMORY, BLOCK, Attributes::READ_WRITE)
+        ..MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ_WRITE)
     };
     table.map_shared(&ops, &mut memcache, &pages).unwrap();
     let before = events.lock().unwrap().len();
@@ -241,7 +245,7 @@ fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
         write,
         ..Attributes::READ
     };
-    let block = MapRequest::new(0, MEMORY, BLOCK, attributes);
+    let block = MapRequest::new(Ipa(0), MEMORY, BLOCK, attributes);
     table.map_shared(&ops, &mut memcache, &block).unwrap();
     let events = events.into_inner().unwrap();
     let stored = events[before..]
@@ -275,15 +279,20 @@ fn addresses_beyond_48_bits_are_refused() {
     let mut table = Stage2::new(geometry, ALL, Policy::GRANULE, VMID, pool.root());
     memcache.top_up(&ops, 4, 8);
     let request = |ipa, phys| MapRequest::new(ipa, phys, 4096, Attributes::READ_WRITE);
-    table.map(&ops, &mut memcache, &request(0, MEMORY)).unwrap();
+    table
+        .map(&ops, &mut memcache, &request(Ipa(0), MEMORY))
+        .unwrap();
 
     for (page, bit) in (48..64).map(|bit| (bit * 4096, 1 << bit)) {
-        let (far, high) = (request(0x5000 | bit, MEMORY), request(0x5000, MEMORY | bit));
+        let (far, high) = (
+            request(Ipa(0x5000 | bit), MEMORY),
+            request(Ipa(0x5000), PhysAddr(MEMORY.0 | bit)),
+        );
         let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
         let mut mapper = table.mapper(&ops);
         // The table that it remembers is the one that the others would be in.
         mapper
-            .map(&mut memcache, &request(page, MEMORY + page))
+            .map(&mut memcache, &request(Ipa(page), MEMORY + page))
             .unwrap();
         let in_one_walk = [far, high].map(|r| mapper.map(&mut memcache, &r));
 
@@ -292,7 +301,7 @@ fn addresses_beyond_48_bits_are_refused() {
             assert!(matches!(high, Err(MapError::TooHigh { .. })), "{high:?}");
         }
     }
-    assert_eq!(table.look_up(&ops, 0x5000).0, Descriptor::EMPTY);
+    assert_eq!(table.look_up(&ops, Ipa(0x5000)).0, Descriptor::EMPTY);
 }
 
 #[test]
@@ -305,7 +314,7 @@ fn tables_that_blocks_replace_come_back() {
     let ops = Offline(&pool);
     let mut table = Stage2::new(geometry, ALL, Policy::GRANULE, VMID, pool.root());
     let request = |n, size| {
-        let (ipa, phys) = (n * BLOCK, MEMORY + n * BLOCK);
+        let (ipa, phys) = (Ipa(n * BLOCK), MEMORY + n * BLOCK);
         let mut request = MapRequest::new(ipa, phys, size, Attributes::READ_WRITE);
         request.largest = size;
         request
@@ -329,7 +338,7 @@ fn tables_that_blocks_replace_come_back() {
 
     // One that is topped up keeps what there is room for, for a while.
     for hand in [1, 8, Memcache::CAPACITY - 1, Memcache::CAPACITY] {
-        table.unmap(&ops, 0, BLOCKS * BLOCK).unwrap();
+        table.unmap(&ops, Ipa(0), BLOCKS * BLOCK).unwrap();
         by_pages(&mut table, &mut memcache);
         assert!(memcache.top_up(&ops, hand, hand));
         let mut mapper = table.mapper(&ops);

@@ -10,10 +10,11 @@ mod support;
 use std::cell::Cell;
 
 use granule_stage2::{
-    Features, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
+    EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
+    TableAddress,
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule, Level},
-    operations::{EntryAddress, Order, TableAddress},
+    operations::Order,
     pool::words,
 };
 use support::{
@@ -41,11 +42,11 @@ impl Met {
         let mut table = Stage2::new(geometry, features, policy, VMID, pool.root());
         let mut memcache = Memcache::new();
         memcache.top_up(&Offline(&pool), 4, 8);
-        let request = MapRequest::new(0, MEMORY, BLOCK, Attributes::READ);
+        let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
         table.map(&Offline(&pool), &mut memcache, &request).unwrap();
         memcache.drain(&Offline(&pool));
         let level_2 = pool.load(pool.root().entry(0));
-        let entry = TableAddress(level_2.next_table().unwrap()).entry(0);
+        let entry = level_2.next_table().unwrap().entry(0);
         pool.store(entry, Descriptor::LOCKED, Order::Plain);
         Self { pool, table, entry }
     }
@@ -78,7 +79,7 @@ impl Met {
 }
 
 fn page(ipa: u64, attributes: Attributes) -> MapRequest {
-    MapRequest::new(ipa, MEMORY + ipa, PAGE, attributes)
+    MapRequest::new(Ipa(ipa), MEMORY + ipa, PAGE, attributes)
 }
 
 /// 6.12 as it is and waiting, so that nothing else differs.
@@ -89,7 +90,7 @@ fn a_table_that_comes_is_descended_into() {
     let met = Met::new(WAITS);
     let child = met.pool.allocate().unwrap();
 
-    let (done, pauses) = met.while_other_stores(Descriptor::table(child.0), |ops, memcache| {
+    let (done, pauses) = met.while_other_stores(Descriptor::table(child), |ops, memcache| {
         let request = page(5 * PAGE, Attributes::READ);
         met.table.map_shared(ops, memcache, &request)
     });
@@ -128,7 +129,7 @@ fn a_block_that_does_not_serve_is_split() {
 
     assert_eq!(done, Ok(()));
     let table = met.pool.load(met.entry).next_table().unwrap();
-    let written = met.pool.load(TableAddress(table).entry(1));
+    let written = met.pool.load(TableAddress(table.0).entry(1));
     assert!(written.attributes().write);
 }
 
@@ -136,7 +137,7 @@ fn a_block_that_does_not_serve_is_split() {
 fn a_block_that_is_wanted_is_waited_for() {
     let met = Met::new(WAITS);
     let block = met.leaf(2, Attributes::READ);
-    let request = MapRequest::new(0, MEMORY, BLOCK, Attributes::READ);
+    let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
 
     let (done, pauses) = met.while_other_stores(block, |ops, memcache| {
         met.table.map_shared(ops, memcache, &request)
@@ -151,7 +152,8 @@ fn so_is_a_leaf_whose_permissions_are_to_grow() {
     let met = Met::new(WAITS);
 
     let (done, pauses) = met.while_other_stores(met.leaf(2, Attributes::READ), |ops, _| {
-        met.table.relax_shared(ops, PAGE, Attributes::READ_WRITE)
+        met.table
+            .relax_shared(ops, Ipa(PAGE), Attributes::READ_WRITE)
     });
 
     assert_eq!((done, pauses), (Ok(()), 2));
@@ -180,7 +182,7 @@ fn who_does_not_wait_has_the_guest_fault_again() {
         met.table.map_shared(ops, memcache, &request)
     });
     let (relaxed, _) = met.while_other_stores(block, |ops, _| {
-        met.table.relax_shared(ops, PAGE, Attributes::READ)
+        met.table.relax_shared(ops, Ipa(PAGE), Attributes::READ)
     });
 
     assert_eq!((mapped, pauses), (Err(MapError::Again), 0));

@@ -14,11 +14,12 @@
 use std::{cell::RefCell, collections::BTreeMap, sync::Mutex};
 
 use granule_stage2::{
-    Access, Features, MapError, MapRequest, Memcache, Operations, Policy, Stage2,
+    Access, EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, Operations, PhysAddr,
+    Policy, Stage2, TableAddress,
     descriptor::{Attributes, Descriptor, Kind},
     geometry::{Geometry, Granule, Level},
     grace::Grace,
-    operations::{Dsb, EntryAddress, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Order, Tlbi, Unlinked, Vmid},
     pool::{TablePool, words},
 };
 use loom::sync::{
@@ -149,8 +150,8 @@ impl Operations for Cpu {
     fn switch_vmid(&self, vmid: Vmid) -> Vmid {
         vmid
     }
-    fn clean_invalidate(&self, _: u64, _: u64) {}
-    fn invalidate_instructions(&self, _: Option<(u64, u64)>) {}
+    fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
+    fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
     fn pause(&self) {
         loom::thread::yield_now();
     }
@@ -207,7 +208,12 @@ fn request(op: Op) -> MapRequest {
         _ => (0, BLOCK, Attributes::READ),
     };
     let elsewhere = if op == Op::Moved { ELSEWHERE } else { 0 };
-    MapRequest::new(at * PAGE, MEMORY + elsewhere + at * PAGE, size, attributes)
+    MapRequest::new(
+        Ipa(at * PAGE),
+        PhysAddr(MEMORY + elsewhere + at * PAGE),
+        size,
+        attributes,
+    )
 }
 
 /// Does it beside others; what needs the lock alone is done under the lock alone, but walked beside.
@@ -218,16 +224,16 @@ fn act(table: &Stage2, alone: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Result<
     let done = match (op, alone) {
         (Op::Walk(_), _) => {
             if let Ok(seen) = table.translate(cpu, r.ipa + 5, Access::Read) {
-                assert_eq!(seen.phys & !ELSEWHERE, r.phys + 5);
+                assert_eq!(seen.phys.0 & !ELSEWHERE, r.phys.0 + 5);
             }
             Ok(())
         }
         (Op::Relax(_), _) => table.relax_shared(cpu, r.ipa, r.attributes),
-        (Op::Unmap, Some(table)) => table.unmap(cpu, 0, BLOCK),
-        (Op::Protect, Some(table)) => table.write_protect(cpu, 0, BLOCK),
-        (Op::Age, Some(table)) => table.age(cpu, 0, BLOCK).map(drop),
-        (Op::Split, Some(table)) => table.split(cpu, &mut memcache, 0, BLOCK),
-        (Op::Recover, Some(table)) => table.recover_blocks(cpu, 0, BLOCK, BLOCK),
+        (Op::Unmap, Some(table)) => table.unmap(cpu, Ipa(0), BLOCK),
+        (Op::Protect, Some(table)) => table.write_protect(cpu, Ipa(0), BLOCK),
+        (Op::Age, Some(table)) => table.age(cpu, Ipa(0), BLOCK).map(drop),
+        (Op::Split, Some(table)) => table.split(cpu, &mut memcache, Ipa(0), BLOCK),
+        (Op::Recover, Some(table)) => table.recover_blocks(cpu, Ipa(0), BLOCK, BLOCK),
         _ => table.map_shared(cpu, &mut memcache, &r),
     };
     memcache.drain(cpu);
@@ -253,7 +259,7 @@ fn prepare(memory: &Arc<Memory>, policy: Policy, features: Features, before: Bef
     let mut table = table(policy, features);
     let mut memcache = Memcache::new();
     memcache.top_up(&cpu, 1, 1);
-    let block = MapRequest::new(0, MEMORY, BLOCK, Attributes::READ);
+    let block = MapRequest::new(Ipa(0), PhysAddr(MEMORY), BLOCK, Attributes::READ);
     match before {
         Before::Nothing => {}
         Before::Block => table.map(&cpu, &mut memcache, &block).unwrap(),
@@ -285,9 +291,9 @@ fn check(
         match entry.kind(level) {
             Kind::Table(child) => {
                 let below = (Level::PAGE, at);
-                tables += check(cpu, TableAddress(child), below, counts, what);
+                tables += check(cpu, child, below, counts, what);
             }
-            Kind::Leaf(phys) => assert_eq!(phys & !ELSEWHERE, MEMORY + at, "{what}"),
+            Kind::Leaf(phys) => assert_eq!(phys.0 & !ELSEWHERE, MEMORY + at, "{what}"),
             Kind::Invalid | Kind::Locked => {}
         }
     }
@@ -406,7 +412,7 @@ fn a_pool_gives_no_table_twice() {
         // Four tables of the first level, and those that are free.
         const FREE: usize = 4;
         let tables = words((4 + FREE) * 512);
-        let pool = TablePool::new(ROOT, &geometry, tables, words(2 * (4 + FREE)));
+        let pool = TablePool::new(PhysAddr(ROOT), &geometry, tables, words(2 * (4 + FREE)));
         let pool = Arc::new(pool.unwrap());
         let other = {
             let pool = Arc::clone(&pool);

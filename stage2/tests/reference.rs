@@ -8,7 +8,8 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, Features, Maintenance, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
+    Access, Features, Ipa, Maintenance, MapError, MapRequest, Memcache, Offline, PhysAddr, Policy,
+    Stage2,
     check::{Action, Checker, Recorder, Rule},
     descriptor::{Attributes, Descriptor, MemoryType},
     geometry::{Geometry, Granule, Level},
@@ -75,12 +76,12 @@ impl Under<'_> {
             .map(|page| {
                 let see = |access| {
                     self.table
-                        .translate(&self.ops, page * self.page, access)
+                        .translate(&self.ops, Ipa(page * self.page), access)
                         .ok()
                 };
                 let read = see(Access::Read)?;
                 let may = [Access::Read, Access::Write, Access::Fetch].map(|a| see(a).is_some());
-                Some((read.phys, may))
+                Some((read.phys.0, may))
             })
             .collect()
     }
@@ -107,7 +108,7 @@ impl Under<'_> {
                 let largest = if blocks { u64::MAX } else { *page };
                 let request = MapRequest {
                     largest,
-                    ..MapRequest::new(ipa, MEMORY + ipa, size, attributes)
+                    ..MapRequest::new(Ipa(ipa), MEMORY + ipa, size, attributes)
                 };
                 table.map(ops, memcache, &request)
             }
@@ -128,7 +129,7 @@ impl Under<'_> {
                         execute,
                         ..Attributes::READ
                     };
-                    let request = MapRequest::new(at, MEMORY + at, step, attributes);
+                    let request = MapRequest::new(Ipa(at), MEMORY + at, step, attributes);
                     result = match mapper.map(memcache, &request) {
                         Ok(()) => result,
                         Err(MapError::Again) => Err(MapError::Again),
@@ -137,30 +138,30 @@ impl Under<'_> {
                 }
                 result
             }
-            Op::Unmap => table.unmap(ops, ipa, size),
+            Op::Unmap => table.unmap(ops, Ipa(ipa), size),
             Op::Protect {
                 write: false,
                 execute: true,
-            } => table.write_protect(ops, ipa, size),
+            } => table.write_protect(ops, Ipa(ipa), size),
             Op::Protect { write, execute } => {
                 let keep = Attributes {
                     write,
                     execute,
                     ..Attributes::READ
                 };
-                table.protect(ops, ipa, size, keep)
+                table.protect(ops, Ipa(ipa), size, keep)
             }
             Op::Relax { write, execute } => table.relax(
                 ops,
-                ipa,
+                Ipa(ipa),
                 Attributes {
                     write,
                     execute,
                     ..Attributes::READ
                 },
             ),
-            Op::Split => table.split(ops, memcache, ipa, size),
-            Op::Recover => table.recover_blocks(ops, ipa, size, u64::MAX),
+            Op::Split => table.split(ops, memcache, Ipa(ipa), size),
+            Op::Recover => table.recover_blocks(ops, Ipa(ipa), size, u64::MAX),
         }
     }
 }
@@ -227,7 +228,7 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
     };
     let block = geometry.span(Level::new(2).unwrap());
     let give = Action::Give {
-        ipa: 0,
+        ipa: Ipa(0),
         phys: MEMORY,
         size: 2 * block,
         device: false,
@@ -268,7 +269,7 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
             assert!(
                 allowed(
                     (op, meant, policy.populate_on_split),
-                    (MEMORY + index * page, page),
+                    ((MEMORY + index * page).0, page),
                     *old,
                     *new
                 ),
@@ -327,7 +328,14 @@ fn a_block_goes_into_whichever_of_the_roots_tables_it_belongs_in() {
     let (ops, mut memcache) = (Offline(&pool), Memcache::new());
     let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
     let blocks = [0, 3 << 30, 512 << 30, 1023 << 30];
-    let request = |ipa| MapRequest::new(ipa, 1 << 40 | ipa, 1 << 30, Attributes::READ_WRITE);
+    let request = |ipa| {
+        MapRequest::new(
+            Ipa(ipa),
+            PhysAddr(1 << 40 | ipa),
+            1 << 30,
+            Attributes::READ_WRITE,
+        )
+    };
 
     // Act: half of them each in a walk, half in one.
     for ipa in [blocks[0], blocks[2]] {
@@ -341,9 +349,9 @@ fn a_block_goes_into_whichever_of_the_roots_tables_it_belongs_in() {
 
     // Assert
     for ipa in (0..1024).map(|n| n << 30) {
-        let seen = table.translate(&ops, ipa + 0x123, Access::Write);
+        let seen = table.translate(&ops, Ipa(ipa + 0x123), Access::Write);
         let phys = blocks.contains(&ipa).then_some(1 << 40 | (ipa + 0x123));
-        assert_eq!(seen.ok().map(|seen| seen.phys), phys, "{ipa:#x}");
+        assert_eq!(seen.ok().map(|seen| seen.phys.0), phys, "{ipa:#x}");
     }
 }
 
@@ -354,23 +362,28 @@ fn a_mapper_does_not_take_an_odd_size_for_another_with_other_attributes() {
     let (ops, mut memcache) = (Offline(&pool), Memcache::new());
     let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
     memcache.top_up(&ops, 2, 4);
-    let request = |ipa, size| MapRequest::new(ipa, MEMORY + ipa, size, Attributes::READ_WRITE);
+    let request = |ipa, size| MapRequest::new(ipa, MEMORY + ipa.0, size, Attributes::READ_WRITE);
 
     let mut mapper = table.mapper(&ops);
-    mapper.map(&mut memcache, &request(0, 4096)).unwrap();
+    mapper.map(&mut memcache, &request(Ipa(0), 4096)).unwrap();
 
     for size in [0x1040, 0x1001, 0x800, 1] {
-        let wrong = mapper.map(&mut memcache, &request(0x5000, size));
+        let wrong = mapper.map(&mut memcache, &request(Ipa(0x5000), size));
         assert!(
             matches!(wrong, Err(MapError::Unaligned { .. })),
             "{size:#x}"
         );
     }
-    let shifted = mapper.map(&mut memcache, &request(0x5800, 4096));
+    let shifted = mapper.map(&mut memcache, &request(Ipa(0x5800), 4096));
     assert!(matches!(shifted, Err(MapError::Unaligned { .. })));
-    mapper.map(&mut memcache, &request(0x5000, 0x3000)).unwrap();
+    mapper
+        .map(&mut memcache, &request(Ipa(0x5000), 0x3000))
+        .unwrap();
     drop(mapper);
-    assert_eq!(table.look_up(&ops, 0x7000).0.address(), MEMORY + 0x7000);
+    assert_eq!(
+        table.look_up(&ops, Ipa(0x7000)).0.address(),
+        MEMORY + 0x7000
+    );
 }
 
 #[test]
@@ -404,7 +417,7 @@ fn a_mapper_gives_every_leaf_its_own_attributes() {
     let requests: Vec<_> = (0..)
         .map(|n| n * 4096)
         .zip(all)
-        .map(|(ipa, attributes)| MapRequest::new(ipa, MEMORY + ipa, 4096, attributes))
+        .map(|(ipa, attributes)| MapRequest::new(Ipa(ipa), MEMORY + ipa, 4096, attributes))
         .collect();
 
     let mut mapper = table.mapper(&ops);
@@ -451,7 +464,8 @@ fn every_shape_is_walked_alike() {
         memcache.top_up(&ops, 8, 8);
         let block = geometry.span(Level::new(2).unwrap());
         let at = geometry.size() - 2 * block;
-        let request = |ipa, size| MapRequest::new(ipa, ipa, size, Attributes::READ_WRITE);
+        let request =
+            |ipa: u64, size| MapRequest::new(Ipa(ipa), PhysAddr(ipa), size, Attributes::READ_WRITE);
 
         // Act: the last block but one, two pages behind it, one of them in a walk for many.
         let (one, other) = (at + block, at + block + granule.size());
@@ -465,15 +479,15 @@ fn every_shape_is_walked_alike() {
             .unwrap();
 
         // Assert
-        let seen = |ipa| table.translate(&ops, ipa, Access::Write).ok();
+        let seen = |ipa| table.translate(&ops, Ipa(ipa), Access::Write).ok();
         for ipa in [at, at + block - 1, one, other + 5] {
-            assert_eq!(seen(ipa).map(|s| s.phys), Some(ipa), "{granule:?} {bits}");
+            assert_eq!(seen(ipa).map(|s| s.phys.0), Some(ipa), "{granule:?} {bits}");
         }
         let ends = [at.wrapping_sub(1), other + granule.size(), geometry.size()];
         assert!(ends.into_iter().all(|ipa| seen(ipa).is_none()));
         // With 64K and 32 bits there are pages alone.
         let highest = geometry.start().max(Level::new(2).unwrap());
-        assert_eq!(table.look_up(&ops, at).1, highest);
-        assert_eq!(table.look_up(&ops, one).1, Level::PAGE);
+        assert_eq!(table.look_up(&ops, Ipa(at)).1, highest);
+        assert_eq!(table.look_up(&ops, Ipa(one)).1, Level::PAGE);
     }
 }

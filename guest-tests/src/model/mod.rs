@@ -32,7 +32,7 @@ use std::{
 };
 
 use granule_stage2::{
-    Features, MapError, Policy, Stage2, UnknownPolicy,
+    Features, Ipa, MapError, PhysAddr, Policy, Stage2, UnknownPolicy,
     fault::Mmu,
     geometry::{Geometry, Granule},
     grace::Grace,
@@ -184,8 +184,13 @@ impl ModelMachine {
             return Err(too_large);
         };
         let tables = tables_for(size, index(config.vcpus.into()));
-        let pool = TablePool::new(1 << 46, &geometry, words(tables * 512), words(tables * 2))
-            .ok_or(too_large)?;
+        let pool = TablePool::new(
+            PhysAddr(1 << 46),
+            &geometry,
+            words(tables * 512),
+            words(tables * 2),
+        )
+        .ok_or(too_large)?;
         let features = Features::default();
         let cpus = index(config.vcpus.into());
         let table = Stage2::new(geometry, features, policy, Vmid(1), pool.root());
@@ -323,10 +328,10 @@ impl Machine for ModelMachine {
                         for word in &shared.dirty {
                             word.store(0, Ordering::Relaxed);
                         }
-                        table.write_protect(&self.ops, shared.start, shared.size)
+                        table.write_protect(&self.ops, Ipa(shared.start), shared.size)
                     } else if table.policy().recover_blocks {
                         let largest = shared.backing_page;
-                        table.recover_blocks(&self.ops, shared.start, shared.size, largest)
+                        table.recover_blocks(&self.ops, Ipa(shared.start), shared.size, largest)
                     } else {
                         Ok(())
                     }
@@ -349,7 +354,7 @@ impl Machine for ModelMachine {
                 .iter()
                 .map(|word| word.swap(0, Ordering::Relaxed))
                 .collect();
-            table.write_protect(&self.ops, shared.start, shared.size)?;
+            table.write_protect(&self.ops, Ipa(shared.start), shared.size)?;
             Ok(log)
         };
         shared
@@ -366,7 +371,7 @@ impl Machine for ModelMachine {
                 .mmu
                 .exclusive(&self.ops, |table| {
                     shared.sequence.fetch_add(1, Ordering::AcqRel);
-                    table.unmap(&self.ops, shared.start, shared.size)
+                    table.unmap(&self.ops, Ipa(shared.start), shared.size)
                 })
                 .map_err(ModelError::Engine)?;
             shared

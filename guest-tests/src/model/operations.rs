@@ -8,9 +8,9 @@ use std::{
 };
 
 use granule_stage2::{
-    Operations,
+    EntryAddress, Operations, PhysAddr, TableAddress,
     descriptor::Descriptor,
-    operations::{Dsb, EntryAddress, Note, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Note, Order, Tlbi, Unlinked, Vmid},
 };
 
 use super::shared::{Count, Shared};
@@ -115,22 +115,22 @@ impl Operations for CpuOperations {
         self.vmid.replace(vmid)
     }
 
-    fn clean_invalidate(&self, phys: u64, size: u64) {
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
         let shared = &self.shared;
         let len = usize::try_from(size).unwrap_or(usize::MAX);
-        let (start, len) = shared.memory.part(shared.offset(phys), len);
+        let (start, len) = shared.memory.part(shared.offset(phys.0), len);
         // SAFETY: the part lies within the memory, which is mapped.
         unsafe { shared.cleaner.clean(start, len) };
         shared.count(Count::CleanedLines, size / shared.cleaner.line() as u64);
     }
 
-    fn invalidate_instructions(&self, range: Option<(u64, u64)>) {
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
         let shared = &self.shared;
         let Some((phys, size)) = range else {
             return shared.count(Count::InvalidatedAll, 1);
         };
         let len = usize::try_from(size).unwrap_or(usize::MAX);
-        let (start, len) = shared.memory.part(shared.offset(phys), len);
+        let (start, len) = shared.memory.part(shared.offset(phys.0), len);
         // SAFETY: the part lies within the memory, which is mapped.
         unsafe { shared.cleaner.invalidate_instructions(start, len) };
         shared.count(Count::InvalidatedLines, size / shared.cleaner.line() as u64);

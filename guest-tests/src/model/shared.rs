@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use granule_stage2::{
-    Access,
+    Access, Ipa, PhysAddr,
     fault::{Host, Mmu, Page},
     grace::Grace,
     pool::TablePool,
@@ -80,18 +80,18 @@ impl Shared {
 }
 
 impl Host for Shared {
-    fn page(&self, ipa: u64, _: Access) -> Option<Page> {
-        let offset = ipa.checked_sub(self.start).filter(|at| *at < self.size)?;
+    fn page(&self, ipa: Ipa, _: Access) -> Option<Page> {
+        let offset = ipa.0.checked_sub(self.start).filter(|at| *at < self.size)?;
         let base = offset & !(self.backing_page - 1);
         Some(Page {
-            ipa: self.start + base,
-            phys: self.memory.address() + base,
+            ipa: Ipa(self.start + base),
+            phys: PhysAddr(self.memory.address() + base),
             size: self.backing_page,
             writable: true,
         })
     }
 
-    fn logging(&self, _: u64) -> bool {
+    fn logging(&self, _: Ipa) -> bool {
         self.logging.load(Ordering::Acquire)
     }
 
@@ -99,11 +99,11 @@ impl Host for Shared {
         self.sequence.load(Ordering::Acquire)
     }
 
-    fn mark_dirty(&self, ipa: u64, size: u64) {
+    fn mark_dirty(&self, ipa: Ipa, size: u64) {
         if !self.logging.load(Ordering::Acquire) {
             return;
         }
-        let first = (ipa - self.start) / 4096;
+        let first = (ipa - Ipa(self.start)) / 4096;
         for page in first..first + size / 4096 {
             if let Some(word) = usize::try_from(page / 64)
                 .ok()

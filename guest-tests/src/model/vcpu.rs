@@ -8,7 +8,7 @@ use std::sync::{
 };
 
 use granule_stage2::{
-    Access as Kind, Memcache,
+    Access as Kind, Ipa, Memcache,
     fault::{FaultError, Resolution},
 };
 
@@ -64,14 +64,14 @@ impl ModelVcpu {
             }
             let shared = &self.ops.shared;
             let before = shared.frees.load(Ordering::Acquire);
-            let seen = shared.mmu.walker().translate(&self.ops, ipa, kind);
+            let seen = shared.mmu.walker().translate(&self.ops, Ipa(ipa), kind);
             fence(Ordering::Acquire);
             if shared.frees.load(Ordering::Relaxed) != before {
                 // A table may have become another one under the walk.
                 continue;
             }
             let fault = match seen {
-                Ok(translation) => return Ok(shared.offset(translation.phys)),
+                Ok(translation) => return Ok(shared.offset(translation.phys.0)),
                 Err(fault) => fault,
             };
             shared.count(Count::Faults, 1);

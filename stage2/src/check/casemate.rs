@@ -114,7 +114,7 @@ impl Writer {
                 scope,
             } => {
                 let l = if leaf_only { "l" } else { "" };
-                let value = operand(self.setup.geometry.granule(), ipa, ttl);
+                let value = operand(self.setup.geometry.granule(), ipa.0, ttl);
                 self.line(
                     cpu,
                     "tlbi",

@@ -2,10 +2,11 @@
 //! What happened, in the order in which it happened.
 
 use crate::{
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::Descriptor,
     engine::{Access, FaultStatus, Features},
     geometry::{Geometry, Level},
-    operations::{Dsb, EntryAddress, Note, TableAddress, Tlbi, Vmid},
+    operations::{Dsb, Note, Tlbi, Vmid},
 };
 
 /// What is fixed from the beginning.
@@ -68,12 +69,12 @@ pub enum Action {
     /// `DC CIVAC` over a range was issued.
     Clean {
         /// Host address.
-        phys: u64,
+        phys: PhysAddr,
         /// Bytes.
         size: u64,
     },
     /// `IC IVAU` over a range (address and bytes), or `IC IALLUIS`, was issued.
-    Instructions(Option<(u64, u64)>),
+    Instructions(Option<(PhysAddr, u64)>),
     /// A zeroed table was allocated.
     Allocate(TableAddress),
     /// A table was freed.
@@ -89,16 +90,16 @@ pub enum Action {
     /// The host wrote memory through its own mapping.
     HostWrite {
         /// Host address.
-        phys: u64,
+        phys: PhysAddr,
         /// Bytes.
         size: u64,
     },
     /// Memory became the guest's at an address; the host has just written it.
     Give {
         /// Guest address.
-        ipa: u64,
+        ipa: Ipa,
         /// Host address.
-        phys: u64,
+        phys: PhysAddr,
         /// Bytes.
         size: u64,
         /// Whether it is no memory but a device.
@@ -107,14 +108,14 @@ pub enum Action {
     /// Memory was taken back: the host uses it for something else.
     TakeBack {
         /// Guest address.
-        ipa: u64,
+        ipa: Ipa,
         /// Bytes.
         size: u64,
     },
     /// Writes are logged in a range from now on, or no more.
     Logging {
         /// Guest address.
-        ipa: u64,
+        ipa: Ipa,
         /// Bytes.
         size: u64,
         /// Whether they are.
@@ -123,14 +124,14 @@ pub enum Action {
     /// The log of a range was read, and reads clean from here on.
     ReadLog {
         /// Guest address.
-        ipa: u64,
+        ipa: Ipa,
         /// Bytes.
         size: u64,
     },
     /// A guest accesses memory; what it may see is counted ([`Checker::outcomes`](super::Checker::outcomes)).
     Access {
         /// The address.
-        ipa: u64,
+        ipa: Ipa,
         /// How.
         access: Access,
         /// Whether it goes around the caches: its MMU is off, or its own attributes say so.
@@ -139,7 +140,7 @@ pub enum Action {
     /// A vCPU goes on after a fault was handled.
     Resume {
         /// The address.
-        ipa: u64,
+        ipa: Ipa,
         /// What was tried.
         access: Access,
         /// What was missing.

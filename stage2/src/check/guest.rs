@@ -96,7 +96,7 @@ impl Checker {
             );
         }
         let held = self.tlbs.old.iter().any(|old| {
-            let at = old.was.address();
+            let at = old.was.address().0;
             old.table.is_none()
                 && old.change == Change::Removed
                 && at < phys + size
@@ -177,7 +177,7 @@ impl Checker {
             } else if !current && (Some(phys) != right || access == Access::Write) {
                 outcomes.insert(Outcome::StaleTranslation);
             } else {
-                outcomes.insert(self.data(phys, leaf, access, uncached));
+                outcomes.insert(self.data(phys.0, leaf, access, uncached));
             }
         }
         outcomes

@@ -44,8 +44,11 @@ pub use recorder::{Recorder, Sink};
 pub use rule::Rule;
 pub use trace::{ParseTraceError, Trace};
 
-use crate::engine::FaultStatus;
-use crate::operations::{Dsb, Note, TableAddress, Tlbi, Vmid};
+use crate::{
+    address::TableAddress,
+    engine::FaultStatus,
+    operations::{Dsb, Note, Tlbi, Vmid},
+};
 use caches::Caches;
 use ranges::Ranges;
 use table_model::TableModel;
@@ -233,10 +236,14 @@ impl Checker {
                 self.cpus[cpu].vmid = vmid;
                 self.cpus[cpu].unsynchronized = true;
             }
-            Action::Clean { phys, size } => self.clean(cpu, phys, size),
+            Action::Clean { phys, size } => self.clean(cpu, phys.0, size),
             Action::Instructions(range) => {
                 let coherent = self.setup.features.fwb;
-                self.tlbs.work.any = self.caches.invalidate_instructions(cpu, range, coherent);
+                self.tlbs.work.any = self.caches.invalidate_instructions(
+                    cpu,
+                    range.map(|(phys, size)| (phys.0, size)),
+                    coherent,
+                );
             }
             Action::Allocate(table) => {
                 if self.cpus[cpu].lock.is_some() {
@@ -256,27 +263,27 @@ impl Checker {
             }
             Action::References(table, change) => self.tables.referenced(table, change),
             Action::Note(note) => self.noted(cpu, note),
-            Action::HostWrite { phys, size } => self.caches.host_write(phys, size),
+            Action::HostWrite { phys, size } => self.caches.host_write(phys.0, size),
             Action::Give {
                 ipa,
                 phys,
                 size,
                 device,
             } => {
-                self.slots.insert(ipa, (phys, size, device));
+                self.slots.insert(ipa.0, (phys.0, size, device));
                 if !device {
-                    self.caches.given(phys, size);
+                    self.caches.given(phys.0, size);
                 }
             }
-            Action::TakeBack { ipa, size } => self.taken_back(ipa, size),
-            Action::Logging { ipa, size, on } => self.logging(ipa, size, on),
-            Action::ReadLog { ipa, size } => self.read_log(ipa, size),
+            Action::TakeBack { ipa, size } => self.taken_back(ipa.0, size),
+            Action::Logging { ipa, size, on } => self.logging(ipa.0, size, on),
+            Action::ReadLog { ipa, size } => self.read_log(ipa.0, size),
             Action::Access {
                 ipa,
                 access,
                 uncached,
             } => {
-                for outcome in self.access(cpu, ipa, access, uncached) {
+                for outcome in self.access(cpu, ipa.0, access, uncached) {
                     *self.outcomes.entry(outcome).or_default() += 1;
                 }
             }
@@ -287,7 +294,7 @@ impl Checker {
                 level,
             } => {
                 if status == FaultStatus::Permission {
-                    self.resumed(cpu, ipa, access, level);
+                    self.resumed(cpu, ipa.0, access, level);
                 }
             }
         }
@@ -340,8 +347,8 @@ impl Checker {
             old.iter().any(|old| {
                 old.table.is_none()
                     && old.change == Change::Removed
-                    && old.was.address() < phys + size
-                    && phys < old.was.address() + old.size
+                    && old.was.address().0 < phys + size
+                    && phys < old.was.address().0 + old.size
             })
         });
     }
@@ -365,8 +372,8 @@ impl Checker {
             Note::TopUp => {}
             Note::Empty => self.report(Rule::EmptyMemcache, String::new()),
             Note::MarkDirty { ipa, size } => {
-                self.marked.add(ipa, size);
-                self.unmarked.remove(ipa, size);
+                self.marked.add(ipa.0, size);
+                self.unmarked.remove(ipa.0, size);
             }
             Note::LookUp => self.cpus[cpu].looked_up = Some(self.sequence),
             Note::Sequence => self.sequence += 1,

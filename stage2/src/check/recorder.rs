@@ -9,8 +9,9 @@ use alloc::vec::Vec;
 
 use super::event::{Action, Event, How};
 use crate::{
+    address::{EntryAddress, PhysAddr, TableAddress},
     descriptor::Descriptor,
-    operations::{Dsb, EntryAddress, Note, Operations, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Note, Operations, Order, Tlbi, Unlinked, Vmid},
 };
 
 /// Who is told.
@@ -169,13 +170,13 @@ impl<O: Operations, S: Sink> Operations for Recorder<'_, O, S> {
         self.act(Action::Vmid(vmid), || self.inner.switch_vmid(vmid))
     }
 
-    fn clean_invalidate(&self, phys: u64, size: u64) {
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
         self.act(Action::Clean { phys, size }, || {
             self.inner.clean_invalidate(phys, size);
         });
     }
 
-    fn invalidate_instructions(&self, range: Option<(u64, u64)>) {
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
         self.act(Action::Instructions(range), || {
             self.inner.invalidate_instructions(range);
         });

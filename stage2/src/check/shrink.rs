@@ -14,7 +14,7 @@ use alloc::{
 };
 
 use super::{Action, Checker, Event, Rule, Trace};
-use crate::operations::{Note, TableAddress};
+use crate::{address::TableAddress, operations::Note};
 
 impl Trace {
     /// Holds every event against the rules.

@@ -8,9 +8,9 @@ use alloc::{
 
 use super::Setup;
 use crate::{
+    address::{EntryAddress, Ipa, TableAddress},
     descriptor::{Descriptor, Kind},
     geometry::{Geometry, Level},
-    operations::{EntryAddress, TableAddress},
 };
 
 /// One table.
@@ -153,7 +153,7 @@ impl TableModel {
                     continue;
                 }
                 let first = index & !(count - 1);
-                let start = entry.address() & !(count * span - 1);
+                let start = entry.address().align_down(count * span);
                 let fits = |n: u64| {
                     table.entries.get(&(first + n)).is_some_and(|other| {
                         other.is_valid()
@@ -202,7 +202,7 @@ impl TableModel {
             let ipa = table.ipa + index * span(level);
             match entry.kind(level) {
                 Kind::Leaf(_) => out.push((EntryAddress(at + index * 8), *entry, level, ipa)),
-                Kind::Table(child) => self.leaves(child, out, tables, span),
+                Kind::Table(child) => self.leaves(child.0, out, tables, span),
                 _ => {}
             }
         }
@@ -213,7 +213,7 @@ impl TableModel {
         let mut at = setup.root.0;
         let mut level = setup.geometry.start();
         loop {
-            let index = setup.geometry.index(ipa, level);
+            let index = setup.geometry.index(Ipa(ipa), level);
             let entry = self
                 .all
                 .get(&at)?
@@ -222,7 +222,7 @@ impl TableModel {
                 .copied()
                 .unwrap_or_default();
             match (entry.kind(level), level.down()) {
-                (Kind::Table(child), Some(below)) => (at, level) = (child, below),
+                (Kind::Table(child), Some(below)) => (at, level) = (child.0, below),
                 _ => return Some((entry, level)),
             }
         }

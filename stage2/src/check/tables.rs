@@ -8,9 +8,9 @@ use super::{
     tlb::{Change, Changed, StaleEntry},
 };
 use crate::{
+    address::EntryAddress,
     descriptor::{Descriptor, Kind, MemoryType},
     geometry::Level,
-    operations::{EntryAddress, TableAddress},
 };
 
 impl Checker {
@@ -130,7 +130,7 @@ impl Checker {
         let parts = self.setup.geometry;
         let differs = place.level.down().is_some_and(|below| {
             let part = |index| block.part(below, index * parts.span(below));
-            let entries = self.tables.all.get(&table).map(|table| &table.entries);
+            let entries = self.tables.all.get(&table.0).map(|table| &table.entries);
             entries.into_iter().flatten().any(|(index, entry)| {
                 entry.is_valid() && entry.contiguous(false).needs_break(part(*index))
             })
@@ -177,7 +177,7 @@ impl Checker {
     ) {
         let size = self.setup.geometry.span(place.level);
         let table = match was.kind(place.level) {
-            Kind::Table(child) => Some(TableAddress(child)),
+            Kind::Table(child) => Some(child),
             _ => None,
         };
         self.tlbs.changed(
@@ -205,10 +205,10 @@ impl Checker {
             Kind::Leaf(phys) => {
                 self.tables.broken.insert(place.entry, old);
                 let size = self.setup.geometry.span(place.level);
-                self.caches.unmap(phys, size);
+                self.caches.unmap(phys.0, size);
                 self.unmarked.remove(place.ipa, size);
             }
-            Kind::Table(child) => self.unlinked(cpu, child),
+            Kind::Table(child) => self.unlinked(cpu, child.0),
             _ => {}
         }
     }
@@ -226,7 +226,7 @@ impl Checker {
                 Change::Removed,
                 true,
             );
-            self.caches.unmap(leaf.address(), geometry.span(level));
+            self.caches.unmap(leaf.address().0, geometry.span(level));
             self.unmarked.remove(ipa, geometry.span(level));
         }
         for at in tables {
@@ -268,7 +268,7 @@ impl Checker {
             self.report(Rule::StaleLookUp, format!("{:#x}", place.ipa));
         }
         match new.kind(place.level) {
-            Kind::Table(child) => self.linked(cpu, place, child, how),
+            Kind::Table(child) => self.linked(cpu, place, child.0, how),
             Kind::Leaf(_) => self.check_leaf(place, new, false),
             _ => {}
         }
@@ -334,7 +334,7 @@ impl Checker {
                 .next_back()
                 .is_some_and(|(ipa, (at, bytes, device))| {
                     place.ipa + size <= ipa + bytes
-                        && phys == at + (place.ipa - ipa)
+                        && phys.0 == at + (place.ipa - ipa)
                         && *device == (a.memory != MemoryType::Normal)
                 });
         if !inside {
@@ -342,7 +342,7 @@ impl Checker {
         }
         if a.memory == MemoryType::Normal {
             if !self.setup.features.fwb
-                && let Some(at) = self.caches.dirty(phys, size)
+                && let Some(at) = self.caches.dirty(phys.0, size)
             {
                 self.report(
                     Rule::UncleanReachable,
@@ -352,7 +352,7 @@ impl Checker {
             if a.execute
                 && !was_executable
                 && !self.setup.features.dic
-                && let Some(at) = self.caches.stale(phys, size)
+                && let Some(at) = self.caches.stale(phys.0, size)
             {
                 self.report(
                     Rule::StaleInstructions,
@@ -361,7 +361,7 @@ impl Checker {
             }
         }
         self.caches
-            .map(phys, size, a.execute, a.memory == MemoryType::Normal);
+            .map(phys.0, size, a.execute, a.memory == MemoryType::Normal);
         self.check_logged(place.ipa, size, a.write);
     }
 }

@@ -18,9 +18,10 @@
 use alloc::{vec, vec::Vec};
 
 use crate::{
+    address::{EntryAddress, TableAddress},
     descriptor::Descriptor,
     geometry::Level,
-    operations::{Dsb, EntryAddress, Scope, TableAddress, Tlbi},
+    operations::{Dsb, Scope, Tlbi},
 };
 
 /// What one CPU may still hold of an old entry.
@@ -263,7 +264,7 @@ impl Tlbs {
                     leaf_only,
                     ..
                 } => {
-                    let here = old.overlaps(ipa, 1);
+                    let here = old.overlaps(ipa.0, 1);
                     let fits = level_fits(old, ttl, leaf_only);
                     if here && old.table.is_none() {
                         met |= fits;
@@ -272,7 +273,7 @@ impl Tlbs {
                     here && fits
                 }
                 Tlbi::Range { ipa, size, ttl, .. } => {
-                    let here = old.overlaps(ipa, size);
+                    let here = old.overlaps(ipa.0, size);
                     let fits = level_fits(old, ttl, false);
                     if here && old.table.is_none() {
                         met |= fits;
@@ -335,6 +336,7 @@ fn level_fits(old: &StaleEntry, ttl: Option<Level>, leaf_only: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::Ipa;
 
     const BROADCAST: Scope = Scope::Broadcast;
 
@@ -356,7 +358,7 @@ mod tests {
             tlbs.changed(cpu, page);
             tlbs.dsb(cpu, Dsb::IshSt);
             let page = Tlbi::Ipa {
-                ipa,
+                ipa: Ipa(ipa),
                 ttl: None,
                 leaf_only: false,
                 scope: BROADCAST,

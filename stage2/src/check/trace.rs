@@ -41,10 +41,11 @@ use thiserror::Error;
 
 use super::event::{Action, Event, How, Setup};
 use crate::{
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::Descriptor,
     engine::{Access, FaultStatus, Features},
     geometry::{Geometry, Granule, Level},
-    operations::{Dsb, EntryAddress, Note, Scope, TableAddress, Tlbi, Vmid},
+    operations::{Dsb, Note, Scope, Tlbi, Vmid},
 };
 
 /// A recorded run.
@@ -365,11 +366,11 @@ fn parse_event(line: &str) -> Result<Event, &'static str> {
         "tlbi" => Action::Tlbi(parse_tlbi(&mut w)?),
         "vmid" => Action::Vmid(Vmid(w.number()?.try_into().map_err(|_| "naming no VMID")?)),
         "dc" => Action::Clean {
-            phys: w.number()?,
+            phys: PhysAddr(w.number()?),
             size: w.number()?,
         },
         "ic" => Action::Instructions(match w.0.next() {
-            Some(word) => Some((number(word)?, w.number()?)),
+            Some(word) => Some((PhysAddr(number(word)?), w.number()?)),
             None => None,
         }),
         "allocate" => Action::Allocate(TableAddress(w.number()?)),
@@ -392,39 +393,39 @@ fn parse_event(line: &str) -> Result<Event, &'static str> {
         "look-up" => Action::Note(Note::LookUp),
         "sequence" => Action::Note(Note::Sequence),
         "mark-dirty" => Action::Note(Note::MarkDirty {
-            ipa: w.number()?,
+            ipa: Ipa(w.number()?),
             size: w.number()?,
         }),
         "write" => Action::HostWrite {
-            phys: w.number()?,
+            phys: PhysAddr(w.number()?),
             size: w.number()?,
         },
         "give" => Action::Give {
-            ipa: w.number()?,
-            phys: w.number()?,
+            ipa: Ipa(w.number()?),
+            phys: PhysAddr(w.number()?),
             size: w.number()?,
             device: w.0.next() == Some("device"),
         },
         "take-back" => Action::TakeBack {
-            ipa: w.number()?,
+            ipa: Ipa(w.number()?),
             size: w.number()?,
         },
         "logging" => Action::Logging {
-            ipa: w.number()?,
+            ipa: Ipa(w.number()?),
             size: w.number()?,
             on: w.one_of(&[("on", true), ("off", false)])?,
         },
         "read-log" => Action::ReadLog {
-            ipa: w.number()?,
+            ipa: Ipa(w.number()?),
             size: w.number()?,
         },
         "access" => Action::Access {
-            ipa: w.number()?,
+            ipa: Ipa(w.number()?),
             access: w.one_of(&ACCESSES)?,
             uncached: w.one_of(&CACHING)?,
         },
         "resume" => Action::Resume {
-            ipa: w.number()?,
+            ipa: Ipa(w.number()?),
             access: w.one_of(&ACCESSES)?,
             status: w.one_of(&STATUSES)?,
             level: w
@@ -450,13 +451,13 @@ fn parse_tlbi(w: &mut Words<'_>) -> Result<Tlbi, &'static str> {
     };
     match kind {
         "ipas2e1" | "ipas2le1" => Ok(Tlbi::Ipa {
-            ipa: w.number()?,
+            ipa: Ipa(w.number()?),
             leaf_only: kind == "ipas2le1",
             ttl: w.hint()?,
             scope,
         }),
         "ripas2e1" => Ok(Tlbi::Range {
-            ipa: w.number()?,
+            ipa: Ipa(w.number()?),
             size: w.number()?,
             ttl: w.hint()?,
             scope,

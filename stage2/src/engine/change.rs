@@ -8,19 +8,20 @@
 
 use super::{MapError, Slot, Stage2, Walk};
 use crate::{
+    address::{Ipa, TableAddress},
     descriptor::{Attributes, Descriptor, Kind},
     geometry::Level,
-    operations::{Operations, Order, TableAddress},
+    operations::{Operations, Order},
 };
 
 impl<O: Operations> Walk<'_, O> {
     /// The entry that an address's translation ends at.
-    pub(super) fn find(&self, ipa: u64) -> (Slot, Descriptor) {
+    pub(super) fn find(&self, ipa: Ipa) -> (Slot, Descriptor) {
         let (table, entry, level) = self.stage2.walker().find(self.ops, ipa);
         (self.slot(table, level, ipa), entry)
     }
 
-    fn relax(&self, ipa: u64, by: Attributes) -> Result<(), MapError> {
+    fn relax(&self, ipa: Ipa, by: Attributes) -> Result<(), MapError> {
         self.stage2.check_address(ipa)?;
         let (slot, old) = loop {
             let (slot, old) = self.find(ipa);
@@ -53,14 +54,14 @@ impl<O: Operations> Walk<'_, O> {
         &self,
         table: TableAddress,
         level: Level,
-        (ipa, end): (u64, u64),
+        (ipa, end): (Ipa, Ipa),
         change: &impl Fn(Descriptor) -> Descriptor,
     ) -> bool {
         let span = self.stage2.geometry.span(level);
         let mut slot = self.slot(table, level, ipa);
         let run = span * level.contiguous(self.stage2.geometry.granule());
         // Otherwise every run is in the range as a whole.
-        let cuts_runs = (ipa | end) & (run - 1) != 0;
+        let cuts_runs = (ipa.0 | end.0) & (run - 1) != 0;
         let mut changed = false;
         while slot.ipa < end {
             let old = self.ops.load(slot.entry);
@@ -80,7 +81,7 @@ impl<O: Operations> Walk<'_, O> {
                 }
                 (Kind::Table(child), Some(below)) => {
                     let part = (ipa.max(slot.ipa), end.min(slot.ipa + span));
-                    changed |= self.change_in(TableAddress(child), below, part, change);
+                    changed |= self.change_in(child, below, part, change);
                 }
                 _ => {}
             }
@@ -90,7 +91,7 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     /// Whether the run that a slot is in lies in a range as a whole.
-    fn has_run_of(&self, slot: &Slot, (ipa, end): (u64, u64)) -> bool {
+    fn has_run_of(&self, slot: &Slot, (ipa, end): (Ipa, Ipa)) -> bool {
         let (count, first) = self.run_of(slot);
         let span = self.stage2.geometry.span(slot.level);
         first.ipa >= ipa && first.ipa + count * span <= end
@@ -106,7 +107,7 @@ impl Stage2 {
     pub fn relax<O: Operations>(
         &mut self,
         ops: &O,
-        ipa: u64,
+        ipa: Ipa,
         by: Attributes,
     ) -> Result<(), MapError> {
         self.exclusive(ops).relax(ipa, by)
@@ -119,7 +120,7 @@ impl Stage2 {
     pub fn relax_shared<O: Operations>(
         &self,
         ops: &O,
-        ipa: u64,
+        ipa: Ipa,
         by: Attributes,
     ) -> Result<(), MapError> {
         ops.begin_walk();
@@ -136,7 +137,7 @@ impl Stage2 {
     pub fn write_protect<O: Operations>(
         &mut self,
         ops: &O,
-        ipa: u64,
+        ipa: Ipa,
         size: u64,
     ) -> Result<(), MapError> {
         self.reduce(ops, (ipa, size), &Descriptor::unwritable)
@@ -150,7 +151,7 @@ impl Stage2 {
     pub fn protect<O: Operations>(
         &mut self,
         ops: &O,
-        ipa: u64,
+        ipa: Ipa,
         size: u64,
         keep: Attributes,
     ) -> Result<(), MapError> {
@@ -163,10 +164,10 @@ impl Stage2 {
     fn reduce<O: Operations>(
         &mut self,
         ops: &O,
-        (ipa, size): (u64, u64),
+        (ipa, size): (Ipa, u64),
         change: &impl Fn(Descriptor) -> Descriptor,
     ) -> Result<(), MapError> {
-        self.check(ipa, 0, size)?;
+        self.check_range(ipa, size)?;
         let (root, start) = (self.root, self.geometry.start());
         let walk = self.exclusive(ops);
         if walk.change_in(root, start, (ipa, ipa + size), change) {
@@ -181,8 +182,8 @@ impl Stage2 {
     ///
     /// # Errors
     /// The range is no range of pages in the IPA space.
-    pub fn age<O: Operations>(&mut self, ops: &O, ipa: u64, size: u64) -> Result<bool, MapError> {
-        self.check(ipa, 0, size)?;
+    pub fn age<O: Operations>(&mut self, ops: &O, ipa: Ipa, size: u64) -> Result<bool, MapError> {
+        self.check_range(ipa, size)?;
         let (root, start) = (self.root, self.geometry.start());
         let walk = self.exclusive(ops);
         Ok(walk.change_in(root, start, (ipa, ipa + size), &Descriptor::aged))
@@ -190,7 +191,7 @@ impl Stage2 {
 
     /// Sets the access flag of the leaf at an address, after an access flag fault. No CPU holds a
     /// leaf without it, so nothing is invalidated. Outside the IPA space there is none.
-    pub fn mark_accessed<O: Operations>(&mut self, ops: &O, ipa: u64) {
+    pub fn mark_accessed<O: Operations>(&mut self, ops: &O, ipa: Ipa) {
         if self.check_address(ipa).is_err() {
             return;
         }

@@ -15,9 +15,10 @@
 
 use super::{MapError, Slot, Walk};
 use crate::{
+    address::EntryAddress,
     descriptor::Descriptor,
     geometry::Level,
-    operations::{EntryAddress, Operations, Order},
+    operations::{Operations, Order},
 };
 
 /// The longest run of pages: 128 with 16K.
@@ -28,7 +29,7 @@ impl<O: Operations> Walk<'_, O> {
     pub(super) fn run_of(&self, slot: &Slot) -> (u64, Slot) {
         let granule = self.stage2.geometry.granule();
         let (count, span) = (slot.level.contiguous(granule), slot.level.span(granule));
-        let ipa = slot.ipa & !(count * span - 1);
+        let ipa = slot.ipa.align_down(count * span);
         let back = (slot.ipa - ipa) >> slot.level.shift(granule);
         let entry = EntryAddress(slot.entry.0 - back * 8);
         (
@@ -48,7 +49,7 @@ impl<O: Operations> Walk<'_, O> {
         self.stage2.policy.contiguous
             && !self.shared
             && slot.level == Level::PAGE
-            && (slot.ipa ^ leaf.address()) & (bytes - 1) == 0
+            && slot.ipa.offset_in(bytes) == leaf.address().offset_in(bytes)
     }
 
     /// Maps a run that begins at a slot, if it does and nothing is there. Gives its entries.

@@ -12,6 +12,7 @@
 
 use super::{MapError, Slot, Walk};
 use crate::{
+    address::Ipa,
     descriptor::{Descriptor, Kind},
     geometry::Level,
     operations::{Dsb, Operations, Order, Scope, Tlbi},
@@ -163,12 +164,12 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     /// Invalidates what came from the leaf at an address.
-    pub(super) fn invalidate_leaf(&self, ipa: u64, level: Level) {
+    pub(super) fn invalidate_leaf(&self, ipa: Ipa, level: Level) {
         self.invalidate_ipas(core::iter::once((ipa, Some(level))));
     }
 
     /// Invalidates what came from some addresses' entries, of unknown level if not told.
-    pub(super) fn invalidate_ipas(&self, entries: impl Iterator<Item = (u64, Option<Level>)>) {
+    pub(super) fn invalidate_ipas(&self, entries: impl Iterator<Item = (Ipa, Option<Level>)>) {
         let scope = Scope::Broadcast;
         self.ops.dsb(Dsb::IshSt);
         self.in_vmid(|| {
@@ -188,7 +189,7 @@ impl<O: Operations> Walk<'_, O> {
 
     /// Invalidates everything that came from a range, tables too.
     #[inline]
-    pub(super) fn invalidate_range(&self, ipa: u64, size: u64) {
+    pub(super) fn invalidate_range(&self, ipa: Ipa, size: u64) {
         let scope = Scope::Broadcast;
         self.ops.dsb(Dsb::IshSt);
         self.in_vmid(|| {
@@ -209,7 +210,7 @@ impl<O: Operations> Walk<'_, O> {
 
     /// Stage 2 of as much as one instruction covers.
     #[inline]
-    fn invalidate_piece(&self, ipa: u64, size: u64) {
+    fn invalidate_piece(&self, ipa: Ipa, size: u64) {
         self.ops.tlbi(Tlbi::Range {
             ipa,
             size,
@@ -220,7 +221,7 @@ impl<O: Operations> Walk<'_, O> {
 
     /// Stage 2 of any range.
     #[inline(never)]
-    fn invalidate_pieces(&self, ipa: u64, size: u64) {
+    fn invalidate_pieces(&self, ipa: Ipa, size: u64) {
         let granule = self.stage2.geometry.granule();
         range::pieces(granule, ipa, size).for_each(|piece| match piece.pages {
             1 => self.ops.tlbi(Tlbi::Ipa {
@@ -234,7 +235,7 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     /// Invalidates what this CPU holds of a leaf whose permissions have grown.
-    pub(super) fn invalidate_own(&self, ipa: u64, level: Level) {
+    pub(super) fn invalidate_own(&self, ipa: Ipa, level: Level) {
         let scope = Scope::Local;
         self.ops.dsb(Dsb::NshSt);
         self.in_vmid(|| {

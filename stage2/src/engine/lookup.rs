@@ -3,9 +3,10 @@
 
 use super::Stage2;
 use crate::{
+    address::{Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule, Level},
-    operations::{Operations, TableAddress},
+    operations::Operations,
 };
 
 /// How a guest accesses memory.
@@ -34,7 +35,7 @@ pub enum FaultStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
     /// The guest address.
-    pub ipa: u64,
+    pub ipa: Ipa,
     /// What was tried.
     pub access: Access,
     /// What was missing.
@@ -47,7 +48,7 @@ pub struct Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Translation {
     /// The host address.
-    pub phys: u64,
+    pub phys: PhysAddr,
     /// The leaf's level.
     pub level: Level,
     /// The leaf's attributes.
@@ -81,7 +82,7 @@ impl Walker {
     pub fn translate<O: Operations>(
         &self,
         ops: &O,
-        ipa: u64,
+        ipa: Ipa,
         access: Access,
     ) -> Result<Translation, Fault> {
         if self.geometry.is_common(ipa) {
@@ -97,7 +98,7 @@ impl Walker {
     pub(super) fn find<O: Operations>(
         &self,
         ops: &O,
-        ipa: u64,
+        ipa: Ipa,
     ) -> (TableAddress, Descriptor, Level) {
         find_in(ops, self.root, self.geometry.shape(), ipa)
     }
@@ -110,10 +111,10 @@ fn walk_rare<O: Operations>(
     ops: &O,
     root: TableAddress,
     (shape, size): ((Granule, Level), u64),
-    ipa: u64,
+    ipa: Ipa,
     access: Access,
 ) -> Result<Translation, Fault> {
-    if ipa < size {
+    if ipa.0 < size {
         return walk(ops, root, shape, ipa, access);
     }
     Err(Fault {
@@ -129,7 +130,7 @@ fn walk<O: Operations>(
     ops: &O,
     root: TableAddress,
     (granule, start): (Granule, Level),
-    ipa: u64,
+    ipa: Ipa,
     access: Access,
 ) -> Result<Translation, Fault> {
     let (_, entry, level) = find_in(ops, root, (granule, start), ipa);
@@ -144,9 +145,9 @@ fn walk<O: Operations>(
     Ok(Translation {
         // Where most walks end, without a shift.
         phys: if level == Level::PAGE {
-            entry.page_address() + (ipa & (granule.size() - 1))
+            entry.page_address() + ipa.offset_in(granule.size())
         } else {
-            entry.address() + (ipa & (level.span(granule) - 1))
+            entry.address() + ipa.offset_in(level.span(granule))
         },
         level,
         attributes: entry.attributes(),
@@ -159,18 +160,18 @@ fn find_in<O: Operations>(
     ops: &O,
     root: TableAddress,
     (granule, start): (Granule, Level),
-    ipa: u64,
+    ipa: Ipa,
 ) -> (TableAddress, Descriptor, Level) {
     let mut level = start;
-    let (mut table, mut index) = (root, ipa >> level.shift(granule));
+    let (mut table, mut index) = (root, ipa.0 >> level.shift(granule));
     loop {
         let entry = ops.load(table.entry(index));
         let (Some(below), Some(next)) = (level.down(), entry.next_table()) else {
             return (table, entry, level);
         };
-        table = TableAddress(next);
+        table = next;
         level = below;
-        index = (ipa >> level.shift(granule)) & (granule.entries() - 1);
+        index = (ipa.0 >> level.shift(granule)) & (granule.entries() - 1);
     }
 }
 
@@ -207,15 +208,15 @@ impl Stage2 {
     pub fn translate<O: Operations>(
         &self,
         ops: &O,
-        ipa: u64,
+        ipa: Ipa,
         access: Access,
     ) -> Result<Translation, Fault> {
         self.walker().translate(ops, ipa, access)
     }
 
     /// The entry that an address's walk ends at, and its level. Outside the IPA space nothing is.
-    pub fn look_up<O: Operations>(&self, ops: &O, ipa: u64) -> (Descriptor, Level) {
-        if ipa >= self.geometry.size() {
+    pub fn look_up<O: Operations>(&self, ops: &O, ipa: Ipa) -> (Descriptor, Level) {
+        if ipa.0 >= self.geometry.size() {
             return (Descriptor::EMPTY, self.geometry.start());
         }
         let (_, entry, level) = self.walker().find(ops, ipa);

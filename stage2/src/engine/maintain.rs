@@ -12,9 +12,10 @@
 
 use super::{Slot, Stage2, Walk};
 use crate::{
+    address::{Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor, Kind, MemoryType},
     geometry::Level,
-    operations::{Dsb, Operations, TableAddress},
+    operations::{Dsb, Operations},
     policy::Maintenance,
 };
 
@@ -26,8 +27,8 @@ const LINE: u64 = 64;
 /// Neighbouring memory that needs the same, put together.
 #[derive(Debug, Default)]
 pub(super) struct Run {
-    start: u64,
-    end: u64,
+    start: PhysAddr,
+    end: PhysAddr,
 }
 
 impl<O: Operations> Walk<'_, O> {
@@ -45,7 +46,7 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     /// D-side: to the point of coherency.
-    pub(super) fn clean(&self, phys: u64, size: u64) {
+    pub(super) fn clean(&self, phys: PhysAddr, size: u64) {
         if self.stage2.features.fwb || size == 0 {
             return;
         }
@@ -54,7 +55,7 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     /// I-side: nothing stale may be fetched.
-    pub(super) fn invalidate_instructions(&self, phys: u64, size: u64) {
+    pub(super) fn invalidate_instructions(&self, phys: PhysAddr, size: u64) {
         if self.stage2.features.dic || size == 0 {
             return;
         }
@@ -69,7 +70,7 @@ impl<O: Operations> Walk<'_, O> {
     }
 
     /// Makes memory ready for a leaf with these attributes.
-    pub(super) fn prepare(&self, phys: u64, size: u64, attributes: Attributes) {
+    pub(super) fn prepare(&self, phys: PhysAddr, size: u64, attributes: Attributes) {
         if attributes.memory == MemoryType::Normal {
             self.clean(phys, size);
         }
@@ -84,8 +85,8 @@ impl<O: Operations> Walk<'_, O> {
         &self,
         slot: &Slot,
         old: Descriptor,
-        ipa: u64,
-        leaf: (u64, u64, Attributes),
+        ipa: Ipa,
+        leaf: (PhysAddr, u64, Attributes),
     ) {
         let (phys, size, attributes) = leaf;
         let before = old.attributes();
@@ -103,7 +104,7 @@ impl<O: Operations> Walk<'_, O> {
         &self,
         table: TableAddress,
         level: Level,
-        phys: u64,
+        phys: PhysAddr,
         new: Attributes,
     ) {
         if self.is_ready(new) {
@@ -125,7 +126,7 @@ impl<O: Operations> Walk<'_, O> {
         &self,
         table: TableAddress,
         level: Level,
-        phys: u64,
+        phys: PhysAddr,
         new: Attributes,
         clean: &mut Run,
         stale: &mut bool,
@@ -136,7 +137,7 @@ impl<O: Operations> Walk<'_, O> {
             let entry = self.ops.load(table.entry(index));
             match (entry.kind(level), level.down()) {
                 (Kind::Table(child), Some(below)) => {
-                    self.unready(TableAddress(child), below, at, new, clean, stale);
+                    self.unready(child, below, at, new, clean, stale);
                     continue;
                 }
                 (Kind::Leaf(address), _)
@@ -181,7 +182,7 @@ impl<O: Operations> Walk<'_, O> {
             let entry = self.ops.load(table.entry(index));
             match (entry.kind(level), level.down()) {
                 (Kind::Table(child), Some(below)) => {
-                    self.collect_unlinked(TableAddress(child), below, run);
+                    self.collect_unlinked(child, below, run);
                 }
                 (Kind::Leaf(_), _) => self.collect(entry, level, run),
                 _ => {}
@@ -196,7 +197,7 @@ impl Stage2 {
     pub(crate) fn prepare<O: Operations>(
         &self,
         ops: &O,
-        (phys, size): (u64, u64),
+        (phys, size): (PhysAddr, u64),
         attributes: Attributes,
         data: bool,
     ) {

@@ -3,10 +3,11 @@
 
 use super::{MapError, Slot, Stage2, Walk};
 use crate::{
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor, Kind},
     geometry::{Geometry, Level},
     memcache::Memcache,
-    operations::{EntryAddress, Operations, Order, TableAddress},
+    operations::{Operations, Order},
     policy::{Maintenance, SameLeaf},
 };
 
@@ -14,9 +15,9 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapRequest {
     /// Guest address.
-    pub ipa: u64,
+    pub ipa: Ipa,
     /// Host address.
-    pub phys: u64,
+    pub phys: PhysAddr,
     /// Bytes.
     pub size: u64,
     /// For every leaf; `contiguous` is not looked at, as only the engine knows what fills a run.
@@ -27,7 +28,7 @@ pub struct MapRequest {
 
 impl MapRequest {
     /// A request for the largest leaves that fit.
-    pub const fn new(ipa: u64, phys: u64, size: u64, attributes: Attributes) -> Self {
+    pub const fn new(ipa: Ipa, phys: PhysAddr, size: u64, attributes: Attributes) -> Self {
         Self {
             ipa,
             phys,
@@ -49,9 +50,9 @@ pub(super) struct Split {
 
 /// How far a map has come.
 pub(super) struct Cursor<'a> {
-    pub ipa: u64,
-    pub end: u64,
-    pub phys: u64,
+    pub ipa: Ipa,
+    pub end: Ipa,
+    pub phys: PhysAddr,
     /// With the attributes of all leaves.
     pub leaf: Descriptor,
     pub largest: u64,
@@ -67,7 +68,7 @@ pub(super) struct Cursor<'a> {
 
 impl Cursor<'_> {
     /// Goes on behind a slot.
-    fn pass(&mut self, end: u64) {
+    fn pass(&mut self, end: Ipa) {
         let next = end.min(self.end);
         self.phys += next - self.ipa;
         self.ipa = next;
@@ -98,8 +99,8 @@ impl<O: Operations> Walk<'_, O> {
     fn map_any(
         (stage2, ops, shared): (&Stage2, &O, bool),
         memcache: &mut Memcache,
-        (ipa, size): (u64, u64),
-        (phys, largest): (u64, u64),
+        (ipa, size): (Ipa, u64),
+        (phys, largest): (PhysAddr, u64),
         attributes: Attributes,
     ) -> Result<(), MapError> {
         let walk = Walk {
@@ -116,7 +117,7 @@ impl<O: Operations> Walk<'_, O> {
             largest,
         };
         if shape != Geometry::COMMON
-            && ipa < stage2.geometry.size()
+            && ipa.0 < stage2.geometry.size()
             && let Some(result) = walk.map_single(shape, memcache, &r)
         {
             return result;
@@ -126,7 +127,7 @@ impl<O: Operations> Walk<'_, O> {
             ipa,
             end: ipa + size,
             phys,
-            leaf: walk.leaf(0, Level::PAGE, attributes),
+            leaf: walk.leaf(PhysAddr(0), Level::PAGE, attributes),
             largest,
             split: Split::default(),
             fresh: false,
@@ -166,7 +167,7 @@ impl<O: Operations> Walk<'_, O> {
             };
             let old = self.ops.load(slot.entry);
             let child = match old.kind(level) {
-                Kind::Table(child) => Ok(TableAddress(child)),
+                Kind::Table(child) => Ok(child),
                 kind => self.table_below(&slot, below, kind == Kind::Locked, c),
             };
             table = match child {
@@ -189,7 +190,7 @@ impl<O: Operations> Walk<'_, O> {
         let geometry = &self.stage2.geometry;
         let span = geometry.span(slot.level);
         let whole = span * geometry.granule().entries();
-        let table_end = (slot.ipa & !(whole - 1)) + whole;
+        let table_end = slot.ipa.align_down(whole) + whole;
         let plain = c.split.ready || self.is_ready(c.leaf.attributes());
         let mut new = c.leaf.moved(c.phys, slot.level == Level::PAGE);
         let (table, mut placed) = (self.table_of(slot.entry), 0);
@@ -236,7 +237,7 @@ impl<O: Operations> Walk<'_, O> {
     fn fill_fresh(&self, slot: Slot, leaf: Descriptor, count: u64, hints: bool) {
         let span = self.stage2.geometry.span(slot.level);
         let run = slot.level.contiguous(self.stage2.geometry.granule());
-        let before = (slot.ipa >> span.trailing_zeros()).wrapping_neg() & (run - 1);
+        let before = (slot.ipa.0 >> span.trailing_zeros()).wrapping_neg() & (run - 1);
         let head = if hints { before.min(count) } else { count };
         let body = (count - head) & !(run - 1);
         let parts = [
@@ -271,7 +272,7 @@ impl<O: Operations> Walk<'_, O> {
         let geometry = &self.stage2.geometry;
         let span = geometry.span(slot.level);
         slot.level.can_map(geometry.granule())
-            && (c.ipa | c.phys) & (span - 1) == 0
+            && (c.ipa.0 | c.phys.0) & (span - 1) == 0
             && c.end - c.ipa >= span
             && span <= c.largest.max(geometry.granule().size())
     }
@@ -285,7 +286,7 @@ impl<O: Operations> Walk<'_, O> {
     ) -> Result<(), MapError> {
         let old = self.load_settled(slot)?;
         match old.kind(slot.level) {
-            Kind::Table(child) => self.coalesce(slot, old, TableAddress(child), new),
+            Kind::Table(child) => self.coalesce(slot, old, child, new),
             Kind::Leaf(_) if split.filled && old == new => Ok(()),
             Kind::Leaf(_) if !old.contiguous(false).needs_break(new) => self.meet(slot, old, new),
             Kind::Leaf(_) => self.remake(slot, self.unfold(slot, old)?, new),
@@ -376,12 +377,12 @@ impl<O: Operations> Walk<'_, O> {
     ) -> Result<TableAddress, MapError> {
         let old = self.load_settled(slot)?;
         match old.kind(slot.level) {
-            Kind::Table(child) => Ok(TableAddress(child)),
+            Kind::Table(child) => Ok(child),
             Kind::Leaf(_) if was_locked && self.serves(slot, old, c) => Err(MapError::Again),
             Kind::Leaf(_) => self.split_for(slot, old, below, c),
             Kind::Invalid | Kind::Locked => {
                 let child = c.memcache.draw(self.ops).ok_or(MapError::NoTable)?;
-                let new = Descriptor::table(child.0);
+                let new = Descriptor::table(child);
                 if let Err(error) = self.put(slot, old, new, Order::Release) {
                     c.memcache.put_back(child);
                     return Err(error);

@@ -31,10 +31,11 @@ pub use map::MapRequest;
 pub use single::Mapper;
 
 use crate::{
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor, Kind},
     geometry::{ADDRESS_BITS, Geometry, Level},
     memcache::{Memcache, Returns},
-    operations::{EntryAddress, Operations, TableAddress, Unlinked, Vmid},
+    operations::{Operations, Unlinked, Vmid},
     policy::{Coalesce, Maintenance, Policy},
 };
 
@@ -58,9 +59,9 @@ pub enum MapError {
     #[error("{ipa:#x} to {phys:#x}, {size:#x} bytes: not on boundaries of the granule")]
     Unaligned {
         /// Guest address.
-        ipa: u64,
+        ipa: Ipa,
         /// Host address.
-        phys: u64,
+        phys: PhysAddr,
         /// Bytes.
         size: u64,
     },
@@ -68,7 +69,7 @@ pub enum MapError {
     #[error("{ipa:#x} and {size:#x} bytes from there leave the IPA space")]
     OutOfRange {
         /// Guest address.
-        ipa: u64,
+        ipa: Ipa,
         /// Bytes.
         size: u64,
     },
@@ -76,7 +77,7 @@ pub enum MapError {
     #[error("{phys:#x} and {size:#x} bytes from there leave the addresses of 48 bits")]
     TooHigh {
         /// Host address.
-        phys: u64,
+        phys: PhysAddr,
         /// Bytes.
         size: u64,
     },
@@ -111,17 +112,17 @@ pub struct Stage2 {
 pub(crate) struct Slot {
     pub entry: EntryAddress,
     pub level: Level,
-    pub ipa: u64,
+    pub ipa: Ipa,
 }
 
 impl Slot {
     /// The one behind it, in the same table.
-    pub(crate) const fn next(self, span: u64) -> Self {
+    pub(crate) fn next(self, span: u64) -> Self {
         self.skip(1, span)
     }
 
     /// The one `count` behind it.
-    pub(crate) const fn skip(self, count: u64, span: u64) -> Self {
+    pub(crate) fn skip(self, count: u64, span: u64) -> Self {
         Self {
             entry: self.entry.skip(count),
             ipa: self.ipa + count * span,
@@ -247,21 +248,26 @@ impl Stage2 {
     }
 
     /// Whether an address is in the IPA space.
-    fn check_address(&self, ipa: u64) -> Result<(), MapError> {
+    fn check_address(&self, ipa: Ipa) -> Result<(), MapError> {
         let page = self.geometry.granule().size();
-        self.check(ipa & !(page - 1), 0, page)
+        self.check_range(ipa.align_down(page), page)
+    }
+
+    /// Checks a range of guest addresses alone.
+    fn check_range(&self, ipa: Ipa, size: u64) -> Result<(), MapError> {
+        self.check(ipa, PhysAddr(0), size)
     }
 
     #[inline]
-    fn check(&self, ipa: u64, phys: u64, size: u64) -> Result<(), MapError> {
-        if (ipa | phys | size) & (self.geometry.granule().size() - 1) != 0 {
+    fn check(&self, ipa: Ipa, phys: PhysAddr, size: u64) -> Result<(), MapError> {
+        if (ipa.0 | phys.0 | size) & (self.geometry.granule().size() - 1) != 0 {
             return Err(MapError::Unaligned { ipa, phys, size });
         }
         let within = |at: u64, end| at.checked_add(size).is_some_and(|to| to <= end);
-        if !within(ipa, self.geometry.size()) {
+        if !within(ipa.0, self.geometry.size()) {
             return Err(MapError::OutOfRange { ipa, size });
         }
-        if !within(phys, 1 << ADDRESS_BITS) {
+        if !within(phys.0, 1 << ADDRESS_BITS) {
             return Err(MapError::TooHigh { phys, size });
         }
         Ok(())
@@ -304,7 +310,7 @@ impl Stage2 {
         for index in 0..self.geometry.granule().entries() {
             let old = ops.load(table.entry(index));
             if let (Kind::Table(child), Some(level)) = (old.kind(level), level.down()) {
-                let table = TableAddress(child);
+                let table = child;
                 self.return_unlinked(ops, Unlinked { table, level }, returns);
             }
             counted += u32::from(old.is_valid());
@@ -318,20 +324,20 @@ impl Stage2 {
     pub fn clear<O: Operations>(&mut self, ops: &O) {
         let size = self.geometry.size();
         // The whole space is a valid range.
-        let _ = self.unmap(ops, 0, size);
+        let _ = self.unmap(ops, Ipa(0), size);
     }
 }
 
 impl<O: Operations> Walk<'_, O> {
     /// The slot of an address in a table of `level`.
     #[inline]
-    pub(crate) fn slot(&self, table: TableAddress, level: Level, ipa: u64) -> Slot {
+    pub(crate) fn slot(&self, table: TableAddress, level: Level, ipa: Ipa) -> Slot {
         let geometry = &self.stage2.geometry;
         let index = geometry.index(ipa, level);
         Slot {
             entry: table.entry(index),
             level,
-            ipa: ipa & !(geometry.span(level) - 1),
+            ipa: ipa.align_down(geometry.span(level)),
         }
     }
 
@@ -362,13 +368,13 @@ impl<O: Operations> Walk<'_, O> {
 
     /// The first address behind a slot.
     #[inline]
-    pub(crate) fn end(&self, slot: &Slot) -> u64 {
+    pub(crate) fn end(&self, slot: &Slot) -> Ipa {
         slot.ipa + self.stage2.geometry.span(slot.level)
     }
 
     /// A leaf at a level. Whether it is one of a contiguous run is for `contiguous` to say.
     #[inline]
-    pub(crate) fn leaf(&self, phys: u64, level: Level, attributes: Attributes) -> Descriptor {
+    pub(crate) fn leaf(&self, phys: PhysAddr, level: Level, attributes: Attributes) -> Descriptor {
         let attributes = Attributes {
             contiguous: false,
             ..attributes

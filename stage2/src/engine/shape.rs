@@ -10,10 +10,11 @@
 
 use super::{MapError, Slot, Stage2, Walk, map::Cursor};
 use crate::{
+    address::{Ipa, TableAddress},
     descriptor::{Attributes, Descriptor, Kind},
     geometry::Level,
     memcache::Memcache,
-    operations::{Operations, Order, TableAddress, Unlinked},
+    operations::{Operations, Order, Unlinked},
     policy::{Coalesce, Maintenance},
 };
 
@@ -42,11 +43,11 @@ impl<O: Operations> Walk<'_, O> {
         if self.stage2.policy.populate_on_split {
             let wanted = c.leaf.moved(c.phys, below == Level::PAGE);
             self.fill(child, old, below, (c.ipa, size, wanted));
-            self.reshape(slot, old, Descriptor::table(child.0))?;
+            self.reshape(slot, old, Descriptor::table(child))?;
             c.split.filled = true;
         } else {
             self.break_entry(slot, old)?;
-            self.make(slot, Descriptor::table(child.0));
+            self.make(slot, Descriptor::table(child));
         }
         Ok(child)
     }
@@ -57,7 +58,7 @@ impl<O: Operations> Walk<'_, O> {
         child: TableAddress,
         old: Descriptor,
         below: Level,
-        (ipa, size, wanted): (u64, u64, Descriptor),
+        (ipa, size, wanted): (Ipa, u64, Descriptor),
     ) {
         let geometry = &self.stage2.geometry;
         let (span, count) = (geometry.span(below), geometry.granule().entries());
@@ -178,7 +179,7 @@ impl<O: Operations> Walk<'_, O> {
             .then_some(block)
     }
 
-    fn recover_in(&self, table: TableAddress, level: Level, (ipa, end): (u64, u64), largest: u64) {
+    fn recover_in(&self, table: TableAddress, level: Level, (ipa, end): (Ipa, Ipa), largest: u64) {
         let geometry = &self.stage2.geometry;
         let mut at = ipa;
         while at < end {
@@ -186,7 +187,6 @@ impl<O: Operations> Walk<'_, O> {
             let next = self.end(&slot);
             let old = self.ops.load(slot.entry);
             if let (Kind::Table(child), Some(below)) = (old.kind(level), level.down()) {
-                let child = TableAddress(child);
                 self.recover_in(child, below, (at, end.min(next)), largest);
                 let whole = slot.ipa >= ipa && next <= end && next - slot.ipa <= largest;
                 if whole
@@ -226,7 +226,7 @@ impl<O: Operations> Walk<'_, O> {
         &self,
         table: TableAddress,
         level: Level,
-        (ipa, end): (u64, u64),
+        (ipa, end): (Ipa, Ipa),
         memcache: &mut Memcache,
     ) -> Result<(), MapError> {
         let Some(below) = level.down() else {
@@ -240,11 +240,11 @@ impl<O: Operations> Walk<'_, O> {
             let child = match old.kind(level) {
                 Kind::Leaf(_) => {
                     let child = memcache.draw(self.ops).ok_or(MapError::NoTable)?;
-                    self.fill(child, old, below, (0, 0, Descriptor::EMPTY));
-                    self.reshape(&slot, old, Descriptor::table(child.0))?;
+                    self.fill(child, old, below, (Ipa(0), 0, Descriptor::EMPTY));
+                    self.reshape(&slot, old, Descriptor::table(child))?;
                     Some(child)
                 }
-                Kind::Table(child) => Some(TableAddress(child)),
+                Kind::Table(child) => Some(child),
                 Kind::Invalid | Kind::Locked => None,
             };
             if let Some(child) = child {
@@ -265,11 +265,11 @@ impl Stage2 {
     pub fn recover_blocks<O: Operations>(
         &mut self,
         ops: &O,
-        ipa: u64,
+        ipa: Ipa,
         size: u64,
         largest: u64,
     ) -> Result<(), MapError> {
-        self.check(ipa, 0, size)?;
+        self.check_range(ipa, size)?;
         let (root, start) = (self.root, self.geometry.start());
         self.exclusive(ops)
             .recover_in(root, start, (ipa, ipa + size), largest);
@@ -285,10 +285,10 @@ impl Stage2 {
         &mut self,
         ops: &O,
         memcache: &mut Memcache,
-        ipa: u64,
+        ipa: Ipa,
         size: u64,
     ) -> Result<(), MapError> {
-        self.check(ipa, 0, size)?;
+        self.check_range(ipa, size)?;
         let (root, start) = (self.root, self.geometry.start());
         self.exclusive(ops)
             .split_in(root, start, (ipa, ipa + size), memcache)

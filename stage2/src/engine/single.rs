@@ -9,10 +9,11 @@
 
 use super::{MapError, MapRequest, Slot, Stage2, Walk, map::Split};
 use crate::{
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor},
     geometry::{ADDRESS_BITS, Geometry, Granule, Level},
     memcache::Memcache,
-    operations::{EntryAddress, Operations, Order, TableAddress},
+    operations::{Operations, Order},
     policy::Unmap,
 };
 
@@ -22,7 +23,7 @@ struct Place {
     table: TableAddress,
     level: Level,
     /// The guest addresses of its entries.
-    ipa: u64,
+    ipa: Ipa,
     bytes: u64,
 }
 
@@ -31,22 +32,22 @@ impl Place {
     const NONE: Self = Self {
         table: TableAddress(0),
         level: Level::PAGE,
-        ipa: 0,
+        ipa: Ipa(0),
         bytes: 0,
     };
 
     /// Around an entry of a table of `level`, which is an address's. A single root may have more
     /// entries than there are addresses.
-    fn around(entry: EntryAddress, level: Level, ipa: u64, geometry: &Geometry) -> Self {
+    fn around(entry: EntryAddress, level: Level, ipa: Ipa, geometry: &Geometry) -> Self {
         let granule = geometry.granule();
         let covers = level.shift(granule) + granule.level_bits();
-        let ipa = ipa >> covers << covers;
+        let ipa = ipa.align_down(1 << covers);
         Self {
             // Of the root's, which lie side by side, the one that it is in.
             table: TableAddress(entry.0 & !(granule.size() - 1)),
             level,
             ipa,
-            bytes: (1 << covers).min(geometry.size() - ipa),
+            bytes: (1 << covers).min(geometry.size() - ipa.0),
         }
     }
 }
@@ -68,13 +69,13 @@ impl<O: Operations> Walk<'_, O> {
             return None;
         }
         let (mut level, mut shift) = (start, start.shift(granule));
-        let (mut table, mut index) = (self.stage2.root, r.ipa >> shift);
+        let (mut table, mut index) = (self.stage2.root, r.ipa.0 >> shift);
         while r.size < 1 << shift {
             // Above pages: the size is a page's at least.
-            table = TableAddress(self.ops.load(table.entry(index)).next_table()?);
+            table = self.ops.load(table.entry(index)).next_table()?;
             level = level.down()?;
             shift = level.shift(granule);
-            index = (r.ipa >> shift) & (granule.entries() - 1);
+            index = (r.ipa.0 >> shift) & (granule.entries() - 1);
         }
         (r.size == 1 << shift).then_some((table.entry(index), level))
     }
@@ -106,7 +107,7 @@ impl<O: Operations> Walk<'_, O> {
         (stage2, ops, shared): (&Stage2, &O, bool),
         memcache: &mut Memcache,
         entry: EntryAddress,
-        (level, ipa, size): (Level, u64, u64),
+        (level, ipa, size): (Level, Ipa, u64),
         new: Descriptor,
     ) -> Result<(), MapError> {
         let walk = Walk {
@@ -142,13 +143,13 @@ impl<O: Operations> Walk<'_, O> {
         self.ops.store(slot.entry, Descriptor::EMPTY, Order::Plain);
         self.invalidate_range(slot.ipa, size);
         self.make(slot, new);
-        memcache.retire(self.ops, TableAddress(child));
+        memcache.retire(self.ops, child);
         true
     }
 
     /// Unmaps a table of pages as a whole, where nothing has to be cleaned or counted and the table
     /// above keeps others: what [`unmap`](super::unmap) comes to then. Gives whether it did.
-    pub(super) fn drop_pages(&self, ipa: u64, size: u64) -> bool {
+    pub(super) fn drop_pages(&self, ipa: Ipa, size: u64) -> bool {
         let Stage2 {
             policy, features, ..
         } = self.stage2;
@@ -156,7 +157,7 @@ impl<O: Operations> Walk<'_, O> {
         if !drops || !matches!(policy.unmap, Unmap::Tables(_)) {
             return false;
         }
-        let r = MapRequest::new(ipa, 0, size, Attributes::READ);
+        let r = MapRequest::new(ipa, PhysAddr(0), size, Attributes::READ);
         if !self.stage2.geometry.is_common(ipa) {
             return false;
         }
@@ -171,7 +172,7 @@ impl<O: Operations> Walk<'_, O> {
         }
         self.ops.store(entry, Descriptor::EMPTY, Order::Plain);
         self.invalidate_range(ipa, size);
-        self.ops.free(TableAddress(child));
+        self.ops.free(child);
         true
     }
 
@@ -192,7 +193,8 @@ impl<O: Operations> Walk<'_, O> {
     #[inline(always)]
     fn leaf_for(&self, granule: Granule, r: &MapRequest) -> Descriptor {
         let page = r.size == granule.size();
-        self.leaf(0, Level::PAGE, r.attributes).moved(0, page)
+        self.leaf(PhysAddr(0), Level::PAGE, r.attributes)
+            .moved(PhysAddr(0), page)
     }
 }
 
@@ -215,7 +217,7 @@ pub struct Mapper<'a, O: Operations> {
 #[inline(always)]
 const fn is_on_boundary(r: &MapRequest) -> bool {
     let outside = r.size.wrapping_sub(1) | u64::MAX << ADDRESS_BITS;
-    (r.ipa | r.phys) & outside == 0
+    (r.ipa.0 | r.phys.0) & outside == 0
 }
 
 /// Size and attributes in the bits above an address's, if the request is for one leaf.
@@ -262,7 +264,7 @@ impl<'a, O: Operations> Mapper<'a, O> {
     pub fn map(&mut self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
         let kind = kind(r);
         if let Some(kind) = kind {
-            let offset = (r.ipa | kind).wrapping_sub(self.from);
+            let offset = (r.ipa.0 | kind).wrapping_sub(self.from);
             if offset < self.bytes {
                 // Callers mostly know the size, and so the shift.
                 let entry = self.table.entry(offset >> r.size.trailing_zeros());
@@ -282,14 +284,14 @@ impl<'a, O: Operations> Mapper<'a, O> {
             shared,
         } = self.walk;
         let (to, from) = ((r.ipa, r.size), (r.phys, r.largest));
-        let attributes = Descriptor::leaf(0, Level::PAGE, r.attributes, false);
+        let attributes = Descriptor::leaf(PhysAddr(0), Level::PAGE, r.attributes, false);
         // The table that was last used may be one that this very map takes away.
         self.bytes = 0;
         let (place, leaf) =
             Self::map_elsewhere((stage2, ops, shared), memcache, to, from, attributes)?;
         if let Some(kind) = kind {
             (self.table, self.level) = (place.table, place.level);
-            (self.from, self.bytes) = (place.ipa | kind, place.bytes);
+            (self.from, self.bytes) = (place.ipa.0 | kind, place.bytes);
             self.leaf = leaf;
         }
         Ok(())
@@ -315,8 +317,8 @@ impl<'a, O: Operations> Mapper<'a, O> {
     fn map_elsewhere(
         (stage2, ops, shared): (&Stage2, &O, bool),
         memcache: &mut Memcache,
-        (ipa, size): (u64, u64),
-        (phys, largest): (u64, u64),
+        (ipa, size): (Ipa, u64),
+        (phys, largest): (PhysAddr, u64),
         attributes: Descriptor,
     ) -> Result<(Place, Descriptor), MapError> {
         let walk = Walk {

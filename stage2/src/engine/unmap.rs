@@ -10,10 +10,11 @@ use arrayvec::ArrayVec;
 
 use super::{MapError, Slot, Stage2, Walk, maintain::Run};
 use crate::{
+    address::{Ipa, TableAddress},
     descriptor::{Descriptor, Kind},
     geometry::{Level, index},
     memcache::Returns,
-    operations::{Operations, Order, TableAddress, Unlinked},
+    operations::{Operations, Order, Unlinked},
     policy::Unmap,
 };
 
@@ -39,7 +40,7 @@ impl<O: Operations> Walk<'_, O> {
         &self,
         table: TableAddress,
         level: Level,
-        (ipa, end): (u64, u64),
+        (ipa, end): (Ipa, Ipa),
         batch: &mut Batch,
     ) {
         let mut at = ipa;
@@ -51,11 +52,11 @@ impl<O: Operations> Walk<'_, O> {
                 (Kind::Table(child), Some(below)) => {
                     let whole = batch.tables && at == slot.ipa && next <= end;
                     if !whole {
-                        self.unmap_in(TableAddress(child), below, (at, end.min(next)), batch);
+                        self.unmap_in(child, below, (at, end.min(next)), batch);
                     }
                     let empty = !whole && {
-                        let from = self.stage2.geometry.index(end.min(next) - 1, below);
-                        self.is_empty(TableAddress(child), from)
+                        let from = self.stage2.geometry.index(Ipa(end.min(next).0 - 1), below);
+                        self.is_empty(child, from)
                     };
                     if whole || empty {
                         self.break_later(slot, old, !empty, batch);
@@ -78,9 +79,9 @@ impl<O: Operations> Walk<'_, O> {
         &self,
         slot: &Slot,
         old: Descriptor,
-        (ipa, end): (u64, u64),
+        (ipa, end): (Ipa, Ipa),
         batch: &mut Batch,
-    ) -> u64 {
+    ) -> Ipa {
         let (count, first) = self.run_of(slot);
         let span = self.stage2.geometry.span(slot.level);
         let (len, run_end) = (index(count), first.ipa + count * span);
@@ -138,7 +139,7 @@ impl<O: Operations> Walk<'_, O> {
             if let (Kind::Table(child), Some(level)) =
                 (b.old.kind(b.slot.level), b.slot.level.down())
             {
-                let table = TableAddress(child);
+                let table = child;
                 if b.live {
                     let unlinked = Unlinked { table, level };
                     self.stage2
@@ -155,7 +156,7 @@ impl<O: Operations> Walk<'_, O> {
     fn collect_broken(&self, b: &Broken, run: &mut Run) {
         match (b.old.kind(b.slot.level), b.slot.level.down()) {
             (Kind::Table(child), Some(below)) if b.live => {
-                self.collect_unlinked(TableAddress(child), below, run);
+                self.collect_unlinked(child, below, run);
             }
             (Kind::Leaf(_), _) => self.collect(b.old, b.slot.level, run),
             _ => {}
@@ -169,8 +170,8 @@ impl Stage2 {
     ///
     /// # Errors
     /// The range is no range of pages in the IPA space.
-    pub fn unmap<O: Operations>(&mut self, ops: &O, ipa: u64, size: u64) -> Result<(), MapError> {
-        self.check(ipa, 0, size)?;
+    pub fn unmap<O: Operations>(&mut self, ops: &O, ipa: Ipa, size: u64) -> Result<(), MapError> {
+        self.check_range(ipa, size)?;
         if self.exclusive(ops).drop_pages(ipa, size) {
             return Ok(());
         }

@@ -4,11 +4,11 @@
 use std::cell::{Cell, RefCell};
 
 use granule_stage2::{
-    Operations,
+    EntryAddress, Ipa, Operations, PhysAddr, TableAddress,
     check::{Checker, Recorder, Work},
     descriptor::{Descriptor, Kind},
     geometry::Level,
-    operations::{Dsb, EntryAddress, Note, Order, Scope, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Note, Order, Scope, Tlbi, Unlinked, Vmid},
 };
 
 use crate::support::{self, Cpu};
@@ -41,8 +41,8 @@ pub const HOWS: [How; 5] = [
 pub enum Held {
     Dsb(Dsb),
     Tlbi(Tlbi),
-    Clean(u64, u64),
-    Instructions(Option<(u64, u64)>),
+    Clean(PhysAddr, u64),
+    Instructions(Option<(PhysAddr, u64)>),
 }
 
 /// Operations of which the one at `target` goes wrong.
@@ -117,7 +117,7 @@ impl Operations for Mutant<'_, '_> {
         let release = order == Order::Release;
         if release && self.turn() == Some(How::Weaken) {
             self.hit(
-                if new.kind(Level::new(2).unwrap()) == Kind::Table(new.address()) {
+                if matches!(new.kind(Level::new(2).unwrap()), Kind::Table(_)) {
                     "release store of a table or page"
                 } else {
                     "release store of a block"
@@ -260,7 +260,7 @@ impl Operations for Mutant<'_, '_> {
         }
     }
 
-    fn clean_invalidate(&self, phys: u64, size: u64) {
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
         match self.turn() {
             Some(How::Drop) => self.hit("Clean"),
             Some(How::Late) => self.hold("Clean", Held::Clean(phys, size)),
@@ -280,7 +280,7 @@ impl Operations for Mutant<'_, '_> {
         }
     }
 
-    fn invalidate_instructions(&self, range: Option<(u64, u64)>) {
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
         match (self.turn(), range) {
             (Some(How::Drop), _) => self.hit("Instructions"),
             (Some(How::Late), _) => self.hold("Instructions", Held::Instructions(range)),
@@ -389,7 +389,7 @@ pub fn mutate(kind: Tlbi, how: How) -> Option<Tlbi> {
             },
             How::Misplace,
         ) => Some(Tlbi::Ipa {
-            ipa: ipa ^ (1 << 33),
+            ipa: Ipa(ipa.0 ^ (1 << 33)),
             ttl,
             leaf_only,
             scope,
@@ -403,7 +403,7 @@ pub fn mutate(kind: Tlbi, how: How) -> Option<Tlbi> {
             },
             How::Misplace,
         ) => Some(Tlbi::Range {
-            ipa: ipa ^ (1 << 33),
+            ipa: Ipa(ipa.0 ^ (1 << 33)),
             size,
             ttl,
             scope,

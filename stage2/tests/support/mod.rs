@@ -14,13 +14,14 @@ use std::{
 };
 
 use granule_stage2::{
-    Access, Fault, Features, MapError, MapRequest, Memcache, Operations, Policy, Stage2,
+    Access, EntryAddress, Fault, Features, Ipa, MapError, MapRequest, Memcache, Operations,
+    PhysAddr, Policy, Stage2, TableAddress,
     check::{Action, Recorder, Setup, Sink},
     descriptor::{Attributes, Descriptor},
     fault::{FaultError, Host, Mmu, Page, Resolution},
     geometry::{Geometry, Granule},
     grace::Grace,
-    operations::{Dsb, EntryAddress, Note, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Note, Order, Tlbi, Unlinked, Vmid},
     pool::{TablePool, words},
 };
 use lock_api::{RawRwLock, RwLock, RwLockWriteGuard};
@@ -29,8 +30,8 @@ use rand_xoshiro::SplitMix64;
 
 pub const BLOCK: u64 = 2 << 20;
 pub const PAGE: u64 = 4096;
-pub const TABLES: u64 = 0x8000_0000;
-pub const MEMORY: u64 = 0x1_0000_0000;
+pub const TABLES: PhysAddr = PhysAddr(0x8000_0000);
+pub const MEMORY: PhysAddr = PhysAddr(0x1_0000_0000);
 pub const VMID: Vmid = Vmid(7);
 
 pub type Pool = TablePool<Box<[AtomicU64]>>;
@@ -112,8 +113,8 @@ impl Operations for Cpu<'_> {
         let before = self.vmid.swap(vmid.0.into(), Ordering::Relaxed);
         Vmid(u16::try_from(before).unwrap())
     }
-    fn clean_invalidate(&self, _: u64, _: u64) {}
-    fn invalidate_instructions(&self, _: Option<(u64, u64)>) {}
+    fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
+    fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
     fn pause(&self) {
         std::thread::yield_now();
     }
@@ -185,8 +186,8 @@ pub const fn is_small(block: u64) -> bool {
     block % 4 == 3
 }
 
-pub const fn phys_of(ipa: u64) -> u64 {
-    MEMORY + ipa
+pub fn phys_of(ipa: Ipa) -> PhysAddr {
+    MEMORY + ipa.0
 }
 
 /// One CPU of a vm, and the sink that hears of it. `W` may change the operations.
@@ -203,14 +204,14 @@ struct HostOf<'a, S, L: RawRwLock> {
 }
 
 impl<S: Sink, L: RawRwLock> Host for HostOf<'_, S, L> {
-    fn page(&self, ipa: u64, _: Access) -> Option<Page> {
-        let block = ipa / BLOCK;
+    fn page(&self, ipa: Ipa, _: Access) -> Option<Page> {
+        let block = ipa.0 / BLOCK;
         if block >= self.vm.blocks {
             return None;
         }
         let mut given = self.vm.given();
         given.blocks.entry(block).or_insert_with(|| {
-            let ipa = block * BLOCK;
+            let ipa = Ipa(block * BLOCK);
             let phys = phys_of(ipa);
             self.told.tell(Action::Give {
                 ipa,
@@ -221,7 +222,7 @@ impl<S: Sink, L: RawRwLock> Host for HostOf<'_, S, L> {
             !is_small(block)
         });
         let size = if is_small(block) { PAGE } else { BLOCK };
-        let ipa = ipa & !(size - 1);
+        let ipa = ipa.align_down(size);
         Some(Page {
             ipa,
             phys: phys_of(ipa),
@@ -230,7 +231,7 @@ impl<S: Sink, L: RawRwLock> Host for HostOf<'_, S, L> {
         })
     }
 
-    fn logging(&self, _: u64) -> bool {
+    fn logging(&self, _: Ipa) -> bool {
         self.vm.given().logging
     }
 
@@ -238,10 +239,10 @@ impl<S: Sink, L: RawRwLock> Host for HostOf<'_, S, L> {
         self.vm.sequence.load(Ordering::SeqCst)
     }
 
-    fn mark_dirty(&self, ipa: u64, size: u64) {
+    fn mark_dirty(&self, ipa: Ipa, size: u64) {
         let mut given = self.vm.given();
         if given.logging {
-            given.dirty.extend((ipa..ipa + size).step_by(4096));
+            given.dirty.extend((ipa.0..ipa.0 + size).step_by(4096));
         }
     }
 }
@@ -259,6 +260,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
 
     /// Accesses until it works; gives the number of faults.
     pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
+        let ipa = Ipa(ipa);
         for faults in 0..10_000 {
             let seen = self.vm.mmu.walker().translate(&self.ops, ipa, access);
             let Err(fault) = seen else {
@@ -312,15 +314,19 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
             given.logging = on;
             given.dirty.clear();
             if on {
-                table.write_protect(&self.ops, 0, size).unwrap();
+                table.write_protect(&self.ops, Ipa(0), size).unwrap();
             } else if table.policy().recover_blocks {
                 for (block, _) in given.blocks.iter().filter(|(_, whole)| **whole) {
                     table
-                        .recover_blocks(&self.ops, block * BLOCK, BLOCK, BLOCK)
+                        .recover_blocks(&self.ops, Ipa(block * BLOCK), BLOCK, BLOCK)
                         .unwrap();
                 }
             }
-            self.told.tell(Action::Logging { ipa: 0, size, on });
+            self.told.tell(Action::Logging {
+                ipa: Ipa(0),
+                size,
+                on,
+            });
         });
     }
 
@@ -329,8 +335,8 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         self.vm.mmu.exclusive(&self.ops, |table| {
             let mut given = self.vm.given();
             if given.logging {
-                table.write_protect(&self.ops, 0, size).unwrap();
-                self.told.tell(Action::ReadLog { ipa: 0, size });
+                table.write_protect(&self.ops, Ipa(0), size).unwrap();
+                self.told.tell(Action::ReadLog { ipa: Ipa(0), size });
             }
             std::mem::take(&mut given.dirty)
         })
@@ -348,10 +354,10 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         self.vm.mmu.exclusive(&self.ops, |table| {
             self.invalidate_lookups();
             let mut given = self.vm.given();
-            table.unmap(&self.ops, block * BLOCK, BLOCK).unwrap();
+            table.unmap(&self.ops, Ipa(block * BLOCK), BLOCK).unwrap();
             if given.blocks.remove(&block).is_some() {
                 self.told.tell(Action::TakeBack {
-                    ipa: block * BLOCK,
+                    ipa: Ipa(block * BLOCK),
                     size: BLOCK,
                 });
             }
@@ -363,14 +369,14 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     pub fn unmap(&self, ipa: u64, size: u64) {
         self.vm.mmu.exclusive(&self.ops, |table| {
             self.invalidate_lookups();
-            table.unmap(&self.ops, ipa, size).unwrap();
+            table.unmap(&self.ops, Ipa(ipa), size).unwrap();
             self.invalidate_lookups();
         });
     }
 
     pub fn age(&self, ipa: u64, size: u64) {
         self.vm.mmu.exclusive(&self.ops, |table| {
-            table.age(&self.ops, ipa, size).unwrap();
+            table.age(&self.ops, Ipa(ipa), size).unwrap();
         });
     }
 
@@ -379,7 +385,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         let memcache = &mut self.memcache;
         self.vm.mmu.exclusive(&self.ops, |table| {
             table
-                .split(&self.ops, memcache, block * BLOCK, BLOCK)
+                .split(&self.ops, memcache, Ipa(block * BLOCK), BLOCK)
                 .unwrap();
         });
     }
@@ -397,7 +403,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
             if !table.policy().contiguous {
                 return;
             }
-            let ipa = block * BLOCK;
+            let ipa = Ipa(block * BLOCK);
             host.page(ipa, Access::Read).unwrap();
             let write = !host.logging(ipa);
             let attributes = Attributes {
@@ -423,7 +429,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
             let given = self.vm.given();
             if given.blocks.contains_key(&(ipa / BLOCK)) {
                 self.told.tell(Action::HostWrite {
-                    phys: phys_of(ipa),
+                    phys: phys_of(Ipa(ipa)),
                     size,
                 });
             }

@@ -4,9 +4,9 @@
 use std::{cell::Cell, sync::atomic::AtomicU64};
 
 use granule_stage2::{
-    Offline, Operations,
+    EntryAddress, Offline, Operations, PhysAddr, TableAddress,
     descriptor::Descriptor,
-    operations::{Dsb, EntryAddress, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Order, Tlbi, Unlinked, Vmid},
 };
 
 /// What another walker does, and in which of its turns.
@@ -40,8 +40,8 @@ impl Operations for Pausing<'_> {
     fn isb(&self) { self.pool.isb(); }
     fn tlbi(&self, kind: Tlbi) { self.pool.tlbi(kind); }
     fn switch_vmid(&self, vmid: Vmid) -> Vmid { self.pool.switch_vmid(vmid) }
-    fn clean_invalidate(&self, phys: u64, size: u64) { self.pool.clean_invalidate(phys, size); }
-    fn invalidate_instructions(&self, range: Option<(u64, u64)>) { self.pool.invalidate_instructions(range); }
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64) { self.pool.clean_invalidate(phys, size); }
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) { self.pool.invalidate_instructions(range); }
     fn pause(&self) {
         self.pauses.set(self.pauses.get() + 1);
         if self.pauses.get() == self.other.after {

@@ -4,9 +4,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use granule_stage2::{
-    Operations,
+    EntryAddress, Operations, PhysAddr, TableAddress,
     descriptor::Descriptor,
-    operations::{Dsb, EntryAddress, Note, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Note, Order, Tlbi, Unlinked, Vmid},
 };
 
 /// Operations before each of which another thread may have its turn.
@@ -34,8 +34,8 @@ impl<O: Operations> Operations for Stepping<O> {
     fn isb(&self) { self.0.isb(); }
     fn tlbi(&self, kind: Tlbi) { turn(); self.0.tlbi(kind); }
     fn switch_vmid(&self, vmid: Vmid) -> Vmid { self.0.switch_vmid(vmid) }
-    fn clean_invalidate(&self, phys: u64, size: u64) { turn(); self.0.clean_invalidate(phys, size); }
-    fn invalidate_instructions(&self, range: Option<(u64, u64)>) { turn(); self.0.invalidate_instructions(range); }
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64) { turn(); self.0.clean_invalidate(phys, size); }
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) { turn(); self.0.invalidate_instructions(range); }
     fn pause(&self) { turn(); }
     fn note(&self, note: Note) { turn(); self.0.note(note); }
 }

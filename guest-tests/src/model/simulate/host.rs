@@ -20,7 +20,7 @@ use std::{
 };
 
 use granule_stage2::{
-    Access, MapError, Stage2,
+    Access, Ipa, MapError, PhysAddr, Stage2,
     fault::{Host, Page},
 };
 
@@ -169,15 +169,15 @@ impl HostMemory {
         let base = offset & !(size - 1);
         let page = |phys, writable| {
             Some(Page {
-                ipa: self.start + base,
+                ipa: Ipa(self.start + base),
                 phys,
                 size,
                 writable,
             })
         };
         match state {
-            State::Own => page(OWN + base, true),
-            State::Zero if !writes => page(ZERO, false),
+            State::Own => page(PhysAddr(OWN + base), true),
+            State::Zero if !writes => page(PhysAddr(ZERO), false),
             _ => None,
         }
     }
@@ -186,11 +186,11 @@ impl HostMemory {
     pub(super) fn recover(&self, table: &mut Stage2, ops: &CpuOperations) -> Result<(), MapError> {
         let split = self.large.iter().any(|page| page.get() == State::Split);
         if !split {
-            return table.recover_blocks(ops, self.start, self.size, self.page());
+            return table.recover_blocks(ops, Ipa(self.start), self.size, self.page());
         }
         for (block, ipa) in self.large.iter().zip((self.start..).step_by(HUGE_STEP)) {
             if block.get() == State::Own {
-                table.recover_blocks(ops, ipa, HUGE, HUGE)?;
+                table.recover_blocks(ops, Ipa(ipa), HUGE, HUGE)?;
             }
         }
         Ok(())
@@ -251,7 +251,7 @@ impl<'a> FaultHost<'a> {
         world.mmu.exclusive(self.ops, |table| {
             host.invalidating.set(host.invalidating.get() + 1);
             // A range of pages inside the region.
-            let _ = table.unmap(self.ops, host.start + offset, size);
+            let _ = table.unmap(self.ops, Ipa(host.start + offset), size);
         });
         change();
         world.mmu.exclusive(self.ops, |_| {
@@ -348,9 +348,9 @@ impl<'a> FaultHost<'a> {
 }
 
 impl Host for FaultHost<'_> {
-    fn page(&self, ipa: u64, access: Access) -> Option<Page> {
+    fn page(&self, ipa: Ipa, access: Access) -> Option<Page> {
         let (world, host) = (self.world, &self.world.host);
-        let offset = ipa.checked_sub(host.start).filter(|at| *at < host.size)?;
+        let offset = ipa.0.checked_sub(host.start).filter(|at| *at < host.size)?;
         let writes = access == Access::Write;
         loop {
             // Finding the VMA, and then the page in a fault, takes the mmap lock and gives it back.
@@ -368,7 +368,7 @@ impl Host for FaultHost<'_> {
         }
     }
 
-    fn logging(&self, _: u64) -> bool {
+    fn logging(&self, _: Ipa) -> bool {
         self.world.logging.get()
     }
 
@@ -382,12 +382,12 @@ impl Host for FaultHost<'_> {
         host.sequence.get()
     }
 
-    fn mark_dirty(&self, ipa: u64, size: u64) {
+    fn mark_dirty(&self, ipa: Ipa, size: u64) {
         let world = self.world;
         if !world.logging.get() {
             return;
         }
-        let first = (ipa - world.host.start) / SMALL;
+        let first = (ipa - Ipa(world.host.start)) / SMALL;
         let mut dirty = world.dirty.borrow_mut();
         for page in first..first + size / SMALL {
             let word = usize::try_from(page / 64)

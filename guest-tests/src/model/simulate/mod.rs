@@ -32,7 +32,7 @@ use std::{
 };
 
 use granule_stage2::{
-    Features, Policy, Stage2,
+    Features, Ipa, Policy, Stage2,
     geometry::{Geometry, Granule},
     operations::Vmid,
 };
@@ -328,7 +328,7 @@ impl Machine for SimulatedMachine {
                 world.logging.set(on);
                 if on {
                     world.dirty.borrow_mut().fill(0);
-                    table.write_protect(&self.ops, start, size)
+                    table.write_protect(&self.ops, Ipa(start), size)
                 } else if table.policy().recover_blocks {
                     world.host.recover(table, &self.ops)
                 } else {
@@ -348,7 +348,7 @@ impl Machine for SimulatedMachine {
         let (result, _) = self.timed(|world| {
             let (start, size) = (world.host.start(), world.host.size());
             world.mmu.exclusive(&self.ops, |table| {
-                table.write_protect(&self.ops, start, size)?;
+                table.write_protect(&self.ops, Ipa(start), size)?;
                 let mut dirty = world.dirty.borrow_mut();
                 let none = vec![0; dirty.len()];
                 Ok(std::mem::replace(&mut *dirty, none))
@@ -361,7 +361,7 @@ impl Machine for SimulatedMachine {
         let (result, time) = self.timed(|world| {
             self.ops.drain();
             let (start, size) = (world.host.start(), world.host.size());
-            let unmap = |table: &mut Stage2| table.unmap(&self.ops, start, size);
+            let unmap = |table: &mut Stage2| table.unmap(&self.ops, Ipa(start), size);
             let result = world.mmu.exclusive(&self.ops, unmap);
             world.forget();
             result

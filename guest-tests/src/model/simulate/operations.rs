@@ -4,9 +4,9 @@
 use std::{cell::Cell, rc::Rc};
 
 use granule_stage2::{
-    Operations,
+    EntryAddress, Operations, PhysAddr, TableAddress,
     descriptor::Descriptor,
-    operations::{Dsb, EntryAddress, Note, Order, Scope, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Note, Order, Scope, Tlbi, Unlinked, Vmid},
 };
 
 use super::{clock, world::World};
@@ -141,12 +141,12 @@ impl Operations for CpuOperations {
         self.vmid.replace(vmid)
     }
 
-    fn clean_invalidate(&self, _: u64, size: u64) {
+    fn clean_invalidate(&self, _: PhysAddr, size: u64) {
         self.world.count(Count::CleanedLines, size / LINE);
         self.world.clean(size / LINE);
     }
 
-    fn invalidate_instructions(&self, range: Option<(u64, u64)>) {
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
         let prices = &self.world.prices;
         match range {
             Some((_, size)) => {

@@ -3,10 +3,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 
-use granule_stage2::{
-    descriptor::Descriptor,
-    operations::{EntryAddress, TableAddress},
-};
+use granule_stage2::{EntryAddress, TableAddress, descriptor::Descriptor};
 
 /// Where tables lie; the memory under test is elsewhere.
 const BASE: u64 = 1 << 46;

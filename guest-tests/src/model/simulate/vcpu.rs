@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use granule_stage2::{
-    Access as Kind, Memcache,
+    Access as Kind, Ipa, Memcache,
     fault::{FaultError, Resolution},
 };
 
@@ -69,7 +69,7 @@ impl SimulatedVcpu {
             {
                 return Ok(last.phys + (ipa - last.ipa));
             }
-            let fault = match world.mmu.walker().translate(&self.guest, ipa, kind) {
+            let fault = match world.mmu.walker().translate(&self.guest, Ipa(ipa), kind) {
                 Ok(found) => {
                     let span = world.mmu.geometry().span(found.level);
                     let offset = ipa & (span - 1);
@@ -77,10 +77,10 @@ impl SimulatedVcpu {
                         changes: world.changes.get(),
                         ipa: ipa - offset,
                         end: ipa - offset + span,
-                        phys: found.phys - offset,
+                        phys: found.phys.0 - offset,
                         writes: found.attributes.write,
                     };
-                    return Ok(found.phys);
+                    return Ok(found.phys.0);
                 }
                 Err(fault) => fault,
             };

@@ -12,9 +12,7 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
-use granule_stage2::{
-    Stage2, descriptor::Descriptor, fault::Mmu, grace::Grace, operations::EntryAddress,
-};
+use granule_stage2::{EntryAddress, Stage2, descriptor::Descriptor, fault::Mmu, grace::Grace};
 
 use super::{
     clock::{self, Picoseconds},

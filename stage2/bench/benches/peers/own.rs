@@ -13,10 +13,11 @@ use std::{
 };
 
 use granule_stage2::{
-    Access, Features, MapError, MapRequest, Memcache, Offline, Operations, Policy, Stage2,
+    Access, EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, Offline, Operations,
+    PhysAddr, Policy, Stage2, TableAddress,
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule},
-    operations::{Dsb, EntryAddress, Order, TableAddress, Tlbi, Unlinked, Vmid},
+    operations::{Dsb, Order, Tlbi, Unlinked, Vmid},
     pool::{TablePool, store_run, words},
 };
 
@@ -43,7 +44,7 @@ impl Place for Pooled {
         static POOL: OnceLock<Pool> = OnceLock::new();
         Self(POOL.get_or_init(|| {
             let meta = Box::leak(words(TABLES * 2));
-            Pool::new(1 << 40, &geometry(), memory(), meta).expect("a pool")
+            Pool::new(PhysAddr(1 << 40), &geometry(), memory(), meta).expect("a pool")
         }))
     }
 
@@ -129,8 +130,8 @@ impl Operations for Direct {
     fn tlbi(&self, _: Tlbi) {}
     #[inline]
     fn switch_vmid(&self, vmid: Vmid) -> Vmid { vmid }
-    fn clean_invalidate(&self, _: u64, _: u64) {}
-    fn invalidate_instructions(&self, _: Option<(u64, u64)>) {}
+    fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
+    fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
 }
 
 /// CPUs that leave no maintenance to do, as the peers do none.
@@ -155,7 +156,7 @@ fn table<P: Place>(place: &P) -> Stage2 {
 }
 
 fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
-    let mut request = MapRequest::new(ipa, PHYS + ipa, size, Attributes::READ_WRITE);
+    let mut request = MapRequest::new(Ipa(ipa), PhysAddr(PHYS + ipa), size, Attributes::READ_WRITE);
     request.largest = largest;
     request
 }
@@ -206,7 +207,7 @@ impl<P: Place> Exclusive<P> {
     pub fn split_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
         let done = self
             .table
-            .split(&self.place, &mut hand.memcache, ipa, BLOCK);
+            .split(&self.place, &mut hand.memcache, Ipa(ipa), BLOCK);
         done.expect("a block is there");
     }
 
@@ -286,20 +287,20 @@ impl<P: Place> Table for Exclusive<P> {
 
     #[inline(always)]
     fn translate(&self, ipa: u64) -> u64 {
-        let seen = self.table.translate(&self.place, ipa, Access::Read);
-        seen.map_or(0, |seen| seen.phys)
+        let seen = self.table.translate(&self.place, Ipa(ipa), Access::Read);
+        seen.map_or(0, |seen| seen.phys.0)
     }
 
     fn protect(&mut self, ipa: u64, size: u64) {
         self.table
-            .write_protect(&self.place, ipa, size)
+            .write_protect(&self.place, Ipa(ipa), size)
             .expect("a range");
     }
 
     fn split(&mut self, ipa: u64) {
         self.top_up(1);
         self.table
-            .split(&self.place, &mut self.memcache, ipa, BLOCK)
+            .split(&self.place, &mut self.memcache, Ipa(ipa), BLOCK)
             .expect("a block is there");
     }
 
@@ -323,7 +324,9 @@ impl<P: Place> Table for Exclusive<P> {
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
-        self.table.unmap(&self.place, ipa, size).expect("a range");
+        self.table
+            .unmap(&self.place, Ipa(ipa), size)
+            .expect("a range");
     }
 }
 

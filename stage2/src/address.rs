@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Addresses by address space, so that a guest address cannot be passed as a host one.
+//!
+//! All types are transparent wrappers of a `u64` in `.0`; sizes are plain `u64` bytes.
+
+use core::{
+    fmt,
+    ops::{Add, AddAssign, Sub},
+};
+
+macro_rules! address {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[repr(transparent)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// Rounds down to a multiple of `size`, a power of two.
+            #[inline]
+            pub const fn align_down(self, size: u64) -> Self {
+                Self(self.0 & !(size - 1))
+            }
+
+            /// Returns the offset from the multiple of `size` (a power of two) at or below.
+            #[inline]
+            pub const fn offset_in(self, size: u64) -> u64 {
+                self.0 & (size - 1)
+            }
+
+            /// Returns whether the address is a multiple of `size`, a power of two.
+            #[inline]
+            pub const fn is_aligned(self, size: u64) -> bool {
+                self.offset_in(size) == 0
+            }
+
+            /// Returns the address `bytes` above, or `None` on overflow.
+            #[inline]
+            pub const fn checked_add(self, bytes: u64) -> Option<Self> {
+                match self.0.checked_add(bytes) {
+                    Some(sum) => Some(Self(sum)),
+                    None => None,
+                }
+            }
+
+            /// Returns the bytes from `base` up to the address, or `None` if it lies below.
+            #[inline]
+            pub const fn checked_offset_from(self, base: Self) -> Option<u64> {
+                self.0.checked_sub(base.0)
+            }
+        }
+
+        impl Add<u64> for $name {
+            type Output = Self;
+
+            #[inline]
+            fn add(self, bytes: u64) -> Self {
+                Self(self.0 + bytes)
+            }
+        }
+
+        impl AddAssign<u64> for $name {
+            #[inline]
+            fn add_assign(&mut self, bytes: u64) {
+                self.0 += bytes;
+            }
+        }
+
+        impl Sub for $name {
+            type Output = u64;
+
+            /// Returns the bytes between two addresses of one space.
+            #[inline]
+            fn sub(self, base: Self) -> u64 {
+                self.0 - base.0
+            }
+        }
+
+        impl fmt::LowerHex for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::LowerHex::fmt(&self.0, f)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
+            }
+        }
+    };
+}
+
+address! {
+    /// An intermediate physical address: what the guest takes for a physical address, and the input
+    /// of stage 2.
+    Ipa
+}
+
+address! {
+    /// A physical address of the host: the output of stage 2.
+    PhysAddr
+}
+
+/// The physical address of one table entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct EntryAddress(pub u64);
+
+impl EntryAddress {
+    /// Returns the address of the entry `count` entries further in the same table.
+    pub const fn skip(self, count: u64) -> Self {
+        Self(self.0 + count * 8)
+    }
+}
+
+/// The physical address of a table's first entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct TableAddress(pub u64);
+
+impl TableAddress {
+    /// Returns the address of the entry with this index.
+    pub const fn entry(self, index: u64) -> EntryAddress {
+        EntryAddress(self.0 + index * 8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignment_and_offset_split_an_address() {
+        let ipa = Ipa(0x4020_1234);
+
+        assert_eq!(ipa.align_down(0x1000) + ipa.offset_in(0x1000), ipa);
+        assert!(ipa.align_down(0x20_0000).is_aligned(0x20_0000));
+        assert_eq!(ipa - ipa.align_down(0x1000), 0x234);
+    }
+
+    #[test]
+    fn checked_arithmetic_refuses_to_wrap() {
+        assert_eq!(PhysAddr(u64::MAX).checked_add(1), None);
+        assert_eq!(Ipa(1).checked_offset_from(Ipa(2)), None);
+        assert_eq!(Ipa(3).checked_offset_from(Ipa(2)), Some(1));
+    }
+
+    #[test]
+    fn addresses_print_in_hexadecimal() {
+        let text = std::format!("{0} {0:?} {0:#x}", PhysAddr(0x1000));
+
+        assert_eq!(text, "0x1000 PhysAddr(0x1000) 0x1000");
+    }
+}
