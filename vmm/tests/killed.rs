@@ -22,7 +22,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule::{
+use granule_types::units::{Bytes, GuestAddress};
+use granule_vmm::{
     devices::{
         MmioDevice as _,
         virtio::{
@@ -34,7 +35,6 @@ use granule::{
     memory::{GuestMemory, GuestRam, HostPages, Plan},
     vm::{console::Terminal, socket::Bound},
 };
-use granule_guest_tests::units::{Bytes, GuestAddress};
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{LocalModes, tcgetattr},

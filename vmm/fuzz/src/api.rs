@@ -2,7 +2,7 @@
 //! Requests to the control socket. A client's bytes come in pieces: what a request is found to be
 //! does not depend on where they are cut, and no more than 8K is ever waited for.
 
-use granule::vm::api::{Parsed, parse};
+use granule_vmm::vm::api::{Parsed, parse};
 
 /// The largest request and one read more.
 const LARGEST: usize = (8 << 10) + 1024;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use arbitrary::{Result, Unstructured};
-use granule::devices::{
+use granule_vmm::devices::{
     BootTimer, Bus, MmioDevice, Pl011, Rtc, Serial,
     serial::Port as _,
     virtio::{
@@ -25,7 +25,7 @@ use granule::devices::{
         rng::Rng,
     },
 };
-use granule::memory::GuestMemory;
+use granule_vmm::memory::GuestMemory;
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, memfd_create};
 use vmm_sys_util::eventfd::EventFd;

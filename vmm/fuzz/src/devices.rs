@@ -15,14 +15,14 @@ use std::{
 };
 
 use arbitrary::{Result, Unstructured};
-use granule::devices::virtio::{
+use granule_types::units::Bytes;
+use granule_vmm::devices::virtio::{
     balloon::Balloon,
     block::{Block, Disk},
     console::Console,
     net::{Net, Tap, mac_for},
     rng::Rng,
 };
-use granule_guest_tests::units::Bytes;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::guest::Guest;
@@ -108,7 +108,7 @@ pub fn balloon(data: &[u8]) {
     });
 }
 
-fn drive<D: granule::devices::virtio::VirtioDevice>(
+fn drive<D: granule_vmm::devices::virtio::VirtioDevice>(
     device: D,
     data: &[u8],
     host: impl FnMut(&mut D, &mut Unstructured<'_>) -> Result<()>,

@@ -8,11 +8,11 @@
 use std::sync::Arc;
 
 use arbitrary::{Result, Unstructured};
-use granule::{
+use granule_types::units::{Bytes, GuestAddress};
+use granule_vmm::{
     devices::virtio::{Interrupt, Ring, Rings, Setup, VirtioDevice},
     memory::{GuestMemory, GuestRam, HostPages, Plan},
 };
-use granule_guest_tests::units::{Bytes, GuestAddress};
 use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 

@@ -2,8 +2,8 @@
 //! Kernel images. What unpacks to more than the limit is refused, so a small limit shows the same as
 //! the real one and keeps runs fast.
 
-use granule::arch::aarch64::boot::{image::Image, layout::Places};
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
+use granule_vmm::arch::aarch64::boot::{image::Image, layout::Places};
 
 const MOST: Bytes = Bytes::mib(1);
 
@@ -17,7 +17,7 @@ pub fn run(data: &[u8]) {
         let Ok(places) = Places::new(&image, Some(Bytes(data.len() as u64)), memory) else {
             continue;
         };
-        let end = granule::vm::layout::MEMORY.0 + memory.0;
+        let end = granule_vmm::vm::layout::MEMORY.0 + memory.0;
         assert!(places.kernel.0 + image.size.0 <= end);
         assert!(places.initrd.is_some_and(|initrd| initrd.end <= end));
     }

@@ -4,14 +4,14 @@
 //! well formed, has a node for everything it was made from, and tells the same numbers.
 
 use arbitrary::{Arbitrary as _, Result, Unstructured};
-use granule::{
+use granule_types::units::{Bytes, GuestAddress};
+use granule_vmm::{
     arch::aarch64::boot::{
         layout::TREE_ROOM,
         tree::{Gic, Tree},
     },
     devices::{Description, Pl011, Rtc, Serial},
 };
-use granule_guest_tests::units::{Bytes, GuestAddress};
 
 pub fn run(data: &[u8]) {
     let _ = build(Unstructured::new(data));

@@ -16,11 +16,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule::devices::Bus;
 use granule_fuzz::{
     bus::{ENTROPY, Machine, QUEUES, VIRTIO, VIRTIO_STEP, machine},
     guest::START,
 };
+use granule_vmm::devices::Bus;
 use vm_memory::{Bytes as _, GuestAddress};
 
 const ROUNDS: u32 = 3000;

@@ -6,10 +6,6 @@ pub mod aarch64;
 pub mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::machine as native;
-#[cfg(target_arch = "aarch64")]
-pub use aarch64::{faults, host, linux};
+pub use aarch64::{faults, host, linux, vm};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::machine as native;
-#[cfg(target_arch = "x86_64")]
-pub use x86_64::{faults, host, linux};
+pub use x86_64::{faults, host, linux, vm};

@@ -15,9 +15,26 @@ use kvm_bindings::{
     KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, kvm_enable_cap,
 };
 use kvm_ioctls::VmFd;
+use serde::Serialize;
 
 use super::{KvmError, ioctls::VmExt, ring::Rings, slot::Slot};
-use crate::machine::DirtyMode;
+
+/// How the kernel is told to log dirty pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DirtyMode {
+    /// Reading the log clears it and write-protects the region again (`KVM_GET_DIRTY_LOG` alone).
+    #[default]
+    Plain,
+    /// Reading the log leaves it; clearing is a call of its own (`KVM_CLEAR_DIRTY_LOG`).
+    Manual,
+    /// As [`DirtyMode::Manual`], and switching on marks every page dirty instead of
+    /// write-protecting the region (`KVM_DIRTY_LOG_INITIALLY_SET`).
+    #[serde(rename = "initially-set")]
+    ManualInitiallySet,
+    /// Each vCPU writes what it dirties into a ring (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`).
+    Ring,
+}
 
 /// The state of a slot's log.
 #[derive(Debug)]

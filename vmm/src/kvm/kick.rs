@@ -18,7 +18,6 @@ use std::{
     },
 };
 
-use granule_guest_tests::machine::Kick;
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::{
     errno,
@@ -106,8 +105,9 @@ impl Drop for Anchor {
     }
 }
 
-impl Kick for Kicker {
-    fn kick(&self) {
+impl Kicker {
+    /// Gets the vCPU out of the guest; it does not enter again until the kick is settled.
+    pub fn kick(&self) {
         self.shared.kicked.store(true, Ordering::Release);
         let guard = self
             .shared

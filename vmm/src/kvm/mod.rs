@@ -11,6 +11,7 @@ pub mod ring;
 pub mod slot;
 pub mod stats;
 pub mod tables;
+pub mod tracepoints;
 
 use std::io;
 

@@ -25,7 +25,7 @@ pub const fn reservation(size: u64, block: u64, page: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use granule_guest_tests::units::Bytes;
+    use granule_types::units::Bytes;
 
     const BLOCKS: [Bytes; 5] = [
         Bytes::kib(4),

@@ -3,7 +3,7 @@
 
 use std::{io, path::PathBuf};
 
-use granule_guest_tests::{config::Backing, units::Bytes};
+use granule_types::{backing::Backing, units::Bytes};
 use thiserror::Error;
 
 /// Why guest memory cannot be had as asked.

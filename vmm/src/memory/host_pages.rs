@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 
 use super::MemoryError;
 

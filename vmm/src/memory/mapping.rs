@@ -11,7 +11,7 @@ use std::{
     ptr,
 };
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 
 use super::{
     align::{congruent_from, reservation},

@@ -23,9 +23,9 @@ mod smaps;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use granule_guest_tests::{
-    config::Backing,
-    results::Obtained,
+use granule_types::{
+    backing::Backing,
+    record::Obtained,
     units::{Bytes, GuestAddress},
 };
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};

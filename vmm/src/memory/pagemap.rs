@@ -8,7 +8,7 @@
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 
 /// An entry's page is in memory.
 const PRESENT: u64 = 1 << 63;

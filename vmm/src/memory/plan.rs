@@ -2,7 +2,7 @@
 //! What a backing means on a host: everything that mapping, advising, aligning, dropping and
 //! checking it need to know, decided in one place.
 
-use granule_guest_tests::{config::Backing, units::Bytes};
+use granule_types::{backing::Backing, units::Bytes};
 
 use super::{HostPages, MemoryError, smaps::Usage};
 

@@ -8,7 +8,7 @@
 
 use std::{fs, ops::Range, path::PathBuf};
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 
 use super::MemoryError;
 

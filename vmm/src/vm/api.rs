@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 use serde_json::{Value, json};
 use vmm_sys_util::eventfd::EventFd;
 

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_guest_tests::machine::MachineError;
 use kvm_ioctls::VmFd;
 use parking_lot::Mutex;
 use thiserror::Error;
@@ -21,7 +20,10 @@ use super::{
     vcpu::{Crew, Prepare},
 };
 use crate::{
-    arch::linux::{self, GuestError},
+    arch::{
+        linux::{self, GuestError},
+        vm::AddressWidthError,
+    },
     devices::{
         Bus,
         outlet::Outlet,
@@ -56,7 +58,7 @@ pub enum BuildError {
     Kvm(#[from] KvmError),
     /// KVM refuses the memory's addresses.
     #[error(transparent)]
-    Machine(#[from] MachineError),
+    Address(#[from] AddressWidthError),
     /// A device has no place.
     #[error(transparent)]
     Platform(#[from] PlatformError),

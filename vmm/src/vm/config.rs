@@ -3,11 +3,11 @@
 
 use std::{path::PathBuf, time::Instant};
 
-use granule_guest_tests::{config::Backing, units::Bytes};
+use granule_types::{backing::Backing, units::Bytes};
 use serde::Serialize;
 
 use super::{attach::Devices, privileges::Identity};
-use crate::machine::DirtyMode;
+use crate::kvm::dirty::DirtyMode;
 
 /// One piece of guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 use serde_json::{Value, json};
 
 use super::{

@@ -15,7 +15,7 @@
 
 use std::ops::Range;
 
-use granule_guest_tests::units::{Bytes, GuestAddress};
+use granule_types::units::{Bytes, GuestAddress};
 use thiserror::Error;
 
 /// The platform's devices.

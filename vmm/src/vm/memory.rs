@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 use thiserror::Error;
 
 use super::{
@@ -23,7 +23,7 @@ pub enum ObtainError {
         /// Its size.
         size: Bytes,
         /// Its backing.
-        backing: granule_guest_tests::config::Backing,
+        backing: granule_types::backing::Backing,
         /// Why.
         #[source]
         source: MemoryError,

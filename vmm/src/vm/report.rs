@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use granule_guest_tests::results::Host;
+use granule_types::record::Host;
 
 use super::{
     config::VmConfig,

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_guest_tests::results::{FactsError, Host};
+use granule_types::{host::FactsError, record::Host};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     process::{Resource, Rlimit, getrlimit, setrlimit},
@@ -285,7 +285,7 @@ fn live(
         let (marks, heard) = (marks.clone(), copy(&wake)?);
         Ok::<_, RunError>(move |mark, time| {
             if mark == BootTimer::INIT {
-                granule_guest_tests::mark::guest_init();
+                granule_types::mark::guest_init();
             }
             let _ = marks.send((mark, time));
             let _ = heard.write(1);
@@ -340,7 +340,7 @@ fn live(
         tables_before,
     );
     let mut controls = Controls::new(config, &machine, meter, lives);
-    granule_guest_tests::mark::guest();
+    granule_types::mark::guest();
     if counted {
         controls.end_phase("boot", started.elapsed());
     }

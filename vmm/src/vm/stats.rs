@@ -16,10 +16,11 @@ use std::{
     time::Duration,
 };
 
-use granule_guest_tests::{
-    events::{self, EventCounters, EventCounts, ReadEventsError},
-    results::Host,
+use crate::kvm::{
+    tracepoints as events,
+    tracepoints::{EventCounters, ReadEventsError},
 };
+use granule_types::record::{EventCounts, Host};
 use serde::Serialize;
 
 use super::vcpu::Exits;

@@ -23,7 +23,6 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use granule_guest_tests::machine::Kick;
 use kvm_bindings::{
     KVM_EXIT_ARM_NISV, KVM_EXIT_DIRTY_RING_FULL, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
     KVM_SYSTEM_EVENT_SHUTDOWN,
@@ -190,7 +189,7 @@ impl Crew {
         drop(gate);
         self.shared.changed.notify_all();
         if wanted != Wanted::Run {
-            self.kickers.iter().for_each(Kick::kick);
+            self.kickers.iter().for_each(Kicker::kick);
         }
     }
 
@@ -396,7 +395,7 @@ impl Vcpu {
     }
 
     fn stuck(&self, what: &str) -> End {
-        let pc = crate::arch::native::pc(&self.fd)
+        let pc = crate::arch::vm::program_counter(&self.fd)
             .map_or_else(String::new, |pc| format!(", program counter {pc:#x}"));
         End::Stuck(format!("vCPU {}: {what}{pc}", self.post.index))
     }

@@ -4,7 +4,6 @@
 //! the kernel's entry with the device tree's address in `x0`
 //! (`Documentation/arch/arm64/booting.rst`).
 
-use granule_guest_tests::arch::aarch64::registers::SystemRegister;
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
     KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2,
@@ -13,7 +12,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
-use super::{boot::tree::PMU_PPI, registers};
+use super::{boot::tree::PMU_PPI, registers, system_register::SystemRegister};
 use crate::kvm::KvmError;
 
 const MPIDR_EL1: SystemRegister = SystemRegister {

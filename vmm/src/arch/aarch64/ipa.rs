@@ -7,7 +7,7 @@
 //! kernel's `Documentation/virt/kvm/api.rst`). A guest on large pages gets as many levels as blocks of
 //! that size take: where the tables begin with entries of 2M, a page of 1G is 512 of them.
 
-use granule_guest_tests::{guest_mode::GuestMode, units::Bytes};
+use granule_types::units::Bytes;
 use thiserror::Error;
 
 /// The smallest width KVM makes.
@@ -39,25 +39,6 @@ pub enum IpaError {
         /// The end of guest memory.
         end: u64,
     },
-    /// A mode's physical addresses are wider than the host's.
-    #[error(
-        "guest mode {mode} has {bits} bits of guest-physical address; this host's KVM gives {limit} \
-         at most (KVM_CAP_ARM_VM_IPA_SIZE): name a narrower mode, or none for the host's default"
-    )]
-    Mode {
-        /// The mode's name.
-        mode: &'static str,
-        /// What it takes.
-        bits: u8,
-        /// The host's limit.
-        limit: u8,
-    },
-    /// No mode fits the host.
-    #[error("this host's KVM gives {limit} bits of guest-physical address; no guest mode fits")]
-    NoMode {
-        /// The host's limit.
-        limit: u8,
-    },
 }
 
 /// The limit behind the value of `KVM_CAP_ARM_VM_IPA_SIZE`; 0 means that there is no choice.
@@ -66,36 +47,6 @@ pub fn limit(capability: i32) -> u8 {
         Ok(bits) if bits >= SMALLEST => bits,
         _ => FIXED,
     }
-}
-
-/// The guest mode where none is named: the widest of 48, 40 and 36 bits that the host can.
-///
-/// # Errors
-/// [`IpaError::NoMode`].
-pub fn default_mode(limit: u8) -> Result<GuestMode, IpaError> {
-    [
-        GuestMode::P48V48_4K,
-        GuestMode::P40V48_4K,
-        GuestMode::P36V48_4K,
-    ]
-    .into_iter()
-    .find(|mode| mode.pa_bits() <= limit)
-    .ok_or(IpaError::NoMode { limit })
-}
-
-/// Checks that the host's addresses are as wide as a mode's.
-///
-/// # Errors
-/// [`IpaError::Mode`].
-pub const fn check_mode(mode: GuestMode, limit: u8) -> Result<(), IpaError> {
-    if mode.pa_bits() > limit {
-        return Err(IpaError::Mode {
-            mode: mode.name(),
-            bits: mode.pa_bits(),
-            limit,
-        });
-    }
-    Ok(())
 }
 
 /// The width for memory that ends before `end`: as asked, or the smallest that fits.
@@ -190,26 +141,6 @@ mod tests {
             Err(IpaError::TooFew { needed: 41, .. })
         ));
         assert!(choose(0, Some(31), 48).is_err());
-    }
-
-    #[test]
-    fn a_mode_wider_than_the_host_is_refused() {
-        assert!(check_mode(GuestMode::P48V48_4K, 48).is_ok());
-        let error = check_mode(GuestMode::P48V48_4K, 44).unwrap_err();
-        assert!(error.to_string().contains("44 at most"), "{error}");
-    }
-
-    #[test]
-    fn the_default_mode_follows_the_host() {
-        for (bits, name) in [
-            (52, "P48V48_4K"),
-            (48, "P48V48_4K"),
-            (44, "P40V48_4K"),
-            (36, "P36V48_4K"),
-        ] {
-            assert_eq!(default_mode(bits).unwrap().name(), name);
-        }
-        assert!(default_mode(34).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use std::{io::Read, path::PathBuf, sync::Arc};
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 use kvm_ioctls::Kvm;
 use parking_lot::Mutex;
 use thiserror::Error;
@@ -22,13 +22,13 @@ use super::{
     },
     gic::{self, GicError},
     guest::{self, Features},
-    ipa, machine as native,
+    ipa,
     split::{self, SplitError},
+    vm as arch_vm,
 };
 use crate::{
     devices::{BootTimer, Description, Pl011, Rtc, Serial, serial},
-    kvm::{self, ring::Rings, slot::Slot, stats::Statistics},
-    machine::DirtyMode,
+    kvm::{self, dirty::DirtyMode, ring::Rings, slot::Slot, stats::Statistics},
     memory::GuestRam,
     vm::{
         attach::attach,
@@ -94,13 +94,13 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
         .zones
         .last()
         .map_or(0, |ram| ram.start().0 + ram.size().0);
-    let ipa_bits = native::choose_ipa_bits(kvm, end, config.ipa_bits)?;
+    let ipa_bits = arch_vm::choose_ipa_bits(kvm, end, config.ipa_bits)?;
     let ipa_bits = match config.ipa_bits {
         Some(_) => ipa_bits,
         None => ipa_bits.max(bits_for_blocks(kvm, &memory.zones)),
     };
 
-    let vm = Arc::new(native::make_vm(kvm, ipa_bits)?);
+    let vm = Arc::new(arch_vm::create_vm(kvm, ipa_bits)?);
     let rings = (config.dirty == DirtyMode::Ring).then(|| Rings::enable(&vm));
     let rings = rings.transpose()?.map(Arc::new);
     if let Some(chunk) = config.eager_split {

@@ -6,7 +6,7 @@ pub mod faults;
 pub mod host;
 pub mod ipa;
 pub mod split;
-pub mod syndrome;
+pub mod system_register;
 
 #[cfg(target_arch = "aarch64")]
 pub mod gic;
@@ -15,6 +15,6 @@ pub mod guest;
 #[cfg(target_arch = "aarch64")]
 pub mod linux;
 #[cfg(target_arch = "aarch64")]
-pub(crate) mod machine;
+pub mod registers;
 #[cfg(target_arch = "aarch64")]
-mod registers;
+pub mod vm;

@@ -4,12 +4,12 @@
 
 use std::mem::offset_of;
 
-use granule_guest_tests::arch::aarch64::registers::SystemRegister;
 use kvm_bindings::{
     KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG, KVM_REG_SIZE_U64, kvm_regs, user_pt_regs,
 };
 use kvm_ioctls::VcpuFd;
 
+use super::system_register::SystemRegister;
 use crate::kvm::KvmError;
 
 /// The program counter.
@@ -49,22 +49,42 @@ fn set_id(vcpu: &VcpuFd, id: u64, value: u64) -> Result<(), KvmError> {
         .map_err(|error| KvmError::call("setting a vCPU's register (KVM_SET_ONE_REG)", error))
 }
 
+/// Returns a system register of a vCPU.
+///
+/// # Errors
+/// The kernel refuses.
 pub fn get(vcpu: &VcpuFd, register: SystemRegister) -> Result<u64, KvmError> {
     get_id(vcpu, id(register))
 }
 
+/// Sets a system register of a vCPU.
+///
+/// # Errors
+/// The kernel refuses.
 pub fn set(vcpu: &VcpuFd, register: SystemRegister, value: u64) -> Result<(), KvmError> {
     set_id(vcpu, id(register), value)
 }
 
+/// Returns the program counter.
+///
+/// # Errors
+/// The kernel refuses.
 pub fn get_pc(vcpu: &VcpuFd) -> Result<u64, KvmError> {
     get_id(vcpu, PC)
 }
 
+/// Sets the program counter.
+///
+/// # Errors
+/// The kernel refuses.
 pub fn set_pc(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
     set_id(vcpu, PC, value)
 }
 
+/// Sets `x0`.
+///
+/// # Errors
+/// The kernel refuses.
 pub fn set_x0(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
     set_id(vcpu, X0, value)
 }

@@ -6,7 +6,7 @@
 //! writes. The chunk is one of the block sizes of stage 2; the kernel takes it only before the VM has
 //! memory.
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 use kvm_bindings::{
     KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES, kvm_enable_cap,
 };

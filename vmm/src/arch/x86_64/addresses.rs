@@ -8,7 +8,7 @@
 //! stays then. The kernel's own tests keep to the same (`vm_compute_max_gfn()` in
 //! `tools/testing/selftests/kvm/lib/x86_64/processor.c`).
 
-use granule_guest_tests::units::GuestAddress;
+use granule_types::units::GuestAddress;
 use thiserror::Error;
 
 /// What HyperTransport takes.

@@ -4,6 +4,9 @@
 
 use std::fs;
 
+/// The tracepoints worth counting, all of the kernel's `kvm` group.
+pub const TRACEPOINTS: &[&str] = &["kvm_page_fault", "kvm_exit", "kvm_unmap_hva_range"];
+
 /// Calls of the kernel's that newer architectures do not have, each with a newer one beside it.
 #[cfg(target_arch = "x86_64")]
 pub const OLD_CALLS: &[i64] = &[

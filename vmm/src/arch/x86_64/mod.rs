@@ -8,6 +8,4 @@ pub mod host;
 #[cfg(target_arch = "x86_64")]
 pub mod linux;
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod machine;
-#[cfg(target_arch = "x86_64")]
-mod registers;
+pub mod vm;

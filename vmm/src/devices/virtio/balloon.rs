@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use granule_guest_tests::units::{Bytes, GuestAddress};
+use granule_types::units::{Bytes, GuestAddress};
 use parking_lot::Mutex;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vmm_sys_util::eventfd::EventFd;

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_guest_tests::units::{Bytes, GuestAddress};
+use granule_types::units::{Bytes, GuestAddress};
 use virtio_bindings::virtio_mmio as reg;
 use virtio_queue::{
     desc::{RawDescriptor, split::Descriptor},

@@ -12,7 +12,7 @@
 
 use std::io::{self, Read};
 
-use granule_guest_tests::units::Bytes;
+use granule_types::units::Bytes;
 use thiserror::Error;
 
 /// The largest kernel, unpacked. Debian's is 40M; one with every driver built in stays below 300M.

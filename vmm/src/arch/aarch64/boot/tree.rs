@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use granule_guest_tests::units::{Bytes, GuestAddress};
+use granule_types::units::{Bytes, GuestAddress};
 use thiserror::Error;
 use vm_fdt::FdtWriter;
 

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The harness against toy machines, right and wrong ones.
+
+use super::*;
+use crate::{
+    fake_machine::{Defect, Toy},
+    machine::Access,
+    vcpu_threads::CrewError,
+};
+use granule_types::{backing::Backing, units::Bytes};
+
+pub(super) fn plan(iterations: u32, phases: &str) -> Plan {
+    Plan {
+        config: RunConfig {
+            mode: "toy".to_owned(),
+            backing: Backing::AnonymousThp,
+            memory: Bytes::kib(256),
+            vcpus: 4,
+            seed: 5,
+            iteration: 0,
+            prefault: false,
+            options: Default::default(),
+        },
+        iterations,
+        phases: phases.parse().unwrap(),
+        migration: None,
+        deadline: Duration::from_secs(60),
+        accept_fallback: false,
+    }
+}
+
+const ALL: &str = "create,logging-on,update,logging-off,rebuild,exec,unmap";
+
+pub(super) fn run_toy(toy: &mut Toy, plan: &Plan) -> (Vec<Record>, Result<(), HarnessError>) {
+    let mut records = Vec::new();
+    let result = run(toy, plan, &mut |progress| {
+        if let Progress::Phase(record) = progress {
+            records.push(record.clone());
+        }
+        Ok(())
+    });
+    (records, result)
+}
+
+fn error_of(defect: Defect, backing_page: Bytes) -> HarnessError {
+    let mut toy = Toy::new(4, backing_page, defect);
+    let mut plan = plan(1, ALL);
+    if let Defect::Hangs(_) = defect {
+        plan.deadline = Duration::from_millis(300);
+    }
+    run_toy(&mut toy, &plan).1.unwrap_err()
+}
+
+#[test]
+fn each_iteration_gives_a_record_of_every_phase_in_order() {
+    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+
+    let (records, result) = run_toy(&mut toy, &plan(3, ALL));
+
+    result.unwrap();
+    assert_eq!(records.len(), 3 * Phase::ALL.len());
+    for (index, record) in records.iter().enumerate() {
+        assert_eq!(record.phase, Phase::ALL[index % 7]);
+        assert_eq!(record.config.iteration as usize, index / 7);
+        let working = if record.phase.is_guest_work() { 4 } else { 0 };
+        assert_eq!(record.vcpu_ns.len(), working, "{}", record.phase);
+        assert!(record.obtained.is_some());
+    }
+}
+
+#[test]
+fn a_plan_knows_how_many_records_it_makes() {
+    for phases in [ALL, "create", "update", "rebuild,unmap", "exec"] {
+        let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+        let plan = plan(2, phases);
+
+        let (records, _) = run_toy(&mut toy, &plan);
+
+        assert_eq!(records.len() as u64, plan.records(), "{phases}");
+    }
+}
+
+#[test]
+fn events_of_a_record_are_those_of_its_phase() {
+    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+
+    let (records, _) = run_toy(&mut toy, &plan(2, ALL));
+
+    // Two of four vCPUs write four blocks in create, all four do in update.
+    let writes: Vec<_> = records.iter().map(|r| r.events["writes"]).collect();
+    assert_eq!(writes[..7], [8, 0, 16, 0, 0, 0, 0]);
+    assert_eq!(writes[..7], writes[7..]);
+}
+
+#[test]
+fn what_tidies_up_is_done_even_where_it_is_not_reported() {
+    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+
+    let (records, result) = run_toy(&mut toy, &plan(2, "update"));
+
+    result.unwrap();
+    let phases: Vec<_> = records.iter().map(|record| record.phase.name()).collect();
+    assert_eq!(phases[..3], ["create", "logging-on", "update"]);
+    assert_eq!(
+        *toy.shared.calls.lock().unwrap(),
+        ["log on", "log off", "drop", "restore", "log on", "log off"]
+    );
+}
+
+#[test]
+fn what_backs_memory_logged_from_the_first_touch_is_read_back_behind_it() {
+    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+    let mut logging = plan(1, "update,rebuild");
+    logging.phases = logging.phases.logging_untouched().unwrap();
+
+    let (records, result) = run_toy(&mut toy, &logging);
+
+    result.unwrap();
+    let known: Vec<_> = records
+        .iter()
+        .map(|record| (record.phase.name(), record.obtained.is_some()))
+        .collect();
+    let expected = [
+        ("logging-on", false),
+        ("update", true),
+        ("logging-off", true),
+        ("rebuild", true),
+    ];
+    assert_eq!(known, expected);
+}
+
+#[test]
+fn only_vcpu_0_plants_and_verifies() {
+    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+
+    run_toy(&mut toy, &plan(1, ALL)).1.unwrap();
+
+    let log = toy.shared.log.lock().unwrap();
+    let who = |access| -> Vec<usize> {
+        let of = log.iter().filter(|(_, task)| task.access == access);
+        of.map(|(vcpu, _)| *vcpu).collect()
+    };
+    assert_eq!(who(Access::Plant), [0]);
+    assert_eq!(who(Access::Verify), [0]);
+    assert_eq!(who(Access::Execute).len(), 4);
+}
+
+#[test]
+fn a_lost_write_is_found_by_the_guest() {
+    let error = error_of(Defect::LosesWrite(0x11_0000), Bytes::kib(64));
+
+    let HarnessError::Crew { doing, source } = error else {
+        panic!("{error}");
+    };
+    assert_eq!(doing, "verifying contents");
+    assert!(matches!(source, CrewError::Failed(failure) if failure.exit == "VERIFY"));
+}
+
+#[test]
+fn wrong_contents_are_found_by_the_host() {
+    let toy = Toy::new(1, Bytes::kib(64), Defect::None);
+    let written = Tasks::new(toy.region(), 0, 0).written_by(Phase::Create);
+
+    let error = check::contents(&toy, written).unwrap_err();
+
+    assert!(
+        matches!(error, HarnessError::Contents { found: 0, .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_page_missing_from_the_dirty_log_is_named() {
+    for (backing_page, written) in [(Bytes::kib(64), 4), (Bytes::kib(4), 4)] {
+        let host_pages = backing_page.0 / 4096;
+        let page = usize::try_from(2 * host_pages).unwrap();
+
+        let error = error_of(Defect::LosesDirty(page), backing_page);
+
+        let HarnessError::DirtyLog {
+            missing,
+            written: all,
+            first,
+        } = error
+        else {
+            panic!("{error}");
+        };
+        assert_eq!((missing, all), (1, written));
+        assert_eq!(first.0, 0x10_0000 + 2 * backing_page.0);
+    }
+}
+
+#[test]
+fn a_fall_back_to_small_pages_is_an_error_unless_accepted() {
+    let error = error_of(Defect::FallsBack(64 << 10), Bytes::kib(64));
+    let mut toy = Toy::new(4, Bytes::kib(64), Defect::FallsBack(64 << 10));
+    let mut accepting = plan(1, ALL);
+    accepting.accept_fallback = true;
+    let (records, result) = run_toy(&mut toy, &accepting);
+
+    let text = error.to_string();
+    assert!(
+        text.contains("64K in pages of 4K and 192K in pages of 64K"),
+        "{text}"
+    );
+    result.unwrap();
+    assert_eq!(records[0].obtained.as_ref().unwrap().resident.len(), 2);
+}
+
+#[test]
+fn a_hanging_vcpu_ends_the_run_with_its_phase_and_place() {
+    let error = error_of(Defect::Hangs(3), Bytes::kib(64));
+
+    assert_eq!(error.to_string(), "the vCPUs failed to enter the guest");
+    let source = error.source().unwrap().to_string();
+    assert!(
+        source.contains("vCPU 3 ended with KICKED, PC 0x1003"),
+        "{source}"
+    );
+}
+
+#[test]
+fn vcpus_that_cannot_be_started_have_tested_nothing() {
+    let error = error_of(Defect::CannotBind(2), Bytes::kib(64));
+
+    assert!(
+        matches!(error, HarnessError::Start(CrewError::Bind { vcpu: 2, .. })),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_observer_that_fails_ends_the_run() {
+    let mut toy = Toy::new(2, Bytes::kib(64), Defect::None);
+
+    let result = run(&mut toy, &plan(1, ALL), &mut |_| {
+        Err("the disk is full".into())
+    });
+
+    assert!(matches!(result, Err(HarnessError::Observer(_))));
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The printed lines: those of the kernel's `kvm_page_table_test` (Linux 6.1) to the letter, so that
+//! whoever reads them, person or script, need learn nothing; and our own phases as lines that no
+//! such script takes for one of the kernel's.
+
+use std::io::{self, Write};
+
+use crate::{harness::Progress, machine::Region};
+use granule_types::record::{Record, RunConfig};
+
+/// Prints lines to `W`.
+#[derive(Debug)]
+pub struct LogLines<W> {
+    to: W,
+    config: RunConfig,
+    iterations: u32,
+}
+
+impl<W: Write> LogLines<W> {
+    /// Prints to `to`; `config` and `iterations` are what was asked for.
+    pub const fn new(to: W, config: RunConfig, iterations: u32) -> Self {
+        Self {
+            to,
+            config,
+            iterations,
+        }
+    }
+
+    /// Prints what there is to say, at once.
+    ///
+    /// # Errors
+    /// The lines cannot be written.
+    pub fn print(&mut self, progress: &Progress<'_>) -> io::Result<()> {
+        match progress {
+            Progress::Ready(region) => self.head(region)?,
+            Progress::Started => writeln!(self.to, "Started all vCPUs successfully")?,
+            Progress::Iteration(index) if self.iterations > 1 => {
+                writeln!(
+                    self.to,
+                    "granule: iteration {} of {}",
+                    index + 1,
+                    self.iterations
+                )?;
+            }
+            Progress::Iteration(_) => {}
+            Progress::Phase(record) => self.phase(record)?,
+        }
+        self.to.flush()
+    }
+
+    fn head(&mut self, region: &Region) -> io::Result<()> {
+        let Self { to, config, .. } = self;
+        writeln!(to, "Testing guest mode: {}", config.mode)?;
+        writeln!(to, "Testing memory backing src type: {}", config.backing)?;
+        writeln!(
+            to,
+            "Testing memory backing src granularity: {:#x}",
+            region.backing_page.0
+        )?;
+        writeln!(to, "Testing memory size(aligned): {:#x}", region.size.0)?;
+        writeln!(
+            to,
+            "Guest physical test memory offset: {:#x}",
+            region.start.0
+        )?;
+        if let Some(address) = region.host_address {
+            writeln!(to, "Host  virtual  test memory offset: {address:#x}")?;
+        }
+        writeln!(to, "Number of testing vCPUs: {}", config.vcpus)
+    }
+
+    fn phase(&mut self, record: &Record) -> io::Result<()> {
+        if let Some(round) = record.round {
+            let count = |name| record.events.get(name).copied().unwrap_or(0);
+            return writeln!(
+                self.to,
+                "granule: round {round}: {} writes, {} pages logged, collected in {}\n",
+                count("guest_writes"),
+                count("pages_logged"),
+                record.ns
+            );
+        }
+        match record.phase.upstream_word() {
+            // The empty line is the kernel's.
+            Some(word) => writeln!(
+                self.to,
+                "KVM_{word}_MAPPINGS: total execution time: {}\n",
+                record.ns
+            ),
+            None => writeln!(self.to, "granule: {} took {}\n", record.phase, record.ns),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use granule_types::{
+        backing::Backing,
+        phase::Phase,
+        record::{Host, SCHEMA},
+        units::{Bytes, GuestAddress, Nanoseconds},
+    };
+
+    fn config() -> RunConfig {
+        RunConfig {
+            mode: "PA-bits:48,  VA-bits:48,  4K pages".to_owned(),
+            backing: Backing::AnonymousHugetlb(Some(Bytes::mib(2))),
+            memory: Bytes::mib(64),
+            vcpus: 16,
+            seed: 0,
+            iteration: 0,
+            prefault: false,
+            options: Default::default(),
+        }
+    }
+
+    fn record(phase: Phase) -> Record {
+        Record {
+            schema: SCHEMA.to_owned(),
+            host: Host::default(),
+            engine: "kvm".to_owned(),
+            config: config(),
+            obtained: None,
+            phase,
+            round: None,
+            ns: Nanoseconds(42_188_640),
+            vcpu_ns: vec![],
+            counters: Default::default(),
+            events: Default::default(),
+            gauges: Default::default(),
+        }
+    }
+
+    fn printed(iterations: u32, steps: &[Progress<'_>]) -> String {
+        let mut lines = LogLines::new(Vec::new(), config(), iterations);
+        for step in steps {
+            lines.print(step).unwrap();
+        }
+        String::from_utf8(lines.to).unwrap()
+    }
+
+    #[test]
+    fn lines_are_those_of_the_kernels_test() {
+        let region = Region {
+            start: GuestAddress(0xffff_fbff_f000),
+            size: Bytes::mib(64),
+            host_page: Bytes::kib(4),
+            backing_page: Bytes::mib(2),
+            host_address: Some(0xffff_7920_0000),
+        };
+
+        let text = printed(
+            1,
+            &[
+                Progress::Ready(&region),
+                Progress::Started,
+                Progress::Iteration(0),
+                Progress::Phase(&record(Phase::Create)),
+                Progress::Phase(&record(Phase::Rebuild)),
+            ],
+        );
+
+        assert_eq!(
+            text,
+            "Testing guest mode: PA-bits:48,  VA-bits:48,  4K pages\n\
+             Testing memory backing src type: anonymous_hugetlb_2mb\n\
+             Testing memory backing src granularity: 0x200000\n\
+             Testing memory size(aligned): 0x4000000\n\
+             Guest physical test memory offset: 0xfffffbfff000\n\
+             Host  virtual  test memory offset: 0xffff79200000\n\
+             Number of testing vCPUs: 16\n\
+             Started all vCPUs successfully\n\
+             KVM_CREATE_MAPPINGS: total execution time: 0.042188640s\n\n\
+             KVM_ADJUST_MAPPINGS: total execution time: 0.042188640s\n\n"
+        );
+    }
+
+    #[test]
+    fn our_own_lines_are_not_taken_for_the_kernels() {
+        let text = printed(
+            2,
+            &[
+                Progress::Iteration(1),
+                Progress::Phase(&record(Phase::Unmap)),
+            ],
+        );
+
+        assert_eq!(
+            text,
+            "granule: iteration 2 of 2\ngranule: unmap took 0.042188640s\n\n"
+        );
+    }
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! An arm64 machine: its address width, its vCPUs, and what its exits mean.
+
+use std::collections::BTreeMap;
+
+use granule_types::{guest_mode::GuestMode, host::aarch64::stage2_features, units::GuestAddress};
+use granule_vmm::{
+    arch::aarch64::{ipa, registers, system_register::SystemRegister},
+    kvm::KvmError,
+};
+use kvm_bindings::kvm_vcpu_init;
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+
+use super::super::error::{Crash, doing};
+pub use crate::arch::aarch64::abi;
+use crate::{
+    arch::aarch64::{
+        DOORBELL,
+        registers::{self as guest_registers, ID_AA64MMFR0_EL1, SCTLR_EL1},
+        syndrome,
+    },
+    guest::{
+        layout::Layout,
+        mailbox::{Bell, Mailbox},
+        program::entry,
+    },
+    machine::MachineError,
+};
+
+/// Features that decide what the fault path costs; user space reads them of a vCPU only.
+const ISAR0: SystemRegister = SystemRegister {
+    name: "ID_AA64ISAR0_EL1",
+    encoding: [3, 0, 0, 6, 0],
+};
+const MMFR2: SystemRegister = SystemRegister {
+    name: "ID_AA64MMFR2_EL1",
+    encoding: [3, 0, 0, 7, 2],
+};
+
+/// The guest mode, as asked or the host's default, and the end of its physical addresses.
+///
+/// # Errors
+/// The host cannot run the mode.
+pub fn choose_mode(
+    kvm: &Kvm,
+    asked: Option<GuestMode>,
+) -> Result<(GuestMode, GuestAddress), MachineError> {
+    let choosing = "choosing the guest mode";
+    let limit = ipa::limit(kvm.get_host_ipa_limit());
+    let mode = match asked {
+        Some(mode) => mode,
+        None => guest_registers::default_mode(limit).map_err(doing(choosing))?,
+    };
+    guest_registers::check_mode(mode).map_err(doing(choosing))?;
+    guest_registers::check_width(mode, limit).map_err(doing(choosing))?;
+    Ok((mode, GuestAddress(1 << mode.pa_bits())))
+}
+
+/// Nothing lies beside the program: its vectors are part of it.
+pub const fn extra(_layout: &Layout) -> Vec<u64> {
+    Vec::new()
+}
+
+/// A vCPU that will begin with the guest's program, MMU and caches on.
+///
+/// # Errors
+/// The kernel refuses, or the CPU cannot run the mode.
+pub fn make_vcpu(
+    _kvm: &Kvm,
+    vm: &VmFd,
+    index: usize,
+    layout: &Layout,
+) -> Result<VcpuFd, MachineError> {
+    let mode = layout.mode();
+    let fd = create(vm, index).map_err(doing("making a vCPU"))?;
+    let setting = "setting a vCPU's registers";
+    let mmfr0 = registers::get(&fd, ID_AA64MMFR0_EL1).map_err(doing(setting))?;
+    guest_registers::check_granule(mode, mmfr0).map_err(doing("choosing the guest mode"))?;
+    let program = layout.virtual_of(layout.program());
+    let initial = guest_registers::initial(
+        mode,
+        layout.tables().base(),
+        program,
+        layout.virtual_of(layout.mailbox(index)),
+    );
+    for (register, value) in initial {
+        registers::set(&fd, register, value).map_err(doing(setting))?;
+    }
+    let reset = registers::get(&fd, SCTLR_EL1).map_err(doing(setting))?;
+    registers::set(&fd, SCTLR_EL1, guest_registers::sctlr(reset)).map_err(doing(setting))?;
+    registers::set_pc(&fd, program + entry()).map_err(doing(setting))?;
+    Ok(fd)
+}
+
+fn create(vm: &VmFd, index: usize) -> Result<VcpuFd, KvmError> {
+    let fd = vm
+        .create_vcpu(index as u64)
+        .map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
+    let mut target = kvm_vcpu_init::default();
+    vm.get_preferred_target(&mut target)
+        .map_err(|error| KvmError::call("KVM_ARM_PREFERRED_TARGET", error))?;
+    fd.vcpu_init(&target)
+        .map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
+    Ok(fd)
+}
+
+/// The CPU's features that decide what the fault path costs.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn features(fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
+    Ok(stage2_features(
+        registers::get(fd, ISAR0)?,
+        registers::get(fd, MMFR2)?,
+    ))
+}
+
+/// What a mailbox says for its bells.
+pub const DOORBELL_IN_MAILBOX: u64 = DOORBELL.0;
+
+/// The bell that an exit stands for.
+pub fn bell(exit: &VcpuExit<'_>) -> Option<Bell> {
+    match exit {
+        VcpuExit::MmioWrite(address, _) => Bell::at(DOORBELL.0, *address),
+        _ => None,
+    }
+}
+
+/// What the exception in a mailbox means.
+pub fn explain(mailbox: &Mailbox) -> Crash {
+    Crash {
+        has_address: syndrome::has_address(mailbox.syndrome),
+        detail: syndrome::describe(mailbox.vector, mailbox.syndrome),
+    }
+}

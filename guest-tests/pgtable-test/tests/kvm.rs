@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The machine against a real `/dev/kvm`: what guests do, how they fail, what the host logs and
+//! drops. `scripts/test` runs them where there is one; by themselves they are reported as ignored:
+//! `cargo test --package granule --test machine -- --ignored`.
+
+use std::{error::Error as _, sync::mpsc, thread, time::Duration};
+
+use granule_pgtable_test::pgtable_vm::{KvmConfig, KvmMachine};
+use granule_pgtable_test::{
+    config::{Migration, PhaseSelection},
+    harness::{self, Plan, Progress},
+    machine::{Access, Machine, Task, Vcpu},
+};
+use granule_types::{
+    backing::Backing,
+    phase::Phase,
+    record::{Record, RunConfig},
+    units::{Bytes, GuestAddress},
+};
+use granule_vmm::kvm::dirty::DirtyMode;
+
+const SEED: u64 = 0x5eed_0000_0000_5eed;
+const SIZE: Bytes = Bytes::mib(4);
+
+fn made(config: KvmConfig) -> KvmMachine {
+    KvmMachine::new(config).expect("a machine; these tests need /dev/kvm")
+}
+
+fn small(vcpus: u32) -> KvmConfig {
+    KvmConfig {
+        events: false,
+        ..KvmConfig::new(Backing::Anonymous, SIZE, vcpus)
+    }
+}
+
+/// The ways of logging that this host has.
+fn dirty_modes() -> Vec<DirtyMode> {
+    let dirty = DirtyMode::Ring;
+    let mut modes = vec![
+        DirtyMode::Plain,
+        DirtyMode::Manual,
+        DirtyMode::ManualInitiallySet,
+    ];
+    match KvmMachine::new(KvmConfig { dirty, ..small(1) }) {
+        Ok(_) => modes.push(dirty),
+        Err(error) => println!("SKIP {dirty:?}: {error}: {:?}", error.source()),
+    }
+    modes
+}
+
+/// A task on every host page of the region.
+fn task(machine: &KvmMachine, access: Access) -> Task {
+    let region = machine.region();
+    Task {
+        access,
+        start: region.start,
+        count: region.size.0 / region.host_page.0,
+        stride: region.host_page,
+        inner_first: Bytes(0),
+        inner_count: 0,
+        inner_stride: Bytes(0),
+        seed: SEED,
+    }
+}
+
+fn only_vcpu(machine: &mut KvmMachine) -> Box<dyn Vcpu> {
+    let mut vcpu = machine.take_vcpus().remove(0);
+    vcpu.bind().expect("a thread to run on");
+    vcpu
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn what_is_written_is_verified_by_guest_and_host_and_outlives_planting() {
+    let mut machine = made(small(1));
+    let mut vcpu = only_vcpu(&mut machine);
+
+    for access in [
+        Access::Nothing,
+        Access::Read,
+        Access::Write,
+        Access::Plant,
+        Access::Execute,
+        Access::Verify,
+    ] {
+        vcpu.run(&task(&machine, access)).unwrap();
+    }
+
+    let region = machine.region();
+    for page in 0..region.size.0 / region.host_page.0 {
+        let address = GuestAddress(region.start.0 + page * region.host_page.0);
+        let value = machine.read_u64(address).unwrap();
+        assert_eq!(value, Task::value_at(SEED, address));
+    }
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn reads_behind_a_write_touch_what_they_should() {
+    let mut machine = made(small(1));
+    let mut vcpu = only_vcpu(&mut machine);
+    let page = machine.region().host_page;
+    let half = SIZE.0 / page.0 / 2;
+
+    vcpu.run(&Task {
+        count: 1,
+        inner_first: Bytes(SIZE.0 / 2),
+        inner_count: half,
+        inner_stride: page,
+        ..task(&machine, Access::WriteThenRead)
+    })
+    .unwrap();
+
+    // One page written; the zero page behind those only read counts nowhere.
+    let resident: u64 = machine.obtained().unwrap().resident.values().sum();
+    assert_eq!(resident, page.0);
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn a_place_that_differs_is_told_with_its_address() {
+    let mut machine = made(small(1));
+    let mut vcpu = only_vcpu(&mut machine);
+    let write = task(&machine, Access::Write);
+    let wrong = GuestAddress(write.start.0 + 3 * write.stride.0);
+    vcpu.run(&write).unwrap();
+    vcpu.run(&Task {
+        start: wrong,
+        count: 1,
+        seed: 0,
+        ..write
+    })
+    .unwrap();
+
+    let failure = vcpu.run(&task(&machine, Access::Verify)).unwrap_err();
+
+    assert_eq!(failure.address, Some(wrong));
+    assert!(
+        failure.detail.contains(&format!("{:#x}", wrong.0)),
+        "{failure}"
+    );
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn a_vcpu_goes_on_after_a_difference() {
+    let mut machine = made(small(1));
+    let mut vcpu = only_vcpu(&mut machine);
+    let _ = vcpu.run(&task(&machine, Access::Verify)).unwrap_err();
+
+    vcpu.run(&task(&machine, Access::Write)).unwrap();
+    vcpu.run(&task(&machine, Access::Verify)).unwrap();
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn an_access_outside_the_guests_tables_is_told_as_a_fault() {
+    let mut machine = made(small(1));
+    let mut vcpu = only_vcpu(&mut machine);
+    let outside = GuestAddress(0x4000_0000);
+
+    let failure = vcpu
+        .run(&Task {
+            start: outside,
+            ..task(&machine, Access::Read)
+        })
+        .unwrap_err();
+
+    assert_eq!(failure.address, Some(outside));
+    assert!(failure.pc.is_some() && failure.syndrome.is_some());
+    assert!(failure.detail.contains("by a read"), "{failure}");
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn executing_what_was_not_planted_is_told_with_its_place() {
+    // Low enough for the guest's virtual addresses to be its physical ones.
+    let mut machine = made(KvmConfig {
+        phys_offset: Some(GuestAddress(0x4000_0000)),
+        ..small(1)
+    });
+    let mut vcpu = only_vcpu(&mut machine);
+
+    let failure = vcpu.run(&task(&machine, Access::Execute)).unwrap_err();
+
+    assert_eq!(failure.pc, Some(machine.region().start.0 + 8));
+    assert!(failure.syndrome.is_some(), "{failure}");
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn a_store_to_nowhere_is_told_with_its_address() {
+    let mut machine = made(small(1));
+    let mut vcpu = only_vcpu(&mut machine);
+
+    let failure = vcpu
+        .run(&Task {
+            start: GuestAddress(0x8100),
+            count: 1,
+            ..task(&machine, Access::Write)
+        })
+        .unwrap_err();
+
+    assert!(failure.to_string().contains("0x8100"), "{failure}");
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn a_guest_that_never_ends_is_kicked_out_for_good() {
+    let mut machine = made(small(1));
+    let endless = Task {
+        count: u64::MAX,
+        stride: Bytes(0),
+        ..task(&machine, Access::Read)
+    };
+    let nothing = task(&machine, Access::Nothing);
+    let mut vcpu = machine.take_vcpus().remove(0);
+    let (sender, receiver) = mpsc::channel();
+    let runner = thread::spawn(move || {
+        sender.send(vcpu.bind().unwrap()).unwrap();
+        let failure = vcpu.run(&endless).unwrap_err();
+        let again = vcpu.run(&nothing).unwrap_err();
+        (failure, again)
+    });
+    let kick = receiver.recv().unwrap();
+    thread::sleep(Duration::from_millis(20));
+
+    kick.kick();
+
+    let (failure, again) = runner.join().unwrap();
+    assert_eq!(failure.exit, "KVM_EXIT_INTR");
+    assert!(failure.pc.is_some());
+    assert_eq!(again.exit, "KVM_EXIT_INTR");
+    // The vCPU is gone; a late kick must do nothing.
+    kick.kick();
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn a_kick_before_the_guest_is_entered_is_not_lost() {
+    let mut machine = made(small(1));
+    let nothing = task(&machine, Access::Nothing);
+    let mut vcpu = machine.take_vcpus().remove(0);
+
+    vcpu.bind().unwrap().kick();
+
+    assert_eq!(vcpu.run(&nothing).unwrap_err().exit, "KVM_EXIT_INTR");
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn pages_written_under_logging_are_logged_in_every_mode() {
+    for dirty in dirty_modes() {
+        let mut machine = made(KvmConfig { dirty, ..small(1) });
+        let mut vcpu = only_vcpu(&mut machine);
+        let all = task(&machine, Access::Write);
+        vcpu.run(&all).unwrap();
+        assert!(machine.dirty_log().is_err(), "logging is off");
+
+        machine.set_dirty_logging(true).unwrap();
+        vcpu.run(&Task {
+            count: 3,
+            stride: Bytes(2 * all.stride.0),
+            ..all
+        })
+        .unwrap();
+
+        for _ in 0..2 {
+            let log = machine.dirty_log().unwrap();
+            assert_eq!(log[0], 0b1_0101, "{dirty:?}");
+            assert!(log[1..].iter().all(|word| *word == 0), "{dirty:?}");
+        }
+        machine.set_dirty_logging(false).unwrap();
+        assert!(machine.dirty_log().is_err(), "logging is off");
+    }
+}
+
+/// More pages than a ring has entries: the vCPU leaves the guest for room, and none is lost. A host
+/// whose KVM has vCPUs leave too late loses some, which must be told.
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn a_full_ring_loses_nothing_in_silence() {
+    if !dirty_modes().contains(&DirtyMode::Ring) {
+        return;
+    }
+    let memory = Bytes::mib(300);
+    let mut machine = made(KvmConfig {
+        dirty: DirtyMode::Ring,
+        memory,
+        ..small(1)
+    });
+    let mut vcpu = only_vcpu(&mut machine);
+    let all = task(&machine, Access::Write);
+    vcpu.run(&all).unwrap();
+
+    machine.set_dirty_logging(true).unwrap();
+    let written = vcpu.run(&all);
+
+    if let Err(error) = written {
+        let told = format!("{error:?}");
+        assert!(told.contains("without a free one"), "{told}");
+        println!("this host's KVM overruns dirty rings: {told}");
+        return;
+    }
+    let log = machine.dirty_log().unwrap();
+    let dirty: u64 = log.iter().map(|word| u64::from(word.count_ones())).sum();
+    assert_eq!(dirty, memory.0 / machine.region().host_page.0);
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn no_write_is_lost_while_the_log_is_collected_in_any_mode() {
+    for dirty in dirty_modes() {
+        let vcpus = 3;
+        let mut machine = made(KvmConfig {
+            dirty,
+            ..small(vcpus)
+        });
+        let plan = Plan {
+            config: RunConfig {
+                mode: machine.mode().to_string(),
+                backing: Backing::Anonymous,
+                memory: SIZE,
+                vcpus,
+                seed: 7,
+                iteration: 0,
+                prefault: false,
+                options: Default::default(),
+            },
+            iterations: 2,
+            phases: PhaseSelection::all(),
+            migration: Some(Migration {
+                rounds: 6,
+                round_time: Duration::from_millis(20),
+            }),
+            deadline: Duration::from_secs(60),
+            accept_fallback: false,
+        };
+        let mut rounds: Vec<Record> = Vec::new();
+
+        // Both sides are compared to the byte, and with what the vCPUs must have written.
+        let result = harness::run(&mut machine, &plan, &mut |progress| {
+            if let Progress::Phase(record) = progress
+                && record.phase == Phase::Round
+            {
+                rounds.push(record.clone());
+            }
+            Ok(())
+        });
+
+        result.unwrap_or_else(|error| panic!("{dirty:?}: {error}"));
+        assert_eq!(rounds.len(), 12);
+        let total = |name: &str| -> u64 { rounds.iter().map(|round| round.events[name]).sum() };
+        assert!(total("guest_writes") > 0 && total("pages_logged") > 0);
+    }
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn dropped_memory_is_empty_and_can_be_used_again() {
+    for backing in [Backing::Anonymous, Backing::Shmem] {
+        let mut machine = made(KvmConfig {
+            backing,
+            ..small(1)
+        });
+        let mut vcpu = only_vcpu(&mut machine);
+        let start = machine.region().start;
+        vcpu.run(&task(&machine, Access::Write)).unwrap();
+
+        machine.drop_backing().unwrap();
+        let resident: u64 = machine.obtained().unwrap().resident.values().sum();
+        machine.restore_backing().unwrap();
+
+        assert_eq!(resident, 0);
+        assert_eq!(machine.read_u64(start).unwrap(), 0);
+        let _ = vcpu.run(&task(&machine, Access::Verify)).unwrap_err();
+        vcpu.run(&task(&machine, Access::Write)).unwrap();
+        vcpu.run(&task(&machine, Access::Verify)).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn vcpus_outlive_their_machine() {
+    let mut machine = made(small(2));
+    let write = task(&machine, Access::Write);
+    let mut vcpu = only_vcpu(&mut machine);
+
+    drop(machine);
+
+    vcpu.run(&write).unwrap();
+}
+
+#[test]
+#[ignore = "needs /dev/kvm"]
+fn an_address_width_can_be_asked_for() {
+    let mut machine = made(KvmConfig {
+        phys_offset: Some(GuestAddress(0x4000_0000)),
+        ipa_bits: Some(36),
+        ..small(1)
+    });
+    let mut vcpu = only_vcpu(&mut machine);
+
+    vcpu.run(&task(&machine, Access::Write)).unwrap();
+
+    assert_eq!(machine.ipa_bits(), 36);
+}
+
+#[test]
+fn a_pin_list_of_another_length_is_refused() {
+    let error = KvmMachine::new(KvmConfig {
+        pin: vec![0],
+        ..small(2)
+    })
+    .unwrap_err();
+
+    assert_eq!(error.to_string(), "pinning vCPUs");
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The plugin's contact with QEMU.
+//!
+//! QEMU refuses a plugin whose `qemu_plugin_version` lies outside the range it supports: 0 to 1 up
+//! to QEMU 8.2, at least 2 from 9.0 on. No constant fits both, so the version is set while the
+//! plugin is being loaded, before QEMU reads it, to the newest one whose functions this QEMU has.
+//! Of what is used here only `qemu_plugin_insn_data` changed over time: it returned a pointer to
+//! the bytes through version 2 and copies them since version 3 (QEMU 9.1).
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
+    fs::File,
+    io::BufWriter,
+    mem,
+    path::Path,
+    sync::{
+        OnceLock,
+        atomic::{AtomicI32, Ordering},
+    },
+};
+
+use qemu_plugin_sys as sys;
+
+use crate::{
+    arguments::Arguments,
+    decode::{Kind, decode},
+    segments::{Counted, Segments},
+};
+
+/// The interface version this plugin asks for, read by QEMU as a C `int`.
+#[unsafe(no_mangle)]
+pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(1);
+
+/// Runs when QEMU opens the plugin, before it reads [`qemu_plugin_version`].
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CHOOSE_VERSION: extern "C" fn() = choose_version;
+
+/// A function that came with an interface version.
+const LANDMARKS: [(&CStr, i32); 4] = [
+    (c"qemu_plugin_translate_vaddr", 5),
+    (c"qemu_plugin_read_memory_vaddr", 4),
+    (c"qemu_plugin_register_vcpu_tb_exec_cond_cb", 3),
+    (c"qemu_plugin_num_vcpus", 2),
+];
+
+extern "C" fn choose_version() {
+    for (name, version) in LANDMARKS {
+        // SAFETY: `name` ends with a NUL; the lookup has no other requirement.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        if !found.is_null() {
+            qemu_plugin_version.store(version, Ordering::Relaxed);
+            return;
+        }
+    }
+}
+
+/// The plugin, once installed.
+static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+
+struct Plugin {
+    segments: Segments<BufWriter<File>>,
+    /// Addresses whose execution is counted, and their slots.
+    at: Vec<(u64, usize)>,
+    /// The slot of all instructions, if they are counted.
+    instructions: Option<usize>,
+    /// `qemu_plugin_insn_data` copies.
+    data_is_copied: bool,
+}
+
+/// Called by QEMU when it loads the plugin: 0 when it is ready.
+///
+/// # Safety
+/// For QEMU only: `info` points to its description of the machine, `argv` to `argc` strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn qemu_plugin_install(
+    id: sys::qemu_plugin_id_t,
+    info: *const sys::qemu_info_t,
+    argc: c_int,
+    argv: *const *const c_char,
+) -> c_int {
+    let raw: Vec<String> = (0..usize::try_from(argc).unwrap_or(0))
+        .map(|i| {
+            // SAFETY: `i` is less than `argc`.
+            let place = unsafe { argv.add(i) };
+            // SAFETY: QEMU gives `argc` valid pointers.
+            let text = unsafe { *place };
+            // SAFETY: each points to a string that ends with a NUL.
+            let text = unsafe { CStr::from_ptr(text) };
+            text.to_string_lossy().into_owned()
+        })
+        .collect();
+    // SAFETY: QEMU gives a valid pointer for the duration of this call.
+    let info = unsafe { &*info };
+    let cpus = if info.system_emulation {
+        // SAFETY: `system` is the union's member in system emulation.
+        let system = unsafe { info.__bindgen_anon_1.system };
+        usize::try_from(system.max_vcpus).unwrap_or(0)
+    } else {
+        eprintln!("qemu-plugin: this plugin is for emulated machines, not for programs");
+        return 1;
+    };
+    match Plugin::new(cpus, &raw) {
+        Ok(plugin) => {
+            if PLUGIN.set(plugin).is_err() {
+                eprintln!("qemu-plugin: loaded twice");
+                return 1;
+            }
+        }
+        Err(why) => {
+            eprintln!("qemu-plugin: {why}");
+            return 1;
+        }
+    }
+    // SAFETY: `id` is ours and the callback lives as long as the plugin.
+    unsafe { sys::qemu_plugin_register_vcpu_tb_trans_cb(id, Some(on_translate)) };
+    // SAFETY: as above; no user data is passed.
+    unsafe { sys::qemu_plugin_register_atexit_cb(id, Some(on_exit), std::ptr::null_mut()) };
+    0
+}
+
+impl Plugin {
+    fn new(cpus: usize, raw: &[String]) -> Result<Self, String> {
+        let arguments =
+            Arguments::parse(raw.iter().map(String::as_str)).map_err(|e| e.to_string())?;
+        let segments = Segments::new(cpus, create(&arguments.out)?);
+        let at = arguments
+            .at
+            .into_iter()
+            .map(|(name, address)| (address, segments.slot(Counted::Function(name))))
+            .collect();
+        let instructions = arguments.instructions.then(|| segments.slot(Counted::Any));
+        Ok(Self {
+            segments,
+            at,
+            instructions,
+            data_is_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
+        })
+    }
+
+    /// The first four bytes of an instruction.
+    fn word(&self, insn: *const sys::qemu_plugin_insn) -> u32 {
+        if self.data_is_copied {
+            type Copying =
+                unsafe extern "C" fn(*const sys::qemu_plugin_insn, *mut c_void, usize) -> usize;
+            let pointing: unsafe extern "C" fn(*const sys::qemu_plugin_insn) -> *const c_void =
+                sys::qemu_plugin_insn_data;
+            // SAFETY: from interface version 3 on this is the function's type.
+            let copying: Copying = unsafe { mem::transmute(pointing) };
+            let mut bytes = [0; 4];
+            // SAFETY: `insn` is valid during translation; at most `len` bytes are written.
+            unsafe { copying(insn, bytes.as_mut_ptr().cast(), bytes.len()) };
+            u32::from_le_bytes(bytes)
+        } else {
+            // SAFETY: `insn` is valid during translation.
+            let data = unsafe { sys::qemu_plugin_insn_data(insn) };
+            // SAFETY: an A64 instruction has four bytes; a T32 one that has two sits in a buffer
+            // that is larger.
+            let bytes = unsafe { data.cast::<[u8; 4]>().read_unaligned() };
+            u32::from_le_bytes(bytes)
+        }
+    }
+}
+
+fn create(path: &Path) -> Result<BufWriter<File>, String> {
+    File::create(path)
+        .map(BufWriter::new)
+        .map_err(|e| format!("cannot write {}: {e}", path.display()))
+}
+
+/// Called for each block of code when it is translated.
+unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_plugin_tb) {
+    let Some(plugin) = PLUGIN.get() else { return };
+    // SAFETY: QEMU gives a valid block.
+    let count = unsafe { sys::qemu_plugin_tb_n_insns(tb) };
+    if plugin.instructions.is_some() {
+        let no_registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS;
+        let data = std::ptr::without_provenance_mut(count);
+        // SAFETY: `tb` is valid during translation; the callback takes `data` as a number.
+        unsafe {
+            sys::qemu_plugin_register_vcpu_tb_exec_cb(tb, Some(on_block), no_registers, data);
+        }
+    }
+    for i in 0..count {
+        // SAFETY: `i` is less than the block's number of instructions.
+        let insn = unsafe { sys::qemu_plugin_tb_get_insn(tb, i) };
+        // SAFETY: `insn` is valid during translation.
+        let address = unsafe { sys::qemu_plugin_insn_vaddr(insn) };
+        for (at, slot) in &plugin.at {
+            if *at == address {
+                on_execution(insn, on_counted, *slot);
+            }
+        }
+        match decode(plugin.word(insn)) {
+            Some(Kind::Maintenance(instruction)) => {
+                let slot = plugin.segments.slot(Counted::Instruction(instruction));
+                on_execution(insn, on_counted, slot);
+            }
+            Some(Kind::Mark(mark)) => on_execution(insn, on_mark, usize::from(mark)),
+            None => {}
+        }
+    }
+}
+
+/// Has `callback` called with `number` whenever the instruction is executed.
+fn on_execution(
+    insn: *mut sys::qemu_plugin_insn,
+    callback: unsafe extern "C" fn(c_uint, *mut c_void),
+    number: usize,
+) {
+    let no_registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS;
+    let data = std::ptr::without_provenance_mut(number);
+    // SAFETY: `insn` is valid during translation; the callbacks take `data` as a number.
+    unsafe {
+        sys::qemu_plugin_register_vcpu_insn_exec_cb(insn, Some(callback), no_registers, data);
+    }
+}
+
+unsafe extern "C" fn on_counted(cpu: c_uint, slot: *mut c_void) {
+    if let Some(plugin) = PLUGIN.get() {
+        plugin.segments.count(cpu as usize, slot.addr(), 1);
+    }
+}
+
+unsafe extern "C" fn on_block(cpu: c_uint, instructions: *mut c_void) {
+    if let Some(plugin) = PLUGIN.get()
+        && let Some(slot) = plugin.instructions
+    {
+        let more = instructions.addr() as u64;
+        plugin.segments.count(cpu as usize, slot, more);
+    }
+}
+
+unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
+    if let (Some(plugin), Ok(mark)) = (PLUGIN.get(), u8::try_from(mark.addr()))
+        && let Err(e) = plugin.segments.mark(mark)
+    {
+        eprintln!("qemu-plugin: a segment is lost: {e}");
+    }
+}
+
+unsafe extern "C" fn on_exit(_: sys::qemu_plugin_id_t, _: *mut c_void) {
+    if let Some(plugin) = PLUGIN.get()
+        && let Err(e) = plugin.segments.finish()
+    {
+        eprintln!("qemu-plugin: the counts are incomplete: {e}");
+    }
+}

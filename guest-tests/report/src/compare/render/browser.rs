@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Renders a page in headless Chromium and checks its charts. For tests of this crate and of crates
+//! that make pages with it (feature `browser-test`).
+#![allow(clippy::unwrap_used, reason = "only tests call this")]
+
+use std::{fs, path::Path, process::Command};
+
+/// Returns the findings of the probe about a page in Chromium.
+///
+/// # Panics
+/// Chromium does not start.
+pub fn probed(folder: &Path, page: &str, scheme: u8) -> String {
+    let text = serde_json::to_string(page).unwrap().replace("</", "<\\/");
+    let probe = include_str!("html/probe.html")
+        .replace("const page = PAGE;", &format!("const page = {text};"));
+    let path = folder.join("probe.html");
+    fs::write(&path, probe).unwrap();
+    let output = Command::new("timeout")
+        .args([
+            "120",
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+        ])
+        .arg(format!(
+            "--user-data-dir={}",
+            folder.join("profile").display()
+        ))
+        .arg(format!("--blink-settings=preferredColorScheme={scheme}"))
+        .args([
+            "--window-size=1800,1200",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+        ])
+        .arg(format!("file://{}", path.display()))
+        .output()
+        .unwrap();
+    let dom = String::from_utf8_lossy(&output.stdout).into_owned();
+    let start = dom
+        .find("<pre id=\"result\">")
+        .map(|at| at + "<pre id=\"result\">".len());
+    let start = start.unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    dom[start..].split("</pre>").next().unwrap().to_owned()
+}
+
+/// Looks at a page in Chromium, dark and light, at the widths of a phone and of a desk; it must have
+/// so many charts and nothing to complain about.
+///
+/// # Panics
+/// A chart is missing, or the probe finds a defect.
+pub fn look_at(page: &str, charts: u32) {
+    let folder = tempfile::tempdir().unwrap();
+    for (scheme, name) in [(0, "dark=true"), (1, "dark=false")] {
+        let told = probed(folder.path(), page, scheme);
+        println!("{told}");
+        assert!(told.contains(name), "{told}");
+        assert!(told.ends_with("nothing to complain about"), "{told}");
+        let found = told.split_whitespace().next().unwrap();
+        let found: u32 = found.trim_start_matches("charts=").parse().unwrap();
+        assert!(found >= 2 * charts, "{told}");
+    }
+}

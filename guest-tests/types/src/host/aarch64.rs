@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What an arm64 host tells about itself, and the marks that only it can make.
+
+use std::{collections::BTreeMap, fs};
+
+/// Executes `HINT #IMMEDIATE`, of the space that the Arm manual (C6.2, HINT) leaves unallocated.
+#[cfg(target_arch = "aarch64")]
+pub fn hint<const IMMEDIATE: u8>() {
+    // SAFETY: an unallocated hint executes as a no-op; memory is left declared as touched, so that
+    // the compiler moves no access across the mark.
+    unsafe {
+        std::arch::asm!(
+            "hint #{immediate}",
+            immediate = const IMMEDIATE,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// The features that change the fault path, from two of arm64's ID registers: `fwb`, `bbm` (its
+/// level) and `tlbirange`. Fields as in the Arm manual, D19.2 (`ID_AA64ISAR0_EL1`,
+/// `ID_AA64MMFR2_EL1`).
+///
+/// Linux hides these fields from user space (`ftr_id_aa64mmfr2` in `cpufeature.c`), but a vCPU's
+/// copy of the registers, read through KVM, has them.
+pub fn stage2_features(isar0: u64, mmfr2: u64) -> BTreeMap<String, u64> {
+    let field = |register: u64, shift: u32| (register >> shift) & 0xf;
+    [
+        ("bbm", field(mmfr2, 52)),
+        ("fwb", field(mmfr2, 40)),
+        ("tlbirange", u64::from(field(isar0, 56) >= 2)),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into()
+}
+
+/// `dic` and `idc`, which user space may read.
+#[cfg(target_arch = "aarch64")]
+pub fn cache_features() -> BTreeMap<String, u64> {
+    let ctr: u64;
+    // SAFETY: CTR_EL0 can be read by user space; where the CPUs differ Linux gives a value that is
+    // right for all of them (`ctr_read_handler()`).
+    unsafe {
+        std::arch::asm!("mrs {ctr}, ctr_el0", ctr = out(reg) ctr, options(nomem, nostack, preserves_flags));
+    }
+    [("idc", (ctr >> 28) & 1), ("dic", (ctr >> 29) & 1)]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+}
+
+/// The CPU's name, from its identification register.
+pub fn cpu_name() -> Option<String> {
+    let midr = fs::read_to_string("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1")
+        .ok()
+        .and_then(|text| u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok());
+    match midr {
+        Some(midr) => Some(name_of_midr(midr)),
+        None => name_in_cpuinfo(&fs::read_to_string("/proc/cpuinfo").ok()?),
+    }
+}
+
+/// The name behind the first CPU's lines of `/proc/cpuinfo`, which hold the register's fields.
+fn name_in_cpuinfo(text: &str) -> Option<String> {
+    let number = |key: &str| {
+        let text = text
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .find(|(found, _)| found.trim() == key)
+            .map(|(_, value)| value.trim())?;
+        match text.strip_prefix("0x") {
+            Some(hex) => u64::from_str_radix(hex, 16).ok(),
+            None => text.parse().ok(),
+        }
+    };
+    let midr = number("CPU implementer")? << 24
+        | number("CPU variant")? << 20
+        | 0xf << 16
+        | number("CPU part")? << 4
+        | number("CPU revision")?;
+    Some(name_of_midr(midr))
+}
+
+/// Names a CPU by implementer and part (`arch/arm64/include/asm/cputype.h`), with its revision.
+fn name_of_midr(midr: u64) -> String {
+    let name = match ((midr >> 24) & 0xff, (midr >> 4) & 0xfff) {
+        (0x41, 0xd03) => "cortex-a53",
+        (0x41, 0xd07) => "cortex-a57",
+        (0x41, 0xd08) => "cortex-a72",
+        (0x41, 0xd0b) => "cortex-a76",
+        (0x41, 0xd0c) => "neoverse-n1",
+        (0x41, 0xd40) => "neoverse-v1",
+        (0x41, 0xd49) => "neoverse-n2",
+        (0x41, 0xd4f) => "neoverse-v2",
+        (0x41, 0xd84) => "neoverse-v3",
+        (0x41, 0xd8e) => "neoverse-n3",
+        (0x46, 0x001) => "a64fx",
+        (0x48, 0xd01) => "kunpeng-920",
+        (0xc0, 0xac3) => "ampere-1",
+        _ => return format!("midr {midr:#x}"),
+    };
+    format!("{name} r{}p{}", (midr >> 20) & 0xf, midr & 0xf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stage2_features_are_read_from_their_fields() {
+        let none = stage2_features(1 << 56, 0);
+        let all = stage2_features(2 << 56, 2 << 52 | 1 << 40);
+
+        assert!(none.values().all(|value| *value == 0));
+        assert_eq!(
+            all.into_iter().collect::<Vec<_>>(),
+            [("bbm", 2), ("fwb", 1), ("tlbirange", 1)].map(|(n, v)| (n.to_owned(), v))
+        );
+    }
+
+    #[test]
+    fn a_cpu_is_named_from_either_source() {
+        let arm = "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\n\
+                   CPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n";
+
+        assert_eq!(name_of_midr(0x413f_d0c1), "neoverse-n1 r3p1");
+        assert_eq!(name_of_midr(0x1234_5678), "midr 0x12345678");
+        assert_eq!(name_in_cpuinfo(arm).as_deref(), Some("neoverse-n1 r3p1"));
+        assert_eq!(name_in_cpuinfo(""), None);
+    }
+}

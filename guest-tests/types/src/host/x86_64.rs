@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! What an x86_64 host tells about itself.
+
+use std::{collections::BTreeMap, fs};
+
+/// Nothing: no emulator counts this architecture's instructions.
+pub fn hint<const IMMEDIATE: u8>() {}
+
+/// Caches keep themselves coherent here; there is no such feature.
+pub fn cache_features() -> BTreeMap<String, u64> {
+    BTreeMap::new()
+}
+
+/// The CPU's name.
+pub fn cpu_name() -> Option<String> {
+    name_in_cpuinfo(&fs::read_to_string("/proc/cpuinfo").ok()?)
+}
+
+fn name_in_cpuinfo(text: &str) -> Option<String> {
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(key, _)| key.trim() == "model name")
+        .map(|(_, name)| name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_is_named_by_its_model() {
+        let text = "processor\t: 0\nmodel\t\t: 106\nmodel name\t: X 3000\n";
+
+        assert_eq!(name_in_cpuinfo(text).as_deref(), Some("X 3000"));
+        assert_eq!(name_in_cpuinfo(""), None);
+    }
+}

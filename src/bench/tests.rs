@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+
+use super::*;
+use clap::Parser;
+use granule_vmm::kvm::dirty::DirtyMode;
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    bench: Args,
+}
+
+fn parse(line: &str) -> Result<Args, String> {
+    Cli::try_parse_from(line.split_whitespace())
+        .map(|cli| cli.bench)
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_kernels_options_mean_what_they_mean_there() {
+    let args = parse("bench -m 2 -s anonymous_hugetlb_2mb -b 64M -v 16 -p 0x40000000").unwrap();
+
+    let machine = args.machine().unwrap();
+
+    assert_eq!(machine.mode, Some(GuestMode::P48V48_4K));
+    assert_eq!(
+        machine.backing,
+        Backing::AnonymousHugetlb(Some(Bytes::mib(2)))
+    );
+    assert_eq!((machine.memory, machine.vcpus), (Bytes::mib(64), 16));
+    assert_eq!(machine.phys_offset, Some(GuestAddress(0x4000_0000)));
+}
+
+#[test]
+fn defaults_are_the_kernels() {
+    let args = parse("bench").unwrap();
+
+    let machine = args.machine().unwrap();
+
+    let kernels = KvmConfig::new(Backing::Anonymous, Bytes::gib(1), 1);
+    assert_eq!(machine, kernels);
+    assert_eq!(args.phases, PhaseSelection::all());
+}
+
+#[test]
+fn vcpus_are_pinned_in_turn() {
+    let args = parse("bench -v 5 --pin 0-1,7 --events off --dirty-log manual").unwrap();
+
+    let machine = args.machine().unwrap();
+
+    assert_eq!(machine.pin, [0, 1, 7, 0, 1]);
+    assert!(!machine.events);
+    assert_eq!(machine.dirty, DirtyMode::Manual);
+}
+
+#[test]
+fn results_name_the_options_that_change_figures() {
+    let plain = parse("bench --events off --json -").unwrap();
+    let special = parse("bench --guest-map pages --ipa-bits 40 --pin 0-1").unwrap();
+
+    let options: Vec<_> = special.options().into_iter().collect();
+
+    assert_eq!(plain.options(), BTreeMap::new());
+    let wanted = [("guest-map", "pages"), ("ipa-bits", "40"), ("pin", "0,1")];
+    assert_eq!(options, wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
+}
+
+#[test]
+fn logging_untouched_memory_is_named_and_needs_something_to_log() {
+    let args = parse("bench --log-untouched --phases update,rebuild").unwrap();
+    let create = parse("bench --log-untouched --phases create").unwrap();
+
+    let options: Vec<_> = args.options().into_iter().collect();
+
+    assert_eq!(options, [("log-untouched".to_owned(), "yes".to_owned())]);
+    assert_eq!(
+        args.phases().unwrap().to_string(),
+        "logging-on,update,logging-off,rebuild"
+    );
+    assert!(create.phases().is_err());
+    assert!(parse("bench --log-untouched --migrate 4").is_err());
+}
+
+#[test]
+fn a_load_like_migrations_is_no_matter_of_phases_nor_of_the_model() {
+    let args = parse("bench --migrate 4 --round-ms 20").unwrap();
+    let model = parse("bench --migrate 4 --engine model").unwrap();
+
+    let options: Vec<_> = args.options().into_iter().collect();
+
+    let wanted = [("migrate", "4"), ("round-ms", "20")];
+    assert_eq!(options, wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
+    assert_eq!(model.model(), Err(WrongEngine("--migrate", "kvm")));
+    assert!(parse("bench --migrate 4 --phases create").is_err());
+    assert!(parse("bench --migrate 0").is_err());
+    assert!(parse("bench --round-ms 20").is_err());
+}
+
+#[test]
+fn the_model_takes_a_policy_and_what_is_kvms_it_does_not() {
+    let plain = parse("bench --engine model").unwrap();
+    let named = parse("bench --engine model --policy linux-5.10 -v 8").unwrap();
+    let pinned = parse("bench --engine model --pin 0").unwrap();
+    let kvm = parse("bench --policy granule").unwrap();
+
+    assert_eq!(plain.model().unwrap().policy, DEFAULT_POLICY);
+    assert_eq!(named.model().unwrap().policy, "linux-5.10");
+    assert_eq!(pinned.model(), Err(WrongEngine("--pin", "kvm")));
+    assert_eq!(kvm.machine(), Err(WrongEngine("--policy", "model")));
+}
+
+#[test]
+fn virtual_time_is_somebodys() {
+    let named = parse("bench --engine model --clock virtual --cpu kunpeng920").unwrap();
+    let unnamed = parse("bench --engine model --clock virtual").unwrap();
+    let real = parse("bench --engine model --cpu kunpeng920").unwrap();
+    let kvm = parse("bench --clock virtual").unwrap();
+
+    assert_eq!(named.simulated_cpu(), Ok("kunpeng920"));
+    assert_eq!(unnamed.simulated_cpu(), Err(WrongClock::NoCpu));
+    assert_eq!(real.clock_fits(), Err(WrongClock::CpuInRealTime));
+    assert_eq!(kvm.machine(), Err(WrongEngine("--clock", "model")));
+}
+
+#[test]
+fn sweeps_make_a_matrix() {
+    let args = parse("bench -s shmem --sweep vcpus=1,2,4 --sweep size=2M,8M").unwrap();
+    let points: Vec<_> = args
+        .points()
+        .iter()
+        .map(|p| (p.vcpus(), p.memory()))
+        .collect();
+    let (small, large) = (Bytes::mib(2), Bytes::mib(8));
+    let wanted = [
+        (1, small),
+        (1, large),
+        (2, small),
+        (2, large),
+        (4, small),
+        (4, large),
+    ];
+    assert_eq!(points, wanted);
+    assert!(
+        args.points()
+            .iter()
+            .all(|point| point.backing == Backing::Shmem)
+    );
+    assert_eq!(parse("bench -v 3").unwrap().points().len(), 1);
+}
+
+#[test]
+fn what_is_swept_is_not_given_as_well() {
+    for (line, error) in [
+        ("-v 4 --sweep vcpus=1,2", Some(SaidTwice("-v", "vcpus"))),
+        ("-v 1 --sweep vcpus=1,2", Some(SaidTwice("-v", "vcpus"))),
+        ("--sweep size=2M,4M -b 1G", Some(SaidTwice("-b", "size"))),
+        ("-v 4 --sweep size=2M,4M", None),
+        ("-b 2M --sweep vcpus=1,2", None),
+    ] {
+        let args = parse(&format!("bench {line}")).unwrap();
+        assert_eq!(args.sweeps_fit().err(), error, "{line}");
+    }
+}
+
+#[test]
+fn no_vcpus_are_refused_in_plain_words() {
+    for (line, words) in [
+        (
+            "-v 0",
+            "'0' for '--vcpus <VCPUS>': give a whole number from 1 on",
+        ),
+        ("-v two", "give a whole number from 1 on"),
+        (
+            "-v 5000000000",
+            "give a whole number from 1 on, 4294967295 at most",
+        ),
+        ("-i 0", "give a whole number from 1 on"),
+    ] {
+        let error = parse(&format!("bench {line}")).unwrap_err();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_refused() {
+    for line in [
+        "bench --sweep vcpus",
+        "bench --sweep vcpus=1,0",
+        "bench --sweep vcpus=1,2,1",
+        "bench --sweep size=",
+        "bench --sweep seed=1",
+        "bench -b 0",
+        "bench -v 0",
+        "bench -i 0",
+        "bench -s huge",
+        "bench -m 99",
+        "bench --engine xen",
+        "bench --phases destroy",
+        "bench --deadline 0",
+        "bench --pin 3-1",
+        "bench --pin ,",
+        "bench --pin 0-99999",
+    ] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! `granule compare`.
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use clap::ValueEnum;
+use granule_report::compare::{self, Comparison, Options, Verdict, input, render};
+
+use super::{CommandResult, Outcome};
+
+/// Options of `granule compare`.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "granule compare [OPTIONS] BEFORE AFTER\n       \
+                      granule compare [OPTIONS] BEFORE... -- AFTER...",
+    after_help = "Exit code: 0 no regression is shown, 1 a phase is worse by more than \
+                  --min-effect, 2 the two sides cannot be compared; with --bisect 125 where \
+                  nothing can be told, and 128, which ends `git bisect run`, instead of 2."
+)]
+pub struct Args {
+    /// Before and after: results (`granule bench --json`), logs of the kernel's
+    /// kvm_page_table_test, dirty_log_perf_test or demand_paging_test, a kernel's folder in a run
+    /// directory of `granule lab`, or target/criterion (@NAME behind it takes that baseline)
+    #[arg(required = true, value_name = "BEFORE AFTER")]
+    paths: Vec<PathBuf>,
+    /// What stands after, where a side has several files
+    #[arg(last = true, value_name = "AFTER")]
+    after: Vec<PathBuf>,
+    /// How many percent worse a phase must be to be a regression; without it 1, and 3 under
+    /// emulation
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    min_effect: Option<f64>,
+    /// Judge by this count instead of the time, such as 'DC CIVAC'
+    #[arg(long, value_name = "COUNT")]
+    metric: Option<String>,
+    /// Only this phase; may be repeated
+    #[arg(long, value_name = "PHASE")]
+    phase: Vec<String>,
+    /// The runs were taken in turns, so that the first before belongs to the first after
+    #[arg(long)]
+    paired: bool,
+    /// Compare although kernel version, CPU, page size, emulator, engine or backing differ or are
+    /// not known
+    #[arg(long)]
+    force: bool,
+    /// Exit with 125 where neither a regression nor its absence is shown, for `git bisect run`
+    #[arg(long)]
+    bisect: bool,
+    /// How to print
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+    /// Write to this file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// How a comparison is printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Plain text within 75 columns
+    #[default]
+    Text,
+    /// Markdown tables
+    Markdown,
+    /// A page with charts, in one file
+    Html,
+    /// A row for each figure
+    Csv,
+    /// JSON (`granule.comparison/2`)
+    Json,
+    /// The kernel's test protocol, worse being `not ok`
+    Ktap,
+    /// Every run as a line of the Go benchmark format; then `benchstat -col side FILE`
+    Benchstat,
+}
+
+/// Carries `granule compare` out.
+///
+/// # Errors
+/// A side cannot be read, the two do not compare, or the file cannot be written.
+pub fn run(args: Args) -> CommandResult {
+    let bisect = args.bisect;
+    match judge(args) {
+        // To `git bisect run` a 2 would say that the commit is bad.
+        Err(error) if bisect => {
+            super::report(error.as_ref());
+            Ok(Outcome::Abort)
+        }
+        judged => judged,
+    }
+}
+
+fn judge(args: Args) -> CommandResult {
+    let (before, after) = match (args.paths.as_slice(), args.after.as_slice()) {
+        ([before, after], []) => (std::slice::from_ref(before), std::slice::from_ref(after)),
+        (before, [_, ..]) => (before, args.after.as_slice()),
+        _ => {
+            return Err(
+                "give one path before and one after, or several of each with -- between \
+                        the two sides"
+                    .into(),
+            );
+        }
+    };
+    let label = |paths: &[PathBuf]| match paths {
+        [path] => path.display().to_string(),
+        [path, rest @ ..] => format!("{} and {} more", path.display(), rest.len()),
+        [] => String::new(),
+    };
+    let options = Options {
+        labels: [label(before), label(after)],
+        force: args.force,
+        min_effect: args.min_effect.map(|percent| percent / 100.0),
+        metric: args.metric.filter(|metric| metric != "time"),
+        phases: args.phase,
+        paired: args.paired,
+        command: Some(compare::command_line()),
+    };
+    let comparison = Comparison::of(&input::side(before)?, &input::side(after)?, &options)?;
+    let text = match args.format {
+        Format::Text => render::text(&comparison),
+        Format::Markdown => render::markdown(&comparison),
+        Format::Html => render::html(&comparison),
+        Format::Csv => render::csv(&comparison),
+        Format::Json => render::json(&comparison)?,
+        Format::Ktap => render::ktap(&comparison),
+        Format::Benchstat => render::benchstat(&comparison),
+    };
+    if let Some(path) = &args.output {
+        not_an_input(path, before.iter().chain(after))?;
+        fs::write(path, text)
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    } else {
+        match io::stdout().write_all(text.as_bytes()) {
+            // Whoever reads has seen enough; the verdict stands.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            result => result?,
+        }
+    }
+    Ok(if comparison.regressions().next().is_some() {
+        Outcome::Failed
+    } else if args.bisect && comparison.count(Verdict::CannotTell) > 0 {
+        Outcome::CannotTell
+    } else {
+        Outcome::Done
+    })
+}
+
+/// Refuses to write a report over what it was made from.
+fn not_an_input<'a>(
+    output: &Path,
+    mut inputs: impl Iterator<Item = &'a PathBuf>,
+) -> Result<(), String> {
+    let Ok(output) = fs::canonicalize(output) else {
+        return Ok(());
+    };
+    let is_output = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path == output);
+    if output.is_file()
+        && inputs.any(|path| is_output(path) || is_output(&path.join(input::RESULTS_FILE)))
+    {
+        return Err(format!(
+            "{} is what is compared: give -o another file",
+            output.display()
+        ));
+    }
+    Ok(())
+}
+
+/// A percentage from 0 on, with or without its sign.
+pub(super) fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    match number.parse::<f64>() {
+        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
+        _ => Err("give a percentage of 0 or more, such as 3 or 0.5".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentage_is_read_with_and_without_its_sign() {
+        assert_eq!(percent("3"), Ok(3.0));
+        assert_eq!(percent("0.5%"), Ok(0.5));
+        for text in ["", "-1", "NaN", "inf", "three", "3%%"] {
+            assert!(percent(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The `granule` command: one module a subcommand, each an `Args` and a `run`.
+
+pub mod bench;
+pub mod compare;
+pub mod lab;
+pub mod run;
+
+use std::{error::Error, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// Measures and removes the cost of stage-2 page faults under KVM.
+#[derive(Debug, Parser)]
+#[command(name = "granule", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the page-table test on this machine
+    Bench(bench::Args),
+    /// Put two sets of results side by side
+    Compare(compare::Args),
+    /// Boot a host kernel before and after a series under emulation, and compare
+    Lab(Box<lab::Args>),
+    /// Launch a Linux guest, its console on the terminal
+    Run(run::Args),
+}
+
+/// How a command ended: the exit code of the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done, and nothing to complain about: 0.
+    Done,
+    /// A test failed or a regression was found: 1.
+    Failed,
+    /// Neither a regression nor its absence is shown: 125, by which `git bisect run` skips.
+    CannotTell,
+    /// It could not be carried out, and `git bisect run` must not go on: 128.
+    Abort,
+}
+
+/// What a command gives: its outcome, or why it could not be carried out (exit code 2).
+pub type CommandResult = Result<Outcome, Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    // The lab's emulated host starts this very program as its first process.
+    if granule_lab::init::is_wanted() {
+        granule_lab::init::run();
+        return ExitCode::FAILURE;
+    }
+    // And so does a guest that the lab has `granule run` start there.
+    if granule_lab::guest_init::is_wanted() {
+        granule_lab::guest_init::run();
+        return ExitCode::FAILURE;
+    }
+    env_logger::Builder::from_env(
+        env_logger::Env::default().default_filter_or("warn,virtio_queue=off"),
+    )
+    .format_timestamp(None)
+    .init();
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Bench(args) => bench::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Lab(args) => lab::run(*args),
+        Command::Run(args) => run::run(args),
+    };
+    match result {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Failed) => ExitCode::from(1),
+        Ok(Outcome::CannotTell) => ExitCode::from(125),
+        Ok(Outcome::Abort) => ExitCode::from(128),
+        Err(error) => {
+            report(error.as_ref());
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Prints an error and everything behind it, each cause on its own line.
+pub(crate) fn report(error: &dyn Error) {
+    eprintln!("granule: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        eprintln!("  because: {error}");
+        cause = error.source();
+    }
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The emulated host: Debian's kernel and root file system as `scripts/guest` makes them, a second
+//! disk with `granule` and the guest's files, and a third that is the guest's. A shell on the
+//! console is all that runs. What is written to the disks is gone when the emulator ends.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use tempfile::TempDir;
+
+use super::dialogue::Dialogue;
+
+/// The host's init: over Debian's own in the initramfs, whose tools and modules it uses. The
+/// guest's disk is left at `/dev/guest`, the files at `/mnt`.
+const INIT: &str = "#!/bin/sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+mkdir -p /dev /proc /sys /root
+mount -t devtmpfs dev /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+modprobe virtio_mmio
+modprobe virtio_blk
+modprobe ext4
+until [ -b /dev/vdc ]; do sleep 1; done
+for disk in vda vdb vdc; do
+    ln -s /dev/$disk /dev/$(cat /sys/block/$disk/serial)
+done
+mount -t ext4 /dev/host /root
+mount -t ext4 -o ro /dev/files /root/mnt
+for folder in dev proc sys; do mount --move /$folder /root/$folder; done
+mount -t tmpfs tmpfs /root/tmp
+chroot /root modprobe tun
+export TERM=dumb PS1= PS2=
+exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
+";
+
+pub struct Host {
+    pub console: Dialogue,
+    _files: TempDir,
+}
+
+impl Host {
+    /// Boots one with a GICv3, up to its shell.
+    pub fn boot() -> Self {
+        Self::boot_with_gic(3)
+    }
+
+    /// Boots one with this version of the interrupt controller.
+    pub fn boot_with_gic(version: u8) -> Self {
+        let guest = guest();
+        let files = tempfile::tempdir().unwrap();
+        let initrd = initrd(&guest, files.path());
+        let disk = disk(&guest, files.path());
+        let root = guest.join("root.img");
+        let mut command = Command::new("qemu-system-aarch64");
+        for (name, path) in [("host", &root), ("guest", &root), ("files", &disk)] {
+            let file = path.display();
+            command.args([
+                "-drive",
+                &format!("if=none,id={name},format=raw,cache=unsafe,snapshot=on,file={file}"),
+                "-device",
+                &format!("virtio-blk-device,drive={name},serial={name}"),
+            ]);
+        }
+        // Time is what is executed, an instruction a nanosecond: a busy machine runs out no timeout.
+        command
+            .arg("-M")
+            .arg(format!("virt,virtualization=on,gic-version={version}"))
+            .args(["-cpu", "neoverse-n1"])
+            .args(["-icount", "shift=0,sleep=off", "-smp", "1", "-m", "1536M"])
+            .args(["-nic", "none", "-display", "none", "-serial", "stdio"])
+            .args(["-monitor", "none", "-no-reboot"])
+            .args(["-global", "virtio-mmio.force-legacy=false"])
+            .arg("-kernel")
+            .arg(guest.join("vmlinuz"))
+            .arg("-initrd")
+            .arg(initrd)
+            .args(["-append", "console=ttyAMA0 panic=-1 quiet"]);
+        let mut console = Dialogue::start(&mut command);
+        console.expect("host is up");
+        Self {
+            console,
+            _files: files,
+        }
+    }
+
+    /// Has the shell that listens run a command; gives what it said. The command must succeed.
+    pub fn run(&mut self, command: &str) -> String {
+        self.console.send(&format!("{command}\necho \"<$?>\""));
+        let said = self.console.expect("\n<");
+        let status = self.console.expect(">");
+        assert_eq!(status, "0", "{command}: {said}");
+        said
+    }
+}
+
+/// The folder that `scripts/guest` has made, or another like it that `GRANULE_GUEST` names.
+fn guest() -> PathBuf {
+    if let Some(folder) = env::var_os("GRANULE_GUEST") {
+        return PathBuf::from(folder);
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/guest");
+    let output = Command::new(script).output().unwrap();
+    assert!(output.status.success());
+    let folder = String::from_utf8(output.stdout).unwrap();
+    PathBuf::from(folder.trim_end())
+}
+
+fn granule() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).to_owned();
+    let target = env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    let granule = target.join("aarch64-unknown-linux-musl/release/granule");
+    assert!(
+        granule.is_file(),
+        "build the arm64 granule first: {}",
+        granule.display()
+    );
+    granule
+}
+
+/// Debian's initramfs with another init behind it, which the kernel unpacks over the first.
+fn initrd(guest: &Path, files: &Path) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = files.join("init");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("init"), INIT).unwrap();
+    fs::set_permissions(folder.join("init"), fs::Permissions::from_mode(0o755)).unwrap();
+    let archive = Command::new("sh")
+        .args(["-c", "echo init | cpio --create --format=newc --quiet"])
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    assert!(archive.status.success());
+    let mut bytes = fs::read(guest.join("initrd.img")).unwrap();
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes.extend(archive.stdout);
+    let path = files.join("initrd.img");
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// The disk with `granule` and what it is given.
+fn disk(guest: &Path, files: &Path) -> PathBuf {
+    let folder = files.join("disk");
+    fs::create_dir(&folder).unwrap();
+    for name in ["vmlinuz", "initrd.img"] {
+        fs::copy(guest.join(name), folder.join(name)).unwrap();
+    }
+    fs::copy(granule(), folder.join("granule")).unwrap();
+    let path = files.join("disk.img");
+    let made = Command::new("mke2fs")
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .args(["-q", "-t", "ext4", "-d"])
+        .args([&folder, &path])
+        .arg("128M")
+        .status();
+    assert!(made.unwrap().success());
+    fs::remove_dir_all(&folder).unwrap();
+    path
+}
