@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The contiguous hint: where pages get it, and that whatever changes one of them takes it from the
-//! run first. The checker is on throughout; that a change which forgets this is caught is in
+//! The Contiguous bit: which pages receive it, and that a change to one page removes it from the run
+//! first. The checker is on; that it reports a change which leaves the bit is shown by
 //! `known_bugs.rs` and `mutation.rs`.
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, Features, Ipa, MapRequest, Memcache, Offline, PhysAddr, Policy, Stage2,
+    Access, Features, Ipa, MapRequest, Memcache, Offline, PhysAddr, Policy, Stage2, Unmap,
     check::{Checker, Recorder},
     descriptor::Attributes,
     geometry::{Geometry, Granule},
-    pool::words,
 };
-use support::{BLOCK, Cpu, PAGE, Pool, TABLES, TestVm, VMID, Vcpu};
+use support::{
+    BLOCK, Cpu, PAGE, pool, stage2,
+    test_vm::{TestVm, Vcpu},
+};
 
-/// Pages with the hint among the first `pages`, after one exclusive map of as many.
-fn hinted(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64) -> u64 {
+/// Returns how many of the first `pages` have the bit after one exclusive map of them.
+fn contiguous_pages(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64) -> usize {
     let geometry = Geometry::new(granule, 40).unwrap();
-    let per_table = usize::try_from(granule.entries()).unwrap();
-    let pool = Pool::new(TABLES, &geometry, words(32 * per_table), words(64)).unwrap();
+    let pool = pool(&geometry, 32);
     let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-    let mut table = Stage2::new(geometry, Features::default(), policy, VMID, pool.root());
+    let mut table = stage2(geometry, Features::default(), policy, &pool);
     memcache.top_up(&ops, 4, 8);
     let size = pages * granule.size();
     let request = MapRequest {
@@ -33,34 +34,34 @@ fn hinted(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64) -> u64 {
 
     table.map(&ops, &mut memcache, &request).unwrap();
 
+    let leaf = |page| table.look_up(&ops, Ipa(page * granule.size())).0;
     (0..pages)
-        .filter(|page| {
-            let (leaf, _) = table.look_up(&ops, Ipa(page * granule.size()));
-            leaf.is_contiguous()
-        })
-        .count() as u64
+        .filter(|page| leaf(*page).is_contiguous())
+        .count()
 }
 
 #[test]
-fn pages_get_the_hint_where_they_fill_a_run_of_their_granule() {
-    let granule = Policy::GRANULE;
+fn pages_that_fill_an_aligned_run_receive_the_bit() {
     let phys = PhysAddr(0x1_0000_0000);
-
-    assert_eq!(hinted(granule, Granule::K4, phys, 16 * 3 + 7), 16 * 3);
-    assert_eq!(hinted(granule, Granule::K16, phys, 128 + 5), 128);
-    assert_eq!(hinted(granule, Granule::K64, phys, 63), 32);
-    assert_eq!(hinted(granule, Granule::K4, phys + PAGE, 64), 0);
-    assert_eq!(hinted(Policy::LINUX_6_12, Granule::K4, phys, 64), 0);
+    for (policy, granule, phys, pages, contiguous) in [
+        (Policy::GRANULE, Granule::K4, phys, 16 * 3 + 7, 16 * 3),
+        (Policy::GRANULE, Granule::K16, phys, 128 + 5, 128),
+        (Policy::GRANULE, Granule::K64, phys, 63, 32),
+        (Policy::GRANULE, Granule::K4, phys + PAGE, 64, 0),
+        (Policy::LINUX_6_12, Granule::K4, phys, 64, 0),
+    ] {
+        let found = contiguous_pages(policy, granule, phys, pages);
+        assert_eq!(found, contiguous, "{granule:?}, {pages} pages at {phys:#x}");
+    }
 }
 
 type Guest<'a> = Vcpu<'a, Recorder<'a, Cpu<'a>, Checker>, Checker>;
 
-/// What is left of the hint, of 512 pages, after something is done to them.
+/// Returns how many of 512 contiguous pages have the bit after `act`.
 fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
     let vm = <TestVm>::new(policy, Features::default(), 1, 4);
     let checker = Mutex::new(Checker::new(vm.setup));
-    let recorder = || Recorder::new(vm.cpu(0), 0, &checker);
-    let mut guest: Guest<'_> = Vcpu::new(&vm, recorder(), recorder());
+    let mut guest = vm.vcpu(0, &checker);
     guest.populate(3);
 
     act(&mut guest);
@@ -78,43 +79,44 @@ fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
     left
 }
 
-#[test]
-fn a_page_that_changes_takes_the_hint_from_its_run_alone() {
-    let at = 3 * BLOCK + 21 * PAGE;
-    let left = |act: &dyn Fn(&mut Guest<'_>)| left_after(Policy::GRANULE, act);
+const CHANGED: u64 = 3 * BLOCK + 21 * PAGE;
 
-    assert_eq!(left(&|_| ()), 512);
-    // A shared walker gives way to one that is alone.
-    assert_eq!(
-        left(&|g| assert!(g.touch(at, Access::Fetch).unwrap() > 0)),
-        496
-    );
-    assert_eq!(left(&|g| g.unmap(at, PAGE)), 496);
-    // Whole runs in the middle, parts of runs at the ends.
-    assert_eq!(left(&|g| g.unmap(at, 64 * PAGE)), 432);
-    assert_eq!(left(&|g| g.unmap(3 * BLOCK, BLOCK)), 0);
+#[test]
+fn a_change_removes_the_bit_from_the_runs_that_it_touches() {
+    type Act = fn(&mut Guest<'_>);
+    let acts: [(&str, Act, usize); 8] = [
+        ("nothing", |_| (), 512),
+        (
+            "an execute permission",
+            |g| assert!(g.touch(CHANGED, Access::Fetch).unwrap() > 0),
+            496,
+        ),
+        ("unmap of one page", |g| g.unmap(CHANGED, PAGE), 496),
+        // Whole runs in the middle, parts of runs at the ends.
+        ("unmap of 64 pages", |g| g.unmap(CHANGED, 64 * PAGE), 432),
+        ("unmap of the block", |g| g.unmap(3 * BLOCK, BLOCK), 0),
+        // Entries of a run may differ in the access flag.
+        ("ageing", |g| g.age(CHANGED, PAGE), 512),
+        ("write protection of all", |g| g.set_logging(true), 512),
+        (
+            "the first write under dirty logging",
+            |g| {
+                g.set_logging(true);
+                g.touch(CHANGED, Access::Write).unwrap();
+            },
+            496,
+        ),
+    ];
+    for (name, act, left) in acts {
+        assert_eq!(left_after(Policy::GRANULE, act), left, "{name}");
+    }
 }
 
 #[test]
-fn what_changes_all_of_a_run_alike_leaves_the_hint() {
-    let at = 3 * BLOCK + 21 * PAGE;
-    let left = |act: &dyn Fn(&mut Guest<'_>)| left_after(Policy::GRANULE, act);
-
-    // The access flag says nothing about the others.
-    assert_eq!(left(&|g| g.age(at, PAGE)), 512);
-    assert_eq!(left(&|g| g.set_logging(true)), 512);
-    let first_write = |g: &mut Guest<'_>| {
-        g.set_logging(true);
-        g.touch(at, Access::Write).unwrap();
-    };
-    assert_eq!(left(&first_write), 496);
-}
-
-#[test]
-fn runs_are_broken_whole_whatever_fits_into_a_batch() {
+fn a_run_is_broken_whole_with_every_batch_size() {
     for most in [1, 16, 17, 64] {
         let policy = Policy {
-            unmap: granule_stage2::Unmap::Batch(most),
+            unmap: Unmap::Batch(most),
             ..Policy::GRANULE
         };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What lies at the edges: addresses behind the last, memory that is no memory, tables and walks
-//! that are not over yet.
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+//! Edge cases: addresses outside the table, devices, tables that outlive a walk, memcaches that
+//! are full or empty.
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
@@ -15,29 +15,24 @@ use granule_stage2::{
     geometry::{Geometry, Granule},
     grace::Grace,
     operations::{Note, Operations},
-    pool::words,
 };
-use support::{BLOCK, Cpu, MEMORY, PAGE, Pool, TABLES, TestVm, VMID, Vcpu, setup};
-
-const ALL: Features = Features {
-    fwb: true,
-    dic: true,
-    tlb_range: true,
-    bbm: 3,
+use support::{
+    ALL_FEATURES, BLOCK, Cpu, MEMORY, PAGE, Pool, cpu, pool, setup, stage2, test_vm::TestVm,
 };
 
-fn pool(geometry: &Geometry) -> Pool {
-    let entries = usize::try_from(geometry.granule().entries()).unwrap();
-    Pool::new(TABLES, geometry, words(32 * entries), words(64)).unwrap()
-}
-
-fn table(geometry: Geometry, pool: &Pool) -> Stage2 {
-    Stage2::new(geometry, ALL, Policy::GRANULE, VMID, pool.root())
+/// Returns an empty table of the policy `granule` with its pool and a full memcache.
+fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2, Memcache) {
+    let geometry = Geometry::new(granule, ipa_bits).unwrap();
+    let pool = pool(&geometry, tables);
+    let table = stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool);
+    let mut memcache = Memcache::new();
+    memcache.top_up(&Offline(&pool), 4, 8);
+    (pool, table, memcache)
 }
 
 #[test]
-fn nothing_is_done_behind_the_last_address() {
-    // A single root with more entries than addresses; roots side by side; a root that is full.
+fn addresses_outside_the_table_are_refused() {
+    // A root with more entries than the IPA width needs, concatenated roots, a full root.
     let shapes = [
         (Granule::K4, 36, 1 << 30),
         (Granule::K4, 40, 2 << 20),
@@ -46,70 +41,76 @@ fn nothing_is_done_behind_the_last_address() {
         (Granule::K64, 36, 512 << 20),
     ];
     for (granule, bits, leaf) in shapes {
-        let geometry = Geometry::new(granule, bits).unwrap();
-        let pool = pool(&geometry);
-        let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-        memcache.top_up(&ops, 4, 8);
-        let mut table = table(geometry, &pool);
-        let end = geometry.size();
+        let (pool, mut table, mut memcache) = fixture(granule, bits, 32);
+        let ops = Offline(&pool);
+        let end = Ipa(table.geometry().size());
         let at = |ipa| MapRequest::new(ipa, PhysAddr(1 << 40), leaf, Attributes::READ);
-        let last = end - leaf;
+        let last = Ipa(end.0 - leaf);
 
-        // First and last, so that a walk in one begins in the table of either.
-        let mut one_walk = table.mapper(&ops);
-        let mut behind = Vec::new();
-        for ipa in [0, last] {
-            one_walk.map(&mut memcache, &at(Ipa(ipa))).unwrap();
-            behind.push(one_walk.map(&mut memcache, &at(Ipa(end))));
+        // First and last leaf, so that the mapper continues from the table of either.
+        let mut mapper = table.mapper(&ops);
+        let mut outside = Vec::new();
+        for ipa in [Ipa(0), last] {
+            mapper.map(&mut memcache, &at(ipa)).unwrap();
+            outside.push(mapper.map(&mut memcache, &at(end)));
         }
-        drop(one_walk);
-        behind.push(table.map(&ops, &mut memcache, &at(Ipa(end))));
-        behind.push(table.map_shared(&ops, &mut memcache, &at(Ipa(end))));
-        behind.push(table.relax(&ops, Ipa(end), Attributes::READ_WRITE));
-        behind.push(table.relax_shared(&ops, Ipa(1 << 60), Attributes::READ_WRITE));
-        table.mark_accessed(&ops, Ipa(end));
+        drop(mapper);
+        outside.push(table.map(&ops, &mut memcache, &at(end)));
+        outside.push(table.map_shared(&ops, &mut memcache, &at(end)));
+        outside.push(table.relax(&ops, end, Attributes::READ_WRITE));
+        outside.push(table.relax_shared(&ops, Ipa(1 << 60), Attributes::READ_WRITE));
+        table.mark_accessed(&ops, end);
         table.mark_accessed(&ops, Ipa(1 << 60));
 
-        for done in behind {
+        for done in outside {
             let shape = (granule, bits);
             assert!(
                 matches!(done, Err(MapError::OutOfRange { .. })),
                 "{shape:?}"
             );
         }
-        assert_eq!(table.look_up(&ops, Ipa(end)).0, Descriptor::EMPTY);
+        assert_eq!(table.look_up(&ops, end).0, Descriptor::EMPTY);
         assert_eq!(table.look_up(&ops, Ipa(1 << 60)).0, Descriptor::EMPTY);
-        for ipa in [0, last] {
-            assert!(table.translate(&ops, Ipa(ipa), Access::Read).is_ok());
-            assert!(table.translate(&ops, Ipa(ipa), Access::Write).is_err());
+        for ipa in [Ipa(0), last] {
+            assert!(table.translate(&ops, ipa, Access::Read).is_ok());
+            assert!(table.translate(&ops, ipa, Access::Write).is_err());
         }
     }
 }
 
-/// Does something to an empty table with the checker on, which finds nothing wrong.
-fn checked(features: Features, act: impl FnOnce(&mut Stage2, &Recorder<'_, Cpu<'_>, Checker>)) {
+type Checked<'a> = Recorder<'a, Cpu<'a>, Checker>;
+
+/// Runs `act` on an empty table with the checker on, which reports no violation.
+fn checked(features: Features, act: impl FnOnce(&mut Stage2, &Checked<'_>, &mut Memcache)) {
     let geometry = Geometry::new(Granule::K4, 40).unwrap();
-    let (pool, grace) = (pool(&geometry), Grace::new(1));
+    let (pool, grace) = (pool(&geometry, 32), Grace::new(1));
     let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
-    let cpu = Cpu::new(&pool, &grace, 0);
-    let ops = Recorder::new(cpu, 0, &checker);
-    let mut table = Stage2::new(geometry, features, Policy::GRANULE, VMID, pool.root());
-    act(&mut table, &ops);
+    let ops = Recorder::new(cpu(&pool, &grace, 0), 0, &checker);
+    let mut table = stage2(geometry, features, Policy::GRANULE, &pool);
+    let mut memcache = Memcache::new();
+    memcache.top_up(&ops, 4, 8);
+    act(&mut table, &ops, &mut memcache);
     assert_eq!(checker.lock().unwrap().violations(), []);
 }
 
+/// Runs `act` with the lock held exclusively.
+fn locked<T>(ops: &Checked<'_>, act: impl FnOnce() -> T) -> T {
+    ops.note(Note::Lock { exclusive: true });
+    let result = act();
+    ops.note(Note::Unlock);
+    result
+}
+
 #[test]
-fn what_is_no_memory_is_neither_cleaned_nor_missed() {
+fn devices_and_non_cacheable_memory_need_no_cmo() {
     for memory in [MemoryType::Device, MemoryType::NonCacheable] {
-        for features in [Features::default(), ALL] {
-            checked(features, |table, ops| {
-                let (ipa, phys, size) = (0, 0x900_0000, 16 * PAGE);
-                let mut memcache = Memcache::new();
-                memcache.top_up(ops, 4, 8);
+        for features in [Features::default(), ALL_FEATURES] {
+            checked(features, |table, ops, memcache| {
+                let (ipa, phys, size) = (Ipa(0), PhysAddr(0x900_0000), 16 * PAGE);
                 let device = true;
-                ops.tell(Action::Give {
-                    ipa: Ipa(ipa),
-                    phys: PhysAddr(phys),
+                ops.record(Action::Give {
+                    ipa,
+                    phys,
                     size,
                     device,
                 });
@@ -117,33 +118,23 @@ fn what_is_no_memory_is_neither_cleaned_nor_missed() {
                     memory,
                     ..Attributes::READ_WRITE
                 };
-
-                ops.note(Note::Lock { exclusive: true });
-                let request = MapRequest::new(Ipa(ipa), PhysAddr(phys), size, attributes);
-                table.map(ops, &mut memcache, &request).unwrap();
-                ops.note(Note::Unlock);
-                ops.note(Note::Lock { exclusive: true });
-                table.unmap(ops, Ipa(ipa), size).unwrap();
-                ops.note(Note::Unlock);
-                ops.tell(Action::TakeBack {
-                    ipa: Ipa(ipa),
-                    size,
-                });
+                let request = MapRequest::new(ipa, phys, size, attributes);
+                locked(ops, || table.map(ops, memcache, &request).unwrap());
+                locked(ops, || table.unmap(ops, ipa, size).unwrap());
+                ops.record(Action::TakeBack { ipa, size });
             });
         }
     }
 }
 
 #[test]
-fn pages_whose_software_bits_differ_stay_pages() {
-    checked(ALL, |table, ops| {
-        let mut memcache = Memcache::new();
-        memcache.top_up(ops, 4, 8);
-        let (ipa, phys, size) = (0, MEMORY, BLOCK);
+fn pages_with_different_software_bits_are_not_coalesced() {
+    checked(ALL_FEATURES, |table, ops, memcache| {
+        let (ipa, phys, size) = (Ipa(0), MEMORY, BLOCK);
         let device = false;
-        ops.tell(Action::Give {
-            ipa: Ipa(ipa),
-            phys: PhysAddr(phys.0),
+        ops.record(Action::Give {
+            ipa,
+            phys,
             size,
             device,
         });
@@ -152,16 +143,16 @@ fn pages_whose_software_bits_differ_stay_pages() {
                 software,
                 ..Attributes::READ_WRITE
             };
-            MapRequest::new(at, phys + at.0, PAGE, attributes)
+            MapRequest::new(Ipa(at), phys + at, PAGE, attributes)
         };
 
-        ops.note(Note::Lock { exclusive: true });
-        for n in 0..BLOCK / PAGE {
-            let request = page(Ipa(n * PAGE), if n == 5 { 7 } else { 0 });
-            table.map(ops, &mut memcache, &request).unwrap();
-        }
-        table.recover_blocks(ops, Ipa(ipa), size, BLOCK).unwrap();
-        ops.note(Note::Unlock);
+        locked(ops, || {
+            for n in 0..BLOCK / PAGE {
+                let request = page(n * PAGE, if n == 5 { 7 } else { 0 });
+                table.map(ops, memcache, &request).unwrap();
+            }
+            table.recover_blocks(ops, ipa, size, BLOCK).unwrap();
+        });
 
         let software = |n| table.look_up(ops, Ipa(n * PAGE)).0.attributes().software;
         assert_eq!([4, 5, 6].map(software), [0, 7, 0]);
@@ -169,35 +160,29 @@ fn pages_whose_software_bits_differ_stay_pages() {
 }
 
 #[test]
-fn a_table_stays_while_a_walk_for_many_is_in_it() {
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let (pool, grace) = (pool(&geometry), Grace::new(1));
-    let ops = Cpu::new(&pool, &grace, 0);
-    let table = table(geometry, &pool);
-    let mut memcache = Memcache::new();
-    memcache.top_up(&ops, 4, 8);
-    let request = |ipa, size| MapRequest::new(ipa, MEMORY + ipa.0, size, Attributes::READ_WRITE);
+fn a_replaced_table_is_not_freed_during_a_mappers_walk() {
+    let (pool, table, mut memcache) = fixture(Granule::K4, 39, 32);
+    let grace = Grace::new(1);
+    let ops = cpu(&pool, &grace, 0);
+    let request = |ipa, size| MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE);
 
-    let mut many = table.mapper_shared(&ops);
-    many.map(&mut memcache, &request(Ipa(0), PAGE)).unwrap();
-    // The same CPU puts a block there in a walk of its own.
-    let block = table.map_shared(&ops, &mut memcache, &request(Ipa(0), BLOCK));
+    let mut mapper = table.mapper_shared(&ops);
+    mapper.map(&mut memcache, &request(0, PAGE)).unwrap();
+    // The same CPU maps a block there in a walk of its own.
+    let block = table.map_shared(&ops, &mut memcache, &request(0, BLOCK));
     let early = grace.take();
-    many.map(&mut memcache, &request(Ipa(PAGE), PAGE)).unwrap();
-    drop(many);
+    mapper.map(&mut memcache, &request(PAGE, PAGE)).unwrap();
+    drop(mapper);
 
     assert_eq!((block, early), (Ok(()), None));
     assert!(grace.take().is_some());
 }
 
 #[test]
-fn a_memcache_that_was_drained_keeps_nothing() {
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let pool = pool(&geometry);
-    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-    let mut table = table(geometry, &pool);
+fn a_drained_memcache_keeps_no_table() {
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 32);
+    let ops = Offline(&pool);
     let request = |size| MapRequest::new(Ipa(0), MEMORY, size, Attributes::READ_WRITE);
-    memcache.top_up(&ops, 4, 4);
     table.map(&ops, &mut memcache, &request(PAGE)).unwrap();
     memcache.drain(&ops);
     let before = pool.available();
@@ -208,15 +193,14 @@ fn a_memcache_that_was_drained_keeps_nothing() {
 }
 
 #[test]
-fn the_fault_path_makes_memory_ready_beside_other_walkers_too() {
+fn maintenance_in_the_fault_path_works_with_shared_walkers() {
     let policy = Policy {
         maintenance: Maintenance::FaultPath,
         ..Policy::LINUX_6_12
     };
     let vm = <TestVm>::new(policy, Features::default(), 1, 2);
     let checker = Mutex::new(Checker::new(vm.setup));
-    let recorder = || Recorder::new(vm.cpu(0), 0, &checker);
-    let mut vcpu = Vcpu::new(&vm, recorder(), recorder());
+    let mut vcpu = vm.vcpu(0, &checker);
 
     vcpu.touch(0, Access::Fetch).unwrap();
     vcpu.touch(BLOCK, Access::Write).unwrap();
@@ -224,15 +208,17 @@ fn the_fault_path_makes_memory_ready_beside_other_walkers_too() {
     assert_eq!(checker.lock().unwrap().violations(), []);
 }
 
-/// What is stored where a table of pages becomes a block beside other walkers.
+/// Returns the stores of a shared walker that coalesces a table of pages into a block.
 fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
     let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let (pool, grace) = (pool(&geometry), Grace::new(1));
+    let (pool, grace) = (pool(&geometry, 32), Grace::new(1));
     let events: Mutex<Vec<Event>> = Mutex::new(Vec::new());
-    let cpu = Cpu::new(&pool, &grace, 0);
-    let ops = Recorder::new(cpu, 0, &events);
-    let features = Features { bbm, ..ALL };
-    let table = Stage2::new(geometry, features, Policy::GRANULE, VMID, pool.root());
+    let ops = Recorder::new(cpu(&pool, &grace, 0), 0, &events);
+    let features = Features {
+        bbm,
+        ..ALL_FEATURES
+    };
+    let table = stage2(geometry, features, Policy::GRANULE, &pool);
     let mut memcache = Memcache::new();
     memcache.top_up(&ops, 4, 8);
     let pages = MapRequest {
@@ -258,7 +244,7 @@ fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
 }
 
 #[test]
-fn a_block_takes_its_pages_place_without_a_break_where_cpus_allow_it_and_all_agree() {
+fn coalescing_needs_no_break_with_bbm_3_and_equal_permissions() {
     let breaks = |bbm, write| {
         let stores = stores_of_a_coalesce(bbm, write);
         assert!(!stores.is_empty());
@@ -266,31 +252,26 @@ fn a_block_takes_its_pages_place_without_a_break_where_cpus_allow_it_and_all_agr
     };
 
     assert!(!breaks(3, true));
-    // Two stores could be seen one without the other; other permissions are no mere change of size.
+    // FEAT_BBM level 2 needs the nT bit, thus two stores; a change of permissions needs a break.
     assert!(breaks(2, true) && breaks(1, true) && breaks(0, true));
     assert!(breaks(3, false));
 }
 
 #[test]
 fn addresses_beyond_48_bits_are_refused() {
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
-    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-    let mut table = Stage2::new(geometry, ALL, Policy::GRANULE, VMID, pool.root());
-    memcache.top_up(&ops, 4, 8);
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
+    let ops = Offline(&pool);
     let request = |ipa, phys| MapRequest::new(ipa, phys, 4096, Attributes::READ_WRITE);
     table
         .map(&ops, &mut memcache, &request(Ipa(0), MEMORY))
         .unwrap();
 
     for (page, bit) in (48..64).map(|bit| (bit * 4096, 1 << bit)) {
-        let (far, high) = (
-            request(Ipa(0x5000 | bit), MEMORY),
-            request(Ipa(0x5000), PhysAddr(MEMORY.0 | bit)),
-        );
+        let far = request(Ipa(0x5000 | bit), MEMORY);
+        let high = request(Ipa(0x5000), PhysAddr(MEMORY.0 | bit));
         let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
         let mut mapper = table.mapper(&ops);
-        // The table that it remembers is the one that the others would be in.
+        // The mapper remembers the table that the refused addresses would truncate to.
         mapper
             .map(&mut memcache, &request(Ipa(page), MEMORY + page))
             .unwrap();
@@ -305,14 +286,12 @@ fn addresses_beyond_48_bits_are_refused() {
 }
 
 #[test]
-fn tables_that_blocks_replace_come_back() {
+fn tables_that_blocks_replace_return_to_the_pool() {
     const BLOCKS: u64 = 80;
-    // Of 128, all but the root's and the one below it.
+    // All of 128 but the root's and the one below it.
     const FREE: usize = 126;
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let pool = Pool::new(TABLES, &geometry, words(128 * 512), words(256)).unwrap();
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 128);
     let ops = Offline(&pool);
-    let mut table = Stage2::new(geometry, ALL, Policy::GRANULE, VMID, pool.root());
     let request = |n, size| {
         let (ipa, phys) = (Ipa(n * BLOCK), MEMORY + n * BLOCK);
         let mut request = MapRequest::new(ipa, phys, size, Attributes::READ_WRITE);
@@ -327,16 +306,15 @@ fn tables_that_blocks_replace_come_back() {
         }
         memcache.drain(&ops);
     };
-    let mut memcache = Memcache::new();
     by_pages(&mut table, &mut memcache);
     assert_eq!(pool.available(), FREE - 80);
 
-    // One that was never topped up keeps nothing, as nobody may ask it.
+    // A memcache that was never topped up keeps no table.
     let mut never = Memcache::new();
     blocks().for_each(|r| table.map(&ops, &mut never, &r).unwrap());
     assert_eq!(pool.available(), FREE);
 
-    // One that is topped up keeps what there is room for, for a while.
+    // A memcache that was topped up keeps the tables that it has room for.
     for hand in [1, 8, Memcache::CAPACITY - 1, Memcache::CAPACITY] {
         table.unmap(&ops, Ipa(0), BLOCKS * BLOCK).unwrap();
         by_pages(&mut table, &mut memcache);

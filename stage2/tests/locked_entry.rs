@@ -1,45 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Shared walkers that meet an entry which another has locked: they wait for it where they read it,
-//! whatever they want and at whichever level, and go on with what is then there; or, if the policy
-//! does not wait, the guest faults again.
+//! Shared walkers that meet an entry which another walker has locked: they wait for it at every
+//! level, whatever they request, and continue with the entry that the other makes. A policy that
+//! does not wait has the guest fault again.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
 use std::cell::Cell;
 
 use granule_stage2::{
-    EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, Offline, Policy, Stage2,
-    TableAddress,
+    EntryAddress, Ipa, MapError, MapRequest, Memcache, Offline, Operations, Policy, Stage2,
+    check::{Call, Hook, Hooked, Reply},
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule, Level},
     operations::Order,
-    pool::words,
 };
-use support::{
-    BLOCK, MEMORY, PAGE, Pool, TABLES, VMID,
-    pausing::{Other, Pausing},
-};
+use support::{ALL_FEATURES, BLOCK, MEMORY, PAGE, Pool, pool, stage2};
 
-/// A table whose entry for the first 2M is locked, and what the other walker makes of it the third
-/// time that somebody looks.
-struct Met {
+/// Stores an entry as another walker does, at the second pause.
+struct OtherWalker {
+    entry: EntryAddress,
+    new: Descriptor,
+    pauses: Cell<u32>,
+}
+
+impl<O: Operations> Hook<O> for OtherWalker {
+    fn call(&self, inner: &O, call: Call) -> Reply {
+        if call == Call::Pause {
+            self.pauses.set(self.pauses.get() + 1);
+            if self.pauses.get() == 2 {
+                inner.store(self.entry, self.new, Order::Release);
+            }
+            return Reply::Done;
+        }
+        call.run(inner)
+    }
+}
+
+type Ops<'a> = Hooked<Offline<'a, Box<[std::sync::atomic::AtomicU64]>>, OtherWalker>;
+
+/// A table whose entry for the first 2M is locked.
+struct Locked {
     pool: Pool,
     table: Stage2,
     entry: EntryAddress,
 }
 
-impl Met {
+impl Locked {
     fn new(policy: Policy) -> Self {
         let geometry = Geometry::new(Granule::K4, 40).unwrap();
-        let pool = Pool::new(TABLES, &geometry, words(16 * 512), words(32)).unwrap();
-        let features = Features {
-            fwb: true,
-            dic: true,
-            ..Features::default()
-        };
-        let mut table = Stage2::new(geometry, features, policy, VMID, pool.root());
+        let pool = pool(&geometry, 16);
+        let mut table = stage2(geometry, ALL_FEATURES, policy, &pool);
         let mut memcache = Memcache::new();
         memcache.top_up(&Offline(&pool), 4, 8);
         let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
@@ -55,136 +67,132 @@ impl Met {
         Descriptor::leaf(MEMORY, Level::new(level).unwrap(), attributes, true)
     }
 
-    /// Does something while another walker, after two looks, stores this. Gives how often it was
-    /// looked.
+    /// Runs `act` while another walker stores `new` at the second pause; returns the number of
+    /// pauses.
     fn while_other_stores<T>(
         &self,
         new: Descriptor,
-        act: impl Fn(&Pausing<'_>, &mut Memcache) -> T,
+        act: impl Fn(&Ops<'_>, &mut Memcache) -> T,
     ) -> (T, u32) {
-        let ops = Pausing {
-            pool: Offline(&self.pool),
-            other: Other {
+        let ops = Hooked {
+            inner: Offline(&self.pool),
+            hook: OtherWalker {
                 entry: self.entry,
                 new,
-                after: 2,
+                pauses: Cell::new(0),
             },
-            pauses: Cell::new(0),
         };
         let mut memcache = Memcache::new();
         memcache.top_up(&ops, 4, 8);
         let result = act(&ops, &mut memcache);
-        (result, ops.pauses.get())
+        (result, ops.hook.pauses.get())
+    }
+
+    /// Maps a page beside the other walker.
+    fn map_page(
+        &self,
+        new: Descriptor,
+        ipa: u64,
+        attributes: Attributes,
+    ) -> (Result<(), MapError>, u32) {
+        let request = MapRequest::new(Ipa(ipa), MEMORY + ipa, PAGE, attributes);
+        self.while_other_stores(new, |ops, memcache| {
+            self.table.map_shared(ops, memcache, &request)
+        })
     }
 }
 
-fn page(ipa: u64, attributes: Attributes) -> MapRequest {
-    MapRequest::new(Ipa(ipa), MEMORY + ipa, PAGE, attributes)
-}
-
-/// 6.12 as it is and waiting, so that nothing else differs.
+/// 6.12 with the wait as the only difference.
 const WAITS: Policy = Policy::LINUX_6_12_WAIT;
 
 #[test]
-fn a_table_that_comes_is_descended_into() {
-    let met = Met::new(WAITS);
-    let child = met.pool.allocate().unwrap();
+fn a_walker_descends_into_the_table_that_it_waited_for() {
+    let locked = Locked::new(WAITS);
+    let child = locked.pool.allocate().unwrap();
 
-    let (done, pauses) = met.while_other_stores(Descriptor::table(child), |ops, memcache| {
-        let request = page(5 * PAGE, Attributes::READ);
-        met.table.map_shared(ops, memcache, &request)
-    });
+    let done = locked.map_page(Descriptor::table(child), 5 * PAGE, Attributes::READ);
 
-    assert_eq!((done, pauses), (Ok(()), 2));
-    let found = met.pool.load(child.entry(5));
+    assert_eq!(done, (Ok(()), 2));
+    let found = locked.pool.load(child.entry(5));
     assert_eq!(found.address(), MEMORY + 5 * PAGE);
 }
 
 #[test]
-fn a_block_that_serves_ends_the_walk_and_is_not_split() {
+fn a_block_that_permits_the_access_is_not_split() {
     for (has, wants) in [
         (Attributes::READ, Attributes::READ),
         (Attributes::READ_WRITE, Attributes::READ),
     ] {
-        let met = Met::new(WAITS);
-        let block = met.leaf(2, has);
+        let locked = Locked::new(WAITS);
+        let block = locked.leaf(2, has);
 
-        let (done, pauses) = met.while_other_stores(block, |ops, memcache| {
-            met.table.map_shared(ops, memcache, &page(PAGE, wants))
-        });
+        let done = locked.map_page(block, PAGE, wants);
 
-        assert_eq!((done, pauses), (Err(MapError::Again), 2));
-        assert_eq!(met.pool.load(met.entry), block);
+        assert_eq!(done, (Err(MapError::Again), 2));
+        assert_eq!(locked.pool.load(locked.entry), block);
     }
 }
 
 #[test]
-fn a_block_that_does_not_serve_is_split() {
-    let met = Met::new(WAITS);
+fn a_block_that_does_not_permit_the_access_is_split() {
+    let locked = Locked::new(WAITS);
+    let block = locked.leaf(2, Attributes::READ);
 
-    let (done, _) = met.while_other_stores(met.leaf(2, Attributes::READ), |ops, memcache| {
-        let request = page(PAGE, Attributes::READ_WRITE);
-        met.table.map_shared(ops, memcache, &request)
-    });
+    let (done, _) = locked.map_page(block, PAGE, Attributes::READ_WRITE);
 
     assert_eq!(done, Ok(()));
-    let table = met.pool.load(met.entry).next_table().unwrap();
-    let written = met.pool.load(TableAddress(table.0).entry(1));
+    let table = locked.pool.load(locked.entry).next_table().unwrap();
+    let written = locked.pool.load(table.entry(1));
     assert!(written.attributes().write);
 }
 
 #[test]
-fn a_block_that_is_wanted_is_waited_for() {
-    let met = Met::new(WAITS);
-    let block = met.leaf(2, Attributes::READ);
+fn a_walker_that_maps_a_block_waits_for_it() {
+    let locked = Locked::new(WAITS);
+    let block = locked.leaf(2, Attributes::READ);
     let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
 
-    let (done, pauses) = met.while_other_stores(block, |ops, memcache| {
-        met.table.map_shared(ops, memcache, &request)
+    let done = locked.while_other_stores(block, |ops, memcache| {
+        locked.table.map_shared(ops, memcache, &request)
     });
 
-    assert_eq!((done, pauses), (Err(MapError::Again), 2));
-    assert_eq!(met.pool.load(met.entry), block);
+    assert_eq!(done, (Err(MapError::Again), 2));
+    assert_eq!(locked.pool.load(locked.entry), block);
 }
 
 #[test]
-fn so_is_a_leaf_whose_permissions_are_to_grow() {
-    let met = Met::new(WAITS);
+fn a_walker_that_relaxes_permissions_waits_for_the_leaf() {
+    let locked = Locked::new(WAITS);
 
-    let (done, pauses) = met.while_other_stores(met.leaf(2, Attributes::READ), |ops, _| {
-        met.table
+    let done = locked.while_other_stores(locked.leaf(2, Attributes::READ), |ops, _| {
+        locked
+            .table
             .relax_shared(ops, Ipa(PAGE), Attributes::READ_WRITE)
     });
 
-    assert_eq!((done, pauses), (Ok(()), 2));
-    assert!(met.pool.load(met.entry).attributes().write);
+    assert_eq!(done, (Ok(()), 2));
+    assert!(locked.pool.load(locked.entry).attributes().write);
 }
 
 #[test]
 fn the_wait_is_bounded() {
-    let met = Met::new(WAITS);
+    let locked = Locked::new(WAITS);
 
-    let (done, pauses) = met.while_other_stores(Descriptor::LOCKED, |ops, memcache| {
-        let request = page(PAGE, Attributes::READ);
-        met.table.map_shared(ops, memcache, &request)
-    });
+    let done = locked.map_page(Descriptor::LOCKED, PAGE, Attributes::READ);
 
-    assert_eq!((done, pauses), (Err(MapError::Again), 64));
+    assert_eq!(done, (Err(MapError::Again), 64));
 }
 
 #[test]
-fn who_does_not_wait_has_the_guest_fault_again() {
-    let met = Met::new(Policy::LINUX_6_12);
-    let block = met.leaf(2, Attributes::READ);
+fn a_policy_that_does_not_wait_has_the_guest_fault_again() {
+    let locked = Locked::new(Policy::LINUX_6_12);
+    let block = locked.leaf(2, Attributes::READ);
 
-    let (mapped, pauses) = met.while_other_stores(block, |ops, memcache| {
-        let request = page(PAGE, Attributes::READ);
-        met.table.map_shared(ops, memcache, &request)
-    });
-    let (relaxed, _) = met.while_other_stores(block, |ops, _| {
-        met.table.relax_shared(ops, Ipa(PAGE), Attributes::READ)
+    let mapped = locked.map_page(block, PAGE, Attributes::READ);
+    let (relaxed, _) = locked.while_other_stores(block, |ops, _| {
+        locked.table.relax_shared(ops, Ipa(PAGE), Attributes::READ)
     });
 
-    assert_eq!((mapped, pauses), (Err(MapError::Again), 0));
+    assert_eq!(mapped, (Err(MapError::Again), 0));
     assert_eq!(relaxed, Err(MapError::Again));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The engine against a plain map of pages, with the checker on: whatever the sequence of
-//! operations, every page translates as it should and those that were not meant stay as they were.
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+//! The engine against a map of pages, with the checker on: after any sequence of operations every
+//! page translates as expected, and pages outside an operation's range keep their translation.
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
@@ -15,13 +15,12 @@ use granule_stage2::{
     geometry::{Geometry, Granule, Level},
     grace::Grace,
     operations::{Dsb, Note, Operations},
-    pool::words,
 };
 use proptest::prelude::*;
-use support::{Cpu, MEMORY, Pool, TABLES, VMID, setup};
+use support::{ALL_FEATURES, Cpu, MEMORY, Pool, cpu, pool, setup, stage2};
 
-/// What a page translates to: host address and whether it may be read, written and executed.
-type Seen = Option<(u64, [bool; 3])>;
+/// The translation of a page: host address, and whether it is readable, writable, executable.
+type Translation = Option<(u64, [bool; 3])>;
 
 #[derive(Debug, Clone, Copy)]
 enum Op {
@@ -30,14 +29,14 @@ enum Op {
         execute: bool,
         blocks: bool,
     },
-    /// In one walk, page by page; or block by block, where there are whole ones.
+    /// With one mapper, page by page, or block by block if the range consists of blocks.
     MapEach {
         write: bool,
         execute: bool,
         blocks: bool,
     },
     Unmap,
-    /// What is left of the permissions.
+    /// Keeps these permissions.
     Protect {
         write: bool,
         execute: bool,
@@ -62,7 +61,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-struct Under<'a> {
+struct TestTable<'a> {
     table: Stage2,
     ops: Recorder<'a, Cpu<'a>, Checker>,
     memcache: Memcache,
@@ -70,8 +69,8 @@ struct Under<'a> {
     pages: u64,
 }
 
-impl Under<'_> {
-    fn seen(&self) -> Vec<Seen> {
+impl TestTable<'_> {
+    fn translations(&self) -> Vec<Translation> {
         (0..self.pages)
             .map(|page| {
                 let see = |access| {
@@ -86,7 +85,26 @@ impl Under<'_> {
             .collect()
     }
 
-    fn apply(&mut self, op: Op, ipa: u64, size: u64) -> Result<(), MapError> {
+    /// Applies an operation under the lock, after the maintenance of the fault path if the policy
+    /// has it there.
+    fn step(&mut self, op: Op, ipa: Ipa, size: u64) {
+        self.memcache.top_up(&self.ops, 8, 12);
+        self.ops.note(Note::Lock { exclusive: true });
+        if self.table.policy().maintenance == Maintenance::FaultPath {
+            if !self.table.features().fwb {
+                self.ops.clean_invalidate(MEMORY, self.pages * self.page);
+                self.ops.dsb(Dsb::Ish);
+            }
+            self.ops.invalidate_instructions(None);
+            self.ops.dsb(Dsb::Ish);
+        }
+        let done = self.apply(op, ipa, size);
+        self.ops.note(Note::Unlock);
+        let valid = matches!(done, Ok(()) | Err(MapError::Again));
+        assert!(valid, "{op:?}: {done:?}");
+    }
+
+    fn apply(&mut self, op: Op, ipa: Ipa, size: u64) -> Result<(), MapError> {
         let Self {
             table,
             ops,
@@ -108,7 +126,7 @@ impl Under<'_> {
                 let largest = if blocks { u64::MAX } else { *page };
                 let request = MapRequest {
                     largest,
-                    ..MapRequest::new(Ipa(ipa), MEMORY + ipa, size, attributes)
+                    ..MapRequest::new(ipa, MEMORY + ipa.0, size, attributes)
                 };
                 table.map(ops, memcache, &request)
             }
@@ -118,12 +136,12 @@ impl Under<'_> {
                 blocks,
             } => {
                 let block = table.geometry().span(Level::new(2).unwrap());
-                let whole = blocks && (ipa | size).is_multiple_of(block);
+                let whole = blocks && (ipa.0 | size).is_multiple_of(block);
                 let step = if whole { block } else { *page };
                 let mut mapper = table.mapper(ops);
                 let mut result = Ok(());
-                for at in (ipa..ipa + size).step_by(usize::try_from(step).unwrap()) {
-                    // Attributes that alternate, so that what is remembered is not always right.
+                for at in (ipa.0..ipa.0 + size).step_by(usize::try_from(step).unwrap()) {
+                    // Attributes alternate, so the remembered leaf does not always fit.
                     let attributes = Attributes {
                         write: write && (blocks || at & *page != 0),
                         execute,
@@ -138,44 +156,45 @@ impl Under<'_> {
                 }
                 result
             }
-            Op::Unmap => table.unmap(ops, Ipa(ipa), size),
+            Op::Unmap => table.unmap(ops, ipa, size),
             Op::Protect {
                 write: false,
                 execute: true,
-            } => table.write_protect(ops, Ipa(ipa), size),
+            } => table.write_protect(ops, ipa, size),
             Op::Protect { write, execute } => {
                 let keep = Attributes {
                     write,
                     execute,
                     ..Attributes::READ
                 };
-                table.protect(ops, Ipa(ipa), size, keep)
+                table.protect(ops, ipa, size, keep)
             }
             Op::Relax { write, execute } => table.relax(
                 ops,
-                Ipa(ipa),
+                ipa,
                 Attributes {
                     write,
                     execute,
                     ..Attributes::READ
                 },
             ),
-            Op::Split => table.split(ops, memcache, Ipa(ipa), size),
-            Op::Recover => table.recover_blocks(ops, Ipa(ipa), size, u64::MAX),
+            Op::Split => table.split(ops, memcache, ipa, size),
+            Op::Recover => table.recover_blocks(ops, ipa, size, u64::MAX),
         }
     }
 }
 
-/// Whether a page may have become `after` by an operation that was about it, or not.
+/// Returns whether an operation, with the page in its range or not, may change a page's translation
+/// from `before` to `after`.
 fn allowed(
-    (op, meant, populate): (Op, bool, bool),
+    (op, in_range, populate): (Op, bool, bool),
     (page, granule): (u64, u64),
-    before: Seen,
-    after: Seen,
+    before: Translation,
+    after: Translation,
 ) -> bool {
     let fewer = |a: [bool; 3], b: [bool; 3]| a.iter().zip(b).all(|(a, b)| !a || b);
     let right = after.is_none_or(|(phys, _)| phys == page);
-    // A page of a block that an operation cuts: it may lose what the block loses.
+    // A page of a block that the operation splits may lose what the block loses.
     let lost = match (before, after) {
         (Some((_, old)), Some((_, new))) => fewer(new, old),
         (_, None) => true,
@@ -188,16 +207,16 @@ fn allowed(
     };
     right
         && match op {
-            Op::Map { write, execute, .. } if meant => mapped([true, write, execute]),
+            Op::Map { write, execute, .. } if in_range => mapped([true, write, execute]),
             Op::MapEach {
                 write,
                 execute,
                 blocks,
-            } if meant => mapped([true, write && (blocks || page & granule != 0), execute]),
+            } if in_range => mapped([true, write && (blocks || page & granule != 0), execute]),
             Op::Map { .. } | Op::MapEach { .. } if populate => before == after,
             Op::Map { .. } | Op::MapEach { .. } => before == after || after.is_none(),
-            Op::Unmap if meant => after.is_none(),
-            Op::Protect { write, execute } if meant => {
+            Op::Unmap if in_range => after.is_none(),
+            Op::Protect { write, execute } if in_range => {
                 let may = [true, write, execute];
                 lost && after.is_none() == before.is_none()
                     && after.is_none_or(|(_, has)| fewer(has, may))
@@ -211,74 +230,42 @@ fn allowed(
         }
 }
 
+/// Applies operations to an empty table and compares all translations after each.
 fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u16)]) {
     let geometry = Geometry::new(granule, 40).unwrap();
-    let per_table = usize::try_from(granule.entries()).unwrap();
-    let pool = Pool::new(TABLES, &geometry, words(64 * per_table), words(128)).unwrap();
+    let pool = pool(&geometry, 64);
     let grace = Grace::new(1);
     let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
-    let cpu = Cpu::new(&pool, &grace, 0);
     let page = granule.size();
-    let mut under = Under {
-        table: Stage2::new(geometry, features, policy, VMID, pool.root()),
-        ops: Recorder::new(cpu, 0, &checker),
+    let mut tested = TestTable {
+        table: stage2(geometry, features, policy, &pool),
+        ops: Recorder::new(cpu(&pool, &grace, 0), 0, &checker),
         memcache: Memcache::new(),
         page,
         pages: 2 * granule.entries(),
     };
-    let block = geometry.span(Level::new(2).unwrap());
-    let give = Action::Give {
+    tested.ops.record(Action::Give {
         ipa: Ipa(0),
         phys: MEMORY,
-        size: 2 * block,
+        size: tested.pages * page,
         device: false,
-    };
-    under.ops.tell(give);
-    let mut before = under.seen();
+    });
+    let mut before = tested.translations();
     for &(op, at, length) in ops {
-        let first = u64::from(at) % under.pages;
-        let count = (1 + u64::from(length)).min(under.pages - first);
-        // Now and then a whole block, or both.
-        let (first, count) = match length % 8 {
-            0 => (0, under.pages),
-            4 => (
-                first / granule.entries() * granule.entries(),
-                granule.entries(),
-            ),
-            _ => (first, count),
-        };
-        under.memcache.top_up(&under.ops, 8, 12);
-        under.ops.note(Note::Lock { exclusive: true });
-        if policy.maintenance == Maintenance::FaultPath {
-            if !features.fwb {
-                under.ops.clean_invalidate(MEMORY, 2 * block);
-                under.ops.dsb(Dsb::Ish);
-            }
-            under.ops.invalidate_instructions(None);
-            under.ops.dsb(Dsb::Ish);
-        }
-        let done = under.apply(op, first * page, count * page);
-        under.ops.note(Note::Unlock);
-        assert!(
-            matches!(done, Ok(()) | Err(MapError::Again)),
-            "{op:?}: {done:?}"
-        );
-        let after = under.seen();
+        let (first, count) = range(granule, at, length);
+        tested.step(op, Ipa(first * page), count * page);
+        let after = tested.translations();
         for (index, (old, new)) in (0..).zip(before.iter().zip(&after)) {
-            let meant = (first..first + count).contains(&index);
+            let in_range = (first..first + count).contains(&index);
+            let op_and_range = (op, in_range, policy.populate_on_split);
             assert!(
-                allowed(
-                    (op, meant, policy.populate_on_split),
-                    ((MEMORY + index * page).0, page),
-                    *old,
-                    *new
-                ),
+                allowed(op_and_range, ((MEMORY + index * page).0, page), *old, *new),
                 "{op:?} of {count} pages from {first}: page {index} was {old:?}, is {new:?}"
             );
         }
         before = after;
     }
-    under.memcache.drain(&under.ops);
+    tested.memcache.drain(&tested.ops);
     let checker = checker.lock().unwrap();
     let lazy = Rule::ReturnedUnclean;
     let found = checker
@@ -288,13 +275,18 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
     assert!(found.is_none(), "{}", found.unwrap());
 }
 
-/// CPUs that need no maintenance.
-const FWB: Features = Features {
-    fwb: true,
-    dic: true,
-    tlb_range: false,
-    bbm: 0,
-};
+/// Returns the first page and the number of pages of an operation: one in four is a whole block or
+/// both blocks.
+fn range(granule: Granule, at: u16, length: u16) -> (u64, u64) {
+    let per_block = granule.entries();
+    let pages = 2 * per_block;
+    let first = u64::from(at) % pages;
+    match length % 8 {
+        0 => (0, pages),
+        4 => (first / per_block * per_block, per_block),
+        _ => (first, (1 + u64::from(length)).min(pages - first)),
+    }
+}
 
 proptest! {
     #![proptest_config(ProptestConfig {
@@ -304,7 +296,7 @@ proptest! {
     })]
 
     #[test]
-    fn every_page_translates_as_it_should(
+    fn every_page_translates_as_expected(
         ops in prop::collection::vec((op(), any::<u16>(), 0u16..700), 1..24),
         bbm in 0u8..4,
         tlb_range: bool,
@@ -319,14 +311,20 @@ proptest! {
     }
 }
 
+/// Returns an empty table and its pool.
+fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2) {
+    let geometry = Geometry::new(granule, ipa_bits).unwrap();
+    let pool = pool(&geometry, tables);
+    let table = stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool);
+    (pool, table)
+}
+
 #[test]
-fn a_block_goes_into_whichever_of_the_roots_tables_it_belongs_in() {
-    // Arrange: 40 bits, two tables of level 1 side by side; 1G blocks in both.
-    let geometry = Geometry::new(Granule::K4, 40).unwrap();
-    assert_eq!(geometry.root_tables(), 2);
-    let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
+fn a_block_is_mapped_in_the_right_one_of_concatenated_root_tables() {
+    // Arrange: 40 bits, two concatenated tables of level 1; 1G blocks in both.
+    let (pool, mut table) = fixture(Granule::K4, 40, 8);
     let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-    let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
+    assert_eq!(table.geometry().root_tables(), 2);
     let blocks = [0, 3 << 30, 512 << 30, 1023 << 30];
     let request = |ipa| {
         MapRequest::new(
@@ -337,7 +335,7 @@ fn a_block_goes_into_whichever_of_the_roots_tables_it_belongs_in() {
         )
     };
 
-    // Act: half of them each in a walk, half in one.
+    // Act: half of them by single maps, half by one mapper.
     for ipa in [blocks[0], blocks[2]] {
         table.map(&ops, &mut memcache, &request(ipa)).unwrap();
     }
@@ -356,29 +354,25 @@ fn a_block_goes_into_whichever_of_the_roots_tables_it_belongs_in() {
 }
 
 #[test]
-fn a_mapper_does_not_take_an_odd_size_for_another_with_other_attributes() {
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
+fn a_mapper_refuses_unaligned_sizes_after_a_page() {
+    let (pool, mut table) = fixture(Granule::K4, 39, 8);
     let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-    let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
     memcache.top_up(&ops, 2, 4);
-    let request = |ipa, size| MapRequest::new(ipa, MEMORY + ipa.0, size, Attributes::READ_WRITE);
+    let request = |ipa, size| MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE);
 
     let mut mapper = table.mapper(&ops);
-    mapper.map(&mut memcache, &request(Ipa(0), 4096)).unwrap();
+    mapper.map(&mut memcache, &request(0, 4096)).unwrap();
 
     for size in [0x1040, 0x1001, 0x800, 1] {
-        let wrong = mapper.map(&mut memcache, &request(Ipa(0x5000), size));
+        let wrong = mapper.map(&mut memcache, &request(0x5000, size));
         assert!(
             matches!(wrong, Err(MapError::Unaligned { .. })),
             "{size:#x}"
         );
     }
-    let shifted = mapper.map(&mut memcache, &request(Ipa(0x5800), 4096));
+    let shifted = mapper.map(&mut memcache, &request(0x5800, 4096));
     assert!(matches!(shifted, Err(MapError::Unaligned { .. })));
-    mapper
-        .map(&mut memcache, &request(Ipa(0x5000), 0x3000))
-        .unwrap();
+    mapper.map(&mut memcache, &request(0x5000, 0x3000)).unwrap();
     drop(mapper);
     assert_eq!(
         table.look_up(&ops, Ipa(0x7000)).0.address(),
@@ -387,18 +381,16 @@ fn a_mapper_does_not_take_an_odd_size_for_another_with_other_attributes() {
 }
 
 #[test]
-fn a_mapper_gives_every_leaf_its_own_attributes() {
-    let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let pool = Pool::new(TABLES, &geometry, words(8 * 512), words(16)).unwrap();
+fn a_mapper_applies_the_attributes_of_each_request() {
+    let (pool, mut table) = fixture(Granule::K4, 39, 8);
     let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-    let mut table = Stage2::new(geometry, FWB, Policy::GRANULE, VMID, pool.root());
     memcache.top_up(&ops, 4, 8);
     let types = [
         MemoryType::Normal,
         MemoryType::NonCacheable,
         MemoryType::Device,
     ];
-    // From one to the next a single bit changes, and then the memory type.
+    // Gray code: one attribute changes from page to page, and the memory type after 256.
     let all = types.into_iter().flat_map(|memory| {
         (0..256_u16).map(move |n| {
             let bits = n ^ (n >> 1);
@@ -408,7 +400,7 @@ fn a_mapper_gives_every_leaf_its_own_attributes() {
                 write: bits & 2 != 0,
                 execute: bits & 4 != 0,
                 accessed: bits & 8 != 0,
-                // The engine alone knows what is a run.
+                // The engine ignores it: it alone decides what a run is.
                 contiguous: bits & 16 != 0,
                 software: u8::try_from(bits >> 5).unwrap(),
             }
@@ -437,7 +429,7 @@ fn a_mapper_gives_every_leaf_its_own_attributes() {
 }
 
 #[test]
-fn every_shape_is_walked_alike() {
+fn every_granule_and_ipa_width_is_walked_alike() {
     let shapes = [Granule::K4, Granule::K16, Granule::K64]
         .into_iter()
         .flat_map(|granule| [32, 36, 39, 40, 43, 48].map(|bits| (granule, bits)));
@@ -445,29 +437,15 @@ fn every_shape_is_walked_alike() {
         // Arrange
         let geometry = Geometry::new(granule, bits).unwrap();
         let tables = usize::try_from(geometry.root_tables()).unwrap() + 8;
-        let entries = usize::try_from(granule.entries()).unwrap();
-        let pool = Pool::new(
-            TABLES,
-            &geometry,
-            words(tables * entries),
-            words(2 * tables),
-        );
-        let pool = pool.unwrap();
+        let (pool, mut table) = fixture(granule, bits, tables);
         let (ops, mut memcache) = (Offline(&pool), Memcache::new());
-        let mut table = Stage2::new(
-            geometry,
-            Features::default(),
-            Policy::GRANULE,
-            VMID,
-            pool.root(),
-        );
         memcache.top_up(&ops, 8, 8);
         let block = geometry.span(Level::new(2).unwrap());
         let at = geometry.size() - 2 * block;
         let request =
-            |ipa: u64, size| MapRequest::new(Ipa(ipa), PhysAddr(ipa), size, Attributes::READ_WRITE);
+            |ipa, size| MapRequest::new(Ipa(ipa), PhysAddr(ipa), size, Attributes::READ_WRITE);
 
-        // Act: the last block but one, two pages behind it, one of them in a walk for many.
+        // Act: the last block but one, then two pages, one of them by a mapper.
         let (one, other) = (at + block, at + block + granule.size());
         table.map(&ops, &mut memcache, &request(at, block)).unwrap();
         table
@@ -485,7 +463,7 @@ fn every_shape_is_walked_alike() {
         }
         let ends = [at.wrapping_sub(1), other + granule.size(), geometry.size()];
         assert!(ends.into_iter().all(|ipa| seen(ipa).is_none()));
-        // With 64K and 32 bits there are pages alone.
+        // 64K pages and 32 bits allow no block.
         let highest = geometry.start().max(Level::new(2).unwrap());
         assert_eq!(table.look_up(&ops, Ipa(at)).1, highest);
         assert_eq!(table.look_up(&ops, Ipa(one)).1, Level::PAGE);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Recorded traces: replayed, made shorter, and written as casemate reads them. The golden files are
-//! written anew with `GRANULE_GOLDEN=write`.
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+//! Recorded traces: replayed, shrunk, and converted to casemate's format. `GRANULE_GOLDEN=write`
+//! writes the golden files.
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
@@ -9,19 +9,16 @@ use std::sync::Mutex;
 
 use granule_stage2::{
     Access, Features, Policy,
-    check::{Action, Event, Recorder, Rule, Setup, Trace},
+    check::{Action, Event, Rule, Trace},
     operations::Tlbi,
 };
-use support::{BLOCK, PAGE, TestVm, Vcpu, generator, step};
+use support::{BLOCK, PAGE, generator, test_vm::TestVm};
 
-/// A block, a split under the log, a block again, and the end of it, on two CPUs.
+/// Records a block, its split for the dirty log, its recovery and its unmap on two CPUs.
 fn record(policy: Policy, features: Features) -> Trace {
     let vm = <TestVm>::new(policy, features, 2, 2);
     let events = Mutex::new(Vec::new());
-    let [mut a, mut b] = [0, 1].map(|cpu| {
-        let recorder = || Recorder::new(vm.cpu(cpu), cpu, &events);
-        Vcpu::new(&vm, recorder(), recorder())
-    });
+    let [mut a, mut b] = [0, 1].map(|cpu| vm.vcpu(cpu, &events));
     a.touch(0, Access::Write).unwrap();
     b.touch(BLOCK + PAGE, Access::Read).unwrap();
     a.set_logging(true);
@@ -31,9 +28,8 @@ fn record(policy: Policy, features: Features) -> Trace {
     a.unmap(BLOCK, BLOCK);
     b.finish();
     a.finish();
-    let setup: Setup = vm.setup;
     Trace {
-        setup,
+        setup: vm.setup,
         events: events.into_inner().unwrap(),
     }
 }
@@ -47,7 +43,7 @@ fn golden(name: &str, text: &str) {
 }
 
 #[test]
-fn casemate_gets_what_it_can_understand() {
+fn casemate_receives_every_event_that_it_knows() {
     let ranges = Features {
         tlb_range: true,
         ..Features::default()
@@ -74,27 +70,23 @@ fn casemate_gets_what_it_can_understand() {
     }
 }
 
-/// Random operations of four CPUs in turns, of a policy that casemate can follow: one walker at a
-/// time, entries broken one by one.
+/// Records random operations of four CPUs in turn, under a policy that casemate can follow: one
+/// walker at a time, entries broken one by one.
 fn long_trace(events: usize) -> Trace {
     let vm = <TestVm>::new(Policy::LINUX_5_10_SERIES, Features::default(), 4, 6);
-    let heard: Mutex<Vec<Event>> = Mutex::new(Vec::new());
-    let mut cpus: Vec<_> = (0..4)
-        .map(|cpu| {
-            let recorder = || Recorder::new(vm.cpu(cpu), cpu, &heard);
-            Vcpu::new(&vm, recorder(), recorder())
-        })
-        .collect();
+    let recorded: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+    let mut cpus: Vec<_> = (0..4).map(|cpu| vm.vcpu(cpu, &recorded)).collect();
     let mut random = generator(7);
-    while heard.lock().unwrap().len() < events {
-        cpus.iter_mut().for_each(|vcpu| step(vcpu, &mut random));
+    while recorded.lock().unwrap().len() < events {
+        cpus.iter_mut()
+            .for_each(|vcpu| vcpu.random_step(&mut random));
     }
     for mut vcpu in cpus {
         vcpu.memcache.drain(&vcpu.ops);
     }
     Trace {
         setup: vm.setup,
-        events: heard.into_inner().unwrap(),
+        events: recorded.into_inner().unwrap(),
     }
 }
 
@@ -102,8 +94,8 @@ fn long_trace(events: usize) -> Trace {
 fn casemate_finds_nothing_wrong_in_a_hundred_thousand_events() {
     let trace = long_trace(100_000);
     let own = trace.replay();
-    let by_the_kernel = [Rule::ReturnedUnclean].into();
-    assert!(own.broken().is_subset(&by_the_kernel), "{:?}", own.broken());
+    let known = [Rule::ReturnedUnclean].into();
+    assert!(own.broken().is_subset(&known), "{:?}", own.broken());
     let text = trace.casemate().text;
     assert!(text.lines().count() > 50_000);
     let Some(casemate) = std::env::var_os("GRANULE_CASEMATE") else {
@@ -118,17 +110,17 @@ fn casemate_finds_nothing_wrong_in_a_hundred_thousand_events() {
         .output()
         .unwrap();
 
-    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
-    let end: Vec<_> = said.lines().rev().take(20).collect();
-    assert!(done.status.success(), "{at}, from its end: {end:#?}");
+    let output = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    let end: Vec<_> = output.lines().rev().take(20).collect();
+    assert!(done.status.success(), "{at}, last lines first: {end:#?}");
 }
 
 #[test]
-fn a_trace_is_shrunk_to_the_operation_that_went_wrong() {
+fn shrink_keeps_the_operation_that_violates_the_rule() {
     let mut trace = record(Policy::LINUX_5_10, Features::default());
     let usual = trace.replay().broken().clone();
     assert!(!usual.contains(&Rule::CombinedNotInvalidated));
-    // The last invalidation of what is combined is forgotten.
+    // The last invalidation of combined entries is missing.
     let is_last = |event: &Event| matches!(event.action, Action::Tlbi(Tlbi::Stage1 { .. }));
     let last = trace.events.iter().rposition(is_last).unwrap();
     trace.events.remove(last);
@@ -154,7 +146,7 @@ fn a_trace_is_shrunk_to_the_operation_that_went_wrong() {
 }
 
 #[test]
-fn a_trace_that_breaks_no_rule_stays_as_it_is() {
+fn shrink_returns_a_trace_without_violations_unchanged() {
     let trace = record(Policy::GRANULE, Features::default());
 
     assert!(trace.is_possible());
@@ -163,7 +155,7 @@ fn a_trace_that_breaks_no_rule_stays_as_it_is() {
 }
 
 #[test]
-fn a_store_over_what_is_not_there_is_impossible() {
+fn a_trace_without_its_first_store_is_impossible() {
     let mut trace = record(Policy::GRANULE, Features::default());
     let first = |event: &Event| matches!(event.action, Action::Store { .. });
     let at = trace.events.iter().position(first).unwrap();

@@ -19,6 +19,7 @@ mod caches;
 mod casemate;
 mod event;
 mod guest;
+mod hooked;
 mod ranges;
 mod recorder;
 mod rule;
@@ -40,7 +41,8 @@ use core::fmt;
 pub use casemate::Casemate;
 pub use event::{Action, Event, How, Setup};
 pub use guest::{Outcome, Outcomes};
-pub use recorder::{Recorder, Sink};
+pub use hooked::{Call, Hook, Hooked, Reply};
+pub use recorder::{Record, Recorder, Sink};
 pub use rule::Rule;
 pub use trace::{ParseTraceError, Trace};
 

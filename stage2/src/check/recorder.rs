@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Operations that tell somebody of every event.
+//! The recorder: a [hook](Hook) that reports every operation to a [`Sink`].
 //!
-//! Each event is done and told under one mutex, so the order told is the order in memory.
+//! An operation and its report happen under one mutex, so the order of events is the order in
+//! memory.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use alloc::vec::Vec;
 
-use super::event::{Action, Event, How};
-use crate::{
-    address::{EntryAddress, PhysAddr, TableAddress},
-    descriptor::Descriptor,
-    operations::{Dsb, Note, Operations, Order, Tlbi, Unlinked, Vmid},
+use super::{
+    event::{Action, Event, How},
+    hooked::{Call, Hook, Hooked, Reply},
 };
+use crate::operations::{Operations, Order};
 
-/// Who is told.
+/// Receiver of events.
 pub trait Sink {
-    /// An event happened.
+    /// Takes the next event.
     fn event(&mut self, event: Event);
 }
 
@@ -26,167 +26,94 @@ impl Sink for Vec<Event> {
     }
 }
 
-/// One CPU's operations, each of them told.
+/// The hook of a [`Recorder`].
 #[derive(Debug)]
-pub struct Recorder<'a, O, S> {
-    inner: O,
+pub struct Record<'a, S> {
     cpu: u8,
     sink: &'a Mutex<S>,
 }
 
-impl<'a, O: Operations, S: Sink> Recorder<'a, O, S> {
-    /// Tells `sink` of what `inner` does, as CPU `cpu`.
+/// Operations of one CPU that are reported to a sink.
+pub type Recorder<'a, O, S> = Hooked<O, Record<'a, S>>;
+
+impl<'a, O, S: Sink> Recorder<'a, O, S> {
+    /// Reports the operations of CPU `cpu` to `sink`.
     pub const fn new(inner: O, cpu: u8, sink: &'a Mutex<S>) -> Self {
-        Self { inner, cpu, sink }
+        Self {
+            inner,
+            hook: Record { cpu, sink },
+        }
     }
 
-    /// The operations within.
-    pub const fn inner(&self) -> &O {
-        &self.inner
+    /// Reports an event that is no operation of the engine.
+    pub fn record(&self, action: Action) {
+        let cpu = self.hook.cpu;
+        self.sink().event(Event { cpu, action });
     }
 
-    /// Tells of something that needs no doing.
-    pub fn tell(&self, action: Action) {
-        self.act(action, || ());
-    }
-
-    /// Who is told. Nothing can be told as long as this is held.
+    /// Locks the sink: no CPU goes on until the guard is dropped.
     pub fn sink(&self) -> MutexGuard<'_, S> {
-        self.sink.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn act<T>(&self, action: Action, act: impl FnOnce() -> T) -> T {
-        let mut sink = self.sink();
-        let result = act();
-        sink.event(Event {
-            cpu: self.cpu,
-            action,
-        });
-        result
+        self.hook.lock()
     }
 }
 
-impl<O: Operations, S: Sink> Operations for Recorder<'_, O, S> {
-    fn load(&self, entry: EntryAddress) -> Descriptor {
-        self.inner.load(entry)
+impl<S> Record<'_, S> {
+    fn lock(&self) -> MutexGuard<'_, S> {
+        self.sink.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
-        let mut sink = self.sink();
-        let old = self.inner.load(entry);
-        self.inner.store(entry, new, order);
-        let how = match order {
-            Order::Plain => How::Plain,
-            Order::Release => How::Release,
+impl<O: Operations, S: Sink> Hook<O> for Record<'_, S> {
+    fn call(&self, inner: &O, call: Call) -> Reply {
+        let unrecorded = matches!(
+            call,
+            Call::Load(_) | Call::References(_) | Call::Defer(_) | Call::Pause
+        );
+        if unrecorded {
+            return call.run(inner);
+        }
+        let mut sink = self.lock();
+        let before = match call {
+            Call::Store { entry, .. } => inner.load(entry),
+            _ => Default::default(),
         };
-        let action = Action::Store {
-            entry,
-            old,
-            new,
-            how,
+        let reply = call.run(inner);
+        let action = match call {
+            Call::Store { entry, new, order } => Action::Store {
+                entry,
+                old: before,
+                new,
+                how: match order {
+                    Order::Plain => How::Plain,
+                    Order::Release => How::Release,
+                },
+            },
+            Call::CompareExchange { entry, old, new } if reply == Reply::Exchanged(Ok(())) => {
+                let how = How::Swap;
+                Action::Store {
+                    entry,
+                    old,
+                    new,
+                    how,
+                }
+            }
+            Call::Allocate if let Reply::Table(Some(table)) = reply => Action::Allocate(table),
+            Call::Free(table) => Action::Free(table),
+            Call::BeginWalk => Action::BeginWalk,
+            Call::EndWalk => Action::EndWalk,
+            Call::TakeReferences(table, count) => Action::References(table, count.into()),
+            Call::DropReferences(table, count) => Action::References(table, -i64::from(count)),
+            Call::Dsb(kind) => Action::Dsb(kind),
+            Call::Isb => Action::Isb,
+            Call::Tlbi(kind) => Action::Tlbi(kind),
+            Call::SwitchVmid(vmid) => Action::Vmid(vmid),
+            Call::CleanInvalidate { phys, size } => Action::Clean { phys, size },
+            Call::InvalidateInstructions(range) => Action::Instructions(range),
+            Call::Note(note) => Action::Note(note),
+            _ => return reply,
         };
-        sink.event(Event {
-            cpu: self.cpu,
-            action,
-        });
-    }
-
-    fn compare_exchange(
-        &self,
-        entry: EntryAddress,
-        old: Descriptor,
-        new: Descriptor,
-    ) -> Result<(), Descriptor> {
-        let mut sink = self.sink();
-        self.inner.compare_exchange(entry, old, new)?;
-        let action = Action::Store {
-            entry,
-            old,
-            new,
-            how: How::Swap,
-        };
-        sink.event(Event {
-            cpu: self.cpu,
-            action,
-        });
-        Ok(())
-    }
-
-    fn allocate(&self) -> Option<TableAddress> {
-        let mut sink = self.sink();
-        let table = self.inner.allocate()?;
-        sink.event(Event {
-            cpu: self.cpu,
-            action: Action::Allocate(table),
-        });
-        Some(table)
-    }
-
-    fn free(&self, table: TableAddress) {
-        self.act(Action::Free(table), || self.inner.free(table));
-    }
-
-    fn defer(&self, unlinked: Unlinked) {
-        self.inner.defer(unlinked);
-    }
-
-    fn begin_walk(&self) {
-        self.act(Action::BeginWalk, || self.inner.begin_walk());
-    }
-
-    fn end_walk(&self) {
-        self.act(Action::EndWalk, || self.inner.end_walk());
-    }
-
-    fn take_references(&self, table: TableAddress, count: u32) {
-        self.act(Action::References(table, count.into()), || {
-            self.inner.take_references(table, count);
-        });
-    }
-
-    fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
-        self.act(Action::References(table, -i64::from(count)), || {
-            self.inner.drop_references(table, count)
-        })
-    }
-
-    fn references(&self, table: TableAddress) -> u32 {
-        self.inner.references(table)
-    }
-
-    fn dsb(&self, kind: Dsb) {
-        self.act(Action::Dsb(kind), || self.inner.dsb(kind));
-    }
-
-    fn isb(&self) {
-        self.act(Action::Isb, || self.inner.isb());
-    }
-
-    fn tlbi(&self, kind: Tlbi) {
-        self.act(Action::Tlbi(kind), || self.inner.tlbi(kind));
-    }
-
-    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
-        self.act(Action::Vmid(vmid), || self.inner.switch_vmid(vmid))
-    }
-
-    fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
-        self.act(Action::Clean { phys, size }, || {
-            self.inner.clean_invalidate(phys, size);
-        });
-    }
-
-    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
-        self.act(Action::Instructions(range), || {
-            self.inner.invalidate_instructions(range);
-        });
-    }
-
-    fn pause(&self) {
-        self.inner.pause();
-    }
-
-    fn note(&self, note: Note) {
-        self.act(Action::Note(note), || self.inner.note(note));
+        let cpu = self.cpu;
+        sink.event(Event { cpu, action });
+        reply
     }
 }

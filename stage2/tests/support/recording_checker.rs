@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Who watches a random run: the checker, and a record that is kept if the run fails.
+//! A checker that keeps the events of a random run and writes them to a file when the run fails.
 
 use std::collections::BTreeSet;
 
 use granule_stage2::{
-    Coalesce, Features, Maintenance, Policy,
+    Coalesce, Maintenance, Policy,
     check::{Checker, Event, Outcome, Rule, Setup, Sink, Trace},
 };
 
-/// A longer run keeps no trace: it would fill the memory, and nobody could read it.
+/// Events of the longest trace that is kept; a longer one fills the memory and helps no reader.
 const KEPT: u64 = 2_000_000;
 
-/// A checker, and what it was told.
+/// A checker and the events that it has checked.
 #[derive(Debug)]
 pub struct RecordingChecker {
     setup: Setup,
@@ -39,22 +39,17 @@ impl RecordingChecker {
         }
     }
 
-    /// Panics if a rule was broken that this policy keeps; the trace is left in a file then.
-    pub fn expect_good(&self, name: &str, policy: &Policy, seed: u64) {
-        let found = self.checker.violations().iter();
-        let known = known(policy);
-        let mut unexpected = found.filter(|v| !known.contains(&v.rule)).peekable();
+    /// Panics if the run violates a rule that its policy keeps, after writing the trace to a file.
+    pub fn assert_clean(&self, name: &str, policy: &Policy, seed: u64) {
+        let known = known_violations(policy);
         if !known.contains(&Rule::UncleanReachable) {
             let outcomes = self.checker.outcomes();
-            assert!(
-                outcomes.contains_key(&Outcome::RightData),
-                "{name}, seed {seed}"
-            );
-            assert!(
-                !outcomes.contains_key(&Outcome::StaleData),
-                "{name}, seed {seed}: {outcomes:?}"
-            );
+            let right = outcomes.contains_key(&Outcome::RightData);
+            let stale = outcomes.contains_key(&Outcome::StaleData);
+            assert!(right && !stale, "{name}, seed {seed}: {outcomes:?}");
         }
+        let found = self.checker.violations().iter();
+        let mut unexpected = found.filter(|v| !known.contains(&v.rule)).peekable();
         if unexpected.peek().is_none() {
             return;
         }
@@ -62,47 +57,29 @@ impl RecordingChecker {
             setup: self.setup,
             events: self.events.clone(),
         };
-        let at = format!("{}/{name}-{seed}.trace", env!("CARGO_TARGET_TMPDIR"));
-        let at = match std::fs::write(&at, trace.to_string()) {
-            Ok(()) => at,
-            Err(error) => format!("lost: {error}"),
+        let path = format!("{}/{name}-{seed}.trace", env!("CARGO_TARGET_TMPDIR"));
+        let place = match std::fs::write(&path, trace.to_string()) {
+            Ok(()) => path,
+            Err(error) => format!("lost: {path}: {error}"),
         };
         let list: String = unexpected.take(5).map(|v| format!("\n{v}")).collect();
         let features = self.setup.features;
-        panic!("{name}, {features:?}, seed {seed}; the trace is {at}:{list}");
+        panic!("{name}, {features:?}, seed {seed}; the trace is {place}:{list}");
     }
 }
 
-/// CPUs without a feature, with some, with all.
-pub fn features() -> [Features; 3] {
-    let plain = Features::default();
-    let middle = Features {
-        tlb_range: true,
-        bbm: 1,
-        ..plain
-    };
-    let rich = Features {
-        tlb_range: true,
-        bbm: 3,
-        dic: true,
-        fwb: true,
-    };
-    [plain, middle, rich]
-}
-
-/// What the kernels themselves get wrong by these rules, found by this test.
+/// Returns the rules that the kernel behind a policy violates itself.
 ///
-/// Where a split leaves the block's other parts empty, they lose their mapping without maintenance;
-/// if the host takes the memory before the guest comes back to them, what a guest wrote past the
-/// caches may be hidden by a line of the host's. And in 5.10 a block that is put together for a
-/// permission fault is not made ready at all (the series' patch 4 says so too).
-fn known(policy: &Policy) -> BTreeSet<Rule> {
+/// A split that leaves the block's other parts unmapped removes their mapping without a CMO: if the
+/// host reuses the memory first, a line in its caches may hide data that the guest wrote uncached.
+/// 5.10 cleans nothing before it coalesces a block for a permission fault (patch 4 of the series).
+fn known_violations(policy: &Policy) -> BTreeSet<Rule> {
     let mut known = BTreeSet::new();
     if !policy.populate_on_split {
         known.insert(Rule::ReturnedUnclean);
     }
-    let unready = policy.coalesce == Coalesce::InstallUnready;
-    if unready || policy.maintenance == Maintenance::FaultPath {
+    let without_cmo = policy.coalesce == Coalesce::InstallUnready;
+    if without_cmo || policy.maintenance == Maintenance::FaultPath {
         known.extend([Rule::UncleanReachable, Rule::StaleInstructions]);
     }
     known

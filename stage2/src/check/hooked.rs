@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Operations with a hook around every call.
+//!
+//! [`Hooked`] turns each call of an [`Operations`] method into a [`Call`] and passes it to its
+//! [`Hook`]. The hook runs the call on the inner operations, before or after work of its own, or
+//! runs another call, or none, and returns the [`Reply`]. The [recorder](super::Recorder) is such a
+//! hook; fault injection, pausing and scheduling in tests are others.
+
+use crate::{
+    address::{EntryAddress, PhysAddr, TableAddress},
+    descriptor::Descriptor,
+    operations::{Dsb, Note, Operations, Order, Tlbi, Unlinked, Vmid},
+};
+
+/// One call of a method of [`Operations`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each variant is the method of its name")]
+pub enum Call {
+    Load(EntryAddress),
+    Store {
+        entry: EntryAddress,
+        new: Descriptor,
+        order: Order,
+    },
+    CompareExchange {
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+    },
+    Allocate,
+    Free(TableAddress),
+    Defer(Unlinked),
+    BeginWalk,
+    EndWalk,
+    TakeReferences(TableAddress, u32),
+    DropReferences(TableAddress, u32),
+    References(TableAddress),
+    Dsb(Dsb),
+    Isb,
+    Tlbi(Tlbi),
+    SwitchVmid(Vmid),
+    CleanInvalidate {
+        phys: PhysAddr,
+        size: u64,
+    },
+    InvalidateInstructions(Option<(PhysAddr, u64)>),
+    Pause,
+    Note(Note),
+}
+
+/// The result of a [`Call`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    /// The call returns nothing.
+    Done,
+    /// Of [`Call::Load`].
+    Entry(Descriptor),
+    /// Of [`Call::CompareExchange`].
+    Exchanged(Result<(), Descriptor>),
+    /// Of [`Call::Allocate`].
+    Table(Option<TableAddress>),
+    /// Of [`Call::DropReferences`] and [`Call::References`].
+    Count(u32),
+    /// Of [`Call::SwitchVmid`].
+    Vmid(Vmid),
+}
+
+impl Call {
+    /// Makes the call.
+    pub fn run(self, ops: &impl Operations) -> Reply {
+        match self {
+            Self::Load(entry) => return Reply::Entry(ops.load(entry)),
+            Self::Store { entry, new, order } => ops.store(entry, new, order),
+            Self::CompareExchange { entry, old, new } => {
+                return Reply::Exchanged(ops.compare_exchange(entry, old, new));
+            }
+            Self::Allocate => return Reply::Table(ops.allocate()),
+            Self::Free(table) => ops.free(table),
+            Self::Defer(unlinked) => ops.defer(unlinked),
+            Self::BeginWalk => ops.begin_walk(),
+            Self::EndWalk => ops.end_walk(),
+            Self::TakeReferences(table, count) => ops.take_references(table, count),
+            Self::DropReferences(table, count) => {
+                return Reply::Count(ops.drop_references(table, count));
+            }
+            Self::References(table) => return Reply::Count(ops.references(table)),
+            Self::Dsb(kind) => ops.dsb(kind),
+            Self::Isb => ops.isb(),
+            Self::Tlbi(kind) => ops.tlbi(kind),
+            Self::SwitchVmid(vmid) => return Reply::Vmid(ops.switch_vmid(vmid)),
+            Self::CleanInvalidate { phys, size } => ops.clean_invalidate(phys, size),
+            Self::InvalidateInstructions(range) => ops.invalidate_instructions(range),
+            Self::Pause => ops.pause(),
+            Self::Note(note) => ops.note(note),
+        }
+        Reply::Done
+    }
+}
+
+/// Code that runs in place of every call.
+pub trait Hook<O: Operations> {
+    /// Handles a call; [`Call::run`] on `inner` makes it. The variant of the reply must be the one
+    /// of the call.
+    fn call(&self, inner: &O, call: Call) -> Reply;
+}
+
+/// Operations whose calls all go through a hook.
+#[derive(Debug)]
+pub struct Hooked<O, H> {
+    /// The operations that the hook runs calls on.
+    pub inner: O,
+    /// The hook.
+    pub hook: H,
+}
+
+impl<O: Operations, H: Hook<O>> Hooked<O, H> {
+    fn call(&self, call: Call) -> Reply {
+        self.hook.call(&self.inner, call)
+    }
+}
+
+/// Takes the value out of the reply of the variant that belongs to a call.
+macro_rules! reply {
+    ($self:ident, $variant:ident, $call:expr) => {
+        match $self.call($call) {
+            Reply::$variant(value) => value,
+            other => unreachable!("the hook replies {other:?} to {:?}", $call),
+        }
+    };
+}
+
+impl<O: Operations, H: Hook<O>> Operations for Hooked<O, H> {
+    fn load(&self, entry: EntryAddress) -> Descriptor {
+        reply!(self, Entry, Call::Load(entry))
+    }
+
+    fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
+        self.call(Call::Store { entry, new, order });
+    }
+
+    fn compare_exchange(
+        &self,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+    ) -> Result<(), Descriptor> {
+        reply!(self, Exchanged, Call::CompareExchange { entry, old, new })
+    }
+
+    fn allocate(&self) -> Option<TableAddress> {
+        reply!(self, Table, Call::Allocate)
+    }
+
+    fn free(&self, table: TableAddress) {
+        self.call(Call::Free(table));
+    }
+
+    fn defer(&self, unlinked: Unlinked) {
+        self.call(Call::Defer(unlinked));
+    }
+
+    fn begin_walk(&self) {
+        self.call(Call::BeginWalk);
+    }
+
+    fn end_walk(&self) {
+        self.call(Call::EndWalk);
+    }
+
+    fn take_references(&self, table: TableAddress, count: u32) {
+        self.call(Call::TakeReferences(table, count));
+    }
+
+    fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
+        reply!(self, Count, Call::DropReferences(table, count))
+    }
+
+    fn references(&self, table: TableAddress) -> u32 {
+        reply!(self, Count, Call::References(table))
+    }
+
+    fn dsb(&self, kind: Dsb) {
+        self.call(Call::Dsb(kind));
+    }
+
+    fn isb(&self) {
+        self.call(Call::Isb);
+    }
+
+    fn tlbi(&self, kind: Tlbi) {
+        self.call(Call::Tlbi(kind));
+    }
+
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
+        reply!(self, Vmid, Call::SwitchVmid(vmid))
+    }
+
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
+        self.call(Call::CleanInvalidate { phys, size });
+    }
+
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
+        self.call(Call::InvalidateInstructions(range));
+    }
+
+    fn pause(&self) {
+        self.call(Call::Pause);
+    }
+
+    fn note(&self, note: Note) {
+        self.call(Call::Note(note));
+    }
+}
