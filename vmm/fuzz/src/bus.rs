@@ -15,7 +15,7 @@ use std::{
 use arbitrary::{Result, Unstructured};
 use granule_vmm::devices::{
     BootTimer, Bus, MmioDevice, Pl011, Rtc, Serial,
-    serial::Port as _,
+    serial::SerialPort as _,
     virtio::{
         Transport, VirtioDevice,
         balloon::Balloon,
@@ -139,7 +139,7 @@ pub fn machine() -> Machine {
         ("disk0", Box::new(Block::new(disk(), "disk0"))),
         (
             "net0",
-            Box::new(Net::new(Tap::stand_in(tap.into(), "tap"), mac_for("tap"))),
+            Box::new(Net::new(Tap::from_fd(tap.into(), "tap"), mac_for("tap"))),
         ),
         ("entropy", Box::new(Rng::default())),
         ("balloon", Box::new(Balloon::new().expect("an event"))),

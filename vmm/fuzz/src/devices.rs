@@ -54,7 +54,7 @@ pub fn net(data: &[u8]) {
     let (tap, host) = UnixDatagram::pair().expect("a socket");
     tap.set_nonblocking(true).expect("a socket");
     host.set_nonblocking(true).expect("a socket");
-    let card = Net::new(Tap::stand_in(tap.into(), "tap"), mac_for("tap"));
+    let card = Net::new(Tap::from_fd(tap.into(), "tap"), mac_for("tap"));
     let mut host = Some(host);
     drive(card, data, |_, u| {
         let Some(end) = &host else { return Ok(()) };

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arbitrary::{Result, Unstructured};
 use granule_types::units::{Bytes, GuestAddress};
 use granule_vmm::{
-    devices::virtio::{Interrupt, Ring, Rings, Setup, VirtioDevice},
+    devices::virtio::{Interrupt, Queue, QueueConfig, Queues, VirtioDevice},
     memory::{GuestMemory, GuestRam, HostPages, Plan},
 };
 use vm_memory::Bytes as _;
@@ -25,7 +25,7 @@ const PIECES: [(u64, u64); 3] = [
 /// Its first byte.
 pub const START: u64 = 0x4000_0000;
 const END: u64 = START + 0x9_0000;
-/// Each queue has its descriptors here, its rings behind them.
+/// Each queue has its descriptors here, its queues behind them.
 const QUEUE_AREA: u64 = 0x4000;
 const BUFFERS: u64 = START + 0x1_0000;
 
@@ -70,7 +70,7 @@ pub(crate) struct Guest<'a, 'b, D> {
     memory: Arc<GuestMemory>,
     interrupt: Arc<Interrupt>,
     u: &'a mut Unstructured<'b>,
-    queues: Vec<Setup>,
+    queues: Vec<QueueConfig>,
 }
 
 impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
@@ -92,8 +92,8 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         mut host: impl FnMut(&mut D, &mut Unstructured<'b>) -> Result<()>,
     ) -> Result<()> {
         while !self.u.is_empty() {
-            let mut rings = match self.set_up()? {
-                Some(rings) => rings,
+            let mut queues = match self.set_up()? {
+                Some(queues) => queues,
                 None => continue,
             };
             while !self.u.is_empty() {
@@ -101,9 +101,11 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
                 let done = match self.u.int_in_range(0..=9u8)? {
                     0..=3 => {
                         let queue = self.u.choose_index(count)?;
-                        self.device.process(queue, &mut rings)
+                        self.device.process_queue(queue, &mut queues)
                     }
-                    4 if self.device.input().is_some() => self.device.receive(&mut rings),
+                    4 if self.device.backend_fd().is_some() => {
+                        self.device.process_backend(&mut queues)
+                    }
                     5 => {
                         self.poke()?;
                         Ok(())
@@ -136,21 +138,21 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
     }
 
     /// From reset to `DRIVER_OK`, if it comes to that.
-    fn set_up(&mut self) -> Result<Option<Rings>> {
+    fn set_up(&mut self) -> Result<Option<Queues>> {
         let features = self.device.features() & self.u.arbitrary::<u64>()?;
         let event_idx = self.u.arbitrary()?;
         let sizes = self.device.queue_sizes().to_vec();
         self.queues.clear();
-        let mut rings: Vec<Option<Ring>> = Vec::new();
+        let mut queues: Vec<Option<Queue>> = Vec::new();
         for (index, most) in (0..).zip(sizes) {
             let area = START + index * QUEUE_AREA;
-            let mut setup = Setup {
+            let mut setup = QueueConfig {
                 size: u32::from(most).min(1 << self.u.int_in_range(0..=8)?),
                 ready: true,
                 descriptors: area,
                 available: area + 0x2000,
                 used: area + 0x3000,
-                ..Setup::new(most)
+                ..QueueConfig::new(most)
             };
             match self.u.int_in_range(0..=31u8)? {
                 0 => setup.size = self.u.arbitrary()?,
@@ -162,18 +164,18 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
             }
             self.queues.push(setup);
             if !setup.ready {
-                rings.push(None);
+                queues.push(None);
                 continue;
             }
             let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("an event"));
             match setup.ring(event_idx, &self.memory, &kick, &self.interrupt) {
-                Ok(ring) => rings.push(Some(ring)),
+                Ok(ring) => queues.push(Some(ring)),
                 Err(_) => return Ok(None),
             }
         }
-        let mut rings = Rings::new(rings);
-        Ok(match self.device.start(features, &mut rings) {
-            Ok(()) => Some(rings),
+        let mut queues = Queues::new(queues);
+        Ok(match self.device.activate(features, &mut queues) {
+            Ok(()) => Some(queues),
             Err(_) => None,
         })
     }

@@ -10,7 +10,7 @@ use granule_vmm::{
         layout::TREE_ROOM,
         tree::{Gic, Tree},
     },
-    devices::{Description, Pl011, Rtc, Serial},
+    devices::{MmioDeviceInfo, Pl011, Rtc, Serial},
 };
 
 pub fn run(data: &[u8]) {
@@ -52,7 +52,7 @@ fn build(mut source: Unstructured<'_>) -> Result<()> {
             0 => Serial::describe(u.arbitrary()?, number),
             1 => Pl011::describe(u.arbitrary()?, number),
             2 => Rtc::describe(u.arbitrary()?),
-            _ => Description {
+            _ => MmioDeviceInfo {
                 name: format!("disk{number}"),
                 start: u.arbitrary()?,
                 size: u.arbitrary()?,
@@ -106,7 +106,7 @@ fn build(mut source: Unstructured<'_>) -> Result<()> {
 }
 
 /// Whether no two nodes would have one name, which a tree must not hold.
-fn unique(memory: &[(GuestAddress, Bytes)], devices: &[Description]) -> bool {
+fn unique(memory: &[(GuestAddress, Bytes)], devices: &[MmioDeviceInfo]) -> bool {
     let mut names: Vec<String> = memory
         .iter()
         .map(|(start, _)| format!("{start:?}"))

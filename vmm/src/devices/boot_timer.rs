@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Description, MmioDevice};
+use super::{MmioDevice, MmioDeviceInfo};
 
 /// The register, and whom to tell.
 pub struct BootTimer {
@@ -47,8 +47,8 @@ impl BootTimer {
 
     /// For the device tree.
     #[must_use]
-    pub fn describe(start: u64) -> Description {
-        Description {
+    pub fn describe(start: u64) -> MmioDeviceInfo {
+        MmioDeviceInfo {
             name: "boot-timer".to_owned(),
             start,
             size: Self::SIZE,

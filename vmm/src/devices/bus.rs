@@ -15,7 +15,7 @@ use std::{
 use parking_lot::Mutex;
 use thiserror::Error;
 
-use super::{Description, MmioDevice};
+use super::{MmioDevice, MmioDeviceInfo};
 
 /// Why a device cannot be put on the bus.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub enum BusError {
 
 /// Guest accesses that nothing took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Refused {
+pub struct RefusedAccesses {
     /// Accesses to addresses of no device.
     pub unclaimed: u64,
     /// Accesses of an odd size, past a device's end, or to a register that the device does not
@@ -62,7 +62,7 @@ pub struct Bus {
 }
 
 struct Place {
-    description: Description,
+    description: MmioDeviceInfo,
     device: Arc<Mutex<dyn MmioDevice>>,
 }
 
@@ -85,10 +85,10 @@ impl Bus {
     /// It has no room there.
     pub fn add(
         &mut self,
-        description: Description,
+        description: MmioDeviceInfo,
         device: Arc<Mutex<dyn MmioDevice>>,
     ) -> Result<(), BusError> {
-        let Description { start, size, .. } = description;
+        let MmioDeviceInfo { start, size, .. } = description;
         let name = || description.name.clone();
         let Some(end) = start.checked_add(size).filter(|_| size > 0) else {
             let name = name();
@@ -115,7 +115,7 @@ impl Bus {
     }
 
     /// What is on the bus, sorted by address.
-    pub fn descriptions(&self) -> impl Iterator<Item = &Description> {
+    pub fn descriptions(&self) -> impl Iterator<Item = &MmioDeviceInfo> {
         self.places.iter().map(|place| &place.description)
     }
 
@@ -136,12 +136,12 @@ impl Bus {
 
     /// How many accesses nothing took.
     #[must_use]
-    pub fn refused(&self) -> Refused {
+    pub fn refused(&self) -> RefusedAccesses {
         let devices = self
             .places
             .iter()
             .map(|place| place.device.lock().refused());
-        Refused {
+        RefusedAccesses {
             unclaimed: self.unclaimed.load(Ordering::Relaxed),
             malformed: self.malformed.load(Ordering::Relaxed) + devices.sum::<u64>(),
         }
@@ -197,8 +197,8 @@ mod tests {
         }
     }
 
-    fn at(name: &str, start: u64, size: u64) -> Description {
-        Description {
+    fn at(name: &str, start: u64, size: u64) -> MmioDeviceInfo {
+        MmioDeviceInfo {
             name: name.to_owned(),
             start,
             size,
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(data, [8, 8]);
         assert_eq!(low.lock().0, []);
         assert_eq!(high.lock().0, [(0xc, vec![1, 2, 3, 4])]);
-        assert_eq!(bus.refused(), Refused::default());
+        assert_eq!(bus.refused(), RefusedAccesses::default());
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
 
         assert_eq!((odd, over, none), ([0; 3], [0; 4], [0; 8]));
         assert_eq!(device.lock().0, []);
-        let refused = Refused {
+        let refused = RefusedAccesses {
             unclaimed: 3,
             malformed: 4,
         };

@@ -12,8 +12,8 @@
 
 mod boot_timer;
 mod bus;
-pub mod feed;
-pub mod outlet;
+pub mod console_input;
+pub mod console_output;
 mod pl011;
 mod rtc;
 pub mod serial;
@@ -22,7 +22,7 @@ mod testing;
 pub mod virtio;
 
 pub use boot_timer::BootTimer;
-pub use bus::{Bus, BusError, Refused};
+pub use bus::{Bus, BusError, RefusedAccesses};
 pub use pl011::Pl011;
 pub use rtc::Rtc;
 pub use serial::Serial;
@@ -47,7 +47,7 @@ pub trait MmioDevice: Send {
 
 /// What the device tree and the interrupt controller have to know about a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Description {
+pub struct MmioDeviceInfo {
     /// Its name, unique in the machine: `serial`, `disk0`.
     pub name: String,
     /// Its first guest-physical address.

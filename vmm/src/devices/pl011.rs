@@ -2,7 +2,7 @@
 //! The PL011 serial port, for guest kernels that have no driver for a 16550: it is what most arm64
 //! machines have (Arm DDI 0183G).
 //!
-//! Output goes out at once, so the port is never busy and its transmit interrupt is raised by every
+//! SerialOutput goes out at once, so the port is never busy and its transmit interrupt is raised by every
 //! byte. Input waits in a FIFO. Its registers are words; drivers also use halves and bytes of them,
 //! which read and write the same.
 
@@ -11,8 +11,8 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    Description, MmioDevice,
-    serial::{Drained, Output, Port},
+    MmioDevice, MmioDeviceInfo,
+    serial::{DrainNotifier, SerialOutput, SerialPort},
 };
 
 const DATA: u64 = 0x00;
@@ -43,8 +43,8 @@ const FIFO: usize = 32;
 /// The port.
 pub struct Pl011 {
     irq: EventFd,
-    output: Output,
-    drained: Arc<Drained>,
+    output: SerialOutput,
+    drained: Arc<DrainNotifier>,
     waiting: VecDeque<u8>,
     status: u32,
     mask: u32,
@@ -66,7 +66,7 @@ impl Pl011 {
 
     /// A port that interrupts by `irq` and writes to `output`.
     #[must_use]
-    pub fn new(irq: EventFd, output: Output) -> Self {
+    pub fn new(irq: EventFd, output: SerialOutput) -> Self {
         Self {
             irq,
             output,
@@ -82,8 +82,8 @@ impl Pl011 {
 
     /// For the device tree.
     #[must_use]
-    pub fn describe(start: u64, irq: u32) -> Description {
-        Description {
+    pub fn describe(start: u64, irq: u32) -> MmioDeviceInfo {
+        MmioDeviceInfo {
             name: "serial".to_owned(),
             start,
             size: Self::SIZE,
@@ -167,7 +167,7 @@ impl Pl011 {
     }
 }
 
-impl Port for Pl011 {
+impl SerialPort for Pl011 {
     fn receive(&mut self, input: &[u8]) -> usize {
         let room = (FIFO - self.waiting.len()).min(input.len());
         self.waiting.extend(&input[..room]);
@@ -178,7 +178,7 @@ impl Port for Pl011 {
         room
     }
 
-    fn drained(&self) -> &Arc<Drained> {
+    fn drained(&self) -> &Arc<DrainNotifier> {
         &self.drained
     }
 }

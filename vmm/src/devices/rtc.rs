@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::{Description, MmioDevice};
+use super::{MmioDevice, MmioDeviceInfo};
 
 /// The clock.
 #[derive(Default)]
@@ -31,8 +31,8 @@ impl Rtc {
 
     /// For the device tree. A `primecell` node also needs `clocks` and `clock-names`.
     #[must_use]
-    pub fn describe(start: u64) -> Description {
-        Description {
+    pub fn describe(start: u64) -> MmioDeviceInfo {
+        MmioDeviceInfo {
             name: "rtc".to_owned(),
             start,
             size: Self::SIZE,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The 16550 serial port, by `vm-superio`: the guest's console.
 //!
-//! What the guest sends is written to the output at once; an [outlet](super::outlet) is one that
+//! What the guest sends is written to the output at once; an [outlet](super::console_output) is one that
 //! takes it without waiting. What comes in waits in a FIFO of 64 bytes, which a
-//! [feed](super::feed) fills. The port's registers are bytes.
+//! [feed](super::console_input) fills. The port's registers are bytes.
 
 use std::{fmt, io, sync::Arc};
 
@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use vm_superio::{Trigger, serial::SerialEvents};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Description, MmioDevice};
+use super::{MmioDevice, MmioDeviceInfo};
 
 /// Where the guest's output goes.
-pub type Output = Box<dyn io::Write + Send>;
+pub type SerialOutput = Box<dyn io::Write + Send>;
 
 /// The port.
 pub struct Serial {
-    port: vm_superio::Serial<Interrupt, Arc<Drained>, Output>,
+    port: vm_superio::Serial<Interrupt, Arc<DrainNotifier>, SerialOutput>,
     refused: u64,
     output_failed: bool,
 }
@@ -34,19 +34,19 @@ impl Trigger for Interrupt {
 }
 
 /// A serial port that can be fed.
-pub trait Port: MmioDevice {
+pub trait SerialPort: MmioDevice {
     /// Takes as much of `input` as there is room for, and says how much that was.
     fn receive(&mut self, input: &[u8]) -> usize;
 
     /// What the port tells when the guest has read everything.
-    fn drained(&self) -> &Arc<Drained>;
+    fn drained(&self) -> &Arc<DrainNotifier>;
 }
 
 /// Tells who waits for it that the guest has read everything.
 #[derive(Debug, Default)]
-pub struct Drained(Mutex<Option<Arc<EventFd>>>);
+pub struct DrainNotifier(Mutex<Option<Arc<EventFd>>>);
 
-impl Drained {
+impl DrainNotifier {
     /// `event` is to be written to, once, when the guest has read everything. Called with the port
     /// locked, so that the guest cannot read it in between.
     pub fn wake(&self, event: &Arc<EventFd>) {
@@ -63,7 +63,7 @@ impl Drained {
     }
 }
 
-impl SerialEvents for Drained {
+impl SerialEvents for DrainNotifier {
     fn buffer_read(&self) {}
     fn out_byte(&self) {}
     fn tx_lost_byte(&self) {}
@@ -85,8 +85,8 @@ impl Serial {
 
     /// A port that interrupts by `irq` and writes to `output`.
     #[must_use]
-    pub fn new(irq: EventFd, output: Output) -> Self {
-        let drained = Arc::new(Drained::default());
+    pub fn new(irq: EventFd, output: SerialOutput) -> Self {
+        let drained = Arc::new(DrainNotifier::default());
         Self {
             port: vm_superio::Serial::with_events(Interrupt(irq), drained, output),
             refused: 0,
@@ -96,8 +96,8 @@ impl Serial {
 
     /// For the device tree, with a register every byte. The node also needs `clock-frequency`.
     #[must_use]
-    pub fn describe(start: u64, irq: u32) -> Description {
-        Description {
+    pub fn describe(start: u64, irq: u32) -> MmioDeviceInfo {
+        MmioDeviceInfo {
             name: "serial".to_owned(),
             start,
             size: Self::SIZE,
@@ -107,7 +107,7 @@ impl Serial {
     }
 }
 
-impl Port for Serial {
+impl SerialPort for Serial {
     fn receive(&mut self, input: &[u8]) -> usize {
         let room = self.port.fifo_capacity().min(input.len());
         if room == 0 {
@@ -121,7 +121,7 @@ impl Port for Serial {
             })
     }
 
-    fn drained(&self) -> &Arc<Drained> {
+    fn drained(&self) -> &Arc<DrainNotifier> {
         self.port.events()
     }
 }

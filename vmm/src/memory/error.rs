@@ -118,7 +118,7 @@ pub enum MemoryError {
         /// What to do.
         advice: &'static str,
     },
-    /// Blocks are mapped whole and yet are not one piece of physical memory.
+    /// BlockBacking are mapped whole and yet are not one piece of physical memory.
     #[error(
         "{backing} was asked for, but {broken} of {present} blocks of {page} are not one huge page \
          (/proc/kpageflags): the kernel mapped something else in their place"
@@ -126,9 +126,9 @@ pub enum MemoryError {
     NotOnePiece {
         /// What was asked for.
         backing: Backing,
-        /// Blocks that are not one huge page.
+        /// BlockBacking that are not one huge page.
         broken: u64,
-        /// Blocks that are there.
+        /// BlockBacking that are there.
         present: u64,
         /// The size of a block.
         page: Bytes,

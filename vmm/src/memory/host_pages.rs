@@ -126,7 +126,7 @@ impl HostPages {
     ///
     /// # Errors
     /// The host has no such pool or its files hold something unexpected.
-    pub fn pool(&self, page: Bytes) -> Result<Pool, MemoryError> {
+    pub fn pool(&self, page: Bytes) -> Result<HugetlbPool, MemoryError> {
         let folder = self
             .root
             .join(format!("hugepages/hugepages-{}kB", page.0 >> 10));
@@ -139,7 +139,7 @@ impl HostPages {
                 expected: "a number of pages",
             })
         };
-        Ok(Pool {
+        Ok(HugetlbPool {
             page,
             total: number("nr_hugepages")?,
             free: number("free_hugepages")?,
@@ -152,7 +152,7 @@ impl HostPages {
 
 /// A pool of hugetlb pages, in pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pool {
+pub struct HugetlbPool {
     /// The size of one page.
     pub page: Bytes,
     /// Pages in the pool, used or not.
@@ -167,7 +167,7 @@ pub struct Pool {
     pub overcommit: u64,
 }
 
-impl Pool {
+impl HugetlbPool {
     /// How many pages a new mapping can be promised.
     pub const fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserved) + self.overcommit.saturating_sub(self.surplus)

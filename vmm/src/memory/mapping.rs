@@ -20,20 +20,20 @@ use super::{
 
 /// A failed call and its purpose.
 #[derive(Debug)]
-pub struct Failed {
+pub struct CallError {
     pub doing: &'static str,
     pub source: io::Error,
 }
 
-fn failed(doing: &'static str) -> Failed {
-    Failed {
+fn failed(doing: &'static str) -> CallError {
+    CallError {
         doing,
         source: io::Error::last_os_error(),
     }
 }
 
-fn too_large(doing: &'static str) -> Failed {
-    Failed {
+fn too_large(doing: &'static str) -> CallError {
+    CallError {
         doing,
         source: io::Error::from_raw_os_error(libc::ENOMEM),
     }
@@ -58,7 +58,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Reserves address space and maps `size` bytes in it as `plan` says, at an address congruent
     /// to `guest` modulo `block`, at least the plan's page.
-    pub fn new(plan: &Plan, size: Bytes, guest: u64, block: Bytes) -> Result<Self, Failed> {
+    pub fn new(plan: &Plan, size: Bytes, guest: u64, block: Bytes) -> Result<Self, CallError> {
         const RESERVE: &str = "reserving address space (mmap)";
         let base = plan.base_page().0;
         let length = reservation(size.0, block.0, base).ok_or_else(|| too_large(RESERVE))?;
@@ -99,7 +99,7 @@ impl Mapping {
     }
 
     /// Maps the memory, in place of what is there.
-    pub fn map(&self, plan: &Plan) -> Result<(), Failed> {
+    pub fn map(&self, plan: &Plan) -> Result<(), CallError> {
         let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
         // SAFETY: the range lies inside the reservation this value owns; nothing else uses it.
         let memory = unsafe {
@@ -120,7 +120,7 @@ impl Mapping {
 
     /// Gives advice on the whole memory. A kernel without transparent huge pages refuses advice on
     /// them; advice against what it cannot do is then carried out already.
-    fn advise(&self, advice: i32) -> Result<(), Failed> {
+    fn advise(&self, advice: i32) -> Result<(), CallError> {
         match self.madvise(advice) {
             Err(error)
                 if advice == libc::MADV_NOHUGEPAGE
@@ -128,7 +128,7 @@ impl Mapping {
             {
                 Ok(())
             }
-            result => result.map_err(|source| Failed {
+            result => result.map_err(|source| CallError {
                 doing: "advising on huge pages (madvise)",
                 source,
             }),
@@ -151,7 +151,7 @@ impl Mapping {
     }
 
     /// Has the memory come from one NUMA node only; before it is touched.
-    pub fn bind(&self, node: u32) -> Result<(), Failed> {
+    pub fn bind(&self, node: u32) -> Result<(), CallError> {
         const DOING: &str = "binding the memory to a NUMA node (mbind)";
         const BITS: u32 = u64::BITS;
         let mut mask = [0u64; 16];
@@ -183,7 +183,7 @@ impl Mapping {
     /// Populates the memory, writable, by `threads` threads, each a part of its own; it must be
     /// fresh, as a kernel that cannot do it by itself (before Linux 5.14) has it done by writing a
     /// zero to every page.
-    pub fn populate(&self, plan: &Plan, threads: usize) -> Result<(), Failed> {
+    pub fn populate(&self, plan: &Plan, threads: usize) -> Result<(), CallError> {
         let page = usize::try_from(plan.page().0).unwrap_or(usize::MAX);
         let part = self.len.div_ceil(threads.max(1)).next_multiple_of(page);
         std::thread::scope(|scope| {
@@ -201,7 +201,7 @@ impl Mapping {
         })
     }
 
-    fn populate_part(&self, plan: &Plan, offset: usize, part: usize) -> Result<(), Failed> {
+    fn populate_part(&self, plan: &Plan, offset: usize, part: usize) -> Result<(), CallError> {
         let len = part.min(self.len - offset);
         match self.madvise_part(offset, len, libc::MADV_POPULATE_WRITE) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -213,7 +213,7 @@ impl Mapping {
                 self.touch(offset, len, page);
                 Ok(())
             }
-            result => result.map_err(|source| Failed {
+            result => result.map_err(|source| CallError {
                 doing: "populating the memory (MADV_POPULATE_WRITE)",
                 source,
             }),
@@ -235,7 +235,7 @@ impl Mapping {
 
     /// Has the kernel put what is resident into huge pages, as far as it can. False where it does
     /// not know how.
-    pub fn collapse(&self) -> Result<bool, Failed> {
+    pub fn collapse(&self) -> Result<bool, CallError> {
         /// Since Linux 6.1; the C libraries do not all have it.
         const MADV_COLLAPSE: i32 = 25;
         if self.madvise_part(0, 0, MADV_COLLAPSE).is_err() {
@@ -253,7 +253,7 @@ impl Mapping {
             {
                 Ok(true)
             }
-            Err(source) => Err(Failed {
+            Err(source) => Err(CallError {
                 doing: "collapsing pages into huge ones (MADV_COLLAPSE)",
                 source,
             }),
@@ -261,15 +261,16 @@ impl Mapping {
     }
 
     /// Discards the contents with `MADV_DONTNEED`.
-    pub fn discard(&self) -> Result<(), Failed> {
-        self.madvise(libc::MADV_DONTNEED).map_err(|source| Failed {
-            doing: "dropping the memory (MADV_DONTNEED)",
-            source,
-        })
+    pub fn discard(&self) -> Result<(), CallError> {
+        self.madvise(libc::MADV_DONTNEED)
+            .map_err(|source| CallError {
+                doing: "dropping the memory (MADV_DONTNEED)",
+                source,
+            })
     }
 
     /// Discards a part's contents: by a hole in the file, or by advice.
-    pub fn discard_range(&self, offset: u64, length: u64, hole: bool) -> Result<(), Failed> {
+    pub fn discard_range(&self, offset: u64, length: u64, hole: bool) -> Result<(), CallError> {
         const DOING: &str = "dropping a part of the memory";
         let outside = || too_large(DOING);
         let (start, size) = (usize::try_from(offset), usize::try_from(length));
@@ -298,7 +299,7 @@ impl Mapping {
     }
 
     /// Discards the contents by a hole in the file as large as the file.
-    pub fn punch_hole(&self) -> Result<(), Failed> {
+    pub fn punch_hole(&self) -> Result<(), CallError> {
         const DOING: &str = "dropping the memory (fallocate with a hole)";
         let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
         let len = libc::off_t::try_from(self.len).map_err(|_| too_large(DOING))?;
@@ -330,7 +331,7 @@ impl Drop for Mapping {
 }
 
 /// A new file in memory of `size` bytes.
-fn memory_file(flags: u32, size: Bytes) -> Result<File, Failed> {
+fn memory_file(flags: u32, size: Bytes) -> Result<File, CallError> {
     // SAFETY: the name is a C string and lives as long as the program.
     let fd = unsafe { libc::memfd_create(c"granule-memory".as_ptr(), flags) };
     if fd < 0 {
@@ -338,7 +339,7 @@ fn memory_file(flags: u32, size: Bytes) -> Result<File, Failed> {
     }
     // SAFETY: the descriptor is new, valid and nobody else's.
     let file = unsafe { File::from_raw_fd(fd) };
-    file.set_len(size.0).map_err(|source| Failed {
+    file.set_len(size.0).map_err(|source| CallError {
         doing: "sizing the file in memory (ftruncate)",
         source,
     })?;

@@ -30,13 +30,13 @@ use granule_types::{
 };
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
-use mapping::{Failed, Mapping};
+use mapping::{CallError, Mapping};
 
 pub use error::MemoryError;
-pub use host_pages::{HostPages, Pool, base_page, block_above};
-pub use pagemap::Blocks;
-pub use plan::{DropBy, Plan};
-pub use smaps::Usage;
+pub use host_pages::{HostPages, HugetlbPool, base_page, block_above};
+pub use pagemap::BlockBacking;
+pub use plan::{DropMethod, Plan};
+pub use smaps::Residency;
 
 /// A piece of guest memory and its mapping in this process.
 #[derive(Debug)]
@@ -81,14 +81,14 @@ impl GuestRam {
             prefault,
             ..RamOptions::default()
         };
-        Self::with(plan, host, start, size, options)
+        Self::with_options(plan, host, start, size, options)
     }
 
     /// As [`GuestRam::new`], with more to ask for.
     ///
     /// # Errors
     /// As [`GuestRam::new`]; or there is no such node.
-    pub fn with(
+    pub fn with_options(
         plan: Plan,
         host: &HostPages,
         start: GuestAddress,
@@ -164,11 +164,11 @@ impl GuestRam {
     pub fn obtained(&self) -> Result<Obtained, MemoryError> {
         let start = self.host_address();
         let range = start..start + self.size().0;
-        let usage = Usage::of_range(range.clone())?;
+        let usage = Residency::of_range(range.clone())?;
         self.plan.check(&usage)?;
         let (page, base) = (self.plan.page(), self.plan.base_page());
         if page > base
-            && let Some(blocks) = Blocks::of_range(range, page, base)
+            && let Some(blocks) = BlockBacking::of_range(range, page, base)
             && blocks.broken > 0
         {
             return Err(MemoryError::NotOnePiece {
@@ -187,7 +187,7 @@ impl GuestRam {
     /// The kernel does not tell.
     pub fn resident(&self) -> Result<Obtained, MemoryError> {
         let start = self.host_address();
-        let usage = Usage::of_range(start..start + self.size().0)?;
+        let usage = Residency::of_range(start..start + self.size().0)?;
         Ok(self.by_page_size(&usage))
     }
 
@@ -210,7 +210,7 @@ impl GuestRam {
         self.resident()
     }
 
-    fn by_page_size(&self, usage: &Usage) -> Obtained {
+    fn by_page_size(&self, usage: &Residency) -> Obtained {
         let parts = [
             (self.plan.base_page(), usage.small),
             (block_above(self.plan.base_page()), usage.huge),
@@ -230,10 +230,10 @@ impl GuestRam {
     /// # Errors
     /// The kernel refuses.
     pub fn drop_backing(&self) -> Result<(), MemoryError> {
-        match self.plan.drop_by() {
-            DropBy::Advice => self.mapping.discard(),
-            DropBy::Hole => self.mapping.punch_hole(),
-            DropBy::Remap => self.mapping.map(&self.plan),
+        match self.plan.drop_method() {
+            DropMethod::Advice => self.mapping.discard(),
+            DropMethod::Hole => self.mapping.punch_hole(),
+            DropMethod::Remap => self.mapping.map(&self.plan),
         }
         .map_err(|failed| call_failed(&self.plan, self.size(), failed))
     }
@@ -264,11 +264,11 @@ impl GuestRam {
         if first >= last {
             return 0;
         }
-        let hole = matches!(self.plan.drop_by(), DropBy::Hole);
+        let hole = matches!(self.plan.drop_method(), DropMethod::Hole);
         match self.mapping.discard_range(first, last - first, hole) {
             Ok(()) => last - first,
             // It stays, which costs memory and nothing else.
-            Err(Failed { doing, source }) => {
+            Err(CallError { doing, source }) => {
                 log::debug!("{doing}: {source}");
                 0
             }
@@ -353,7 +353,7 @@ fn region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
     GuestRegionMmap::new(region, ram.start).ok_or_else(|| range("it leaves 64 bits".to_owned()))
 }
 
-fn call_failed(plan: &Plan, size: Bytes, Failed { doing, source }: Failed) -> MemoryError {
+fn call_failed(plan: &Plan, size: Bytes, CallError { doing, source }: CallError) -> MemoryError {
     MemoryError::Call {
         doing,
         size,

@@ -19,9 +19,9 @@ const HUGE: u64 = 1 << 17;
 const TRANSPARENT: u64 = 1 << 22;
 const ZERO: u64 = 1 << 24;
 
-/// What blocks of a range are made of, in blocks. Blocks nothing of which is present are left out.
+/// What blocks of a range are made of, in blocks. BlockBacking nothing of which is present are left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Blocks {
+pub struct BlockBacking {
     /// One aligned piece of physical memory, in one huge page.
     pub whole: u64,
     /// The zero page: read, never written.
@@ -30,7 +30,7 @@ pub struct Blocks {
     pub broken: u64,
 }
 
-impl Blocks {
+impl BlockBacking {
     /// Looks at `range` block by block; `None` where this process may not know.
     pub fn of_range(range: Range<u64>, block: Bytes, base: Bytes) -> Option<Self> {
         match Self::look(range, block, base) {
@@ -111,8 +111,8 @@ mod tests {
             .collect()
     }
 
-    fn counted(entries: &[u64], flags: u64) -> Blocks {
-        let mut blocks = Blocks::default();
+    fn counted(entries: &[u64], flags: u64) -> BlockBacking {
+        let mut blocks = BlockBacking::default();
         blocks.count(entries, flags);
         blocks
     }

@@ -4,7 +4,7 @@
 
 use granule_types::{backing::Backing, units::Bytes};
 
-use super::{HostPages, MemoryError, smaps::Usage};
+use super::{HostPages, MemoryError, smaps::Residency};
 
 /// How a backing is obtained on one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Plan {
 
 /// How the memory behind a mapping is given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DropBy {
+pub enum DropMethod {
     /// `MADV_DONTNEED`.
     Advice,
     /// `fallocate` with a hole in the file.
@@ -123,11 +123,11 @@ impl Plan {
 
     /// How the memory is dropped. Private hugetlb is mapped anew on every kernel: `MADV_DONTNEED`
     /// is refused there up to Linux 5.17 and loses the promise of pages up to 6.7.
-    pub const fn drop_by(&self) -> DropBy {
+    pub const fn drop_method(&self) -> DropMethod {
         match self.backing {
-            Backing::Anonymous | Backing::AnonymousThp => DropBy::Advice,
-            Backing::Shmem | Backing::SharedHugetlb => DropBy::Hole,
-            Backing::AnonymousHugetlb(_) => DropBy::Remap,
+            Backing::Anonymous | Backing::AnonymousThp => DropMethod::Advice,
+            Backing::Shmem | Backing::SharedHugetlb => DropMethod::Hole,
+            Backing::AnonymousHugetlb(_) => DropMethod::Remap,
         }
     }
 
@@ -141,7 +141,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`MemoryError::WrongPages`] with what to do.
-    pub fn check(&self, usage: &Usage) -> Result<(), MemoryError> {
+    pub fn check(&self, usage: &Residency) -> Result<(), MemoryError> {
         let resident = usage.resident();
         let wrong_pages = |wrong: Bytes, what, advice| {
             Err(MemoryError::WrongPages {
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn small_pages_behind_thp_are_an_error_that_says_how_many() {
-        let usage = Usage {
+        let usage = Residency {
             kernel_page: Bytes::kib(4),
             small: Bytes::mib(2),
             huge: Bytes::mib(62),
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn huge_pages_behind_small_ones_are_an_error() {
-        let usage = Usage {
+        let usage = Residency {
             kernel_page: Bytes::kib(4),
             small: Bytes(0),
             huge: Bytes::mib(2),
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn hugetlb_of_another_size_is_an_error() {
-        let usage = Usage {
+        let usage = Residency {
             kernel_page: Bytes::mib(2),
             small: Bytes(0),
             huge: Bytes(0),

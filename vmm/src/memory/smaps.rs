@@ -14,7 +14,7 @@ use super::MemoryError;
 
 /// What is resident in a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
+pub struct Residency {
     /// The page size of the mapping itself: the base page, or hugetlb's.
     pub kernel_page: Bytes,
     /// Mapped by base pages.
@@ -25,7 +25,7 @@ pub struct Usage {
     pub hugetlb: Bytes,
 }
 
-impl Usage {
+impl Residency {
     /// Everything resident.
     pub const fn resident(&self) -> Bytes {
         Bytes(self.small.0 + self.huge.0 + self.hugetlb.0)
@@ -157,7 +157,7 @@ Private_Hugetlb:    8192 kB
 
     #[test]
     fn mappings_in_the_range_are_summed_up_and_others_left_out() {
-        let usage = Usage::parse(TEXT, 0xffff_8000_0000..0xffff_8040_0000).unwrap();
+        let usage = Residency::parse(TEXT, 0xffff_8000_0000..0xffff_8040_0000).unwrap();
 
         assert_eq!(usage.kernel_page, Bytes::kib(4));
         assert_eq!(usage.huge, Bytes::mib(2));
@@ -166,7 +166,7 @@ Private_Hugetlb:    8192 kB
 
     #[test]
     fn hugetlb_is_counted_apart() {
-        let usage = Usage::parse(TEXT, 0xffff_9000_0000..0xffff_9400_0000).unwrap();
+        let usage = Residency::parse(TEXT, 0xffff_9000_0000..0xffff_9400_0000).unwrap();
 
         assert_eq!(usage.kernel_page, Bytes::mib(2));
         assert_eq!(usage.resident(), Bytes::mib(8));
@@ -177,13 +177,13 @@ Private_Hugetlb:    8192 kB
     fn what_lies_outside_guest_memory_is_counted() {
         let guest = 0xffff_8000_0000..0xffff_8020_0000;
 
-        assert_eq!(Usage::parse_outside(TEXT, &[guest]), Bytes::kib(20));
-        assert_eq!(Usage::parse_outside(TEXT, &[]), Bytes::kib(2068));
+        assert_eq!(Residency::parse_outside(TEXT, &[guest]), Bytes::kib(20));
+        assert_eq!(Residency::parse_outside(TEXT, &[]), Bytes::kib(2068));
     }
 
     #[test]
     fn a_range_not_listed_whole_is_an_error() {
-        let error = Usage::parse(TEXT, 0xffff_8000_0000..0xffff_8060_0000).unwrap_err();
+        let error = Residency::parse(TEXT, 0xffff_8000_0000..0xffff_8060_0000).unwrap_err();
 
         assert!(error.to_string().contains("lists 4M of 6M"), "{error}");
     }

@@ -111,7 +111,7 @@ fn blocks_are_one_piece_of_physical_memory() {
     };
     let range = ram.host_address()..ram.host_address() + ram.size().0;
 
-    match Blocks::of_range(range, ram.plan().page(), ram.plan().base_page()) {
+    match BlockBacking::of_range(range, ram.plan().page(), ram.plan().base_page()) {
         Some(blocks) => assert_eq!((blocks.whole, blocks.broken), (3, 0)),
         None => println!("SKIP: this process may not read physical addresses"),
     }

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     devices::virtio::{
         Transport, VirtioDevice,
-        balloon::{Balloon, Handle},
+        balloon::{Balloon, BalloonHandle},
         block::{Block, DiskError},
         console::Console,
         net::{Mac, Net, TapError, mac_for},
@@ -97,15 +97,15 @@ pub fn attach(
     opened: &Opened,
     console: Option<Console>,
     memory: &Arc<GuestMemory>,
-) -> Result<Option<Handle>, AttachError> {
+) -> Result<Option<BalloonHandle>, AttachError> {
     for (index, disk) in opened.disks.iter().enumerate() {
         let name = format!("disk{index}");
-        let device = Block::new(disk.again()?, &name);
+        let device = Block::new(disk.try_clone()?, &name);
         add(platform, &name, Box::new(device), memory)?;
     }
     for (index, (net, tap)) in devices.nets.iter().zip(&opened.taps).enumerate() {
         let mac = net.mac.unwrap_or_else(|| mac_for(&net.tap));
-        let device = Net::new(tap.again()?, mac);
+        let device = Net::new(tap.try_clone()?, mac);
         add(platform, &format!("net{index}"), Box::new(device), memory)?;
     }
     add(platform, "entropy", Box::new(Rng::default()), memory)?;

@@ -26,9 +26,9 @@ use crate::{
     },
     devices::{
         Bus,
-        outlet::Outlet,
+        console_output::ConsoleOutput,
         serial,
-        virtio::{balloon::Handle, console::Console},
+        virtio::{balloon::BalloonHandle, console::Console},
     },
     kvm::{KvmError, ring::Rings, slot::Slot, stats::Statistics},
 };
@@ -86,9 +86,9 @@ pub type Tell = Box<dyn FnMut(u8, Duration) + Send>;
 #[allow(missing_debug_implementations, reason = "it holds closures")]
 pub struct Ends {
     /// The serial port's output.
-    pub output: serial::Output,
+    pub output: serial::SerialOutput,
     /// Where it goes in the end: who writes to the port waits for room there.
-    pub outlet: Outlet,
+    pub outlet: ConsoleOutput,
     /// The virtio console, if there is one.
     pub console: Option<Console>,
     /// Who hears of the boot timer.
@@ -108,9 +108,9 @@ pub struct Machine {
     /// The vCPU threads.
     pub crew: Crew,
     /// The serial port.
-    pub serial: Arc<Mutex<dyn serial::Port>>,
+    pub serial: Arc<Mutex<dyn serial::SerialPort>>,
     /// Controls the balloon, if there is one.
-    pub balloon: Option<Handle>,
+    pub balloon: Option<BalloonHandle>,
     /// All devices.
     pub bus: Arc<Bus>,
     /// Dirty rings, if that is how dirty pages are logged.

@@ -16,7 +16,7 @@ use kvm_ioctls::Kvm;
 
 use super::{attach::AttachError, build::BuildError, config::VmConfig};
 use crate::{
-    devices::virtio::{block::Disk, net::Tap, vsock::Vhost},
+    devices::virtio::{block::Disk, net::Tap, vsock::VsockBackend},
     kvm,
 };
 
@@ -80,7 +80,7 @@ pub struct Opened {
     /// The taps of the network cards, in their order.
     pub taps: Vec<Tap>,
     /// The host's half of the guest's sockets.
-    pub vsock: Option<Vhost>,
+    pub vsock: Option<VsockBackend>,
 }
 
 impl Opened {
@@ -108,7 +108,7 @@ impl Opened {
                 .collect::<Result<_, _>>()
                 .map_err(AttachError::from)?,
             vsock: vsock
-                .map(|vsock| Vhost::open(vsock.cid))
+                .map(|vsock| VsockBackend::open(vsock.cid))
                 .transpose()
                 .map_err(AttachError::from)?,
         })

@@ -80,7 +80,7 @@ pub fn obtain(zones: &[Zone]) -> Result<Obtained, ObtainError> {
             node: zone.node,
             parallel: true,
         };
-        let ram = GuestRam::with(plan, &host, start, size, options);
+        let ram = GuestRam::with_options(plan, &host, start, size, options);
         rams.push(ram.map_err(failed(index, zone))?);
     }
     let map = GuestMemory::new(rams.clone())?;

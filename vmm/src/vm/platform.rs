@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::layout::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICE_STEP, VIRTIO_DEVICES};
 use crate::{
-    devices::{Bus, BusError, Description, MmioDevice},
+    devices::{Bus, BusError, MmioDevice, MmioDeviceInfo},
     kvm::KvmError,
 };
 
@@ -105,7 +105,7 @@ impl<'a> Platform<'a> {
     /// It overlaps another.
     pub fn add(
         &mut self,
-        description: Description,
+        description: MmioDeviceInfo,
         device: Arc<Mutex<dyn MmioDevice>>,
     ) -> Result<(), PlatformError> {
         Ok(self.bus.add(description, device)?)

@@ -38,7 +38,7 @@ use super::{
 use crate::{
     arch::linux,
     companion::{Companion, borrow},
-    devices::{BootTimer, outlet::Outlet},
+    devices::{BootTimer, console_output::ConsoleOutput},
 };
 
 /// Why a machine was not run to its end.
@@ -231,7 +231,7 @@ struct Around<'a> {
     opened: &'a Opened,
     signals: &'a Signals,
     api: Option<&'a Api>,
-    outlet: &'a Outlet,
+    outlet: &'a ConsoleOutput,
     lives: u32,
 }
 

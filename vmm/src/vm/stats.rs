@@ -30,7 +30,7 @@ use crate::{
         stats::{Kind, Statistics, StatisticsError},
         tables::tables_of_guests,
     },
-    memory::{GuestRam, MemoryError, Usage},
+    memory::{GuestRam, MemoryError, Residency},
 };
 
 /// What the file's objects call themselves.
@@ -166,7 +166,7 @@ impl Meter {
             stage2_tables: fresh_tables_of_guests()
                 .zip(self.tables_before)
                 .map(|(now, before)| now.saturating_sub(before)),
-            overhead: Usage::outside(&ranges).map(|bytes| bytes.0),
+            overhead: Residency::outside(&ranges).map(|bytes| bytes.0),
         })
     }
 }

@@ -23,9 +23,9 @@ use super::{
 use crate::{
     companion::Companion,
     devices::{
-        feed::{self, Excess, ToPipe, ToPort},
-        outlet::Outlet,
-        serial::{Output, Port},
+        console_input::{self, Overflow, PipeSink, SerialSink},
+        console_output::ConsoleOutput,
+        serial::{SerialOutput, SerialPort},
         virtio::console::Console,
     },
 };
@@ -34,9 +34,9 @@ use crate::{
 ///
 /// # Errors
 /// It cannot be had twice, or there is no thread for it.
-pub fn outlet(confine: bool) -> io::Result<Outlet> {
+pub fn outlet(confine: bool) -> io::Result<ConsoleOutput> {
     let output = io::stdout().as_fd().try_clone_to_owned()?;
-    Outlet::new(output, move || confined(confine, Thread::Console))
+    ConsoleOutput::new(output, move || confined(confine, Thread::Console))
 }
 
 /// Called once a text has been found.
@@ -46,11 +46,11 @@ pub type Found = Box<dyn FnOnce() + Send>;
 #[allow(missing_debug_implementations, reason = "it holds a closure")]
 pub struct Ways {
     /// The serial port's output.
-    pub output: Output,
+    pub output: SerialOutput,
     /// The virtio console, if there is one.
     pub console: Option<Console>,
     /// What is typed to that one.
-    pub keys: Option<ToPipe>,
+    pub keys: Option<PipeSink>,
 }
 
 impl Ways {
@@ -59,8 +59,12 @@ impl Ways {
     ///
     /// # Errors
     /// No pipe can be had.
-    pub fn new(outlet: &Outlet, console: bool, text: Option<(&str, Found)>) -> io::Result<Self> {
-        let mut output: Output = match text {
+    pub fn new(
+        outlet: &ConsoleOutput,
+        console: bool,
+        text: Option<(&str, Found)>,
+    ) -> io::Result<Self> {
+        let mut output: SerialOutput = match text {
             None => Box::new(outlet.clone()),
             Some((text, tell)) => Box::new(Watch::new(outlet.clone(), text, tell)),
         };
@@ -72,11 +76,11 @@ impl Ways {
             });
         }
         let said = mem::replace(&mut output, Box::new(outlet.clone()));
-        let (keys, typed) = ToPipe::new()?;
+        let (keys, typed) = PipeSink::new()?;
         let typed = OwnedFd::from(typed);
         Ok(Self {
             output,
-            console: Some(Console::new(Some(typed), said).waiting_for(outlet.clone())),
+            console: Some(Console::new(Some(typed), said).with_backpressure(outlet.clone())),
             keys: Some(keys),
         })
     }
@@ -88,16 +92,16 @@ impl Ways {
 /// # Errors
 /// Standard input cannot be had twice, or there is no thread for it.
 pub fn listen(
-    keys: Option<ToPipe>,
-    port: &Arc<Mutex<dyn Port>>,
+    keys: Option<PipeSink>,
+    port: &Arc<Mutex<dyn SerialPort>>,
     terminal: Option<&Terminal>,
     quit: EventFd,
     mut confine: bool,
 ) -> io::Result<Companion> {
     let input = io::stdin().as_fd().try_clone_to_owned()?;
     let excess = match terminal {
-        Some(_) => Excess::Dropped,
-        None => Excess::Waits,
+        Some(_) => Overflow::Drop,
+        None => Overflow::Wait,
     };
     let mut escape = terminal.map(|_| Escape::default());
     let filter = move |bytes: &mut Vec<u8>| {
@@ -115,8 +119,10 @@ pub fn listen(
         go_on
     };
     match keys {
-        Some(keys) => feed::feed(keys, input, excess, filter),
-        None => feed::feed(ToPort::new(Arc::clone(port))?, input, excess, filter),
+        Some(keys) => console_input::forward_input(keys, input, excess, filter),
+        None => {
+            console_input::forward_input(SerialSink::new(Arc::clone(port))?, input, excess, filter)
+        }
     }
 }
 
@@ -133,7 +139,7 @@ mod tests {
     fn the_text_is_looked_for_where_the_terminal_is() {
         for console in [false, true] {
             let (mut screen, to) = io::pipe().unwrap();
-            let outlet = Outlet::new(to, || Ok(())).unwrap();
+            let outlet = ConsoleOutput::new(to, || Ok(())).unwrap();
             let (sender, found) = mpsc::channel();
             let tell = Box::new(move || sender.send(()).unwrap());
 

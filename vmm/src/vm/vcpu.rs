@@ -32,7 +32,7 @@ use parking_lot::{Condvar, Mutex};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    devices::{Bus, outlet::Outlet},
+    devices::{Bus, console_output::ConsoleOutput},
     kvm::{
         exit,
         kick::{Anchor, Kicker},
@@ -83,7 +83,7 @@ pub struct Brake {
     /// Addresses of the port.
     pub port: Range<u64>,
     /// Where its output goes.
-    pub outlet: Outlet,
+    pub outlet: ConsoleOutput,
 }
 
 /// What all vCPU threads share.
@@ -250,7 +250,7 @@ impl Shared {
         {
             brake
                 .outlet
-                .wait_for_room(|| self.wanted.lock().wanted != Wanted::Run);
+                .wait_for_space(|| self.wanted.lock().wanted != Wanted::Run);
         }
     }
 }
@@ -406,7 +406,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::devices::{Serial, serial::Port as _};
+    use crate::devices::{Serial, serial::SerialPort as _};
 
     const PORT: u64 = 0x1000;
 
@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn a_console_that_nobody_reads_stops_the_guest_and_not_its_pause_and_end() {
         let (_screen, to) = io::pipe().unwrap();
-        let outlet = Outlet::new(to, || Ok(())).unwrap();
+        let outlet = ConsoleOutput::new(to, || Ok(())).unwrap();
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let serial = Serial::new(irq, Box::new(outlet.clone()));
         let serial = Arc::new(Mutex::new(serial));
@@ -480,7 +480,7 @@ mod tests {
                 shared.hold(PORT);
             }
         }));
-        while outlet.wait_for_room(|| true) {
+        while outlet.wait_for_space(|| true) {
             thread::sleep(Duration::from_millis(1));
         }
 

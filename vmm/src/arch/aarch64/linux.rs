@@ -27,7 +27,7 @@ use super::{
     vm as arch_vm,
 };
 use crate::{
-    devices::{BootTimer, Description, Pl011, Rtc, Serial, serial},
+    devices::{BootTimer, MmioDeviceInfo, Pl011, Rtc, Serial, serial},
     kvm::{self, dirty::DirtyMode, ring::Rings, slot::Slot, stats::Statistics},
     memory::GuestRam,
     vm::{
@@ -126,7 +126,7 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
     let mut platform = Platform::new(&vm);
     let console = platform.place()?;
     let (number, event) = platform.interrupt()?;
-    let serial: Arc<Mutex<dyn serial::Port>> = match config.console {
+    let serial: Arc<Mutex<dyn serial::SerialPort>> = match config.console {
         Console::Ns16550a => {
             let serial = Arc::new(Mutex::new(Serial::new(event, ends.output)));
             platform.add(Serial::describe(console, number), Arc::clone(&serial) as _)?;
@@ -166,7 +166,7 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
         .iter()
         .map(|ram| (ram.start(), ram.size()))
         .collect();
-    let devices: Vec<Description> = bus.descriptions().cloned().collect();
+    let devices: Vec<MmioDeviceInfo> = bus.descriptions().cloned().collect();
     let seed = seed();
     let tree = Tree {
         memory: &pieces,

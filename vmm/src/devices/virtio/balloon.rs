@@ -2,7 +2,7 @@
 //! A balloon (virtio 1.2, section 5.5): memory that the guest does not need goes back to the host.
 //!
 //! Two ways lead there. The host asks for a number of pages, the guest takes them from its own
-//! and names them ([`Handle::set_target`]); or the guest reports by itself what is free for the
+//! and names them ([`BalloonHandle::set_target`]); or the guest reports by itself what is free for the
 //! moment (free-page reporting, section 5.5.6.9), in pieces of 2 MiB and more, which costs no
 //! huge page. Either way the memory behind a page is dropped, and the guest gets zeros when it
 //! touches the page again. The guest may take pages out of the balloon when it runs short.
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Chain, Config, DeviceError, Part, Rings, VirtioDevice, bit};
+use super::{ConfigSpace, DescriptorChain, DeviceError, Direction, Queues, VirtioDevice, bit};
 use crate::{companion::borrow, memory::GuestMemory};
 
 const INFLATE: usize = 0;
@@ -60,7 +60,7 @@ pub struct Balloon {
 
 #[derive(Debug)]
 struct Shared {
-    config: Config,
+    config: ConfigSpace,
     ask: EventFd,
     statistics: Mutex<Statistics>,
     reported: AtomicU64,
@@ -69,7 +69,7 @@ struct Shared {
 
 /// Controls a balloon.
 #[derive(Debug, Clone)]
-pub struct Handle(Arc<Shared>);
+pub struct BalloonHandle(Arc<Shared>);
 
 impl Balloon {
     /// An empty balloon.
@@ -79,7 +79,7 @@ impl Balloon {
     pub fn new() -> std::io::Result<Self> {
         let shared = Shared {
             // Wanted, actual, the command of free-page hinting, the poison.
-            config: Config::new(vec![0; 16], ACTUAL..ACTUAL + 4),
+            config: ConfigSpace::new(vec![0; 16], ACTUAL..ACTUAL + 4),
             ask: EventFd::new(libc::EFD_NONBLOCK)?,
             statistics: Mutex::default(),
             reported: AtomicU64::new(0),
@@ -94,12 +94,12 @@ impl Balloon {
 
     /// Controls this balloon, also when it works in its thread.
     #[must_use]
-    pub fn handle(&self) -> Handle {
-        Handle(Arc::clone(&self.shared))
+    pub fn handle(&self) -> BalloonHandle {
+        BalloonHandle(Arc::clone(&self.shared))
     }
 
-    fn take_statistics(&mut self, queue: usize, rings: &mut Rings) -> Result<(), DeviceError> {
-        let Some(ring) = rings.get(queue) else {
+    fn take_statistics(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(ring) = queues.get(queue) else {
             return Ok(());
         };
         while let Some(chain) = ring.pop()? {
@@ -126,9 +126,9 @@ impl Balloon {
     }
 }
 
-impl Handle {
+impl BalloonHandle {
     /// Asks the guest to put that much of its memory into the balloon. It takes its time, and may
-    /// refuse; [`Handle::actual`] says how far it is.
+    /// refuse; [`BalloonHandle::actual`] says how far it is.
     pub fn set_target(&self, bytes: Bytes) {
         let pages = u32::try_from(bytes.0 / PAGE).unwrap_or(u32::MAX);
         self.0.config.change(WANTED, &pages.to_le_bytes());
@@ -162,7 +162,7 @@ impl Handle {
 }
 
 impl VirtioDevice for Balloon {
-    fn kind(&self) -> u32 {
+    fn device_type(&self) -> u32 {
         VIRTIO_ID_BALLOON
     }
 
@@ -174,29 +174,29 @@ impl VirtioDevice for Balloon {
         &[128, 128, 16, 64]
     }
 
-    fn config(&self) -> &Config {
+    fn config(&self) -> &ConfigSpace {
         &self.shared.config
     }
 
-    fn start(&mut self, features: u64, _: &mut Rings) -> Result<(), DeviceError> {
+    fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
         // Queues of features that were not taken do not exist, and the next one has their number.
         let optional = [F_STATS, F_REPORTING].into_iter();
         self.others = optional.filter(|f| features & bit(*f) != 0).collect();
         Ok(())
     }
 
-    fn process(&mut self, queue: usize, rings: &mut Rings) -> Result<(), DeviceError> {
+    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
         let other = queue.checked_sub(2).and_then(|at| self.others.get(at));
         if other == Some(&F_STATS) {
-            return self.take_statistics(queue, rings);
+            return self.take_statistics(queue, queues);
         }
-        let Some(ring) = rings.get(queue) else {
+        let Some(ring) = queues.get(queue) else {
             return Ok(());
         };
         let shared = &self.shared;
         ring.drain(|memory, chain| {
             match (queue, other) {
-                (INFLATE, _) if chain.length(Part::Readable) > MOST_NUMBERS => {
+                (INFLATE, _) if chain.length(Direction::Readable) > MOST_NUMBERS => {
                     return Err(DeviceError::Request("it names more than 16384 pages"));
                 }
                 (INFLATE, _) => {
@@ -207,7 +207,7 @@ impl VirtioDevice for Balloon {
                 (DEFLATE, _) => {}
                 (_, Some(&F_REPORTING)) => {
                     // A report names what is free by where its buffers lie.
-                    let buffers = chain.buffers(Part::Writable).iter();
+                    let buffers = chain.buffers(Direction::Writable).iter();
                     let dropped = buffers
                         .map(|(start, length)| {
                             memory
@@ -223,15 +223,15 @@ impl VirtioDevice for Balloon {
         })
     }
 
-    fn input(&self) -> Option<BorrowedFd<'_>> {
+    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
         self.statistics.is_some().then(|| borrow(&self.shared.ask))
     }
 
-    fn receive(&mut self, rings: &mut Rings) -> Result<(), DeviceError> {
+    fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
         // Empty when asked for once already.
         let _ = self.shared.ask.read();
         let at = self.others.iter().position(|other| *other == F_STATS);
-        let ring = at.and_then(|at| rings.get(at + 2));
+        let ring = at.and_then(|at| queues.get(at + 2));
         if let (Some(ring), Some(head)) = (ring, self.statistics.take()) {
             ring.finish(head, 0)?;
             ring.announce()?;
@@ -246,7 +246,7 @@ impl VirtioDevice for Balloon {
 
 /// Drops the pages that the guest names; those that follow one another in one piece. Says how many
 /// bytes were dropped.
-fn inflate(memory: &GuestMemory, chain: &Chain) -> u64 {
+fn inflate(memory: &GuestMemory, chain: &DescriptorChain) -> u64 {
     let mut dropped = 0;
     let mut run: Option<(u64, u64)> = None;
     let mut end = |run: Option<(u64, u64)>| {

@@ -11,8 +11,8 @@ use std::{
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 
-use super::{Complaints, Config, DeviceError, Part, Rings, VirtioDevice};
-use crate::devices::outlet::Outlet;
+use super::{ConfigSpace, DeviceError, Direction, Queues, RateLimitedLog, VirtioDevice};
+use crate::devices::console_output::ConsoleOutput;
 
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
@@ -26,14 +26,14 @@ const MOST: usize = 1 << 20;
 
 /// The device.
 pub struct Console {
-    config: Config,
+    config: ConfigSpace,
     input: Option<OwnedFd>,
     output: Box<dyn Write + Send>,
     /// What is waited for before there is more output.
-    outlet: Option<Outlet>,
+    outlet: Option<ConsoleOutput>,
     /// Whether there may be a buffer of the driver's to read into.
     room: bool,
-    complaints: Complaints,
+    complaints: RateLimitedLog,
 }
 
 impl fmt::Debug for Console {
@@ -49,25 +49,25 @@ impl Console {
     pub fn new(input: Option<OwnedFd>, output: Box<dyn Write + Send>) -> Self {
         // Columns, rows, number of ports, emergency write: none is offered, so all are 0.
         Self {
-            config: Config::new(vec![0; 12], 0..0),
+            config: ConfigSpace::new(vec![0; 12], 0..0),
             input,
             output,
             outlet: None,
             room: false,
-            complaints: Complaints::default(),
+            complaints: RateLimitedLog::default(),
         }
     }
 
     /// Has the guest wait where there is no room in this outlet, which its output goes to.
     #[must_use]
-    pub fn waiting_for(mut self, outlet: Outlet) -> Self {
+    pub fn with_backpressure(mut self, outlet: ConsoleOutput) -> Self {
         self.outlet = Some(outlet);
         self
     }
 }
 
 impl VirtioDevice for Console {
-    fn kind(&self) -> u32 {
+    fn device_type(&self) -> u32 {
         VIRTIO_ID_CONSOLE
     }
 
@@ -79,12 +79,12 @@ impl VirtioDevice for Console {
         &[64, 64]
     }
 
-    fn config(&self) -> &Config {
+    fn config(&self) -> &ConfigSpace {
         &self.config
     }
 
-    fn process(&mut self, queue: usize, rings: &mut Rings) -> Result<(), DeviceError> {
-        let Some(ring) = rings.get(queue) else {
+    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(ring) = queues.get(queue) else {
             return Ok(());
         };
         if queue == RECEIVE {
@@ -95,12 +95,12 @@ impl VirtioDevice for Console {
         let stopping = ring.stopping();
         let gives_up = || stopping.load(Ordering::Relaxed);
         ring.drain(|memory, chain| {
-            if chain.length(Part::Readable) > MOST {
+            if chain.length(Direction::Readable) > MOST {
                 return Err(DeviceError::Request("its output is larger than 1M"));
             }
             // A driver that resets the device forgets what it asked for.
             if let Some(outlet) = &self.outlet
-                && !outlet.wait_for_room(gives_up)
+                && !outlet.wait_for_space(gives_up)
             {
                 return Ok(0);
             }
@@ -125,13 +125,13 @@ impl VirtioDevice for Console {
         })
     }
 
-    fn input(&self) -> Option<BorrowedFd<'_>> {
+    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
         let input = self.input.as_ref().filter(|_| self.room);
         input.map(AsFd::as_fd)
     }
 
-    fn receive(&mut self, rings: &mut Rings) -> Result<(), DeviceError> {
-        let (Some(ring), Some(input)) = (rings.get(RECEIVE), &self.input) else {
+    fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
+        let (Some(ring), Some(input)) = (queues.get(RECEIVE), &self.input) else {
             return Ok(());
         };
         let Some(chain) = ring.pop()? else {
@@ -140,7 +140,7 @@ impl VirtioDevice for Console {
             return Ok(());
         };
         let mut bytes = [0; PIECE];
-        let room = chain.length(Part::Writable).min(PIECE);
+        let room = chain.length(Direction::Writable).min(PIECE);
         let count = match rustix::io::read(input, &mut bytes[..room]) {
             Ok(count) => count,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
@@ -218,11 +218,12 @@ mod tests {
     fn a_guest_waits_for_a_reader_that_stalls_and_can_reset_the_device_meanwhile() {
         let memory = memory();
         let (_screen, to) = std::io::pipe().unwrap();
-        let outlet = Outlet::new(to, || Ok(())).unwrap();
-        let console = Console::new(None, Box::new(outlet.clone())).waiting_for(outlet.clone());
+        let outlet = ConsoleOutput::new(to, || Ok(())).unwrap();
+        let console =
+            Console::new(None, Box::new(outlet.clone())).with_backpressure(outlet.clone());
         let mut driver = Driver::start(&memory, Box::new(console), 0);
         let mut requests = 0;
-        while outlet.wait_for_room(|| true) || !stays_full(&outlet) {
+        while outlet.wait_for_space(|| true) || !stays_full(&outlet) {
             driver.ask(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
             requests += 1;
             assert!(requests < 100);
@@ -239,9 +240,9 @@ mod tests {
     }
 
     /// Whether nothing is written any more.
-    fn stays_full(outlet: &Outlet) -> bool {
+    fn stays_full(outlet: &ConsoleOutput) -> bool {
         let until = std::time::Instant::now() + Duration::from_millis(200);
-        !outlet.wait_for_room(|| std::time::Instant::now() > until)
+        !outlet.wait_for_space(|| std::time::Instant::now() > until)
     }
 
     #[test]

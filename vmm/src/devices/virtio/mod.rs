@@ -6,22 +6,22 @@
 //! into a thread of its own, which waits for the driver's notifications and for whatever else the
 //! device reads from; a reset brings it back. So no two threads ever work on one device, vCPUs
 //! never wait for input and output, and the only state that both sides see is the configuration
-//! space ([`Config`]) and the interrupt's ([`Interrupt`]).
+//! space ([`ConfigSpace`]) and the interrupt's ([`Interrupt`]).
 //!
-//! Everything in a queue is the guest's word. Rings, indices, addresses and lengths are checked
+//! Everything in a queue is the guest's word. Queues, indices, addresses and lengths are checked
 //! before they are used, and what is wrong with one of them ends in the status bit
 //! `DEVICE_NEEDS_RESET` (section 2.1.2): the device stops until the driver resets it, and the
 //! machine goes on.
 
 pub mod balloon;
 pub mod block;
-mod chain;
-mod complaint;
-mod config;
+mod config_space;
 pub mod console;
+mod descriptor_chain;
 mod interrupt;
 pub mod net;
-mod ring;
+mod queue;
+mod rate_limited_log;
 pub mod rng;
 #[cfg(test)]
 mod testing;
@@ -34,11 +34,11 @@ use std::{io, os::fd::BorrowedFd};
 
 use thiserror::Error;
 
-pub use chain::{Chain, Part};
-pub use complaint::Complaints;
-pub use config::Config;
+pub use config_space::ConfigSpace;
+pub use descriptor_chain::{DescriptorChain, Direction};
 pub use interrupt::Interrupt;
-pub use ring::{Ring, Rings, Setup};
+pub use queue::{Queue, QueueConfig, Queues};
+pub use rate_limited_log::RateLimitedLog;
 pub use transport::{Notifier, Transport};
 
 /// Why a device stopped serving its queues. The driver is told, and can reset it.
@@ -46,7 +46,7 @@ pub use transport::{Notifier, Transport};
 pub enum DeviceError {
     /// A ring is not what it has to be.
     #[error("the driver's ring cannot be used: {0}")]
-    Ring(#[from] virtio_queue::Error),
+    Queue(#[from] virtio_queue::Error),
     /// A request is not what it has to be.
     #[error("the driver's request cannot be used: {0}")]
     Request(&'static str),
@@ -63,24 +63,24 @@ pub enum DeviceError {
 /// What a device is and does.
 pub trait VirtioDevice: Send {
     /// Its device identifier (virtio 1.2, section 5).
-    fn kind(&self) -> u32;
+    fn device_type(&self) -> u32;
 
-    /// The features it offers, besides those of rings and transport.
+    /// The features it offers, besides those of queues and transport.
     fn features(&self) -> u64;
 
     /// The largest size of each of its queues: powers of two.
     fn queue_sizes(&self) -> &[u16];
 
     /// Its configuration space, shared with the transport.
-    fn config(&self) -> &Config;
+    fn config(&self) -> &ConfigSpace;
 
     /// The driver has accepted `features` and is about to use the queues. A queue that somebody
-    /// else is to serve is taken out of `rings`: its notifications are left alone then.
+    /// else is to serve is taken out of `queues`: its notifications are left alone then.
     ///
     /// # Errors
     /// The device cannot work that way.
-    fn start(&mut self, features: u64, rings: &mut Rings) -> Result<(), DeviceError> {
-        let _ = (features, rings);
+    fn activate(&mut self, features: u64, queues: &mut Queues) -> Result<(), DeviceError> {
+        let _ = (features, queues);
         Ok(())
     }
 
@@ -88,10 +88,10 @@ pub trait VirtioDevice: Send {
     ///
     /// # Errors
     /// The device cannot go on.
-    fn process(&mut self, queue: usize, rings: &mut Rings) -> Result<(), DeviceError>;
+    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError>;
 
     /// What the device wants to read from now, if anything.
-    fn input(&self) -> Option<BorrowedFd<'_>> {
+    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
@@ -99,8 +99,8 @@ pub trait VirtioDevice: Send {
     ///
     /// # Errors
     /// The device cannot go on.
-    fn receive(&mut self, rings: &mut Rings) -> Result<(), DeviceError> {
-        let _ = rings;
+    fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
+        let _ = queues;
         Ok(())
     }
 

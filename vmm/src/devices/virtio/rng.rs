@@ -4,7 +4,7 @@
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
-use super::{Config, DeviceError, Part, Rings, VirtioDevice};
+use super::{ConfigSpace, DeviceError, Direction, Queues, VirtioDevice};
 
 /// Bytes given for one request at most, whatever it has room for.
 const MOST: usize = 4096;
@@ -12,19 +12,19 @@ const MOST: usize = 4096;
 /// The device.
 #[derive(Debug)]
 pub struct Rng {
-    config: Config,
+    config: ConfigSpace,
 }
 
 impl Default for Rng {
     fn default() -> Self {
         Self {
-            config: Config::new(Vec::new(), 0..0),
+            config: ConfigSpace::new(Vec::new(), 0..0),
         }
     }
 }
 
 impl VirtioDevice for Rng {
-    fn kind(&self) -> u32 {
+    fn device_type(&self) -> u32 {
         VIRTIO_ID_RNG
     }
 
@@ -36,17 +36,17 @@ impl VirtioDevice for Rng {
         &[64]
     }
 
-    fn config(&self) -> &Config {
+    fn config(&self) -> &ConfigSpace {
         &self.config
     }
 
-    fn process(&mut self, queue: usize, rings: &mut Rings) -> Result<(), DeviceError> {
-        let Some(ring) = rings.get(queue) else {
+    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(ring) = queues.get(queue) else {
             return Ok(());
         };
         ring.drain(|memory, chain| {
             let mut bytes = [0; MOST];
-            let wanted = chain.length(Part::Writable).min(MOST);
+            let wanted = chain.length(Direction::Writable).min(MOST);
             let mut done = 0;
             while done < wanted {
                 match getrandom(&mut bytes[done..wanted], GetRandomFlags::empty()) {

@@ -48,7 +48,7 @@ pub enum Buffer {
     In(u32),
 }
 
-/// A queue as the driver sees it. (`MockSplitQueue` of virtio-queue 0.18 has its two rings
+/// A queue as the driver sees it. (`MockSplitQueue` of virtio-queue 0.18 has its two queues
 /// overlap from the sixth entry on.)
 pub struct MockQueue<'m> {
     table: DescriptorTable<'m, GuestMemoryMmap>,

@@ -8,7 +8,7 @@ use std::{
 
 use vm_memory::GuestMemoryBackend as _;
 
-use super::{Chain, Part};
+use super::{DescriptorChain, Direction};
 use crate::memory::GuestMemory;
 
 /// As many pieces as one call takes (`IOV_MAX`).
@@ -31,10 +31,10 @@ pub fn read_at(
     file: &impl AsRawFd,
     offset: u64,
     memory: &GuestMemory,
-    chain: &Chain,
+    chain: &DescriptorChain,
     span: Span,
 ) -> io::Result<()> {
-    all(memory, chain, Part::Writable, span, |pieces, done| {
+    all(memory, chain, Direction::Writable, span, |pieces, done| {
         let (fd, at) = (file.as_raw_fd(), position(offset, done)?);
         let count = libc::c_int::try_from(pieces.len()).map_err(io::Error::other)?;
         // SAFETY: every piece is guest memory, mapped and writable for as long as `memory` lives;
@@ -51,10 +51,10 @@ pub fn write_at(
     file: &impl AsRawFd,
     offset: u64,
     memory: &GuestMemory,
-    chain: &Chain,
+    chain: &DescriptorChain,
     span: Span,
 ) -> io::Result<()> {
-    all(memory, chain, Part::Readable, span, |pieces, done| {
+    all(memory, chain, Direction::Readable, span, |pieces, done| {
         let (fd, at) = (file.as_raw_fd(), position(offset, done)?);
         let count = libc::c_int::try_from(pieces.len()).map_err(io::Error::other)?;
         // SAFETY: as in `read_at`; the memory is only read.
@@ -66,12 +66,12 @@ pub fn write_at(
 ///
 /// # Errors
 /// The call's.
-pub fn write_packet(fd: RawFd, memory: &GuestMemory, chain: &Chain) -> io::Result<usize> {
+pub fn write_packet(fd: RawFd, memory: &GuestMemory, chain: &DescriptorChain) -> io::Result<usize> {
     let mut pieces = Vec::new();
     collect(
         memory,
         chain,
-        Part::Readable,
+        Direction::Readable,
         Span {
             skip: 0,
             length: usize::MAX,
@@ -97,8 +97,8 @@ fn result(count: isize) -> io::Result<usize> {
 /// Repeats `call` until everything is moved.
 fn all(
     memory: &GuestMemory,
-    chain: &Chain,
-    part: Part,
+    chain: &DescriptorChain,
+    part: Direction,
     span: Span,
     call: impl Fn(&[libc::iovec], usize) -> io::Result<usize>,
 ) -> io::Result<()> {
@@ -122,8 +122,8 @@ fn all(
 
 fn collect(
     memory: &GuestMemory,
-    chain: &Chain,
-    part: Part,
+    chain: &DescriptorChain,
+    part: Direction,
     span: Span,
     pieces: &mut Vec<libc::iovec>,
 ) -> io::Result<()> {

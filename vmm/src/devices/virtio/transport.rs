@@ -21,11 +21,11 @@ use virtio_bindings::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    Complaints, Config, Interrupt, Rings, Setup, VirtioDevice, bit,
-    worker::{Crew, Worker},
+    ConfigSpace, Interrupt, QueueConfig, Queues, RateLimitedLog, VirtioDevice, bit,
+    worker::{Worker, WorkerContext},
 };
 use crate::{
-    devices::{Description, MmioDevice},
+    devices::{MmioDevice, MmioDeviceInfo},
     memory::GuestMemory,
 };
 
@@ -60,11 +60,11 @@ pub struct Transport {
     name: String,
     kind: u32,
     offered: u64,
-    config: Config,
+    config: ConfigSpace,
     interrupt: Arc<Interrupt>,
     memory: Arc<GuestMemory>,
     kicks: Vec<Arc<EventFd>>,
-    queues: Vec<Setup>,
+    queues: Vec<QueueConfig>,
     status: u32,
     offered_select: u32,
     accepted_select: u32,
@@ -77,7 +77,7 @@ pub struct Transport {
 #[derive(Debug)]
 enum State {
     /// With us.
-    Idle(Crew),
+    Idle(WorkerContext),
     /// In its thread.
     Working(Worker),
     /// Its thread died; there is no device any more.
@@ -109,22 +109,22 @@ impl Transport {
             .collect::<Result<_, _>>()?;
         Ok(Self {
             name: name.to_owned(),
-            kind: device.kind(),
+            kind: device.device_type(),
             offered: device.features() | EVERY_DEVICE,
             config,
             interrupt,
             memory,
             kicks,
-            queues: sizes.iter().map(|size| Setup::new(*size)).collect(),
+            queues: sizes.iter().map(|size| QueueConfig::new(*size)).collect(),
             status: 0,
             offered_select: 0,
             accepted_select: 0,
             accepted: 0,
             queue_select: 0,
-            state: State::Idle(Crew {
+            state: State::Idle(WorkerContext {
                 name: name.to_owned(),
                 device,
-                complaints: Complaints::default(),
+                complaints: RateLimitedLog::default(),
             }),
             refused: 0,
         })
@@ -132,8 +132,8 @@ impl Transport {
 
     /// For the device tree.
     #[must_use]
-    pub fn describe(&self, start: u64, irq: u32) -> Description {
-        Description {
+    pub fn describe(&self, start: u64, irq: u32) -> MmioDeviceInfo {
+        MmioDeviceInfo {
             name: self.name.clone(),
             start,
             size: Self::SIZE,
@@ -257,17 +257,17 @@ impl Transport {
     }
 
     fn start(&mut self) {
-        let rings = self.rings();
+        let queues = self.queues();
         let State::Idle(mut crew) = std::mem::replace(&mut self.state, State::Gone) else {
             return self.interrupt.needs_reset();
         };
         let name = &self.name;
-        let ready = rings.and_then(|mut rings| {
-            crew.device.start(self.accepted, &mut rings)?;
-            Ok(rings)
+        let ready = queues.and_then(|mut queues| {
+            crew.device.activate(self.accepted, &mut queues)?;
+            Ok(queues)
         });
         match ready {
-            Ok(rings) => match Worker::start(crew, rings, Arc::clone(&self.interrupt)) {
+            Ok(queues) => match Worker::start(crew, queues, Arc::clone(&self.interrupt)) {
                 Ok(worker) => self.state = State::Working(worker),
                 Err(error) => {
                     log::error!("{name} is lost: no thread for it can be started: {error}");
@@ -283,14 +283,14 @@ impl Transport {
         }
     }
 
-    fn rings(&self) -> Result<Rings, super::DeviceError> {
+    fn queues(&self) -> Result<Queues, super::DeviceError> {
         let event_idx = self.accepted & bit(VIRTIO_RING_F_EVENT_IDX) != 0;
         let queues = self.queues.iter().zip(&self.kicks);
-        let rings = queues.map(|(setup, kick)| {
+        let queues = queues.map(|(setup, kick)| {
             let ring = || setup.ring(event_idx, &self.memory, kick, &self.interrupt);
             setup.ready.then(ring).transpose()
         });
-        Ok(Rings::new(rings.collect::<Result<_, _>>()?))
+        Ok(Queues::new(queues.collect::<Result<_, _>>()?))
     }
 
     fn reset(&mut self) {
@@ -305,7 +305,7 @@ impl Transport {
             other => other,
         };
         for queue in &mut self.queues {
-            *queue = Setup::new(queue.most);
+            *queue = QueueConfig::new(queue.most);
         }
         for kick in &self.kicks {
             // Empty already, mostly.

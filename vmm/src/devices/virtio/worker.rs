@@ -14,14 +14,14 @@ use std::{
 use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Complaints, DeviceError, Interrupt, Rings, VirtioDevice};
+use super::{DeviceError, Interrupt, Queues, RateLimitedLog, VirtioDevice};
 use crate::companion::borrow;
 
 /// A device, its name and its warnings: what goes into the thread and comes back.
-pub struct Crew {
+pub struct WorkerContext {
     pub name: String,
     pub device: Box<dyn VirtioDevice>,
-    pub complaints: Complaints,
+    pub complaints: RateLimitedLog,
 }
 
 /// A running thread.
@@ -30,26 +30,30 @@ pub struct Worker {
     stop: EventFd,
     /// The same for a thread that is at work.
     stopping: Arc<AtomicBool>,
-    thread: JoinHandle<Crew>,
+    thread: JoinHandle<WorkerContext>,
 }
 
-impl std::fmt::Debug for Crew {
+impl std::fmt::Debug for WorkerContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Crew")
+        f.debug_struct("WorkerContext")
             .field("name", &self.name)
             .finish_non_exhaustive()
     }
 }
 
 impl Worker {
-    pub fn start(crew: Crew, mut rings: Rings, interrupt: Arc<Interrupt>) -> io::Result<Self> {
+    pub fn start(
+        crew: WorkerContext,
+        mut queues: Queues,
+        interrupt: Arc<Interrupt>,
+    ) -> io::Result<Self> {
         let stopping = Arc::default();
-        rings.heed(&stopping);
+        queues.heed(&stopping);
         let stop = EventFd::new(libc::EFD_NONBLOCK)?;
         let stopped = stop.try_clone()?;
         let thread = thread::Builder::new()
             .name(crew.name.clone())
-            .spawn(move || work(crew, rings, &interrupt, &stopped))?;
+            .spawn(move || work(crew, queues, &interrupt, &stopped))?;
         Ok(Self {
             stop,
             stopping,
@@ -58,16 +62,21 @@ impl Worker {
     }
 
     /// Waits until the device has finished the request it is at. `None` if its thread died.
-    pub fn stop(self) -> Option<Crew> {
+    pub fn stop(self) -> Option<WorkerContext> {
         self.stopping.store(true, Ordering::Relaxed);
         self.stop.write(1).ok()?;
         self.thread.join().ok()
     }
 }
 
-fn work(mut crew: Crew, mut rings: Rings, interrupt: &Interrupt, stop: &EventFd) -> Crew {
-    if let Err(error) = serve(crew.device.as_mut(), &mut rings, stop) {
-        let Crew {
+fn work(
+    mut crew: WorkerContext,
+    mut queues: Queues,
+    interrupt: &Interrupt,
+    stop: &EventFd,
+) -> WorkerContext {
+    if let Err(error) = serve(crew.device.as_mut(), &mut queues, stop) {
+        let WorkerContext {
             name, complaints, ..
         } = &mut crew;
         complaints.warn(format_args!(
@@ -82,17 +91,17 @@ fn work(mut crew: Crew, mut rings: Rings, interrupt: &Interrupt, stop: &EventFd)
 
 fn serve(
     device: &mut dyn VirtioDevice,
-    rings: &mut Rings,
+    queues: &mut Queues,
     stop: &EventFd,
 ) -> Result<(), DeviceError> {
-    let kicks: Vec<(usize, Arc<EventFd>)> = rings
+    let kicks: Vec<(usize, Arc<EventFd>)> = queues
         .iter()
         .map(|(index, ring)| (index, Arc::clone(&ring.kick)))
         .collect();
     let mut events = vec![stop];
     events.extend(kicks.iter().map(|(_, kick)| kick.as_ref()));
     loop {
-        let ready = wait(&events, device.input()).map_err(|source| DeviceError::Host {
+        let ready = wait(&events, device.backend_fd()).map_err(|source| DeviceError::Host {
             doing: "waiting for the guest (poll)",
             source,
         })?;
@@ -102,10 +111,10 @@ fn serve(
         for ((index, kick), _) in kicks.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
             // Empty when another reader was faster; there is none.
             let _ = kick.read();
-            device.process(*index, rings)?;
+            device.process_queue(*index, queues)?;
         }
         if ready.last() == Some(&true) {
-            device.receive(rings)?;
+            device.process_backend(queues)?;
         }
     }
 }

@@ -12,7 +12,7 @@ use thiserror::Error;
 use vm_fdt::FdtWriter;
 
 use super::layout::TREE_ROOM;
-use crate::devices::Description;
+use crate::devices::MmioDeviceInfo;
 
 const GIC_PHANDLE: u32 = 1;
 const CLOCK_PHANDLE: u32 = 2;
@@ -70,7 +70,7 @@ pub struct Tree<'a> {
     /// The interrupt controller.
     pub gic: &'a Gic,
     /// Devices, the console first.
-    pub devices: &'a [Description],
+    pub devices: &'a [MmioDeviceInfo],
     /// The kernel's command line.
     pub command_line: &'a str,
     /// The initramfs.
@@ -252,7 +252,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    fn device(&self, fdt: &mut FdtWriter, device: &Description) -> Result<(), TreeError> {
+    fn device(&self, fdt: &mut FdtWriter, device: &MmioDeviceInfo) -> Result<(), TreeError> {
         let is = |name: &str| device.compatible.contains(&name);
         let open = fdt.begin_node(&node(device))?;
         let names = device.compatible.iter().map(|&name| name.to_owned());
@@ -289,7 +289,7 @@ impl Tree<'_> {
 }
 
 /// The name of a device's node.
-fn node(device: &Description) -> String {
+fn node(device: &MmioDeviceInfo) -> String {
     format!("{}@{:x}", device.name, device.start)
 }
 

@@ -107,7 +107,7 @@ impl Disk {
     ///
     /// # Errors
     /// The host has no descriptor to give, or the disk has become empty.
-    pub fn again(&self) -> Result<Self, DiskError> {
+    pub fn try_clone(&self) -> Result<Self, DiskError> {
         let open = |source| DiskError::Open {
             path: self.path.clone(),
             advice: "",

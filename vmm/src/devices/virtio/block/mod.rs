@@ -25,7 +25,8 @@ use virtio_bindings::{
 };
 
 use super::{
-    Chain, Complaints, Config, DeviceError, Part, Rings, VirtioDevice, bit,
+    ConfigSpace, DescriptorChain, DeviceError, Direction, Queues, RateLimitedLog, VirtioDevice,
+    bit,
     transfer::{self, Span},
 };
 use crate::memory::GuestMemory;
@@ -50,10 +51,10 @@ const HEADER: usize = 16;
 #[derive(Debug)]
 pub struct Block {
     disk: Disk,
-    config: Config,
+    config: ConfigSpace,
     id: [u8; VIRTIO_BLK_ID_BYTES as usize],
     flush_each: bool,
-    complaints: Complaints,
+    complaints: RateLimitedLog,
 }
 
 /// How a request ended, besides well.
@@ -84,17 +85,17 @@ impl Block {
             *place = byte;
         }
         Self {
-            config: Config::new(layout(disk.sectors()), 0..0),
+            config: ConfigSpace::new(layout(disk.sectors()), 0..0),
             disk,
             id: bytes,
             flush_each: false,
-            complaints: Complaints::default(),
+            complaints: RateLimitedLog::default(),
         }
     }
 
-    fn serve(&mut self, memory: &GuestMemory, chain: &Chain) -> Result<u32, DeviceError> {
+    fn serve(&mut self, memory: &GuestMemory, chain: &DescriptorChain) -> Result<u32, DeviceError> {
         let mut header = [0; HEADER];
-        let room = chain.length(Part::Writable);
+        let room = chain.length(Direction::Writable);
         if chain.copy_out(memory, 0, &mut header) < HEADER || room == 0 {
             return Err(DeviceError::Request(
                 "it has no room for a disk request's header and status",
@@ -139,7 +140,7 @@ impl Block {
     fn read(
         &self,
         memory: &GuestMemory,
-        chain: &Chain,
+        chain: &DescriptorChain,
         sector: u64,
         length: usize,
     ) -> Result<(), Failed> {
@@ -154,9 +155,14 @@ impl Block {
         )?)
     }
 
-    fn write(&self, memory: &GuestMemory, chain: &Chain, sector: u64) -> Result<(), Failed> {
+    fn write(
+        &self,
+        memory: &GuestMemory,
+        chain: &DescriptorChain,
+        sector: u64,
+    ) -> Result<(), Failed> {
         self.check_writable()?;
-        let length = chain.length(Part::Readable) - HEADER;
+        let length = chain.length(Direction::Readable) - HEADER;
         let offset = self.place(sector, length as u64)?;
         let span = Span {
             skip: HEADER,
@@ -167,9 +173,14 @@ impl Block {
     }
 
     /// Discards ranges or fills them with zeros.
-    fn clear(&self, memory: &GuestMemory, chain: &Chain, discard: bool) -> Result<(), Failed> {
+    fn clear(
+        &self,
+        memory: &GuestMemory,
+        chain: &DescriptorChain,
+        discard: bool,
+    ) -> Result<(), Failed> {
         self.check_writable()?;
-        let length = chain.length(Part::Readable) - HEADER;
+        let length = chain.length(Direction::Readable) - HEADER;
         if length == 0 || !length.is_multiple_of(HEADER) || length / HEADER > MOST_RANGES as usize {
             return Err(Failed::Invalid);
         }
@@ -239,7 +250,7 @@ impl Block {
 }
 
 impl VirtioDevice for Block {
-    fn kind(&self) -> u32 {
+    fn device_type(&self) -> u32 {
         VIRTIO_ID_BLOCK
     }
 
@@ -260,17 +271,17 @@ impl VirtioDevice for Block {
         &[QUEUE]
     }
 
-    fn config(&self) -> &Config {
+    fn config(&self) -> &ConfigSpace {
         &self.config
     }
 
-    fn start(&mut self, features: u64, _: &mut Rings) -> Result<(), DeviceError> {
+    fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
         self.flush_each = features & bit(VIRTIO_BLK_F_FLUSH) == 0 && !self.disk.is_read_only();
         Ok(())
     }
 
-    fn process(&mut self, queue: usize, rings: &mut Rings) -> Result<(), DeviceError> {
-        let Some(ring) = rings.get(queue) else {
+    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(ring) = queues.get(queue) else {
             return Ok(());
         };
         ring.drain(|memory, chain| self.serve(memory, chain))

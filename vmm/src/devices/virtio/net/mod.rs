@@ -30,7 +30,8 @@ use virtio_bindings::{
 };
 
 use super::{
-    Chain, Complaints, Config, DeviceError, Part, Ring, Rings, VirtioDevice, bit, transfer,
+    ConfigSpace, DescriptorChain, DeviceError, Direction, Queue, Queues, RateLimitedLog,
+    VirtioDevice, bit, transfer,
 };
 
 pub use tap::{Tap, TapError};
@@ -63,14 +64,14 @@ pub type Mac = [u8; 6];
 pub struct Net {
     /// `None` once it has vanished.
     tap: Option<Tap>,
-    config: Config,
+    config: ConfigSpace,
     merge: bool,
     /// Whether there may be a buffer of the driver's to receive into.
     room: bool,
     /// A packet from the tap, and its length while it waits for room.
     packet: Box<[u8]>,
     waiting: Option<usize>,
-    complaints: Complaints,
+    complaints: RateLimitedLog,
 }
 
 /// An address that is the same every time for a tap of this name, and locally administered.
@@ -92,12 +93,12 @@ impl Net {
         config.extend(link(true));
         Self {
             tap: Some(tap),
-            config: Config::new(config, 0..0),
+            config: ConfigSpace::new(config, 0..0),
             merge: false,
             room: false,
             packet: vec![0; MOST].into_boxed_slice(),
             waiting: None,
-            complaints: Complaints::default(),
+            complaints: RateLimitedLog::default(),
         }
     }
 
@@ -112,8 +113,8 @@ impl Net {
         self.config.change(STATUS, &link(false));
     }
 
-    fn transmit(&mut self, rings: &mut Rings) -> Result<(), DeviceError> {
-        let Some(ring) = rings.get(TRANSMIT) else {
+    fn transmit(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(ring) = queues.get(TRANSMIT) else {
             return Ok(());
         };
         let mut lost = None;
@@ -121,7 +122,7 @@ impl Net {
             let Some(tap) = self.tap.as_ref().filter(|_| lost.is_none()) else {
                 return Ok(0);
             };
-            if chain.length(Part::Readable) > MOST {
+            if chain.length(Direction::Readable) > MOST {
                 return Err(DeviceError::Request("a packet is larger than 64 KiB"));
             }
             match transfer::write_packet(tap.as_raw_fd(), memory, chain) {
@@ -140,11 +141,11 @@ impl Net {
     }
 
     /// Puts the packet that waits into the guest's buffers; says whether there was room.
-    fn deliver(&mut self, ring: &mut Ring) -> Result<bool, DeviceError> {
+    fn deliver(&mut self, ring: &mut Queue) -> Result<bool, DeviceError> {
         let Some(length) = self.waiting else {
             return Ok(true);
         };
-        let mut taken: Vec<(Chain, usize)> = Vec::new();
+        let mut taken: Vec<(DescriptorChain, usize)> = Vec::new();
         let mut done = 0;
         while done < length {
             let Some(chain) = ring.pop()? else {
@@ -158,7 +159,7 @@ impl Net {
                 }
                 return Ok(false);
             };
-            let room = chain.length(Part::Writable);
+            let room = chain.length(Direction::Writable);
             if room < HEADER || (!self.merge && room < length) {
                 let problem = "a buffer for a packet is too small";
                 return Err(DeviceError::Request(problem));
@@ -205,7 +206,7 @@ impl Net {
 }
 
 impl VirtioDevice for Net {
-    fn kind(&self) -> u32 {
+    fn device_type(&self) -> u32 {
         VIRTIO_ID_NET
     }
 
@@ -233,11 +234,11 @@ impl VirtioDevice for Net {
         &[QUEUE, QUEUE]
     }
 
-    fn config(&self) -> &Config {
+    fn config(&self) -> &ConfigSpace {
         &self.config
     }
 
-    fn start(&mut self, features: u64, _: &mut Rings) -> Result<(), DeviceError> {
+    fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
         self.merge = features & bit(VIRTIO_NET_F_MRG_RXBUF) != 0;
         let flags = offloads(features);
         let done = self
@@ -256,22 +257,22 @@ impl VirtioDevice for Net {
         }
     }
 
-    fn process(&mut self, queue: usize, rings: &mut Rings) -> Result<(), DeviceError> {
+    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
         match queue {
-            TRANSMIT => self.transmit(rings),
+            TRANSMIT => self.transmit(queues),
             _ => {
                 self.room = true;
-                self.receive(rings)
+                self.process_backend(queues)
             }
         }
     }
 
-    fn input(&self) -> Option<BorrowedFd<'_>> {
+    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
         self.tap.as_ref().filter(|_| self.room).map(AsFd::as_fd)
     }
 
-    fn receive(&mut self, rings: &mut Rings) -> Result<(), DeviceError> {
-        let Some(ring) = rings.get(RECEIVE) else {
+    fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(ring) = queues.get(RECEIVE) else {
             return Ok(());
         };
         let mut left = BATCH;

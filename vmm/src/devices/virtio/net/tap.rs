@@ -96,7 +96,7 @@ impl Tap {
     /// Takes another descriptor for a tap: a packet, its header in front, is what one read gives
     /// and one write takes, and neither blocks. It is asked for no offloads.
     #[must_use]
-    pub fn stand_in(packets: OwnedFd, name: &str) -> Self {
+    pub fn from_fd(packets: OwnedFd, name: &str) -> Self {
         Self {
             file: packets.into(),
             name: name.to_owned(),
@@ -108,7 +108,7 @@ impl Tap {
     ///
     /// # Errors
     /// The host has no descriptor to give.
-    pub fn again(&self) -> Result<Self, TapError> {
+    pub fn try_clone(&self) -> Result<Self, TapError> {
         let file = self.file.try_clone().map_err(|source| TapError::Open {
             name: self.name.clone(),
             doing: "copying its descriptor",
@@ -145,7 +145,7 @@ impl Tap {
     pub(in crate::devices) fn pair() -> (Self, std::os::unix::net::UnixDatagram) {
         let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
         tap.set_nonblocking(true).unwrap();
-        (Self::stand_in(tap.into(), "a pair"), host)
+        (Self::from_fd(tap.into(), "a pair"), host)
     }
 }
 

@@ -134,7 +134,7 @@ fn a_stand_in_that_ends_takes_the_link_down() {
     let (tap, host) = UnixStream::pair().unwrap();
     tap.set_nonblocking(true).unwrap();
 
-    loses_its_link(Tap::stand_in(tap.into(), "a stream"), || drop(host));
+    loses_its_link(Tap::from_fd(tap.into(), "a stream"), || drop(host));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use vm_memory::Bytes as _;
 
 use super::{
-    super::{DeviceError, Ring},
+    super::{DeviceError, Queue},
     *,
 };
 use crate::devices::virtio::{
@@ -66,12 +66,12 @@ fn a_notification_may_come_by_an_event() {
 
 /// Two queues, the first of which somebody else serves.
 struct Half {
-    config: Config,
-    taken: Arc<Mutex<Option<Ring>>>,
+    config: ConfigSpace,
+    taken: Arc<Mutex<Option<Queue>>>,
 }
 
 impl VirtioDevice for Half {
-    fn kind(&self) -> u32 {
+    fn device_type(&self) -> u32 {
         99
     }
 
@@ -83,17 +83,17 @@ impl VirtioDevice for Half {
         &[16, 16]
     }
 
-    fn config(&self) -> &Config {
+    fn config(&self) -> &ConfigSpace {
         &self.config
     }
 
-    fn start(&mut self, _: u64, rings: &mut Rings) -> Result<(), DeviceError> {
-        *self.taken.lock() = rings.take(0);
+    fn activate(&mut self, _: u64, queues: &mut Queues) -> Result<(), DeviceError> {
+        *self.taken.lock() = queues.take(0);
         Ok(())
     }
 
-    fn process(&mut self, queue: usize, rings: &mut Rings) -> Result<(), DeviceError> {
-        let ring = rings.get(queue).unwrap();
+    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        let ring = queues.get(queue).unwrap();
         ring.drain(|_, _| Ok(0))
     }
 
@@ -106,7 +106,7 @@ impl VirtioDevice for Half {
 fn a_queue_that_somebody_else_serves_is_left_alone() {
     let (memory, taken) = (memory(), Arc::default());
     let device = Half {
-        config: Config::new(Vec::new(), 0..0),
+        config: ConfigSpace::new(Vec::new(), 0..0),
         taken: Arc::clone(&taken),
     };
     let mut driver = Driver::start(&memory, Box::new(device), EVENT_IDX);

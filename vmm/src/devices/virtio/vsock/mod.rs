@@ -2,8 +2,8 @@
 //! Sockets between guest and host (virtio 1.2, section 5.10): `AF_VSOCK`, whose addresses are a
 //! number for the machine (its CID; the host's is 2) and a port.
 //!
-//! The data path is the host kernel's ([`Vhost`]). It waits for the driver's notifications of the
-//! first two queues by itself, on the events that KVM signals, and reads and writes rings and
+//! The data path is the host kernel's ([`VsockBackend`]). It waits for the driver's notifications of the
+//! first two queues by itself, on the events that KVM signals, and reads and writes queues and
 //! buffers from a thread of its own. So both queues are taken from this device's thread, which is
 //! left with what the kernel cannot do behind MMIO registers: the kernel says by an event that
 //! there are used buffers, and the register that tells the driver why it is interrupted has to say
@@ -19,7 +19,7 @@
 //! Connections are the kernel's too. The host's ends of a guest that has reset itself learn of it
 //! when they send something, and when this process ends.
 
-mod host;
+mod backend;
 #[cfg(test)]
 mod tests;
 
@@ -32,11 +32,11 @@ use rustix::event::epoll;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Config, DeviceError, Rings, VirtioDevice};
+use super::{ConfigSpace, DeviceError, Queues, VirtioDevice};
 use crate::companion::borrow;
 
-use host::Running;
-pub use host::{Vhost, VsockError};
+use backend::ActiveBackend;
+pub use backend::{VsockBackend, VsockError};
 
 /// For the guest to receive by.
 const RECEIVE: usize = 0;
@@ -50,15 +50,15 @@ const EVENTS: u16 = 16;
 /// The device.
 #[derive(Debug)]
 pub struct Vsock {
-    vhost: Vhost,
-    config: Config,
+    vhost: VsockBackend,
+    config: ConfigSpace,
     /// The kernel has used buffers.
     used: EventFd,
     /// The kernel cannot use a ring or a packet.
     broken: EventFd,
     /// Both of them, as one thing to wait for.
     either: OwnedFd,
-    running: Option<Running>,
+    running: Option<ActiveBackend>,
 }
 
 impl Vsock {
@@ -66,7 +66,7 @@ impl Vsock {
     ///
     /// # Errors
     /// The kernel refuses to work for this process, or has no descriptor to give.
-    pub fn new(vhost: Vhost) -> Result<Self, VsockError> {
+    pub fn new(vhost: VsockBackend) -> Result<Self, VsockError> {
         vhost.belong_to_this_process()?;
         let event = || EventFd::new(libc::EFD_NONBLOCK);
         let (used, broken) = (
@@ -77,7 +77,7 @@ impl Vsock {
         let cid = u64::from(vhost.cid()).to_le_bytes();
         Ok(Self {
             vhost,
-            config: Config::new(cid.to_vec(), 0..0),
+            config: ConfigSpace::new(cid.to_vec(), 0..0),
             used,
             broken,
             either,
@@ -87,7 +87,7 @@ impl Vsock {
 }
 
 impl VirtioDevice for Vsock {
-    fn kind(&self) -> u32 {
+    fn device_type(&self) -> u32 {
         VIRTIO_ID_VSOCK
     }
 
@@ -99,33 +99,33 @@ impl VirtioDevice for Vsock {
         &[QUEUE, QUEUE, EVENTS]
     }
 
-    fn config(&self) -> &Config {
+    fn config(&self) -> &ConfigSpace {
         &self.config
     }
 
-    fn start(&mut self, features: u64, rings: &mut Rings) -> Result<(), DeviceError> {
-        let (Some(receive), Some(transmit)) = (rings.take(RECEIVE), rings.take(TRANSMIT)) else {
+    fn activate(&mut self, features: u64, queues: &mut Queues) -> Result<(), DeviceError> {
+        let (Some(receive), Some(transmit)) = (queues.take(RECEIVE), queues.take(TRANSMIT)) else {
             let problem = "it uses the device without the queues to receive and to send by";
             return Err(DeviceError::Request(problem));
         };
         // What an earlier start has left; empty, mostly.
         let _ = (self.used.read(), self.broken.read());
-        let rings = [receive, transmit];
-        let running = self.vhost.run(rings, features, &self.used, &self.broken)?;
+        let queues = [receive, transmit];
+        let running = self.vhost.run(queues, features, &self.used, &self.broken)?;
         self.running = Some(running);
         Ok(())
     }
 
-    fn process(&mut self, _: usize, _: &mut Rings) -> Result<(), DeviceError> {
+    fn process_queue(&mut self, _: usize, _: &mut Queues) -> Result<(), DeviceError> {
         // Buffers for events, of which there are none.
         Ok(())
     }
 
-    fn input(&self) -> Option<BorrowedFd<'_>> {
+    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
         self.running.is_some().then(|| self.either.as_fd())
     }
 
-    fn receive(&mut self, _: &mut Rings) -> Result<(), DeviceError> {
+    fn process_backend(&mut self, _: &mut Queues) -> Result<(), DeviceError> {
         if let (Ok(_), Some(running)) = (self.used.read(), &self.running) {
             running.interrupt().used();
         }

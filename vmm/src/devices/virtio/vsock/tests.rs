@@ -10,18 +10,18 @@ use vhost::VringConfigData;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::{
-    host::{advice, lies_in_one_piece},
+    backend::{advice, lies_in_one_piece},
     *,
 };
 use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory};
 
 /// The host's device for a CID of this process, or a word why there is none.
-fn vhost(offset: u32) -> Option<Vhost> {
+fn vhost(offset: u32) -> Option<VsockBackend> {
     if !std::path::Path::new("/dev/vhost-vsock").exists() {
         eprintln!("SKIP: this host has no /dev/vhost-vsock");
         return None;
     }
-    Some(Vhost::open(process::id() + offset).unwrap())
+    Some(VsockBackend::open(process::id() + offset).unwrap())
 }
 
 /// Begins to connect to a guest's port.
@@ -94,12 +94,12 @@ fn what_the_kernel_can_make_nothing_of_stops_the_device_until_it_is_reset() {
 fn a_cid_is_one_guests() {
     let Some(first) = vhost(2 << 24) else { return };
 
-    let error = Vhost::open(first.cid()).unwrap_err();
+    let error = VsockBackend::open(first.cid()).unwrap_err();
     let cid = first.cid();
     drop(first);
 
     assert!(matches!(error, VsockError::Taken(taken) if taken == cid));
-    Vhost::open(cid).unwrap();
+    VsockBackend::open(cid).unwrap();
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_host_without_the_device_is_told_what_to_do() {
     assert!(of(libc::ENOENT).contains("modprobe vhost_vsock"));
     assert!(of(libc::EACCES).contains("root"));
     if !std::path::Path::new("/dev/vhost-vsock").exists() {
-        let error = Vhost::open(3).unwrap_err();
+        let error = VsockBackend::open(3).unwrap_err();
         assert!(error.to_string().contains("modprobe"), "{error}");
     }
 }

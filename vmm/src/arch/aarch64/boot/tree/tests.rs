@@ -58,8 +58,8 @@ fn value_text(name: &str, value: &[u8]) -> String {
     }
 }
 
-fn devices() -> Vec<Description> {
-    let virtio = Description {
+fn devices() -> Vec<MmioDeviceInfo> {
+    let virtio = MmioDeviceInfo {
         name: "disk0".to_owned(),
         start: 0xa00_0000,
         size: 0x1000,

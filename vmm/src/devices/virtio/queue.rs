@@ -6,11 +6,11 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use virtio_queue::{Queue, QueueOwnedT as _, QueueT as _};
+use virtio_queue::{QueueOwnedT as _, QueueT as _};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Chain, DeviceError, Interrupt};
+use super::{DescriptorChain, DeviceError, Interrupt};
 use crate::memory::GuestMemory;
 
 /// Requests served before the thread looks around again, so that a driver that keeps on adding
@@ -19,7 +19,7 @@ const BATCH: usize = 1024;
 
 /// What the driver says of a queue.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Setup {
+pub struct QueueConfig {
     /// The largest size that the device takes.
     pub most: u16,
     /// Its size in requests.
@@ -34,7 +34,7 @@ pub struct Setup {
     pub used: u64,
 }
 
-impl Setup {
+impl QueueConfig {
     /// A queue that the driver has said nothing of.
     #[must_use]
     pub fn new(most: u16) -> Self {
@@ -55,9 +55,9 @@ impl Setup {
         memory: &Arc<GuestMemory>,
         kick: &Arc<EventFd>,
         interrupt: &Arc<Interrupt>,
-    ) -> Result<Ring, DeviceError> {
+    ) -> Result<Queue, DeviceError> {
         let size = u16::try_from(self.size).map_err(|_| virtio_queue::Error::InvalidSize)?;
-        let mut queue = Queue::new(self.most)?;
+        let mut queue = virtio_queue::Queue::new(self.most)?;
         queue.try_set_size(size)?;
         queue.try_set_desc_table_address(GuestAddress(self.descriptors))?;
         queue.try_set_avail_ring_address(GuestAddress(self.available))?;
@@ -67,7 +67,7 @@ impl Setup {
         if !queue.is_valid(memory.map()) {
             return Err(virtio_queue::Error::FindMemoryRegion.into());
         }
-        Ok(Ring {
+        Ok(Queue {
             queue,
             memory: Arc::clone(memory),
             kick: Arc::clone(kick),
@@ -79,8 +79,8 @@ impl Setup {
 
 /// A queue that the driver has set up.
 #[derive(Debug)]
-pub struct Ring {
-    pub(super) queue: Queue,
+pub struct Queue {
+    pub(super) queue: virtio_queue::Queue,
     memory: Arc<GuestMemory>,
     pub(super) kick: Arc<EventFd>,
     pub(super) interrupt: Arc<Interrupt>,
@@ -88,7 +88,7 @@ pub struct Ring {
     stop: Arc<AtomicBool>,
 }
 
-impl Ring {
+impl Queue {
     /// The memory that the requests lie in.
     #[must_use]
     pub fn memory(&self) -> &GuestMemory {
@@ -104,10 +104,10 @@ impl Ring {
     ///
     /// # Errors
     /// The ring or the request is not what it has to be.
-    pub fn pop(&mut self) -> Result<Option<Chain>, DeviceError> {
+    pub fn pop(&mut self) -> Result<Option<DescriptorChain>, DeviceError> {
         let memory = self.memory.map();
         let next = self.queue.iter(memory)?.next();
-        next.map(|chain| Chain::parse(chain, &self.memory))
+        next.map(|chain| DescriptorChain::parse(chain, &self.memory))
             .transpose()
     }
 
@@ -117,7 +117,7 @@ impl Ring {
     }
 
     /// Gives a request back with `written` bytes in its writable buffers. The driver is told by
-    /// [`Ring::announce`].
+    /// [`Queue::announce`].
     ///
     /// # Errors
     /// The ring is not what it has to be.
@@ -151,7 +151,7 @@ impl Ring {
     /// The ring or a request is not what it has to be, or `serve` fails.
     pub fn drain(
         &mut self,
-        mut serve: impl FnMut(&GuestMemory, &Chain) -> Result<u32, DeviceError>,
+        mut serve: impl FnMut(&GuestMemory, &DescriptorChain) -> Result<u32, DeviceError>,
     ) -> Result<(), DeviceError> {
         let memory = Arc::clone(&self.memory);
         let mut left = BATCH;
@@ -177,13 +177,13 @@ impl Ring {
 
 /// A device's queues. Those that the driver did not set up are not there.
 #[derive(Debug)]
-pub struct Rings(Vec<Option<Ring>>);
+pub struct Queues(Vec<Option<Queue>>);
 
-impl Rings {
+impl Queues {
     /// A device's queues in their order.
     #[must_use]
-    pub const fn new(rings: Vec<Option<Ring>>) -> Self {
-        Self(rings)
+    pub const fn new(queues: Vec<Option<Queue>>) -> Self {
+        Self(queues)
     }
 
     /// Has the queues be left between two requests once `stop` says so.
@@ -194,17 +194,17 @@ impl Rings {
     }
 
     /// The queue of this number, if the driver uses it.
-    pub fn get(&mut self, index: usize) -> Option<&mut Ring> {
+    pub fn get(&mut self, index: usize) -> Option<&mut Queue> {
         self.0.get_mut(index)?.as_mut()
     }
 
     /// Takes a queue out: from now on it is the taker's.
-    pub fn take(&mut self, index: usize) -> Option<Ring> {
+    pub fn take(&mut self, index: usize) -> Option<Queue> {
         self.0.get_mut(index)?.take()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Ring)> {
-        let rings = self.0.iter().enumerate();
-        rings.filter_map(|(index, ring)| Some((index, ring.as_ref()?)))
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Queue)> {
+        let queues = self.0.iter().enumerate();
+        queues.filter_map(|(index, ring)| Some((index, ring.as_ref()?)))
     }
 }

@@ -8,9 +8,9 @@ const MOST: u32 = 8;
 
 /// A device's warnings.
 #[derive(Debug, Default)]
-pub struct Complaints(u32);
+pub struct RateLimitedLog(u32);
 
-impl Complaints {
+impl RateLimitedLog {
     /// Warns, unless too many warnings were given already.
     pub fn warn(&mut self, message: fmt::Arguments<'_>) {
         self.0 = self.0.saturating_add(1);

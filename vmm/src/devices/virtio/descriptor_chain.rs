@@ -6,7 +6,6 @@
 //! order is right, and no table is followed further than it is long. After that it is plain data
 //! that the guest cannot change, so nothing has to be checked a second time.
 
-use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
 
 use super::DeviceError;
@@ -18,7 +17,7 @@ const MOST_BUFFERS: usize = 1024;
 
 /// Which buffers of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum Direction {
     /// Those the device reads.
     Readable,
     /// Those the device writes.
@@ -27,16 +26,16 @@ pub enum Part {
 
 /// A request.
 #[derive(Debug)]
-pub struct Chain {
+pub struct DescriptorChain {
     head: u16,
     buffers: Vec<(GuestAddress, usize)>,
     /// How many of the buffers are readable: these come first.
     readable: usize,
 }
 
-impl Chain {
+impl DescriptorChain {
     pub(super) fn parse(
-        chain: DescriptorChain<&GuestMemoryMmap>,
+        chain: virtio_queue::DescriptorChain<&GuestMemoryMmap>,
         memory: &GuestMemory,
     ) -> Result<Self, DeviceError> {
         let head = chain.head_index();
@@ -80,16 +79,16 @@ impl Chain {
 
     /// The buffers: first byte and length.
     #[must_use]
-    pub fn buffers(&self, part: Part) -> &[(GuestAddress, usize)] {
+    pub fn buffers(&self, part: Direction) -> &[(GuestAddress, usize)] {
         match part {
-            Part::Readable => &self.buffers[..self.readable],
-            Part::Writable => &self.buffers[self.readable..],
+            Direction::Readable => &self.buffers[..self.readable],
+            Direction::Writable => &self.buffers[self.readable..],
         }
     }
 
     /// Bytes in all buffers of a part.
     #[must_use]
-    pub fn length(&self, part: Part) -> usize {
+    pub fn length(&self, part: Direction) -> usize {
         // A chain has less than 4 GiB: the iterator of virtio-queue ends before.
         self.buffers(part).iter().map(|(_, length)| length).sum()
     }
@@ -98,7 +97,7 @@ impl Chain {
     /// end.
     pub fn pieces(
         &self,
-        part: Part,
+        part: Direction,
         skip: usize,
         length: usize,
     ) -> impl Iterator<Item = (GuestAddress, usize)> + '_ {
@@ -117,7 +116,7 @@ impl Chain {
     /// Copies from the readable buffers, from byte `skip` on. Says how many bytes there were.
     pub fn copy_out(&self, memory: &GuestMemory, skip: usize, data: &mut [u8]) -> usize {
         let mut done = 0;
-        for (address, length) in self.pieces(Part::Readable, skip, data.len()) {
+        for (address, length) in self.pieces(Direction::Readable, skip, data.len()) {
             let place = &mut data[done..done + length];
             if memory.map().read_slice(place, address).is_err() {
                 break;
@@ -131,7 +130,7 @@ impl Chain {
     /// room.
     pub fn copy_in(&self, memory: &GuestMemory, skip: usize, data: &[u8]) -> usize {
         let mut done = 0;
-        for (address, length) in self.pieces(Part::Writable, skip, data.len()) {
+        for (address, length) in self.pieces(Direction::Writable, skip, data.len()) {
             let source = &data[done..done + length];
             if memory.map().write_slice(source, address).is_err() {
                 break;

@@ -15,14 +15,14 @@ use rustix::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::serial::Port;
+use super::serial::SerialPort;
 use crate::companion::{Companion, borrow};
 
 /// Bytes that wait for the guest.
 const BOUND: usize = 64 << 10;
 
 /// What takes input for the guest.
-pub trait Taker: Send + 'static {
+pub trait InputSink: Send + 'static {
     /// Takes as much of `input` as there is room for now, and says how much that was.
     ///
     /// # Errors
@@ -35,12 +35,12 @@ pub trait Taker: Send + 'static {
 
 /// A serial port as a taker.
 #[derive(Debug)]
-pub struct ToPort<P: ?Sized> {
+pub struct SerialSink<P: ?Sized> {
     drained: Arc<EventFd>,
     port: Arc<Mutex<P>>,
 }
 
-impl<P: Port + ?Sized> ToPort<P> {
+impl<P: SerialPort + ?Sized> SerialSink<P> {
     /// Gives input to this port.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl<P: Port + ?Sized> ToPort<P> {
     }
 }
 
-impl<P: Port + ?Sized + 'static> Taker for ToPort<P> {
+impl<P: SerialPort + ?Sized + 'static> InputSink for SerialSink<P> {
     fn take(&mut self, input: &[u8]) -> io::Result<usize> {
         // Empty unless it has just been told of.
         let _ = self.drained.read();
@@ -70,9 +70,9 @@ impl<P: Port + ?Sized + 'static> Taker for ToPort<P> {
 
 /// A pipe as a taker, whose other end a device reads.
 #[derive(Debug)]
-pub struct ToPipe(io::PipeWriter);
+pub struct PipeSink(io::PipeWriter);
 
-impl ToPipe {
+impl PipeSink {
     /// A pipe, and the end to be read.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl ToPipe {
     }
 }
 
-impl Taker for ToPipe {
+impl InputSink for PipeSink {
     fn take(&mut self, input: &[u8]) -> io::Result<usize> {
         match rustix::io::write(&self.0, input) {
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
@@ -99,11 +99,11 @@ impl Taker for ToPipe {
 
 /// What becomes of input that the guest does not take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Excess {
+pub enum Overflow {
     /// It is read and dropped: a terminal's.
-    Dropped,
+    Drop,
     /// It is not read: a file's or a pipe's.
-    Waits,
+    Wait,
 }
 
 /// Reads `input` until its end and gives the guest what `filter` lets through of it. The filter may
@@ -112,10 +112,10 @@ pub enum Excess {
 ///
 /// # Errors
 /// No event file descriptor or no thread can be had.
-pub fn feed(
-    to: impl Taker,
+pub fn forward_input(
+    to: impl InputSink,
     input: impl AsFd + Send + 'static,
-    excess: Excess,
+    excess: Overflow,
     mut filter: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static,
 ) -> io::Result<Companion> {
     Companion::start("console-in", move |stop| {
@@ -126,16 +126,16 @@ pub fn feed(
 }
 
 fn carry(
-    mut to: impl Taker,
+    mut to: impl InputSink,
     input: &impl AsFd,
-    excess: Excess,
+    excess: Overflow,
     filter: &mut impl FnMut(&mut Vec<u8>) -> bool,
     stop: &EventFd,
 ) -> io::Result<()> {
     let (mut backlog, mut bytes) = (Vec::new(), Vec::new());
     let (mut goes_on, mut told) = (true, false);
     while goes_on || !backlog.is_empty() {
-        let reads = goes_on && (excess == Excess::Dropped || backlog.is_empty());
+        let reads = goes_on && (excess == Overflow::Drop || backlog.is_empty());
         let mut fds = vec![PollFd::from_borrowed_fd(borrow(stop), PollFlags::IN)];
         fds.extend((!backlog.is_empty()).then(|| to.room()));
         fds.extend(reads.then(|| PollFd::new(input, PollFlags::IN)));
@@ -219,13 +219,13 @@ mod tests {
 
     #[test]
     fn more_input_than_the_fifo_holds_arrives_in_order_though_it_has_ended() {
-        for excess in [Excess::Dropped, Excess::Waits] {
+        for excess in [Overflow::Drop, Overflow::Wait] {
             let (port, irq) = port();
             let (input, mut keyboard) = io::pipe().unwrap();
             let typed: Vec<u8> = (0..200).collect();
             port.lock().write(1, &[1]);
-            let to = ToPort::new(Arc::clone(&port)).unwrap();
-            let feed = feed(to, input, excess, |bytes| {
+            let to = SerialSink::new(Arc::clone(&port)).unwrap();
+            let feed = forward_input(to, input, excess, |bytes| {
                 bytes.retain(|byte| *byte != 100);
                 true
             });
@@ -244,8 +244,8 @@ mod tests {
     fn a_file_of_any_length_waits_for_the_guest() {
         let (port, _irq) = port();
         let (input, mut keyboard) = io::pipe().unwrap();
-        let to = ToPort::new(Arc::clone(&port)).unwrap();
-        let _feed = feed(to, input, Excess::Waits, |_| true).unwrap();
+        let to = SerialSink::new(Arc::clone(&port)).unwrap();
+        let _feed = forward_input(to, input, Overflow::Wait, |_| true).unwrap();
         let long: Vec<u8> = (0..251).cycle().take(3 * BOUND).collect();
         let written = long.clone();
         let writer = thread::spawn(move || keyboard.write_all(&written).unwrap());
@@ -261,8 +261,8 @@ mod tests {
         let (port, _irq) = port();
         let (input, mut keyboard) = io::pipe().unwrap();
         let (sender, seen) = mpsc::channel();
-        let to = ToPort::new(port).unwrap();
-        let feed = feed(to, input, Excess::Dropped, move |bytes| {
+        let to = SerialSink::new(port).unwrap();
+        let feed = forward_input(to, input, Overflow::Drop, move |bytes| {
             let ends = bytes.contains(&1);
             sender.send(ends).unwrap();
             !ends
@@ -280,8 +280,8 @@ mod tests {
     fn feeding_ends_when_dropped_though_the_guest_reads_nothing() {
         let (port, _irq) = port();
         let (input, mut keyboard) = io::pipe().unwrap();
-        let to = ToPort::new(port).unwrap();
-        let feed = feed(to, input, Excess::Waits, |_| true).unwrap();
+        let to = SerialSink::new(port).unwrap();
+        let feed = forward_input(to, input, Overflow::Wait, |_| true).unwrap();
         keyboard.write_all(&[7; 500]).unwrap();
 
         drop(feed);
@@ -291,9 +291,9 @@ mod tests {
 
     #[test]
     fn a_pipe_takes_input_and_is_closed_at_its_end() {
-        let (to, mut device) = ToPipe::new().unwrap();
+        let (to, mut device) = PipeSink::new().unwrap();
         let (input, mut keyboard) = io::pipe().unwrap();
-        let _feed = feed(to, input, Excess::Waits, |_| true).unwrap();
+        let _feed = forward_input(to, input, Overflow::Wait, |_| true).unwrap();
         let long: Vec<u8> = (0..251).cycle().take(3 * BOUND).collect();
         let written = long.clone();
         thread::spawn(move || keyboard.write_all(&written).unwrap());

@@ -5,7 +5,7 @@
 //! Whoever reads there may stall: a pager that waits for a key, a frozen connection. The thread is
 //! the only one that waits in a write then. A device's output is always taken, so no device waits
 //! with its lock held; who brings it asks for room before it brings more
-//! ([`Outlet::wait_for_room`]) and can give up waiting when the machine is to stand still or to
+//! ([`ConsoleOutput::wait_for_space`]) and can give up waiting when the machine is to stand still or to
 //! end. So the guest waits for its reader, as with a real port, and nobody else does.
 
 use std::{
@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The way out; its copies lead to the same place.
 #[derive(Clone)]
-pub struct Outlet(Arc<Shared>);
+pub struct ConsoleOutput(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -63,13 +63,13 @@ impl State {
     }
 }
 
-impl fmt::Debug for Outlet {
+impl fmt::Debug for ConsoleOutput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outlet").finish_non_exhaustive()
+        f.debug_struct("ConsoleOutput").finish_non_exhaustive()
     }
 }
 
-impl Outlet {
+impl ConsoleOutput {
     /// A way out to `to`. The thread does `prepare` before anything else.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Outlet {
     }
 
     /// Waits while there is no room and `give_up` says no; says whether there is room.
-    pub fn wait_for_room(&self, give_up: impl Fn() -> bool) -> bool {
+    pub fn wait_for_space(&self, give_up: impl Fn() -> bool) -> bool {
         let mut state = self.0.state.lock();
         while state.left() >= BOUND {
             if give_up() {
@@ -129,7 +129,7 @@ impl Outlet {
     }
 }
 
-impl Write for Outlet {
+impl Write for ConsoleOutput {
     /// Takes everything, whether there is room or not.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut state = self.0.state.lock();
@@ -197,8 +197,8 @@ mod tests {
 
     use super::*;
 
-    fn outlet(to: impl AsFd + Send + 'static) -> Outlet {
-        Outlet::new(to, || Ok(())).unwrap()
+    fn outlet(to: impl AsFd + Send + 'static) -> ConsoleOutput {
+        ConsoleOutput::new(to, || Ok(())).unwrap()
     }
 
     #[test]
@@ -214,7 +214,7 @@ mod tests {
 
         for byte in &said {
             outlet.write_all(&[*byte]).unwrap();
-            assert!(outlet.wait_for_room(|| false));
+            assert!(outlet.wait_for_space(|| false));
         }
         let left = outlet.finish();
 
@@ -230,7 +230,7 @@ mod tests {
         let mut brought = 0;
         let until = Instant::now() + Duration::from_millis(300);
 
-        while outlet.wait_for_room(|| Instant::now() > until) {
+        while outlet.wait_for_space(|| Instant::now() > until) {
             outlet.write_all(&[7; 1000]).unwrap();
             brought += 1000;
         }
@@ -272,7 +272,7 @@ mod tests {
 
         outlet.write_all(&[7; 200_000]).unwrap();
 
-        assert!(outlet.wait_for_room(|| false));
+        assert!(outlet.wait_for_space(|| false));
         assert_eq!(outlet.finish(), 0);
     }
 
@@ -280,7 +280,7 @@ mod tests {
     fn a_thread_that_cannot_be_prepared_is_an_error() {
         let (_screen, to) = io::pipe().unwrap();
 
-        let made = Outlet::new(to, || Err(io::ErrorKind::PermissionDenied.into()));
+        let made = ConsoleOutput::new(to, || Err(io::ErrorKind::PermissionDenied.into()));
 
         assert_eq!(made.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }

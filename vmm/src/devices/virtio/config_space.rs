@@ -16,7 +16,7 @@ use super::Interrupt;
 
 /// The bytes, shared by the device, its transport and whoever controls the device.
 #[derive(Debug, Clone)]
-pub struct Config(Arc<Shared>);
+pub struct ConfigSpace(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -26,7 +26,7 @@ struct Shared {
     interrupt: OnceLock<Arc<Interrupt>>,
 }
 
-impl Config {
+impl ConfigSpace {
     /// A space with these contents, of which the driver may write the range given.
     #[must_use]
     pub fn new(bytes: Vec<u8>, writable: Range<usize>) -> Self {
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn reads_past_the_end_give_zeros() {
-        let config = Config::new(vec![1, 2, 3], 0..0);
+        let config = ConfigSpace::new(vec![1, 2, 3], 0..0);
         let (mut inside, mut over, mut past) = ([9; 2], [9; 2], [9; 2]);
 
         let whole = [
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_driver_writes_where_it_may() {
-        let config = Config::new(vec![0; 8], 4..8);
+        let config = ConfigSpace::new(vec![0; 8], 4..8);
 
         let done = [
             config.write_by_driver(4, &[1; 4]),

@@ -3,12 +3,12 @@
 //!
 //! It is opened once, and gets its CID then, which no other guest can have until this process ends.
 //! For each start it learns the features, where guest memory lies in this process, and where the
-//! rings; then it runs. That it is stopped ([`Running`]) takes each ring's lock, and it looks for
-//! that under the lock before it touches a ring: neither rings nor buffers are touched afterwards,
+//! queues; then it runs. That it is stopped ([`ActiveBackend`]) takes each ring's lock, and it looks for
+//! that under the lock before it touches a ring: neither queues nor buffers are touched afterwards,
 //! and nothing else has to be asked of it (its `VHOST_GET_VRING_BASE` only reads a number, and
 //! `VHOST_RESET_OWNER` it does not have).
 //!
-//! Addresses in descriptors are the guest's; the kernel looks each up in the table of memory. Rings
+//! Addresses in descriptors are the guest's; the kernel looks each up in the table of memory. Queues
 //! are given as addresses of this process, and the kernel believes them from their first byte to
 //! their last. So what lies in guest memory is not enough for a ring: it has to lie in one piece of
 //! it, as what follows in guest memory may be something else here.
@@ -32,7 +32,7 @@ use vm_memory::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    super::{DeviceError, Interrupt, Ring, bit, transport::EVERY_DEVICE},
+    super::{DeviceError, Interrupt, Queue, bit, transport::EVERY_DEVICE},
     RECEIVE,
 };
 
@@ -71,7 +71,7 @@ pub enum VsockError {
 
 /// The kernel's half, open, with its CID. A copy is the same one.
 #[derive(Clone)]
-pub struct Vhost {
+pub struct VsockBackend {
     device: Arc<Handle>,
     cid: u32,
     /// What it offers of what we know.
@@ -79,18 +79,18 @@ pub struct Vhost {
 }
 
 /// The crate ties a device to a memory when it is opened, which is before there is any: this one
-/// stays empty, and [`Placed`] has the machine's.
+/// stays empty, and [`BoundBackend`] has the machine's.
 type Handle = Device<Arc<GuestMemoryMmap>>;
 
-impl fmt::Debug for Vhost {
+impl fmt::Debug for VsockBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vhost")
+        f.debug_struct("VsockBackend")
             .field("cid", &self.cid)
             .finish_non_exhaustive()
     }
 }
 
-impl Vhost {
+impl VsockBackend {
     /// Opens it and takes the CID for the guest.
     ///
     /// # Errors
@@ -136,13 +136,13 @@ impl Vhost {
         self.cid
     }
 
-    /// The features that it offers, besides those of rings and transport, all of which it has.
+    /// The features that it offers, besides those of queues and transport, all of which it has.
     pub(super) const fn features(&self) -> u64 {
         self.features
     }
 
     /// Has the kernel work for this process, if it does not already. Not done by
-    /// [`Vhost::open`], because it may start a thread of this process, and rights can only be given
+    /// [`VsockBackend::open`], because it may start a thread of this process, and rights can only be given
     /// up by a process that has one.
     pub(super) fn belong_to_this_process(&self) -> Result<(), VsockError> {
         match self.device.set_owner().map_err(reason) {
@@ -155,24 +155,24 @@ impl Vhost {
         }
     }
 
-    /// Has the kernel serve the rings to receive and to send by; it says by `used` that the driver
+    /// Has the kernel serve the queues to receive and to send by; it says by `used` that the driver
     /// is to be interrupted, and by `broken` that it cannot go on.
     pub(super) fn run(
         &self,
-        rings: [Ring; 2],
+        queues: [Queue; 2],
         features: u64,
         used: &EventFd,
         broken: &EventFd,
-    ) -> Result<Running, DeviceError> {
+    ) -> Result<ActiveBackend, DeviceError> {
         let call = |doing| {
             move |error| DeviceError::Host {
                 doing,
                 source: reason(error),
             }
         };
-        let placed = Placed {
+        let placed = BoundBackend {
             device: &self.device,
-            memory: rings[RECEIVE].memory().map(),
+            memory: queues[RECEIVE].memory().map(),
         };
         placed
             .set_features(features)
@@ -180,7 +180,7 @@ impl Vhost {
         placed
             .set_mem_table(&table(placed.memory))
             .map_err(call("telling where memory lies (VHOST_SET_MEM_TABLE)"))?;
-        for (index, ring) in rings.iter().enumerate() {
+        for (index, ring) in queues.iter().enumerate() {
             let place = place(ring);
             placed
                 .set_vring_num(index, place.queue_size)
@@ -204,36 +204,36 @@ impl Vhost {
         self.device
             .start()
             .map_err(call("starting the kernel's half (VHOST_VSOCK_SET_RUNNING)"))?;
-        Ok(Running {
+        Ok(ActiveBackend {
             device: Arc::clone(&self.device),
-            rings,
+            queues,
         })
     }
 }
 
-/// The kernel at work. Dropping it stops the kernel, which touches neither rings nor buffers then.
-pub(super) struct Running {
+/// The kernel at work. Dropping it stops the kernel, which touches neither queues nor buffers then.
+pub(super) struct ActiveBackend {
     device: Arc<Handle>,
     /// They hold the memory that the kernel uses.
-    rings: [Ring; 2],
+    queues: [Queue; 2],
 }
 
-impl fmt::Debug for Running {
+impl fmt::Debug for ActiveBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running")
-            .field("rings", &self.rings)
+        f.debug_struct("ActiveBackend")
+            .field("queues", &self.queues)
             .finish_non_exhaustive()
     }
 }
 
-impl Running {
+impl ActiveBackend {
     /// The device's interrupt.
     pub(super) fn interrupt(&self) -> &Interrupt {
-        &self.rings[RECEIVE].interrupt
+        &self.queues[RECEIVE].interrupt
     }
 }
 
-impl Drop for Running {
+impl Drop for ActiveBackend {
     fn drop(&mut self) {
         if let Err(error) = self.device.stop() {
             // Only a process that is not its owner is refused.
@@ -243,18 +243,18 @@ impl Drop for Running {
 }
 
 /// The device and the machine's memory, by which the crate translates addresses.
-struct Placed<'a> {
+struct BoundBackend<'a> {
     device: &'a Handle,
     memory: &'a GuestMemoryMmap,
 }
 
-impl AsRawFd for Placed<'_> {
+impl AsRawFd for BoundBackend<'_> {
     fn as_raw_fd(&self) -> RawFd {
         self.device.as_raw_fd()
     }
 }
 
-impl<'a> VhostKernBackend for Placed<'a> {
+impl<'a> VhostKernBackend for BoundBackend<'a> {
     type AS = &'a GuestMemoryMmap;
 
     fn mem(&self) -> &Self::AS {
@@ -268,10 +268,10 @@ impl<'a> VhostKernBackend for Placed<'a> {
 }
 
 /// Whether the kernel can be given the ring's parts as addresses of this process. What else there is
-/// to check, [`super::super::Setup::ring`] has.
+/// to check, [`super::super::QueueConfig::ring`] has.
 pub(super) fn lies_in_one_piece(memory: &GuestMemoryMmap, ring: &VringConfigData) -> bool {
     let size = usize::from(ring.queue_size);
-    // Section 2.7: entries, and for the rings flags, index, and the index of notifications.
+    // Section 2.7: entries, and for the queues flags, index, and the index of notifications.
     [
         (ring.desc_table_addr, 16 * size),
         (ring.avail_ring_addr, 6 + 2 * size),
@@ -282,7 +282,7 @@ pub(super) fn lies_in_one_piece(memory: &GuestMemoryMmap, ring: &VringConfigData
 }
 
 /// What the driver has said of a ring.
-fn place(ring: &Ring) -> VringConfigData {
+fn place(ring: &Queue) -> VringConfigData {
     let queue = &ring.queue;
     VringConfigData {
         queue_max_size: queue.max_size(),
