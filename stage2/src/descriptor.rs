@@ -9,7 +9,7 @@
 //! V = 0 is invalid whatever else is there. T is 1 for a table (levels 0 to 2) and for a page
 //! (level 3), 0 for a block. An invalid entry with [`LOCKED`](Descriptor::LOCKED) is being changed
 //! by one walker, the others keep off; a valid one with software bit 55 is
-//! [claimed](Descriptor::is_claimed): still in use by CPUs, but about to be broken.
+//! [claimed](Descriptor::is_break_pending): still in use by CPUs, but about to be broken.
 
 use core::fmt;
 
@@ -83,7 +83,7 @@ impl Attributes {
     };
 
     /// These and the permissions of others; whatever is no permission stays.
-    pub const fn widened(self, by: Self) -> Self {
+    pub const fn relaxed(self, by: Self) -> Self {
         Self {
             read: self.read || by.read,
             write: self.write || by.write,
@@ -94,7 +94,7 @@ impl Attributes {
     }
 
     /// These without the permissions that others have not; whatever is no permission stays.
-    pub const fn narrowed(self, to: Self) -> Self {
+    pub const fn restricted(self, to: Self) -> Self {
         Self {
             read: self.read && to.read,
             write: self.write && to.write,
@@ -110,7 +110,7 @@ pub struct Descriptor(pub u64);
 
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// No translation.
     Invalid,
     /// Being changed by one walker.
@@ -157,18 +157,18 @@ impl Descriptor {
     }
 
     /// What it is at `level`.
-    pub const fn kind(self, level: Level) -> Kind {
+    pub const fn kind(self, level: Level) -> EntryKind {
         if self.0 & VALID == 0 {
             return if self.0 == Self::LOCKED.0 {
-                Kind::Locked
+                EntryKind::Locked
             } else {
-                Kind::Invalid
+                EntryKind::Invalid
             };
         }
         if level.number() < 3 && self.0 & TABLE_OR_PAGE != 0 {
-            Kind::Table(TableAddress(self.0 & ADDRESS))
+            EntryKind::Table(TableAddress(self.0 & ADDRESS))
         } else {
-            Kind::Leaf(self.address())
+            EntryKind::Leaf(self.address())
         }
     }
 
@@ -179,7 +179,7 @@ impl Descriptor {
 
     /// Whether it is a valid leaf at `level`.
     pub const fn is_leaf(self, level: Level) -> bool {
-        matches!(self.kind(level), Kind::Leaf(_))
+        matches!(self.kind(level), EntryKind::Leaf(_))
     }
 
     /// Whether it is one walker's own.
@@ -188,17 +188,17 @@ impl Descriptor {
     }
 
     /// Whether a walker has announced that it will break it.
-    pub const fn is_claimed(self) -> bool {
+    pub const fn is_break_pending(self) -> bool {
         self.is_valid() && self.0 & CLAIMED != 0
     }
 
     /// The same, claimed. Software bits need no break (rule `break-before-make`).
-    pub const fn claimed(self) -> Self {
+    pub const fn with_break_pending(self) -> Self {
         Self(self.0 | CLAIMED)
     }
 
     /// The same, not claimed.
-    pub const fn unclaimed(self) -> Self {
+    pub const fn without_break_pending(self) -> Self {
         Self(self.0 & !CLAIMED)
     }
 
@@ -243,12 +243,12 @@ impl Descriptor {
     }
 
     /// The same without the permission to write.
-    pub const fn unwritable(self) -> Self {
+    pub const fn write_protected(self) -> Self {
         Self(self.0 & !WRITE)
     }
 
     /// The same without the access flag.
-    pub const fn aged(self) -> Self {
+    pub const fn without_access_flag(self) -> Self {
         Self(self.0 & !ACCESSED)
     }
 
@@ -315,7 +315,7 @@ impl Descriptor {
     }
 
     /// With the bit that stops CPUs from caching a block while its size changes (FEAT_BBM level 1).
-    pub const fn untranslated(self, on: bool) -> Self {
+    pub const fn with_nt(self, on: bool) -> Self {
         Self(if on {
             self.0 | NO_TRANSLATION
         } else {
@@ -324,7 +324,7 @@ impl Descriptor {
     }
 
     /// Whether it has the nT bit; only a block's means that.
-    pub const fn is_untranslated(self) -> bool {
+    pub const fn has_nt(self) -> bool {
         self.0 & (NO_TRANSLATION | TABLE_OR_PAGE) == NO_TRANSLATION
     }
 
@@ -382,8 +382,8 @@ mod tests {
             for attributes in all() {
                 let leaf = Descriptor::leaf(PhysAddr(0x4000_0000), level, attributes, fwb);
                 assert_eq!(leaf.attributes(), attributes);
-                assert_eq!(leaf.kind(level), Kind::Leaf(PhysAddr(0x4000_0000)));
-                assert!(!leaf.is_claimed());
+                assert_eq!(leaf.kind(level), EntryKind::Leaf(PhysAddr(0x4000_0000)));
+                assert!(!leaf.is_break_pending());
             }
         }
     }
@@ -394,7 +394,7 @@ mod tests {
 
         assert_eq!(
             page.kind(Level::new(2).unwrap()),
-            Kind::Table(TableAddress(0x5000))
+            EntryKind::Table(TableAddress(0x5000))
         );
     }
 
@@ -419,7 +419,7 @@ mod tests {
             true,
         );
 
-        let page = block.claimed().part(Level::PAGE, 0x7000);
+        let page = block.with_break_pending().part(Level::PAGE, 0x7000);
 
         assert_eq!(
             page,
@@ -437,13 +437,13 @@ mod tests {
         let level = Level::new(2).unwrap();
         let table = Descriptor::table(TableAddress(0x9000));
 
-        assert_eq!(Descriptor::LOCKED.kind(level), Kind::Locked);
-        assert_eq!(Descriptor::EMPTY.kind(level), Kind::Invalid);
+        assert_eq!(Descriptor::LOCKED.kind(level), EntryKind::Locked);
+        assert_eq!(Descriptor::EMPTY.kind(level), EntryKind::Invalid);
         assert_eq!(
-            table.claimed().kind(level),
-            Kind::Table(TableAddress(0x9000))
+            table.with_break_pending().kind(level),
+            EntryKind::Table(TableAddress(0x9000))
         );
-        assert_eq!(table.claimed().unclaimed(), table);
+        assert_eq!(table.with_break_pending().without_break_pending(), table);
     }
 
     #[test]
@@ -455,7 +455,7 @@ mod tests {
                     Descriptor(Descriptor::table(TableAddress(0x9000)).0 & !3 | kind | (rest & !3));
 
                 let table = match entry.kind(level) {
-                    Kind::Table(table) => Some(table),
+                    EntryKind::Table(table) => Some(table),
                     _ => None,
                 };
 

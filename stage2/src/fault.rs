@@ -20,7 +20,7 @@ use crate::{
     geometry::{Geometry, Level},
     memcache::Memcache,
     operations::{Note, Operations},
-    policy::{Locking, Maintenance, Policy, Reserve, TopUp},
+    policy::{CmoPlacement, Locking, Policy, Reserve, TopUp},
 };
 
 /// Host memory in one piece.
@@ -184,7 +184,7 @@ impl<R: RawRwLock> Mmu<R> {
             return Err(FaultError::NoTables);
         }
         // The level may be out of date under the lock; never draw from a cache that may run dry.
-        let mut withheld = Memcache::withheld();
+        let mut withheld = Memcache::unavailable();
         let usable = if memcache.len() >= least {
             memcache.may_run_dry(memcache.len() < any);
             &mut *memcache
@@ -299,7 +299,7 @@ impl Stage2 {
     /// What 5.10 does in the fault path: every fault that is no permission fault cleans, every
     /// instruction fault invalidates, whatever the map then does.
     fn prepare_in_fault<O: Operations>(&self, ops: &O, fault: &Fault, request: &MapRequest) {
-        if self.policy().maintenance != Maintenance::FaultPath {
+        if self.policy().cmo != CmoPlacement::FaultPath {
             return;
         }
         let attributes = Attributes {

@@ -21,11 +21,11 @@
 //! let geometry = Geometry::new(Granule::K4, 40)?;
 //! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(16 * 512), words(2 * 16)).unwrap();
 //! // No CPU walks the table yet, so there is nothing to invalidate.
-//! let ops = Offline(&pool);
+//! let ops = NoMaintenance(&pool);
 //! let mut memcache = Memcache::new();
 //! let mut guest = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
 //!
-//! memcache.top_up(&ops, guest.memcache_least(), 8);
+//! memcache.top_up(&ops, guest.memcache_min(), 8);
 //! let memory = MapRequest::new(Ipa(0x4000_0000), PhysAddr(0x1_0000_0000), 4 << 20, Attributes::READ_WRITE);
 //! guest.map(&ops, &mut memcache, &memory)?;
 //!
@@ -57,7 +57,7 @@
 //!
 //! let geometry = Geometry::new(Granule::K4, 40)?;
 //! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(64 * 512), words(2 * 64)).unwrap();
-//! let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+//! let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
 //! let table = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
 //! let mmu: Mmu<parking_lot::RawRwLock> = Mmu::new(table);
 //!
@@ -75,7 +75,7 @@
 //!
 //! # let geometry = Geometry::new(Granule::K4, 40)?;
 //! # let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(16 * 512), words(2 * 16)).unwrap();
-//! # let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+//! # let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
 //! # let mut guest = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
 //! # memcache.top_up(&ops, 4, 8);
 //! # let memory = MapRequest::new(Ipa(0x4000_0000), PhysAddr(0x1_0000_0000), 2 << 20, Attributes::READ_WRITE);
@@ -111,12 +111,12 @@ mod address;
 pub mod check;
 pub mod descriptor;
 mod engine;
+#[cfg(feature = "check")]
+pub mod epoch;
 pub mod fault;
 pub mod geometry;
-#[cfg(feature = "check")]
-pub mod grace;
 mod memcache;
-mod offline;
+mod no_maintenance;
 pub mod operations;
 mod policy;
 pub mod pool;
@@ -128,8 +128,8 @@ pub use engine::{
     Access, Fault, FaultStatus, Features, MapError, MapRequest, Mapper, Stage2, Translation, Walker,
 };
 pub use memcache::Memcache;
-pub use offline::Offline;
+pub use no_maintenance::NoMaintenance;
 pub use operations::Operations;
 pub use policy::{
-    Coalesce, Locking, Maintenance, Policy, Reserve, SameLeaf, TopUp, UnknownPolicy, Unmap,
+    CmoPlacement, Coalesce, ExistingLeaf, Locking, Policy, Reserve, TopUp, UnknownPolicy, Unmap,
 };

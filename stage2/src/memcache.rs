@@ -7,7 +7,7 @@
 //! `kvm_mmu_topup_memory_cache()`).
 //!
 //! Tables that maps have made superfluous go the same way back: they are given back together
-//! ([`Returns`]), when there are too many, when a top-up fetches tables, or in the end. So a pool has
+//! ([`TableFreeBatch`]), when there are too many, when a top-up fetches tables, or in the end. So a pool has
 //! twice [`Memcache::CAPACITY`] tables more than are linked for every memcache.
 
 use arrayvec::ArrayVec;
@@ -19,25 +19,25 @@ use crate::{
 
 /// Tables that nobody can reach any more, to be given back together.
 #[derive(Debug, Default)]
-pub(crate) struct Returns(ArrayVec<TableAddress, { Memcache::CAPACITY }>);
+pub(crate) struct TableFreeBatch(ArrayVec<TableAddress, { Memcache::CAPACITY }>);
 
-impl Returns {
+impl TableFreeBatch {
     pub(crate) const fn new() -> Self {
         Self(ArrayVec::new_const())
     }
 
     /// Takes one more.
     #[inline]
-    pub(crate) fn take<O: Operations>(&mut self, ops: &O, table: TableAddress) {
+    pub(crate) fn push<O: Operations>(&mut self, ops: &O, table: TableAddress) {
         if self.0.is_full() {
-            self.give_back(ops);
+            self.free_all(ops);
         }
         self.0.push(table);
     }
 
     /// Gives all back.
     #[inline(never)]
-    pub(crate) fn give_back<O: Operations>(&mut self, ops: &O) {
+    pub(crate) fn free_all<O: Operations>(&mut self, ops: &O) {
         ops.free_all(&self.0);
         self.0.clear();
     }
@@ -48,7 +48,7 @@ impl Returns {
 pub struct Memcache {
     tables: ArrayVec<TableAddress, { Self::CAPACITY }>,
     /// Superfluous ones.
-    spent: Returns,
+    spent: TableFreeBatch,
     /// It was topped up and not drained since: its owner knows that it has to be.
     owned: bool,
     /// Drawing from it when it is empty is no mistake: it stands for no memcache at all, or holds
@@ -64,14 +64,14 @@ impl Memcache {
     pub const fn new() -> Self {
         Self {
             tables: ArrayVec::new_const(),
-            spent: Returns::new(),
+            spent: TableFreeBatch::new(),
             owned: false,
             withheld: false,
         }
     }
 
     /// None: what needs a table fails, and nobody is to blame.
-    pub const fn withheld() -> Self {
+    pub const fn unavailable() -> Self {
         let mut none = Self::new();
         none.withheld = true;
         none
@@ -103,7 +103,7 @@ impl Memcache {
     fn fill<O: Operations>(&mut self, ops: &O, least: usize, most: usize) -> bool {
         ops.note(Note::TopUp);
         self.owned = true;
-        self.give_back(ops);
+        self.free_retired(ops);
         while self.len() < most.min(Self::CAPACITY) {
             let Some(table) = ops.allocate() else { break };
             self.tables.push(table);
@@ -112,7 +112,7 @@ impl Memcache {
     }
 
     /// Takes a table; `None` if there is none.
-    pub fn draw<O: Operations>(&mut self, ops: &O) -> Option<TableAddress> {
+    pub fn take<O: Operations>(&mut self, ops: &O) -> Option<TableAddress> {
         let table = self.tables.pop();
         if table.is_none() && !self.withheld {
             ops.note(Note::Empty);
@@ -121,7 +121,7 @@ impl Memcache {
     }
 
     /// Puts a table that was drawn and not used back, still zeroed.
-    pub(crate) fn put_back(&mut self, table: TableAddress) {
+    pub(crate) fn return_unused(&mut self, table: TableAddress) {
         self.tables.push(table);
     }
 
@@ -130,20 +130,20 @@ impl Memcache {
     #[inline]
     pub(crate) fn retire<O: Operations>(&mut self, ops: &O, table: TableAddress) {
         if self.owned {
-            self.spent.take(ops, table);
+            self.spent.push(ops, table);
         } else {
             ops.free(table);
         }
     }
 
     /// Gives superfluous tables back.
-    pub fn give_back<O: Operations>(&mut self, ops: &O) {
-        self.spent.give_back(ops);
+    pub fn free_retired<O: Operations>(&mut self, ops: &O) {
+        self.spent.free_all(ops);
     }
 
     /// Gives all tables back.
     pub fn drain<O: Operations>(&mut self, ops: &O) {
-        self.give_back(ops);
+        self.free_retired(ops);
         ops.free_all(&self.tables);
         self.tables.clear();
         self.owned = false;

@@ -21,11 +21,11 @@ pub enum Locking {
 
 /// Where memory is made ready for the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Maintenance {
+pub enum CmoPlacement {
     /// In the fault path, for every fault, whatever the map then does.
     FaultPath,
     /// Where a leaf is installed, between break and make.
-    InsideWindow,
+    BetweenBreakAndMake,
     /// Where a leaf is installed, before the break.
     BeforeBreak,
 }
@@ -39,18 +39,18 @@ pub enum Coalesce {
     InstallFirst,
     /// After, and the block's memory is not made ready: the idea as it was first published. Wrong
     /// where a part was never mapped (the checker: `unclean-reachable`); for telling what its figures are made of.
-    InstallUnready,
+    InstallWithoutCmo,
 }
 
 /// What is done with a leaf that is there already and differs in permissions alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SameLeaf {
+pub enum ExistingLeaf {
     /// It is broken and made anew (5.10).
-    Remake,
+    Replace,
     /// It is left, and the guest tries again (6.1 on).
     Retry,
     /// It is given the permissions that it lacks.
-    Widen,
+    Relax,
 }
 
 /// When the memcache is topped up.
@@ -90,11 +90,11 @@ pub struct Policy {
     /// The fault path's lock.
     pub locking: Locking,
     /// Where memory is made ready.
-    pub maintenance: Maintenance,
+    pub cmo: CmoPlacement,
     /// When replaced tables go.
     pub coalesce: Coalesce,
     /// What becomes of a leaf that is there.
-    pub same_leaf: SameLeaf,
+    pub existing_leaf: ExistingLeaf,
     /// When the memcache is topped up.
     pub top_up: TopUp,
     /// To what.
@@ -118,7 +118,7 @@ pub struct Policy {
     pub icache_lines: Option<u64>,
     /// Whether every table counts its valid entries (Linux: the page's references), or is looked
     /// through where it may be empty.
-    pub counts_entries: bool,
+    pub count_references: bool,
     /// Whether pages that fill a contiguous run get the hint, where the only walker maps them.
     pub contiguous: bool,
     /// Whether block sizes change without a break where FEAT_BBM allows it: at splits, when blocks
@@ -139,9 +139,9 @@ impl Policy {
     /// Linux 5.10 as it is.
     pub const LINUX_5_10: Self = Self {
         locking: Locking::Exclusive,
-        maintenance: Maintenance::FaultPath,
+        cmo: CmoPlacement::FaultPath,
         coalesce: Coalesce::FreeFirst,
-        same_leaf: SameLeaf::Remake,
+        existing_leaf: ExistingLeaf::Replace,
         top_up: TopUp::Always,
         reserve: Reserve::Capacity,
         populate_on_split: false,
@@ -152,15 +152,15 @@ impl Policy {
         range_invalidation: false,
         unmap: Unmap::Batch(1),
         icache_lines: None,
-        counts_entries: true,
+        count_references: true,
         contiguous: false,
         use_bbm: false,
     };
     /// Linux 5.10 with this repository's series `stage2-fault-path`.
     pub const LINUX_5_10_SERIES: Self = Self {
-        maintenance: Maintenance::BeforeBreak,
+        cmo: CmoPlacement::BeforeBreak,
         coalesce: Coalesce::InstallFirst,
-        same_leaf: SameLeaf::Widen,
+        existing_leaf: ExistingLeaf::Relax,
         top_up: TopUp::ByFaultLevel,
         local_relax: true,
         icache_lines: Some(512),
@@ -169,8 +169,8 @@ impl Policy {
     /// Linux 6.1: maintenance in the handlers, but the block comes last.
     pub const LINUX_6_1: Self = Self {
         locking: Locking::SharedRelax,
-        maintenance: Maintenance::InsideWindow,
-        same_leaf: SameLeaf::Retry,
+        cmo: CmoPlacement::BetweenBreakAndMake,
+        existing_leaf: ExistingLeaf::Retry,
         ..Self::LINUX_5_10
     };
     /// Linux 6.12: shared walkers, the block first.
@@ -201,15 +201,15 @@ impl Policy {
     };
     /// Everything at once.
     pub const GRANULE: Self = Self {
-        maintenance: Maintenance::BeforeBreak,
-        same_leaf: SameLeaf::Widen,
+        cmo: CmoPlacement::BeforeBreak,
+        existing_leaf: ExistingLeaf::Relax,
         top_up: TopUp::ByFaultLevel,
         populate_on_split: true,
         recover_blocks: true,
         skip_mapped: true,
         wait_for_locked: true,
         unmap: Unmap::Tables(64),
-        counts_entries: false,
+        count_references: false,
         contiguous: true,
         use_bbm: true,
         ..Self::LINUX_6_12

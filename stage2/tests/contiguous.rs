@@ -9,7 +9,7 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, Features, Ipa, MapRequest, Memcache, Offline, PhysAddr, Policy, Stage2, Unmap,
+    Access, Features, Ipa, MapRequest, Memcache, NoMaintenance, PhysAddr, Policy, Stage2, Unmap,
     check::{Checker, Recorder},
     descriptor::Attributes,
     geometry::{Geometry, Granule},
@@ -23,7 +23,7 @@ use support::{
 fn contiguous_pages(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64) -> usize {
     let geometry = Geometry::new(granule, 40).unwrap();
     let pool = pool(&geometry, 32);
-    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+    let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
     let mut table = stage2(geometry, Features::default(), policy, &pool);
     memcache.top_up(&ops, 4, 8);
     let size = pages * granule.size();

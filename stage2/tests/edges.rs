@@ -8,12 +8,12 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, Features, Ipa, Maintenance, MapError, MapRequest, Memcache, Offline, PhysAddr, Policy,
-    Stage2,
+    Access, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance, PhysAddr,
+    Policy, Stage2,
     check::{Action, Checker, Event, Recorder},
     descriptor::{Attributes, Descriptor, MemoryType},
+    epoch::EpochReclaim,
     geometry::{Geometry, Granule},
-    grace::Grace,
     operations::{Note, Operations},
 };
 use support::{
@@ -26,7 +26,7 @@ fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2, Mem
     let pool = pool(&geometry, tables);
     let table = stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool);
     let mut memcache = Memcache::new();
-    memcache.top_up(&Offline(&pool), 4, 8);
+    memcache.top_up(&NoMaintenance(&pool), 4, 8);
     (pool, table, memcache)
 }
 
@@ -42,7 +42,7 @@ fn addresses_outside_the_table_are_refused() {
     ];
     for (granule, bits, leaf) in shapes {
         let (pool, mut table, mut memcache) = fixture(granule, bits, 32);
-        let ops = Offline(&pool);
+        let ops = NoMaintenance(&pool);
         let end = Ipa(table.geometry().size());
         let at = |ipa| MapRequest::new(ipa, PhysAddr(1 << 40), leaf, Attributes::READ);
         let last = Ipa(end.0 - leaf);
@@ -83,9 +83,9 @@ type Checked<'a> = Recorder<'a, Cpu<'a>, Checker>;
 /// Runs `act` on an empty table with the checker on, which reports no violation.
 fn checked(features: Features, act: impl FnOnce(&mut Stage2, &Checked<'_>, &mut Memcache)) {
     let geometry = Geometry::new(Granule::K4, 40).unwrap();
-    let (pool, grace) = (pool(&geometry, 32), Grace::new(1));
+    let (pool, reclaim) = (pool(&geometry, 32), EpochReclaim::new(1));
     let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
-    let ops = Recorder::new(cpu(&pool, &grace, 0), 0, &checker);
+    let ops = Recorder::new(cpu(&pool, &reclaim, 0), 0, &checker);
     let mut table = stage2(geometry, features, Policy::GRANULE, &pool);
     let mut memcache = Memcache::new();
     memcache.top_up(&ops, 4, 8);
@@ -162,26 +162,26 @@ fn pages_with_different_software_bits_are_not_coalesced() {
 #[test]
 fn a_replaced_table_is_not_freed_during_a_mappers_walk() {
     let (pool, table, mut memcache) = fixture(Granule::K4, 39, 32);
-    let grace = Grace::new(1);
-    let ops = cpu(&pool, &grace, 0);
+    let reclaim = EpochReclaim::new(1);
+    let ops = cpu(&pool, &reclaim, 0);
     let request = |ipa, size| MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE);
 
     let mut mapper = table.mapper_shared(&ops);
     mapper.map(&mut memcache, &request(0, PAGE)).unwrap();
     // The same CPU maps a block there in a walk of its own.
     let block = table.map_shared(&ops, &mut memcache, &request(0, BLOCK));
-    let early = grace.take();
+    let early = reclaim.take();
     mapper.map(&mut memcache, &request(PAGE, PAGE)).unwrap();
     drop(mapper);
 
     assert_eq!((block, early), (Ok(()), None));
-    assert!(grace.take().is_some());
+    assert!(reclaim.take().is_some());
 }
 
 #[test]
 fn a_drained_memcache_keeps_no_table() {
     let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 32);
-    let ops = Offline(&pool);
+    let ops = NoMaintenance(&pool);
     let request = |size| MapRequest::new(Ipa(0), MEMORY, size, Attributes::READ_WRITE);
     table.map(&ops, &mut memcache, &request(PAGE)).unwrap();
     memcache.drain(&ops);
@@ -195,7 +195,7 @@ fn a_drained_memcache_keeps_no_table() {
 #[test]
 fn maintenance_in_the_fault_path_works_with_shared_walkers() {
     let policy = Policy {
-        maintenance: Maintenance::FaultPath,
+        cmo: CmoPlacement::FaultPath,
         ..Policy::LINUX_6_12
     };
     let vm = <TestVm>::new(policy, Features::default(), 1, 2);
@@ -211,9 +211,9 @@ fn maintenance_in_the_fault_path_works_with_shared_walkers() {
 /// Returns the stores of a shared walker that coalesces a table of pages into a block.
 fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
     let geometry = Geometry::new(Granule::K4, 39).unwrap();
-    let (pool, grace) = (pool(&geometry, 32), Grace::new(1));
+    let (pool, reclaim) = (pool(&geometry, 32), EpochReclaim::new(1));
     let events: Mutex<Vec<Event>> = Mutex::new(Vec::new());
-    let ops = Recorder::new(cpu(&pool, &grace, 0), 0, &events);
+    let ops = Recorder::new(cpu(&pool, &reclaim, 0), 0, &events);
     let features = Features {
         bbm,
         ..ALL_FEATURES
@@ -260,7 +260,7 @@ fn coalescing_needs_no_break_with_bbm_3_and_equal_permissions() {
 #[test]
 fn addresses_beyond_48_bits_are_refused() {
     let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
-    let ops = Offline(&pool);
+    let ops = NoMaintenance(&pool);
     let request = |ipa, phys| MapRequest::new(ipa, phys, 4096, Attributes::READ_WRITE);
     table
         .map(&ops, &mut memcache, &request(Ipa(0), MEMORY))
@@ -291,7 +291,7 @@ fn tables_that_blocks_replace_return_to_the_pool() {
     // All of 128 but the root's and the one below it.
     const FREE: usize = 126;
     let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 128);
-    let ops = Offline(&pool);
+    let ops = NoMaintenance(&pool);
     let request = |n, size| {
         let (ipa, phys) = (Ipa(n * BLOCK), MEMORY + n * BLOCK);
         let mut request = MapRequest::new(ipa, phys, size, Attributes::READ_WRITE);

@@ -10,7 +10,7 @@ mod support;
 use std::cell::Cell;
 
 use granule_stage2::{
-    EntryAddress, Ipa, MapError, MapRequest, Memcache, Offline, Operations, Policy, Stage2,
+    EntryAddress, Ipa, MapError, MapRequest, Memcache, NoMaintenance, Operations, Policy, Stage2,
     check::{Call, Hook, Hooked, Reply},
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule, Level},
@@ -38,7 +38,7 @@ impl<O: Operations> Hook<O> for OtherWalker {
     }
 }
 
-type Ops<'a> = Hooked<Offline<'a, Box<[std::sync::atomic::AtomicU64]>>, OtherWalker>;
+type Ops<'a> = Hooked<NoMaintenance<'a, Box<[std::sync::atomic::AtomicU64]>>, OtherWalker>;
 
 /// A table whose entry for the first 2M is locked.
 struct Locked {
@@ -53,10 +53,12 @@ impl Locked {
         let pool = pool(&geometry, 16);
         let mut table = stage2(geometry, ALL_FEATURES, policy, &pool);
         let mut memcache = Memcache::new();
-        memcache.top_up(&Offline(&pool), 4, 8);
+        memcache.top_up(&NoMaintenance(&pool), 4, 8);
         let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
-        table.map(&Offline(&pool), &mut memcache, &request).unwrap();
-        memcache.drain(&Offline(&pool));
+        table
+            .map(&NoMaintenance(&pool), &mut memcache, &request)
+            .unwrap();
+        memcache.drain(&NoMaintenance(&pool));
         let level_2 = pool.load(pool.root().entry(0));
         let entry = level_2.next_table().unwrap().entry(0);
         pool.store(entry, Descriptor::LOCKED, Order::Plain);
@@ -75,7 +77,7 @@ impl Locked {
         act: impl Fn(&Ops<'_>, &mut Memcache) -> T,
     ) -> (T, u32) {
         let ops = Hooked {
-            inner: Offline(&self.pool),
+            inner: NoMaintenance(&self.pool),
             hook: OtherWalker {
                 entry: self.entry,
                 new,

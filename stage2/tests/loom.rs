@@ -16,9 +16,9 @@ use std::{cell::RefCell, collections::BTreeMap, sync::Mutex};
 use granule_stage2::{
     Access, EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, Operations, PhysAddr,
     Policy, Stage2, TableAddress,
-    descriptor::{Attributes, Descriptor, Kind},
+    descriptor::{Attributes, Descriptor, EntryKind},
+    epoch::EpochReclaim,
     geometry::{Geometry, Granule, Level},
-    grace::Grace,
     operations::{Dsb, Order, Tlbi, Unlinked, Vmid},
     pool::{TablePool, words},
 };
@@ -284,17 +284,17 @@ fn check(
         let entry = cpu.load(table.entry(index));
         let at = ipa + (index << level.shift(Granule::K4));
         assert!(
-            !entry.is_locked() && !entry.is_claimed(),
+            !entry.is_locked() && !entry.is_break_pending(),
             "{what}: {at:#x}: {entry:?}"
         );
         valid += u32::from(entry.is_valid());
         match entry.kind(level) {
-            Kind::Table(child) => {
+            EntryKind::Table(child) => {
                 let below = (Level::PAGE, at);
                 tables += check(cpu, child, below, counts, what);
             }
-            Kind::Leaf(phys) => assert_eq!(phys.0 & !ELSEWHERE, MEMORY + at, "{what}"),
-            Kind::Invalid | Kind::Locked => {}
+            EntryKind::Leaf(phys) => assert_eq!(phys.0 & !ELSEWHERE, MEMORY + at, "{what}"),
+            EntryKind::Invalid | EntryKind::Locked => {}
         }
     }
     let counted = if counts { valid + 1 } else { 1 };
@@ -346,7 +346,7 @@ fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64
             &cpu,
             TableAddress(ROOT),
             (Level::new(2).unwrap(), 0),
-            policy.counts_entries,
+            policy.count_references,
             &what,
         ) - 1;
         let spare = u64::from(!matches!(before, Before::Pages));
@@ -436,25 +436,26 @@ fn a_pool_gives_no_table_twice() {
 #[test]
 fn a_table_outlives_the_walk_that_may_be_below_it() {
     loom::model(|| {
-        let grace = Arc::new(Grace::new(2));
+        let reclaim = Arc::new(EpochReclaim::new(2));
         let link = Arc::new(AtomicU64::new(1));
         let freed = Arc::new(AtomicU64::new(0));
         let walker = {
-            let (grace, link, freed) = (Arc::clone(&grace), Arc::clone(&link), Arc::clone(&freed));
+            let (reclaim, link, freed) =
+                (Arc::clone(&reclaim), Arc::clone(&link), Arc::clone(&freed));
             loom::thread::spawn(move || {
-                grace.begin(1);
+                reclaim.begin(1);
                 if link.load(Ordering::Acquire) == 1 {
                     assert_eq!(freed.load(Ordering::Acquire), 0, "freed below a walker");
                 }
-                grace.end(1);
+                reclaim.end(1);
             })
         };
         link.store(0, Ordering::Release);
-        grace.defer(Unlinked {
+        reclaim.defer(Unlinked {
             table: TableAddress(ROOT),
             level: Level::PAGE,
         });
-        if grace.take().is_some() {
+        if reclaim.take().is_some() {
             freed.store(1, Ordering::Release);
         }
         walker.join().unwrap();

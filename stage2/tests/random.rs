@@ -13,7 +13,7 @@ mod support;
 use std::{ops::Range, sync::Mutex};
 
 use granule_stage2::{
-    Coalesce, Features, Locking, Maintenance, Policy, Reserve, SameLeaf, TopUp, Unmap,
+    CmoPlacement, Coalesce, ExistingLeaf, Features, Locking, Policy, Reserve, TopUp, Unmap,
 };
 use support::{features, generator, recording_checker::RecordingChecker, test_vm::TestVm};
 
@@ -74,14 +74,14 @@ macro_rules! choices {
 #[cfg_attr(miri, ignore = "takes hours under Miri")]
 fn every_choice_of_a_policy_violates_no_rule_by_itself() {
     let choices = choices! {
-        "fault-path": LINUX_6_12_SERIES { maintenance: Maintenance::FaultPath };
-        "inside-window": LINUX_6_12_SERIES { maintenance: Maintenance::InsideWindow };
-        "before-break": LINUX_6_12_SERIES { maintenance: Maintenance::BeforeBreak };
+        "fault-path": LINUX_6_12_SERIES { cmo: CmoPlacement::FaultPath };
+        "inside-window": LINUX_6_12_SERIES { cmo: CmoPlacement::BetweenBreakAndMake };
+        "before-break": LINUX_6_12_SERIES { cmo: CmoPlacement::BeforeBreak };
         "free-first": LINUX_6_12_SERIES { coalesce: Coalesce::FreeFirst };
-        "install-unready": LINUX_6_12_SERIES { coalesce: Coalesce::InstallUnready };
-        "remake": LINUX_6_12_SERIES { same_leaf: SameLeaf::Remake };
-        "retry": LINUX_6_12_SERIES { same_leaf: SameLeaf::Retry };
-        "widen": LINUX_6_12_SERIES { same_leaf: SameLeaf::Widen };
+        "install-unready": LINUX_6_12_SERIES { coalesce: Coalesce::InstallWithoutCmo };
+        "remake": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Replace };
+        "retry": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Retry };
+        "widen": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Relax };
         "always": LINUX_6_12_SERIES { top_up: TopUp::Always };
         "missing": LINUX_6_12_SERIES { reserve: Reserve::Missing };
         "unpopulated": LINUX_6_12_SERIES { populate_on_split: false };
@@ -94,7 +94,7 @@ fn every_choice_of_a_policy_violates_no_rule_by_itself() {
         "one-by-one": LINUX_6_12_SERIES { unmap: Unmap::Batch(1) };
         "sixteen": LINUX_6_12_SERIES { unmap: Unmap::Batch(16) };
         "whole-tables": LINUX_6_12_SERIES { unmap: Unmap::Tables(16) };
-        "uncounted": LINUX_6_12_SERIES { counts_entries: false };
+        "uncounted": LINUX_6_12_SERIES { count_references: false };
         "contiguous": LINUX_6_12_SERIES { contiguous: true };
         "bbm": LINUX_6_12_SERIES { use_bbm: true };
         "exclusive": LINUX_6_12_SERIES { locking: Locking::Exclusive };

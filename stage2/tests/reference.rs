@@ -8,12 +8,12 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, Features, Ipa, Maintenance, MapError, MapRequest, Memcache, Offline, PhysAddr, Policy,
-    Stage2,
+    Access, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance, PhysAddr,
+    Policy, Stage2,
     check::{Action, Checker, Recorder, Rule},
     descriptor::{Attributes, Descriptor, MemoryType},
+    epoch::EpochReclaim,
     geometry::{Geometry, Granule, Level},
-    grace::Grace,
     operations::{Dsb, Note, Operations},
 };
 use proptest::prelude::*;
@@ -90,7 +90,7 @@ impl TestTable<'_> {
     fn step(&mut self, op: Op, ipa: Ipa, size: u64) {
         self.memcache.top_up(&self.ops, 8, 12);
         self.ops.note(Note::Lock { exclusive: true });
-        if self.table.policy().maintenance == Maintenance::FaultPath {
+        if self.table.policy().cmo == CmoPlacement::FaultPath {
             if !self.table.features().fwb {
                 self.ops.clean_invalidate(MEMORY, self.pages * self.page);
                 self.ops.dsb(Dsb::Ish);
@@ -234,12 +234,12 @@ fn allowed(
 fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u16)]) {
     let geometry = Geometry::new(granule, 40).unwrap();
     let pool = pool(&geometry, 64);
-    let grace = Grace::new(1);
+    let reclaim = EpochReclaim::new(1);
     let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
     let page = granule.size();
     let mut tested = TestTable {
         table: stage2(geometry, features, policy, &pool),
-        ops: Recorder::new(cpu(&pool, &grace, 0), 0, &checker),
+        ops: Recorder::new(cpu(&pool, &reclaim, 0), 0, &checker),
         memcache: Memcache::new(),
         page,
         pages: 2 * granule.entries(),
@@ -323,7 +323,7 @@ fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2) {
 fn a_block_is_mapped_in_the_right_one_of_concatenated_root_tables() {
     // Arrange: 40 bits, two concatenated tables of level 1; 1G blocks in both.
     let (pool, mut table) = fixture(Granule::K4, 40, 8);
-    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+    let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
     assert_eq!(table.geometry().root_tables(), 2);
     let blocks = [0, 3 << 30, 512 << 30, 1023 << 30];
     let request = |ipa| {
@@ -356,7 +356,7 @@ fn a_block_is_mapped_in_the_right_one_of_concatenated_root_tables() {
 #[test]
 fn a_mapper_refuses_unaligned_sizes_after_a_page() {
     let (pool, mut table) = fixture(Granule::K4, 39, 8);
-    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+    let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
     memcache.top_up(&ops, 2, 4);
     let request = |ipa, size| MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE);
 
@@ -383,7 +383,7 @@ fn a_mapper_refuses_unaligned_sizes_after_a_page() {
 #[test]
 fn a_mapper_applies_the_attributes_of_each_request() {
     let (pool, mut table) = fixture(Granule::K4, 39, 8);
-    let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+    let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
     memcache.top_up(&ops, 4, 8);
     let types = [
         MemoryType::Normal,
@@ -438,7 +438,7 @@ fn every_granule_and_ipa_width_is_walked_alike() {
         let geometry = Geometry::new(granule, bits).unwrap();
         let tables = usize::try_from(geometry.root_tables()).unwrap() + 8;
         let (pool, mut table) = fixture(granule, bits, tables);
-        let (ops, mut memcache) = (Offline(&pool), Memcache::new());
+        let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
         memcache.top_up(&ops, 8, 8);
         let block = geometry.span(Level::new(2).unwrap());
         let at = geometry.size() - 2 * block;

@@ -9,7 +9,7 @@ use alloc::{
 use super::Setup;
 use crate::{
     address::{EntryAddress, Ipa, TableAddress},
-    descriptor::{Descriptor, Kind},
+    descriptor::{Descriptor, EntryKind},
     geometry::{Geometry, Level},
 };
 
@@ -201,8 +201,8 @@ impl TableModel {
         for (index, entry) in &table.entries {
             let ipa = table.ipa + index * span(level);
             match entry.kind(level) {
-                Kind::Leaf(_) => out.push((EntryAddress(at + index * 8), *entry, level, ipa)),
-                Kind::Table(child) => self.leaves(child.0, out, tables, span),
+                EntryKind::Leaf(_) => out.push((EntryAddress(at + index * 8), *entry, level, ipa)),
+                EntryKind::Table(child) => self.leaves(child.0, out, tables, span),
                 _ => {}
             }
         }
@@ -222,7 +222,7 @@ impl TableModel {
                 .copied()
                 .unwrap_or_default();
             match (entry.kind(level), level.down()) {
-                (Kind::Table(child), Some(below)) => (at, level) = (child.0, below),
+                (EntryKind::Table(child), Some(below)) => (at, level) = (child.0, below),
                 _ => return Some((entry, level)),
             }
         }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     address::EntryAddress,
-    descriptor::{Descriptor, Kind, MemoryType},
+    descriptor::{Descriptor, EntryKind, MemoryType},
     geometry::Level,
 };
 
@@ -97,9 +97,9 @@ impl Checker {
     fn exchanged(&mut self, cpu: usize, place: &Place, old: Descriptor, new: Descriptor, how: How) {
         let level = place.level;
         match (old.kind(level), new.kind(level)) {
-            (Kind::Table(a), Kind::Table(b)) if a == b => {}
-            (Kind::Leaf(_), Kind::Leaf(_))
-                if !old.untranslated(false).needs_break(new.untranslated(false)) =>
+            (EntryKind::Table(a), EntryKind::Table(b)) if a == b => {}
+            (EntryKind::Leaf(_), EntryKind::Leaf(_))
+                if !old.with_nt(false).needs_break(new.with_nt(false)) =>
             {
                 self.changed_in_place(cpu, place, old, new);
             }
@@ -116,14 +116,14 @@ impl Checker {
         place: &Place,
         old: Descriptor,
         new: Descriptor,
-        was: Kind,
-        is: Kind,
+        was: EntryKind,
+        is: EntryKind,
     ) {
         let detail = format!("{:#x}: {old:?} → {new:?}", place.ipa);
         let bbm = self.setup.features.bbm;
         let (quiet, table, block) = match (was, is) {
-            (Kind::Leaf(_), Kind::Table(table)) => (old.is_untranslated(), table, old),
-            (Kind::Table(table), Kind::Leaf(_)) => (new.is_untranslated(), table, new),
+            (EntryKind::Leaf(_), EntryKind::Table(table)) => (old.has_nt(), table, old),
+            (EntryKind::Table(table), EntryKind::Leaf(_)) => (new.has_nt(), table, new),
             _ => return self.report(Rule::BreakBeforeMake, detail),
         };
         // Whatever the level: the same memory, of the same type.
@@ -149,11 +149,11 @@ impl Checker {
         let less = (a.read && !b.read)
             || (a.write && !b.write)
             || (a.execute && !b.execute)
-            || (new.is_untranslated() && !old.is_untranslated());
+            || (new.has_nt() && !old.has_nt());
         let more = (!a.read && b.read) || (!a.write && b.write) || (!a.execute && b.execute);
         for (is, change) in [(less, Change::Reduced), (more, Change::Widened)] {
             // No CPU holds an entry that has no access flag, or nT.
-            if is && a.accessed && !old.is_untranslated() {
+            if is && a.accessed && !old.has_nt() {
                 self.hold(cpu, place, old, change, false);
             }
         }
@@ -177,7 +177,7 @@ impl Checker {
     ) {
         let size = self.setup.geometry.span(place.level);
         let table = match was.kind(place.level) {
-            Kind::Table(child) => Some(child),
+            EntryKind::Table(child) => Some(child),
             _ => None,
         };
         self.tlbs.changed(
@@ -198,17 +198,17 @@ impl Checker {
     /// Valid to invalid, or the old half of an exchange.
     fn removed(&mut self, cpu: usize, place: &Place, old: Descriptor) {
         self.check_finished(cpu);
-        if !old.is_untranslated() || !old.is_leaf(place.level) {
+        if !old.has_nt() || !old.is_leaf(place.level) {
             self.hold(cpu, place, old, Change::Removed, false);
         }
         match old.kind(place.level) {
-            Kind::Leaf(phys) => {
+            EntryKind::Leaf(phys) => {
                 self.tables.broken.insert(place.entry, old);
                 let size = self.setup.geometry.span(place.level);
                 self.caches.unmap(phys.0, size);
                 self.unmarked.remove(place.ipa, size);
             }
-            Kind::Table(child) => self.unlinked(cpu, child.0),
+            EntryKind::Table(child) => self.unlinked(cpu, child.0),
             _ => {}
         }
     }
@@ -268,8 +268,8 @@ impl Checker {
             self.report(Rule::StaleLookUp, format!("{:#x}", place.ipa));
         }
         match new.kind(place.level) {
-            Kind::Table(child) => self.linked(cpu, place, child.0, how),
-            Kind::Leaf(_) => self.check_leaf(place, new, false),
+            EntryKind::Table(child) => self.linked(cpu, place, child.0, how),
+            EntryKind::Leaf(_) => self.check_leaf(place, new, false),
             _ => {}
         }
     }
@@ -294,7 +294,7 @@ impl Checker {
         if let Some(block) = self.tables.broken.remove(&place.entry) {
             let may = block.attributes();
             let more = |leaf: &Descriptor| {
-                leaf.is_leaf(below) && leaf.attributes().narrowed(may) != leaf.attributes()
+                leaf.is_leaf(below) && leaf.attributes().restricted(may) != leaf.attributes()
             };
             let wider = entries.iter().filter(|(_, leaf)| more(leaf)).count();
             // One is what the fault asked for.

@@ -9,7 +9,7 @@
 use super::{MapError, Slot, Stage2, Walk};
 use crate::{
     address::{Ipa, TableAddress},
-    descriptor::{Attributes, Descriptor, Kind},
+    descriptor::{Attributes, Descriptor, EntryKind},
     geometry::Level,
     operations::{Operations, Order},
 };
@@ -31,10 +31,10 @@ impl<O: Operations> Walk<'_, O> {
             // What is there then may lead further down.
             self.wait_for(&slot)?;
         };
-        if !old.is_leaf(slot.level) || old.is_claimed() {
+        if !old.is_leaf(slot.level) || old.is_break_pending() {
             return Err(MapError::Again);
         }
-        let new = old.with_permissions(old.attributes().widened(by));
+        let new = old.with_permissions(old.attributes().relaxed(by));
         if new != old {
             let old = self.unfold(&slot, old)?;
             let new = new.contiguous(false);
@@ -66,7 +66,7 @@ impl<O: Operations> Walk<'_, O> {
         while slot.ipa < end {
             let old = self.ops.load(slot.entry);
             match (old.kind(level), level.down()) {
-                (Kind::Leaf(_), _) => {
+                (EntryKind::Leaf(_), _) => {
                     let mut new = change(old);
                     if new != old {
                         let differs = old.is_contiguous() && !old.agrees(new);
@@ -79,7 +79,7 @@ impl<O: Operations> Walk<'_, O> {
                         changed = true;
                     }
                 }
-                (Kind::Table(child), Some(below)) => {
+                (EntryKind::Table(child), Some(below)) => {
                     let part = (ipa.max(slot.ipa), end.min(slot.ipa + span));
                     changed |= self.change_in(child, below, part, change);
                 }
@@ -140,7 +140,7 @@ impl Stage2 {
         ipa: Ipa,
         size: u64,
     ) -> Result<(), MapError> {
-        self.reduce(ops, (ipa, size), &Descriptor::unwritable)
+        self.reduce(ops, (ipa, size), &Descriptor::write_protected)
     }
 
     /// Takes from every leaf of a range the permissions that `keep` has not: to read, to write, to
@@ -156,7 +156,7 @@ impl Stage2 {
         keep: Attributes,
     ) -> Result<(), MapError> {
         self.reduce(ops, (ipa, size), &|leaf| {
-            leaf.with_permissions(leaf.attributes().narrowed(keep))
+            leaf.with_permissions(leaf.attributes().restricted(keep))
         })
     }
 
@@ -186,7 +186,12 @@ impl Stage2 {
         self.check_range(ipa, size)?;
         let (root, start) = (self.root, self.geometry.start());
         let walk = self.exclusive(ops);
-        Ok(walk.change_in(root, start, (ipa, ipa + size), &Descriptor::aged))
+        Ok(walk.change_in(
+            root,
+            start,
+            (ipa, ipa + size),
+            &Descriptor::without_access_flag,
+        ))
     }
 
     /// Sets the access flag of the leaf at an address, after an access flag fault. No CPU holds a

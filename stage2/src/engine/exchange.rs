@@ -13,7 +13,7 @@
 use super::{MapError, Slot, Walk};
 use crate::{
     address::Ipa,
-    descriptor::{Descriptor, Kind},
+    descriptor::{Descriptor, EntryKind},
     geometry::Level,
     operations::{Dsb, Operations, Order, Scope, Tlbi},
     range,
@@ -79,11 +79,11 @@ impl<O: Operations> Walk<'_, O> {
         if !self.shared {
             return Ok(old);
         }
-        if old.is_claimed() {
+        if old.is_break_pending() {
             return Err(MapError::Again);
         }
-        self.put(slot, old, old.claimed(), Order::Plain)?;
-        Ok(old.claimed())
+        self.put(slot, old, old.with_break_pending(), Order::Plain)?;
+        Ok(old.with_break_pending())
     }
 
     /// Makes an invalid entry this walker's own.
@@ -134,15 +134,15 @@ impl<O: Operations> Walk<'_, O> {
                 self.make(slot, new);
             }
             (1 | 2, true) => {
-                let quiet = old.untranslated(true);
+                let quiet = old.with_nt(true);
                 self.put(slot, old, quiet, Order::Plain)?;
                 self.invalidate_leaf(slot.ipa, slot.level);
                 self.put(slot, quiet, new, Order::Release)?;
             }
             (1 | 2, false) => {
-                self.put(slot, old, new.untranslated(true), Order::Release)?;
+                self.put(slot, old, new.with_nt(true), Order::Release)?;
                 self.invalidate_old(slot, old);
-                self.put(slot, new.untranslated(true), new, Order::Plain)?;
+                self.put(slot, new.with_nt(true), new, Order::Plain)?;
             }
             _ => {
                 self.put(slot, old, new, Order::Release)?;
@@ -155,11 +155,11 @@ impl<O: Operations> Walk<'_, O> {
     /// Invalidates what came from an entry that was there.
     fn invalidate_old(&self, slot: &Slot, old: Descriptor) {
         match old.kind(slot.level) {
-            Kind::Leaf(_) => self.invalidate_leaf(slot.ipa, slot.level),
-            Kind::Table(_) => {
+            EntryKind::Leaf(_) => self.invalidate_leaf(slot.ipa, slot.level),
+            EntryKind::Table(_) => {
                 self.invalidate_range(slot.ipa, self.stage2.geometry.span(slot.level));
             }
-            Kind::Invalid | Kind::Locked => {}
+            EntryKind::Invalid | EntryKind::Locked => {}
         }
     }
 

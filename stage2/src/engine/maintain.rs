@@ -13,10 +13,10 @@
 use super::{Slot, Stage2, Walk};
 use crate::{
     address::{Ipa, PhysAddr, TableAddress},
-    descriptor::{Attributes, Descriptor, Kind, MemoryType},
+    descriptor::{Attributes, Descriptor, EntryKind, MemoryType},
     geometry::Level,
     operations::{Dsb, Operations},
-    policy::Maintenance,
+    policy::CmoPlacement,
 };
 
 /// Bytes in a cache line as `IC IVAU` is counted by; only [`Policy::icache_lines`] depends on it.
@@ -33,8 +33,8 @@ pub(super) struct Run {
 
 impl<O: Operations> Walk<'_, O> {
     /// Whether handlers maintain, at `when`.
-    pub(super) fn maintains(&self, when: Maintenance) -> bool {
-        self.stage2.policy.maintenance == when
+    pub(super) fn maintains(&self, when: CmoPlacement) -> bool {
+        self.stage2.policy.cmo == when
     }
 
     /// Whether nothing has to be made ready for a leaf with these attributes, here.
@@ -136,11 +136,11 @@ impl<O: Operations> Walk<'_, O> {
             let at = phys + index * span;
             let entry = self.ops.load(table.entry(index));
             match (entry.kind(level), level.down()) {
-                (Kind::Table(child), Some(below)) => {
+                (EntryKind::Table(child), Some(below)) => {
                     self.unready(child, below, at, new, clean, stale);
                     continue;
                 }
-                (Kind::Leaf(address), _)
+                (EntryKind::Leaf(address), _)
                     if address == at && entry.attributes().memory == MemoryType::Normal =>
                 {
                     *stale |= new.execute && !entry.attributes().execute;
@@ -181,10 +181,10 @@ impl<O: Operations> Walk<'_, O> {
         for index in 0..self.stage2.geometry.granule().entries() {
             let entry = self.ops.load(table.entry(index));
             match (entry.kind(level), level.down()) {
-                (Kind::Table(child), Some(below)) => {
+                (EntryKind::Table(child), Some(below)) => {
                     self.collect_unlinked(child, below, run);
                 }
-                (Kind::Leaf(_), _) => self.collect(entry, level, run),
+                (EntryKind::Leaf(_), _) => self.collect(entry, level, run),
                 _ => {}
             }
         }

@@ -4,11 +4,11 @@
 use super::{MapError, Slot, Stage2, Walk};
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
-    descriptor::{Attributes, Descriptor, Kind},
+    descriptor::{Attributes, Descriptor, EntryKind},
     geometry::{Geometry, Level},
     memcache::Memcache,
     operations::{Operations, Order},
-    policy::{Maintenance, SameLeaf},
+    policy::{CmoPlacement, ExistingLeaf},
 };
 
 /// What to map.
@@ -167,8 +167,8 @@ impl<O: Operations> Walk<'_, O> {
             };
             let old = self.ops.load(slot.entry);
             let child = match old.kind(level) {
-                Kind::Table(child) => Ok(child),
-                kind => self.table_below(&slot, below, kind == Kind::Locked, c),
+                EntryKind::Table(child) => Ok(child),
+                kind => self.table_below(&slot, below, kind == EntryKind::Locked, c),
             };
             table = match child {
                 Ok(child) => child,
@@ -286,23 +286,25 @@ impl<O: Operations> Walk<'_, O> {
     ) -> Result<(), MapError> {
         let old = self.load_settled(slot)?;
         match old.kind(slot.level) {
-            Kind::Table(child) => self.coalesce(slot, old, child, new),
-            Kind::Leaf(_) if split.filled && old == new => Ok(()),
-            Kind::Leaf(_) if !old.contiguous(false).needs_break(new) => self.meet(slot, old, new),
-            Kind::Leaf(_) => self.remake(slot, self.unfold(slot, old)?, new),
-            Kind::Invalid | Kind::Locked => self.install(slot, old, new, split.ready),
+            EntryKind::Table(child) => self.coalesce(slot, old, child, new),
+            EntryKind::Leaf(_) if split.filled && old == new => Ok(()),
+            EntryKind::Leaf(_) if !old.contiguous(false).needs_break(new) => {
+                self.meet(slot, old, new)
+            }
+            EntryKind::Leaf(_) => self.remake(slot, self.unfold(slot, old)?, new),
+            EntryKind::Invalid | EntryKind::Locked => self.install(slot, old, new, split.ready),
         }
     }
 
     /// A leaf is there that differs in permissions at most.
     fn meet(&self, slot: &Slot, old: Descriptor, new: Descriptor) -> Result<(), MapError> {
-        let wide = old.with_permissions(old.attributes().widened(new.attributes()));
-        match self.stage2.policy.same_leaf {
-            SameLeaf::Remake if old.contiguous(false) == new => Ok(()),
-            SameLeaf::Remake => self.remake(slot, self.unfold(slot, old)?, new),
-            SameLeaf::Retry => Err(MapError::Again),
-            SameLeaf::Widen if wide == old || old.is_claimed() => Err(MapError::Again),
-            SameLeaf::Widen => {
+        let wide = old.with_permissions(old.attributes().relaxed(new.attributes()));
+        match self.stage2.policy.existing_leaf {
+            ExistingLeaf::Replace if old.contiguous(false) == new => Ok(()),
+            ExistingLeaf::Replace => self.remake(slot, self.unfold(slot, old)?, new),
+            ExistingLeaf::Retry => Err(MapError::Again),
+            ExistingLeaf::Relax if wide == old || old.is_break_pending() => Err(MapError::Again),
+            ExistingLeaf::Relax => {
                 let old = self.unfold(slot, old)?;
                 let wide = wide.contiguous(false);
                 // A CPU that holds the narrower leaf takes a permission fault, which invalidates.
@@ -315,7 +317,7 @@ impl<O: Operations> Walk<'_, O> {
     /// Before a leaf becomes executable in place.
     pub(super) fn ready_to_execute(&self, slot: &Slot, old: Descriptor, new: Descriptor) {
         let gains = new.attributes().execute && !old.attributes().execute;
-        if gains && !self.maintains(Maintenance::FaultPath) {
+        if gains && !self.maintains(CmoPlacement::FaultPath) {
             let size = self.stage2.geometry.span(slot.level);
             self.invalidate_instructions(new.address(), size);
         }
@@ -324,15 +326,15 @@ impl<O: Operations> Walk<'_, O> {
     /// A leaf in the place of another.
     fn remake(&self, slot: &Slot, mut old: Descriptor, new: Descriptor) -> Result<(), MapError> {
         let (phys, size) = (new.address(), self.stage2.geometry.span(slot.level));
-        if self.maintains(Maintenance::BeforeBreak) {
+        if self.maintains(CmoPlacement::BeforeBreak) {
             old = self.claim(slot, old)?;
             self.prepare(phys, size, new.attributes());
-        } else if self.shared && old.is_claimed() {
+        } else if self.shared && old.is_break_pending() {
             // Whoever splits it has a table ready and counts on it.
             return Err(MapError::Again);
         }
         self.break_entry(slot, old)?;
-        if self.maintains(Maintenance::InsideWindow) {
+        if self.maintains(CmoPlacement::BetweenBreakAndMake) {
             self.prepare(phys, size, new.attributes());
         }
         self.make(slot, new);
@@ -348,7 +350,7 @@ impl<O: Operations> Walk<'_, O> {
         ready: bool,
     ) -> Result<(), MapError> {
         self.lock_empty(slot, old)?;
-        if !ready && !self.maintains(Maintenance::FaultPath) {
+        if !ready && !self.maintains(CmoPlacement::FaultPath) {
             let size = self.stage2.geometry.span(slot.level);
             self.prepare(new.address(), size, new.attributes());
         }
@@ -362,7 +364,7 @@ impl<O: Operations> Walk<'_, O> {
         let (has, wants) = (block.attributes(), c.leaf.attributes());
         block.address() + (c.ipa - slot.ipa) == c.phys
             && has.memory == wants.memory
-            && has.widened(wants) == has
+            && has.relaxed(wants) == has
     }
 
     /// The table below a slot, made if need be. If it was locked and somebody has put a block there
@@ -377,14 +379,14 @@ impl<O: Operations> Walk<'_, O> {
     ) -> Result<TableAddress, MapError> {
         let old = self.load_settled(slot)?;
         match old.kind(slot.level) {
-            Kind::Table(child) => Ok(child),
-            Kind::Leaf(_) if was_locked && self.serves(slot, old, c) => Err(MapError::Again),
-            Kind::Leaf(_) => self.split_for(slot, old, below, c),
-            Kind::Invalid | Kind::Locked => {
-                let child = c.memcache.draw(self.ops).ok_or(MapError::NoTable)?;
+            EntryKind::Table(child) => Ok(child),
+            EntryKind::Leaf(_) if was_locked && self.serves(slot, old, c) => Err(MapError::Again),
+            EntryKind::Leaf(_) => self.split_for(slot, old, below, c),
+            EntryKind::Invalid | EntryKind::Locked => {
+                let child = c.memcache.take(self.ops).ok_or(MapError::NoTable)?;
                 let new = Descriptor::table(child);
                 if let Err(error) = self.put(slot, old, new, Order::Release) {
-                    c.memcache.put_back(child);
+                    c.memcache.return_unused(child);
                     return Err(error);
                 }
                 self.count(self.table_of(slot.entry), 1);

@@ -32,11 +32,11 @@ pub use single::Mapper;
 
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
-    descriptor::{Attributes, Descriptor, Kind},
+    descriptor::{Attributes, Descriptor, EntryKind},
     geometry::{ADDRESS_BITS, Geometry, Level},
-    memcache::{Memcache, Returns},
+    memcache::{Memcache, TableFreeBatch},
     operations::{Operations, Unlinked, Vmid},
-    policy::{Coalesce, Maintenance, Policy},
+    policy::{CmoPlacement, Coalesce, Policy},
 };
 
 /// What the CPUs can do, all of them alike.
@@ -149,7 +149,7 @@ impl Stage2 {
         root: TableAddress,
     ) -> Self {
         let all_ready =
-            (features.fwb && features.dic) || matches!(policy.maintenance, Maintenance::FaultPath);
+            (features.fwb && features.dic) || matches!(policy.cmo, CmoPlacement::FaultPath);
         Self {
             geometry,
             features,
@@ -158,7 +158,7 @@ impl Stage2 {
             root,
             all_ready,
             drops_pages: all_ready
-                && !policy.counts_entries
+                && !policy.count_references
                 && !matches!(policy.coalesce, Coalesce::FreeFirst),
         }
     }
@@ -190,7 +190,7 @@ impl Stage2 {
 
     /// Tables that any one mapping may need: the memcache's sizing rule (Linux:
     /// `kvm_mmu_cache_min_pages()`).
-    pub const fn memcache_least(&self) -> usize {
+    pub const fn memcache_min(&self) -> usize {
         self.geometry.depth()
     }
 
@@ -280,23 +280,28 @@ impl Stage2 {
         if self.is_bare(&unlinked) {
             return ops.free(unlinked.table);
         }
-        let mut returns = Returns::new();
+        let mut returns = TableFreeBatch::new();
         self.return_unlinked(ops, unlinked, &mut returns);
-        returns.give_back(ops);
+        returns.free_all(ops);
     }
 
     /// Whether a table has neither tables below it nor a count: then it may hold anything.
     #[inline]
     fn is_bare(&self, unlinked: &Unlinked) -> bool {
-        !self.policy.counts_entries && unlinked.level == Level::PAGE
+        !self.policy.count_references && unlinked.level == Level::PAGE
     }
 
     /// The same, one by one into what is to be given back together.
-    fn return_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked, returns: &mut Returns) {
+    fn return_unlinked<O: Operations>(
+        &self,
+        ops: &O,
+        unlinked: Unlinked,
+        returns: &mut TableFreeBatch,
+    ) {
         if !self.is_bare(&unlinked) {
             self.return_below(ops, unlinked, returns);
         }
-        returns.take(ops, unlinked.table);
+        returns.push(ops, unlinked.table);
     }
 
     #[inline(never)]
@@ -304,18 +309,18 @@ impl Stage2 {
         &self,
         ops: &O,
         Unlinked { table, level }: Unlinked,
-        returns: &mut Returns,
+        returns: &mut TableFreeBatch,
     ) {
         let mut counted = 0;
         for index in 0..self.geometry.granule().entries() {
             let old = ops.load(table.entry(index));
-            if let (Kind::Table(child), Some(level)) = (old.kind(level), level.down()) {
+            if let (EntryKind::Table(child), Some(level)) = (old.kind(level), level.down()) {
                 let table = child;
                 self.return_unlinked(ops, Unlinked { table, level }, returns);
             }
             counted += u32::from(old.is_valid());
         }
-        if self.policy.counts_entries {
+        if self.policy.count_references {
             ops.drop_references(table, counted);
         }
     }
@@ -349,7 +354,7 @@ impl<O: Operations> Walk<'_, O> {
     /// Counts entries of a table that have become valid, where tables are counted.
     #[inline]
     pub(crate) fn count(&self, table: TableAddress, entries: u32) {
-        if self.stage2.policy.counts_entries && entries > 0 {
+        if self.stage2.policy.count_references && entries > 0 {
             self.ops.take_references(table, entries);
         }
     }
@@ -357,7 +362,7 @@ impl<O: Operations> Walk<'_, O> {
     /// Whether a table that is no root has no valid entry; the only walker asks. If it is looked
     /// through, entries behind `from` come first: whoever empties it begins at the other end.
     pub(crate) fn is_empty(&self, table: TableAddress, from: u64) -> bool {
-        if self.stage2.policy.counts_entries {
+        if self.stage2.policy.count_references {
             return self.ops.references(table) == 1;
         }
         let entries = self.stage2.geometry.granule().entries();

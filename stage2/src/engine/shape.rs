@@ -11,11 +11,11 @@
 use super::{MapError, Slot, Stage2, Walk, map::Cursor};
 use crate::{
     address::{Ipa, TableAddress},
-    descriptor::{Attributes, Descriptor, Kind},
+    descriptor::{Attributes, Descriptor, EntryKind},
     geometry::Level,
     memcache::Memcache,
     operations::{Operations, Order, Unlinked},
-    policy::{Coalesce, Maintenance},
+    policy::{CmoPlacement, Coalesce},
 };
 
 impl<O: Operations> Walk<'_, O> {
@@ -27,16 +27,16 @@ impl<O: Operations> Walk<'_, O> {
         below: Level,
         c: &mut Cursor<'_>,
     ) -> Result<TableAddress, MapError> {
-        let child = c.memcache.draw(self.ops).ok_or(MapError::NoTable)?;
+        let child = c.memcache.take(self.ops).ok_or(MapError::NoTable)?;
         let old = match self.claim(slot, old) {
             Ok(old) => old,
             Err(error) => {
-                c.memcache.put_back(child);
+                c.memcache.return_unused(child);
                 return Err(error);
             }
         };
         let size = c.end.min(self.end(slot)) - c.ipa;
-        if !self.maintains(Maintenance::FaultPath) {
+        if !self.maintains(CmoPlacement::FaultPath) {
             self.prepare_part(slot, old, c.ipa, (c.phys, size, c.leaf.attributes()));
             c.split.ready = c.end <= self.end(slot);
         }
@@ -93,9 +93,9 @@ impl<O: Operations> Walk<'_, O> {
             self.take_down(unlinked);
             return Ok(());
         }
-        let unready = self.stage2.policy.coalesce == Coalesce::InstallUnready;
+        let unready = self.stage2.policy.coalesce == Coalesce::InstallWithoutCmo;
         let readies = !unready && !self.stage2.all_ready;
-        if readies && self.maintains(Maintenance::BeforeBreak) {
+        if readies && self.maintains(CmoPlacement::BeforeBreak) {
             old = self.claim(slot, old)?;
             self.prepare_block(child, level, new.address(), new.attributes());
         }
@@ -104,7 +104,7 @@ impl<O: Operations> Walk<'_, O> {
         if first {
             self.take_down(unlinked);
         }
-        if readies && self.maintains(Maintenance::InsideWindow) {
+        if readies && self.maintains(CmoPlacement::BetweenBreakAndMake) {
             let (phys, attributes) = (new.address(), new.attributes());
             if first {
                 let size = self.stage2.geometry.span(slot.level);
@@ -186,7 +186,7 @@ impl<O: Operations> Walk<'_, O> {
             let slot = self.slot(table, level, at);
             let next = self.end(&slot);
             let old = self.ops.load(slot.entry);
-            if let (Kind::Table(child), Some(below)) = (old.kind(level), level.down()) {
+            if let (EntryKind::Table(child), Some(below)) = (old.kind(level), level.down()) {
                 self.recover_in(child, below, (at, end.min(next)), largest);
                 let whole = slot.ipa >= ipa && next <= end && next - slot.ipa <= largest;
                 if whole
@@ -238,14 +238,14 @@ impl<O: Operations> Walk<'_, O> {
             let next = self.end(&slot);
             let old = self.ops.load(slot.entry);
             let child = match old.kind(level) {
-                Kind::Leaf(_) => {
-                    let child = memcache.draw(self.ops).ok_or(MapError::NoTable)?;
+                EntryKind::Leaf(_) => {
+                    let child = memcache.take(self.ops).ok_or(MapError::NoTable)?;
                     self.fill(child, old, below, (Ipa(0), 0, Descriptor::EMPTY));
                     self.reshape(&slot, old, Descriptor::table(child))?;
                     Some(child)
                 }
-                Kind::Table(child) => Some(child),
-                Kind::Invalid | Kind::Locked => None,
+                EntryKind::Table(child) => Some(child),
+                EntryKind::Invalid | EntryKind::Locked => None,
             };
             if let Some(child) = child {
                 self.split_in(child, below, (at, end.min(next)), memcache)?;

@@ -338,7 +338,7 @@ impl<'a, O: Operations> Mapper<'a, O> {
         // What was mapped is in the IPA space.
         let place = match walk.entry_for(shape, &r) {
             Some((entry, level))
-                if walk.is_ready(r.attributes) && !stage2.policy.counts_entries =>
+                if walk.is_ready(r.attributes) && !stage2.policy.count_references =>
             {
                 Place::around(entry, level, r.ipa, &stage2.geometry)
             }

@@ -11,9 +11,9 @@ use arrayvec::ArrayVec;
 use super::{MapError, Slot, Stage2, Walk, maintain::Run};
 use crate::{
     address::{Ipa, TableAddress},
-    descriptor::{Descriptor, Kind},
+    descriptor::{Descriptor, EntryKind},
     geometry::{Level, index},
-    memcache::Returns,
+    memcache::TableFreeBatch,
     operations::{Operations, Order, Unlinked},
     policy::Unmap,
 };
@@ -49,7 +49,7 @@ impl<O: Operations> Walk<'_, O> {
             let next = self.end(&slot);
             let old = self.ops.load(slot.entry);
             match (old.kind(level), level.down()) {
-                (Kind::Table(child), Some(below)) => {
+                (EntryKind::Table(child), Some(below)) => {
                     let whole = batch.tables && at == slot.ipa && next <= end;
                     if !whole {
                         self.unmap_in(child, below, (at, end.min(next)), batch);
@@ -62,11 +62,11 @@ impl<O: Operations> Walk<'_, O> {
                         self.break_later(slot, old, !empty, batch);
                     }
                 }
-                (Kind::Leaf(_), _) if old.is_contiguous() => {
+                (EntryKind::Leaf(_), _) if old.is_contiguous() => {
                     at = self.break_run(&slot, old, (ipa, end), batch);
                     continue;
                 }
-                (Kind::Leaf(_), _) => self.break_later(slot, old, false, batch),
+                (EntryKind::Leaf(_), _) => self.break_later(slot, old, false, batch),
                 _ => {}
             }
             at = next;
@@ -102,7 +102,7 @@ impl<O: Operations> Walk<'_, O> {
 
     fn break_later(&self, slot: Slot, old: Descriptor, live: bool, batch: &mut Batch) {
         self.ops.store(slot.entry, Descriptor::EMPTY, Order::Plain);
-        if self.stage2.policy.counts_entries {
+        if self.stage2.policy.count_references {
             self.ops.drop_references(self.table_of(slot.entry), 1);
         }
         batch.broken.push(Broken { slot, old, live });
@@ -134,9 +134,9 @@ impl<O: Operations> Walk<'_, O> {
             broken().for_each(|b| self.collect_broken(b, &mut run));
             self.clean_run(&run);
         }
-        let mut returns = Returns::new();
+        let mut returns = TableFreeBatch::new();
         for b in broken() {
-            if let (Kind::Table(child), Some(level)) =
+            if let (EntryKind::Table(child), Some(level)) =
                 (b.old.kind(b.slot.level), b.slot.level.down())
             {
                 let table = child;
@@ -145,20 +145,20 @@ impl<O: Operations> Walk<'_, O> {
                     self.stage2
                         .return_unlinked(self.ops, unlinked, &mut returns);
                 } else {
-                    returns.take(self.ops, table);
+                    returns.push(self.ops, table);
                 }
             }
         }
-        returns.give_back(self.ops);
+        returns.free_all(self.ops);
         batch.broken.clear();
     }
 
     fn collect_broken(&self, b: &Broken, run: &mut Run) {
         match (b.old.kind(b.slot.level), b.slot.level.down()) {
-            (Kind::Table(child), Some(below)) if b.live => {
+            (EntryKind::Table(child), Some(below)) if b.live => {
                 self.collect_unlinked(child, below, run);
             }
-            (Kind::Leaf(_), _) => self.collect(b.old, b.slot.level, run),
+            (EntryKind::Leaf(_), _) => self.collect(b.old, b.slot.level, run),
             _ => {}
         }
     }

@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use granule_stage2::{
     Ipa, Operations,
     check::{Call, Checker, Hook, Recorder, Reply, Work},
-    descriptor::Kind,
+    descriptor::EntryKind,
     geometry::Level,
     operations::{Dsb, Order, Scope, Tlbi, Vmid},
 };
@@ -208,7 +208,7 @@ fn mutated_tlbi(mut kind: Tlbi, mutation: Mutation) -> Option<Tlbi> {
 fn name(call: Call) -> String {
     let level_2 = Level::new(2).unwrap();
     match call {
-        Call::Store { new, .. } if matches!(new.kind(level_2), Kind::Table(_)) => {
+        Call::Store { new, .. } if matches!(new.kind(level_2), EntryKind::Table(_)) => {
             "release store of a table or page".to_owned()
         }
         Call::Store { .. } => "release store of a block".to_owned(),

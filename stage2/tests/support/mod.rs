@@ -11,10 +11,10 @@ pub mod yielding;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use granule_stage2::{
-    Features, Offline, Operations, PhysAddr, Policy, Stage2,
+    Features, NoMaintenance, Operations, PhysAddr, Policy, Stage2,
     check::{Call, Hook, Hooked, Reply, Setup},
+    epoch::EpochReclaim,
     geometry::Geometry,
-    grace::Grace,
     operations::Vmid,
     pool::{TablePool, words},
 };
@@ -30,12 +30,12 @@ pub const VMID: Vmid = Vmid(7);
 pub type Pool = TablePool<Box<[AtomicU64]>>;
 
 /// Operations of one CPU on a pool; barriers, TLBs and caches have no effect.
-pub type Cpu<'a> = Hooked<Offline<'a, Box<[AtomicU64]>>, CpuState<'a>>;
+pub type Cpu<'a> = Hooked<NoMaintenance<'a, Box<[AtomicU64]>>, CpuState<'a>>;
 
 /// State of one CPU: shared walks, deferred frees and the VMID.
 #[derive(Debug)]
 pub struct CpuState<'a> {
-    grace: &'a Grace,
+    reclaim: &'a EpochReclaim,
     index: usize,
     vmid: AtomicU16,
 }
@@ -43,9 +43,9 @@ pub struct CpuState<'a> {
 impl<O: Operations> Hook<O> for CpuState<'_> {
     fn call(&self, inner: &O, call: Call) -> Reply {
         match call {
-            Call::Defer(unlinked) => self.grace.defer(unlinked),
-            Call::BeginWalk => self.grace.begin(self.index),
-            Call::EndWalk => self.grace.end(self.index),
+            Call::Defer(unlinked) => self.reclaim.defer(unlinked),
+            Call::BeginWalk => self.reclaim.begin(self.index),
+            Call::EndWalk => self.reclaim.end(self.index),
             Call::SwitchVmid(Vmid(vmid)) => {
                 return Reply::Vmid(Vmid(self.vmid.swap(vmid, Ordering::Relaxed)));
             }
@@ -57,11 +57,11 @@ impl<O: Operations> Hook<O> for CpuState<'_> {
 }
 
 /// Returns the operations of CPU `index`.
-pub fn cpu<'a>(pool: &'a Pool, grace: &'a Grace, index: u8) -> Cpu<'a> {
+pub fn cpu<'a>(pool: &'a Pool, reclaim: &'a EpochReclaim, index: u8) -> Cpu<'a> {
     Hooked {
-        inner: Offline(pool),
+        inner: NoMaintenance(pool),
         hook: CpuState {
-            grace,
+            reclaim,
             index: index.into(),
             vmid: AtomicU16::new(0),
         },

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use granule_stage2::{
-    Coalesce, Maintenance, Policy,
+    CmoPlacement, Coalesce, Policy,
     check::{Checker, Event, Outcome, Rule, Setup, Sink, Trace},
 };
 
@@ -78,8 +78,8 @@ fn known_violations(policy: &Policy) -> BTreeSet<Rule> {
     if !policy.populate_on_split {
         known.insert(Rule::ReturnedUnclean);
     }
-    let without_cmo = policy.coalesce == Coalesce::InstallUnready;
-    if without_cmo || policy.maintenance == Maintenance::FaultPath {
+    let without_cmo = policy.coalesce == Coalesce::InstallWithoutCmo;
+    if without_cmo || policy.cmo == CmoPlacement::FaultPath {
         known.extend([Rule::UncleanReachable, Rule::StaleInstructions]);
     }
     known

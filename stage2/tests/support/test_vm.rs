@@ -14,9 +14,9 @@ use granule_stage2::{
     Access, Fault, Features, Ipa, MapError, MapRequest, Memcache, Operations, PhysAddr, Policy,
     check::{Action, Recorder, Setup, Sink},
     descriptor::Attributes,
+    epoch::EpochReclaim,
     fault::{FaultError, Host, Mmu, Page, Resolution},
     geometry::{Geometry, Granule},
-    grace::Grace,
     operations::Note,
 };
 use lock_api::{RawRwLock, RwLock, RwLockWriteGuard};
@@ -37,7 +37,7 @@ struct HostState {
 #[derive(Debug)]
 pub struct TestVm<L: RawRwLock = parking_lot::RawRwLock> {
     pub pool: Pool,
-    pub grace: Grace,
+    pub reclaim: EpochReclaim,
     pub mmu: Mmu<L>,
     pub setup: Setup,
     pub blocks: u64,
@@ -50,7 +50,7 @@ impl<L: RawRwLock> TestVm<L> {
         let geometry = Geometry::new(Granule::K4, 40).unwrap();
         let pool = pool(&geometry, tables(cpus, blocks));
         Self {
-            grace: Grace::new(cpus.into()),
+            reclaim: EpochReclaim::new(cpus.into()),
             mmu: Mmu::new(stage2(geometry, features, policy, &pool)),
             setup: setup(geometry, features, &pool, cpus),
             blocks,
@@ -76,7 +76,7 @@ impl<L: RawRwLock> TestVm<L> {
         sink: &'a Mutex<S>,
         wrap: impl FnOnce(Recorder<'a, Cpu<'a>, S>) -> O,
     ) -> Vcpu<'a, O, S, L> {
-        let recorder = || Recorder::new(cpu(&self.pool, &self.grace, index), index, sink);
+        let recorder = || Recorder::new(cpu(&self.pool, &self.reclaim, index), index, sink);
         Vcpu {
             vm: self,
             ops: wrap(recorder()),
@@ -215,7 +215,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
 
     /// Frees tables whose grace period has ended.
     pub fn drain(&self) {
-        self.vm.grace.drain(&self.vm.mmu, &self.ops);
+        self.vm.reclaim.drain(&self.vm.mmu, &self.ops);
     }
 
     pub fn set_logging(&self, on: bool) {

@@ -33,9 +33,9 @@ use std::{
 
 use granule_stage2::{
     Features, Ipa, MapError, PhysAddr, Policy, Stage2, UnknownPolicy,
+    epoch::EpochReclaim,
     fault::Mmu,
     geometry::{Geometry, Granule},
-    grace::Grace,
     operations::Vmid,
     pool::{TablePool, words},
 };
@@ -202,7 +202,7 @@ impl ModelMachine {
             cleaner,
             pool,
             // One more for the host's own thread.
-            grace: Grace::new(cpus + 1),
+            reclaim: EpochReclaim::new(cpus + 1),
             mmu: Mmu::new(table),
             start: START,
             size,

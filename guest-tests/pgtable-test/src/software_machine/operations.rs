@@ -34,7 +34,7 @@ impl CpuOperations {
 
     /// Frees tables whose grace period is over.
     pub(super) fn drain(&self) {
-        self.shared.grace.drain(&self.shared.mmu, self);
+        self.shared.reclaim.drain(&self.shared.mmu, self);
     }
 }
 
@@ -72,15 +72,15 @@ impl Operations for CpuOperations {
     }
 
     fn defer(&self, unlinked: Unlinked) {
-        self.shared.grace.defer(unlinked);
+        self.shared.reclaim.defer(unlinked);
     }
 
     fn begin_walk(&self) {
-        self.shared.grace.begin(self.cpu);
+        self.shared.reclaim.begin(self.cpu);
     }
 
     fn end_walk(&self) {
-        self.shared.grace.end(self.cpu);
+        self.shared.reclaim.end(self.cpu);
     }
 
     fn take_references(&self, table: TableAddress, count: u32) {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use granule_stage2::{
     Access, Ipa, PhysAddr,
+    epoch::EpochReclaim,
     fault::{Host, Mmu, Page},
-    grace::Grace,
     pool::TablePool,
 };
 
@@ -46,7 +46,7 @@ pub(super) struct Shared {
     pub(super) memory: Memory,
     pub(super) cleaner: Cleaner,
     pub(super) pool: TablePool<Box<[AtomicU64]>>,
-    pub(super) grace: Grace,
+    pub(super) reclaim: EpochReclaim,
     pub(super) mmu: Mmu<parking_lot::RawRwLock>,
     /// Guest address of the region.
     pub(super) start: u64,

@@ -83,7 +83,7 @@ impl ModelVcpu {
                 shared.count(Count::Retries, 1);
                 std::thread::yield_now();
             }
-            if shared.grace.is_waiting() {
+            if shared.reclaim.is_waiting() {
                 self.ops.drain();
             }
         }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use granule_stage2::{
-    Access, EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, Offline, Operations,
+    Access, EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance, Operations,
     PhysAddr, Policy, Stage2, TableAddress,
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule},
@@ -25,7 +25,7 @@ use super::{BLOCK, PAGE, PHYS, TABLES, Table, memory, page, put_all_back, put_ba
 
 type Pool = TablePool<&'static [AtomicU64]>;
 /// Tables from the crate's own pool.
-pub type Pooled = Offline<'static, &'static [AtomicU64]>;
+pub type Pooled = NoMaintenance<'static, &'static [AtomicU64]>;
 
 /// What a table's operations are.
 pub trait Place: Operations {
@@ -228,7 +228,7 @@ impl<P: Place> Exclusive<P> {
     /// As [`Table::coalesce_each`], in a walk each.
     pub fn coalesce_in_walks(&mut self, count: u64) {
         (0..count).for_each(|n| self.coalesce(n * BLOCK));
-        self.memcache.give_back(&self.place);
+        self.memcache.free_retired(&self.place);
     }
 
     /// As [`Table::map_each`], in a walk each.
@@ -320,7 +320,7 @@ impl<P: Place> Table for Exclusive<P> {
                 .expect("a table is there");
         }
         drop(mapper);
-        self.memcache.give_back(&self.place);
+        self.memcache.free_retired(&self.place);
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {

@@ -47,7 +47,7 @@ impl CpuOperations {
 
     /// Frees tables whose grace period is over.
     pub(super) fn drain(&self) {
-        self.world.grace.drain(&self.world.mmu, self);
+        self.world.reclaim.drain(&self.world.mmu, self);
     }
 }
 
@@ -91,15 +91,15 @@ impl Operations for CpuOperations {
     }
 
     fn defer(&self, unlinked: Unlinked) {
-        self.world.grace.defer(unlinked);
+        self.world.reclaim.defer(unlinked);
     }
 
     fn begin_walk(&self) {
-        self.world.grace.begin(self.cpu);
+        self.world.reclaim.begin(self.cpu);
     }
 
     fn end_walk(&self) {
-        self.world.grace.end(self.cpu);
+        self.world.reclaim.end(self.cpu);
     }
 
     fn take_references(&self, table: TableAddress, count: u32) {

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use granule_stage2::{Coalesce, Maintenance, Policy, SameLeaf};
+use granule_stage2::{CmoPlacement, Coalesce, ExistingLeaf, Policy};
 use thiserror::Error;
 
 use super::{SimulatedMachine, SimulationConfig, cost::CostTable};
@@ -60,18 +60,18 @@ impl Kernel {
     /// What it does.
     pub const fn policy(self) -> Policy {
         let base = Policy {
-            same_leaf: SameLeaf::Retry,
+            existing_leaf: ExistingLeaf::Retry,
             ..Policy::LINUX_5_10
         };
         match self {
             Self::Base => base,
             Self::Handlers => Policy {
-                maintenance: Maintenance::InsideWindow,
+                cmo: CmoPlacement::BetweenBreakAndMake,
                 ..base
             },
             Self::InstallFirst => Policy {
-                maintenance: Maintenance::InsideWindow,
-                coalesce: Coalesce::InstallUnready,
+                cmo: CmoPlacement::BetweenBreakAndMake,
+                coalesce: Coalesce::InstallWithoutCmo,
                 ..base
             },
         }

@@ -93,7 +93,7 @@ impl SimulatedVcpu {
             if done == Resolution::Retry {
                 world.count(Count::Retries, 1);
             }
-            if world.grace.is_waiting() {
+            if world.reclaim.is_waiting() {
                 self.host.drain();
             }
             clock::charge(world.prices.fault_exit);

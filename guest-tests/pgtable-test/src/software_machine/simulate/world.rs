@@ -13,7 +13,9 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
-use granule_stage2::{EntryAddress, Stage2, descriptor::Descriptor, fault::Mmu, grace::Grace};
+use granule_stage2::{
+    EntryAddress, Stage2, descriptor::Descriptor, epoch::EpochReclaim, fault::Mmu,
+};
 
 use super::{
     clock::{self, Picoseconds},
@@ -148,7 +150,7 @@ pub(super) struct World {
     pub(super) prices: Prices,
     pub(super) mmu: Mmu<VirtualLock>,
     pub(super) tables: Tables,
-    pub(super) grace: Grace,
+    pub(super) reclaim: EpochReclaim,
     pub(super) host: HostMemory,
     /// Grows whenever an entry changes.
     pub(super) changes: Cell<u64>,
@@ -178,7 +180,7 @@ impl World {
             prices,
             mmu: Mmu::new(table),
             tables,
-            grace: Grace::new(cpus),
+            reclaim: EpochReclaim::new(cpus),
             host,
             changes: Cell::new(0),
             logging: Cell::new(false),

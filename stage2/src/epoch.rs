@@ -19,7 +19,7 @@ use crate::{
 
 /// Tables that wait, and who may still walk them.
 #[derive(Debug)]
-pub struct Grace {
+pub struct EpochReclaim {
     epoch: AtomicU64,
     walkers: Box<[Walker]>,
     waiting: Mutex<Vec<(u64, Unlinked)>>,
@@ -44,7 +44,7 @@ impl Walker {
     }
 }
 
-impl Grace {
+impl EpochReclaim {
     /// For this many CPUs.
     pub fn new(cpus: usize) -> Self {
         Self {
@@ -126,40 +126,40 @@ mod tests {
 
     #[test]
     fn a_table_waits_for_walks_that_began_before_it_and_no_others() {
-        let grace = Grace::new(2);
+        let epochs = EpochReclaim::new(2);
         let unlinked = Unlinked {
             table: TableAddress(0x1000),
             level: Level::PAGE,
         };
-        grace.begin(0);
-        grace.defer(unlinked);
-        grace.begin(1);
+        epochs.begin(0);
+        epochs.defer(unlinked);
+        epochs.begin(1);
 
-        let early = grace.take();
-        grace.end(0);
-        let late = grace.take();
+        let early = epochs.take();
+        epochs.end(0);
+        let late = epochs.take();
 
         assert_eq!(early, None);
         assert_eq!(late, Some(unlinked));
-        assert!(!grace.is_waiting());
+        assert!(!epochs.is_waiting());
     }
 
     #[test]
     fn a_walk_inside_another_does_not_end_it() {
-        let grace = Grace::new(1);
+        let epochs = EpochReclaim::new(1);
         let unlinked = Unlinked {
             table: TableAddress(0x1000),
             level: Level::PAGE,
         };
-        grace.begin(0);
-        grace.begin(0);
-        grace.defer(unlinked);
-        grace.end(0);
+        epochs.begin(0);
+        epochs.begin(0);
+        epochs.defer(unlinked);
+        epochs.end(0);
 
-        let inside = grace.take();
-        grace.end(0);
+        let inside = epochs.take();
+        epochs.end(0);
 
         assert_eq!(inside, None);
-        assert_eq!(grace.take(), Some(unlinked));
+        assert_eq!(epochs.take(), Some(unlinked));
     }
 }

@@ -17,9 +17,9 @@ use crate::{
 /// Operations on a pool alone. A shared walk must not put a block in a table's place
 /// ([`Operations::defer`]): nobody here knows when the table may go, and it stays allocated.
 #[derive(Debug)]
-pub struct Offline<'a, M>(pub &'a TablePool<M>);
+pub struct NoMaintenance<'a, M>(pub &'a TablePool<M>);
 
-impl<M: Deref<Target = [AtomicU64]>> Operations for Offline<'_, M> {
+impl<M: Deref<Target = [AtomicU64]>> Operations for NoMaintenance<'_, M> {
     #[inline]
     fn load(&self, entry: EntryAddress) -> Descriptor {
         self.0.load(entry)
