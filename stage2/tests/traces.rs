@@ -99,8 +99,9 @@ fn casemate_finds_nothing_wrong_in_a_hundred_thousand_events() {
     let text = trace.casemate().text;
     assert!(text.lines().count() > 50_000);
     let Some(casemate) = std::env::var_os("GRANULE_CASEMATE") else {
-        println!("SKIP: GRANULE_CASEMATE does not name a casemate-check program");
-        return;
+        return granule_types::testing::skip(
+            "GRANULE_CASEMATE does not name a casemate-check program",
+        );
     };
     let at = format!("{}/random.casemate", env!("CARGO_TARGET_TMPDIR"));
     std::fs::write(&at, text).unwrap();

@@ -205,7 +205,7 @@ fn whatever_it_is_killed_at_the_next_one_works() {
     fs::write(&disk, vec![0; BYTES]).unwrap();
     let tap = Tap::open(TAP).map(drop);
     if let Err(error) = &tap {
-        eprintln!("NOT CHECKED with a tap: {error}");
+        granule_types::testing::skip(format_args!("the part with a tap: {error}"));
     }
     let (_main, end) = terminal();
     let mut random = 1u64;

@@ -9,4 +9,6 @@ pub mod mark;
 pub mod mix;
 pub mod phase;
 pub mod record;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod units;

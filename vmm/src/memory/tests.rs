@@ -22,7 +22,7 @@ fn ram(name: &str, pages: u64, prefault: bool) -> Option<Arc<GuestRam>> {
             | MemoryError::NoHugetlb { .. }
             | MemoryError::ThpOff),
         ) => {
-            println!("SKIP {name}: {error}");
+            granule_types::testing::skip(format_args!("{name}: {error}"));
             None
         }
         Err(error) => panic!("{name}: {error}: {:?}", std::error::Error::source(&error)),
@@ -113,7 +113,7 @@ fn blocks_are_one_piece_of_physical_memory() {
 
     match BlockBacking::of_range(range, ram.plan().page(), ram.plan().base_page()) {
         Some(blocks) => assert_eq!((blocks.whole, blocks.broken), (3, 0)),
-        None => println!("SKIP: this process may not read physical addresses"),
+        None => granule_types::testing::skip("this process may not read physical addresses"),
     }
 }
 
@@ -164,7 +164,7 @@ fn what_was_broken_up_is_put_together_again() {
     let broken = ram.resident().unwrap().resident;
 
     let done = match ram.collapse() {
-        Err(error @ MemoryError::NoCollapse) => return println!("SKIP: {error}"),
+        Err(error @ MemoryError::NoCollapse) => return granule_types::testing::skip(error),
         done => done.unwrap().resident,
     };
 

@@ -191,8 +191,7 @@ mod tests {
         let Ok(mut found) = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR)
             .and_then(|terminal| tcgetattr(&terminal))
         else {
-            eprintln!("NOT CHECKED: no pseudo-terminal can be had here");
-            return;
+            return granule_types::testing::skip("this host provides no pseudo-terminal");
         };
         found.local_modes |= COOKED;
         let left = raw(found.clone());

@@ -193,9 +193,11 @@ fn chances_over_many_seeds() {
             .map(|seed| alarms(seed, rows, runs, effect, emulated))
             .sum();
         println!("{rows} rows, {runs} runs: {all} of 20,000 report a regression");
+        assert!(all <= 1000, "at most 5%");
     }
     for rows in [1, 7, 28] {
         let all: usize = (200..220).map(|seed| finds(seed, rows)).sum();
         println!("{rows} rows: 3% found in {all} of 20,000");
+        assert!(all >= 18_000, "at least 90%");
     }
 }

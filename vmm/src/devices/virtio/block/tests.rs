@@ -260,7 +260,7 @@ fn a_host_whose_storage_is_full_gives_errors_until_there_is_room() {
         Err(_) => String::new(),
     };
     if !output.is_ok_and(|output| output.status.success() || !said.is_empty()) {
-        return eprintln!("NOT CHECKED: no file system can be mounted here");
+        return granule_types::testing::skip("cannot mount a file system in a user namespace");
     }
 
     assert!(said.contains("CHECKED"), "{said}");
