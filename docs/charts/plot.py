@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+"""Draws the charts of the documents from the CSV files beside this script.
+
+Usage: docs/charts/plot.py
+
+`NAME.csv` becomes `NAME.svg`. A file with the columns `what,base,series,unit` becomes bars of the
+share that is left after a change; a file with `group,what,value,unit` becomes bars by group.
+The same input gives the same bytes.
+"""
+
+import csv
+import html
+import pathlib
+
+WIDTH, LABEL, ROW, MARGIN = 760, 190, 26, 20
+BASE, SERIES, TEXT, QUIET = "#b9c2cc", "#0b6e99", "#1c2329", "#5b6670"
+
+
+def number(text, unit):
+    """Formats a figure: counts with separators, others as they stand."""
+    value = float(text)
+    shown = f"{int(value):,}" if value.is_integer() and not unit else f"{value:g}"
+    return f"{shown} {unit}".strip()
+
+
+def text(x, y, words, anchor="start", colour=TEXT, size=13):
+    return (
+        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{colour}" '
+        f'font-size="{size}">{html.escape(words)}</text>'
+    )
+
+
+def bar(x, y, width, height, colour):
+    return f'<rect x="{x:g}" y="{y:g}" width="{max(width, 1.5):g}" height="{height}" fill="{colour}"/>'
+
+
+def page(height, parts, title):
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" '
+            f'font-family="system-ui, sans-serif" role="img" aria-label="{html.escape(title)}">',
+            f'<rect width="{WIDTH}" height="{height:g}" fill="#ffffff"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def effect(rows, title):
+    """Draws two bars for each figure: the base as the whole, and the share that is left."""
+    parts, y, room = [], MARGIN, WIDTH - LABEL - 2 * MARGIN - 130
+    for row in rows:
+        left = float(row["series"]) / float(row["base"])
+        parts.append(text(LABEL, y + 17, row["what"], "end"))
+        parts.append(bar(LABEL + 10, y + 2, room, 8, BASE))
+        parts.append(text(LABEL + 18 + room, y + 10, number(row["base"], row["unit"]), size=11, colour=QUIET))
+        parts.append(bar(LABEL + 10, y + 12, room * left, 8, SERIES))
+        after = f'{number(row["series"], row["unit"])}, {100 * left:.3g}%'
+        parts.append(text(LABEL + 18 + room * left, y + 21, after, size=11))
+        y += ROW + 8
+    parts.append(bar(LABEL + 10, y + 4, 10, 10, BASE))
+    parts.append(text(LABEL + 26, y + 13, "base", size=11))
+    parts.append(bar(LABEL + 80, y + 4, 10, 10, SERIES))
+    parts.append(text(LABEL + 96, y + 13, "with the series", size=11))
+    return page(y + 30, parts, title)
+
+
+def groups(rows, title):
+    """Draws one bar for each figure, scaled within its group."""
+    parts, y, room = [], MARGIN, WIDTH - LABEL - 2 * MARGIN - 110
+    for name in dict.fromkeys(row["group"] for row in rows):
+        members = [row for row in rows if row["group"] == name]
+        largest = max(float(row["value"]) for row in members)
+        parts.append(text(MARGIN, y + 14, name, colour=QUIET))
+        y += 22
+        for row in members:
+            width = room * float(row["value"]) / largest if largest else 0
+            parts.append(text(LABEL, y + 13, row["what"], "end", size=12))
+            parts.append(bar(LABEL + 10, y + 3, width, 12, SERIES))
+            parts.append(text(LABEL + 18 + width, y + 13, number(row["value"], row["unit"]), size=11))
+            y += 20
+        y += 10
+    return page(y + 8, parts, title)
+
+
+def main():
+    folder = pathlib.Path(__file__).parent
+    for source in sorted(folder.glob("*.csv")):
+        with source.open(newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        draw = effect if "base" in rows[0] else groups
+        source.with_suffix(".svg").write_text(draw(rows, source.stem))
+
+
+if __name__ == "__main__":
+    main()

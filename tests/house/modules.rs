@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Finds which modules of a crate use which, from the `use` lines and paths of its sources.
+//!
+//! A path counts where it begins with `crate`, `self` or `super`. Modules for tests only
+//! (`#[cfg(test)]`) are left out: a test may use what it likes. A module and the modules inside it
+//! are one unit, so what counts at each level are uses between siblings.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use syn::{
+    Attribute, Item, ItemMod, ItemUse, UseTree,
+    visit::{self, Visit},
+};
+
+/// A module's path in its crate; the crate's root is the empty path.
+pub type ModulePath = Vec<String>;
+
+/// The modules of a crate and the paths that each uses.
+#[derive(Debug, Default)]
+pub struct Modules {
+    names: BTreeSet<ModulePath>,
+    uses: Vec<(ModulePath, ModulePath)>,
+}
+
+impl Modules {
+    /// Reads a crate from its root file.
+    pub fn read(root: &Path) -> Self {
+        let mut modules = Self::default();
+        let folder = root.parent().expect("a folder").to_owned();
+        modules.read_file(&[], root, &folder);
+        modules
+    }
+
+    /// Reads a file as module `module`; modules inside it are files in `folder`.
+    fn read_file(&mut self, module: &[String], file: &Path, folder: &Path) {
+        let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let parsed = syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        self.read_items(module, &parsed.items, folder);
+    }
+
+    fn read_items(&mut self, module: &[String], items: &[Item], folder: &Path) {
+        self.names.insert(module.to_vec());
+        let mut paths = Paths {
+            module: module.to_vec(),
+            found: Vec::new(),
+        };
+        items.iter().for_each(|item| paths.visit_item(item));
+        self.uses
+            .extend(paths.found.into_iter().map(|path| (module.to_vec(), path)));
+        for item in items {
+            let Item::Mod(item) = item else { continue };
+            if is_for_tests(&item.attrs) {
+                continue;
+            }
+            let name = item.ident.to_string();
+            let mut inner = module.to_vec();
+            inner.push(name.clone());
+            match &item.content {
+                Some((_, items)) => {
+                    self.read_items(&inner, items, &folder.join(&name));
+                }
+                None => {
+                    let (file, folder) = module_file(folder, &name);
+                    self.read_file(&inner, &file, &folder);
+                }
+            }
+        }
+    }
+
+    /// Returns the uses between siblings, each as the module that holds both and their two names.
+    pub fn between_siblings(&self) -> BTreeSet<(ModulePath, String, String)> {
+        let mut edges = BTreeSet::new();
+        for (from, path) in &self.uses {
+            let to = self.module_of(path);
+            let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+            if let (Some(user), Some(used)) = (from.get(common), to.get(common)) {
+                edges.insert((from[..common].to_vec(), user.clone(), used.clone()));
+            }
+        }
+        edges
+    }
+
+    /// Returns the innermost module that a path leads into.
+    fn module_of(&self, path: &[String]) -> ModulePath {
+        (0..=path.len())
+            .rev()
+            .map(|length| path[..length].to_vec())
+            .find(|module| self.names.contains(module))
+            .unwrap_or_default()
+    }
+}
+
+/// Returns a module's file, and the folder of the modules inside it.
+fn module_file(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
+    let inner = folder.join(name);
+    let nested = inner.join("mod.rs");
+    if nested.is_file() {
+        (nested, inner)
+    } else {
+        (folder.join(format!("{name}.rs")), inner)
+    }
+}
+
+fn is_for_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute.meta.require_list().is_ok_and(|list| {
+                let tokens = list.tokens.to_string();
+                tokens == "test"
+                    || tokens.starts_with("any (test")
+                    || tokens.starts_with("all (test")
+            })
+    })
+}
+
+/// Collects the paths of one module, resolved from the crate's root.
+struct Paths {
+    module: ModulePath,
+    found: Vec<ModulePath>,
+}
+
+impl Paths {
+    fn add(&mut self, segments: &[String]) {
+        let mut path = match segments.first().map(String::as_str) {
+            Some("crate") => Vec::new(),
+            Some("self" | "super") => self.module.clone(),
+            _ => return,
+        };
+        for segment in segments {
+            match segment.as_str() {
+                "crate" | "self" => {}
+                "super" => {
+                    path.pop();
+                }
+                name => path.push(name.to_owned()),
+            }
+        }
+        self.found.push(path);
+    }
+
+    fn add_tree(&mut self, prefix: &[String], tree: &UseTree) {
+        let with = |name: String| [prefix, &[name]].concat();
+        match tree {
+            UseTree::Path(path) => self.add_tree(&with(path.ident.to_string()), &path.tree),
+            UseTree::Name(name) => self.add(&with(name.ident.to_string())),
+            UseTree::Rename(name) => self.add(&with(name.ident.to_string())),
+            UseTree::Glob(_) => self.add(prefix),
+            UseTree::Group(group) => {
+                group
+                    .items
+                    .iter()
+                    .for_each(|tree| self.add_tree(prefix, tree));
+            }
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Paths {
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        if !is_for_tests(&item.attrs) {
+            self.add_tree(&[], &item.tree);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments: Vec<String> = path.segments.iter().map(|s| s.ident.to_string()).collect();
+        self.add(&segments);
+        visit::visit_path(self, path);
+    }
+
+    // Modules inside this one are read by themselves.
+    fn visit_item_mod(&mut self, _: &'ast ItemMod) {}
+}
