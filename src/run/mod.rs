@@ -16,9 +16,9 @@ use super::{
 use granule_vmm::vm::{
     attach::{Devices, DiskConfig, NetConfig, VsockConfig},
     config::{Console, Session, VmConfig},
-    console,
     privileges::Identity,
     run::{self, Ended},
+    terminal,
 };
 
 /// Options of `granule run`.
@@ -28,7 +28,7 @@ use granule_vmm::vm::{
         "On a terminal every key goes to the guest, Ctrl-C too: {}.\n\nExit code: 0 the guest \
          switched itself off or was ended from outside, 1 it crashed or could not go on, 2 it \
          could not be started as asked.",
-        console::HELP
+        terminal::HELP
     )
 )]
 pub struct Args {

@@ -2,8 +2,8 @@
 //! The virtual machine: memory on any backing, KVM objects, devices, boot and the running VM.
 
 pub mod arch;
-pub mod companion;
 pub mod devices;
 pub mod kvm;
 pub mod memory;
+pub mod scoped_thread;
 pub mod vm;

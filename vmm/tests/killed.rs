@@ -33,7 +33,7 @@ use granule_vmm::{
         },
     },
     memory::{GuestMemory, GuestRam, HostPages, Plan},
-    vm::{console::Terminal, socket::Bound},
+    vm::{socket::Bound, terminal::Terminal},
 };
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},

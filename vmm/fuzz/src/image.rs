@@ -3,7 +3,7 @@
 //! the real one and keeps runs fast.
 
 use granule_types::units::Bytes;
-use granule_vmm::arch::aarch64::boot::{image::Image, layout::Places};
+use granule_vmm::arch::aarch64::boot::{image::Image, layout::BootLayout};
 
 const MOST: Bytes = Bytes::mib(1);
 
@@ -14,7 +14,7 @@ pub fn run(data: &[u8]) {
     assert!(image.size.0 >= image.bytes.len() as u64);
     assert!(image.size <= MOST && image.text_offset <= MOST);
     for memory in [Bytes(4096), Bytes::mib(3), Bytes::mib(128)] {
-        let Ok(places) = Places::new(&image, Some(Bytes(data.len() as u64)), memory) else {
+        let Ok(places) = BootLayout::new(&image, Some(Bytes(data.len() as u64)), memory) else {
             continue;
         };
         let end = granule_vmm::vm::layout::MEMORY.0 + memory.0;

@@ -7,8 +7,8 @@ use arbitrary::{Arbitrary as _, Result, Unstructured};
 use granule_types::units::{Bytes, GuestAddress};
 use granule_vmm::{
     arch::aarch64::boot::{
-        layout::TREE_ROOM,
-        tree::{Gic, Tree},
+        fdt::{Fdt, Gic},
+        layout::FDT_MAX_SIZE,
     },
     devices::{MmioDeviceInfo, Pl011, Rtc, Serial},
 };
@@ -65,7 +65,7 @@ fn build(mut source: Unstructured<'_>) -> Result<()> {
     let seed: Option<Vec<u8>> = u.arbitrary()?;
     let pmu = u.arbitrary()?;
     let command_line = String::from_utf8_lossy(source.take_rest()).into_owned();
-    let tree = Tree {
+    let tree = Fdt {
         memory: &memory,
         cpus: &cpus,
         pmu,
@@ -83,7 +83,7 @@ fn build(mut source: Unstructured<'_>) -> Result<()> {
             return Ok(());
         }
     };
-    assert!(bytes.len() as u64 <= TREE_ROOM.0);
+    assert!(bytes.len() as u64 <= FDT_MAX_SIZE.0);
     let found = read(&bytes);
     let count = |prefix: &str| found.iter().filter(|p| p.0.starts_with(prefix)).count();
     assert_eq!(count("/memory@") / 2, memory.len());

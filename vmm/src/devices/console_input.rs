@@ -16,7 +16,7 @@ use rustix::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::serial::SerialPort;
-use crate::companion::{Companion, borrow};
+use crate::scoped_thread::{ScopedThread, borrow_event};
 
 /// Bytes that wait for the guest.
 const BOUND: usize = 64 << 10;
@@ -64,7 +64,7 @@ impl<P: SerialPort + ?Sized + 'static> InputSink for SerialSink<P> {
     }
 
     fn room(&self) -> PollFd<'_> {
-        PollFd::from_borrowed_fd(borrow(&self.drained), PollFlags::IN)
+        PollFd::from_borrowed_fd(borrow_event(&self.drained), PollFlags::IN)
     }
 }
 
@@ -117,8 +117,8 @@ pub fn forward_input(
     input: impl AsFd + Send + 'static,
     excess: Overflow,
     mut filter: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static,
-) -> io::Result<Companion> {
-    Companion::start("console-in", move |stop| {
+) -> io::Result<ScopedThread> {
+    ScopedThread::start("console-in", move |stop| {
         if let Err(error) = carry(to, &input, excess, &mut filter, stop) {
             log::warn!("the guest gets no more console input: {error}");
         }
@@ -136,7 +136,7 @@ fn carry(
     let (mut goes_on, mut told) = (true, false);
     while goes_on || !backlog.is_empty() {
         let reads = goes_on && (excess == Overflow::Drop || backlog.is_empty());
-        let mut fds = vec![PollFd::from_borrowed_fd(borrow(stop), PollFlags::IN)];
+        let mut fds = vec![PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN)];
         fds.extend((!backlog.is_empty()).then(|| to.room()));
         fds.extend(reads.then(|| PollFd::new(input, PollFlags::IN)));
         match poll(&mut fds, None) {

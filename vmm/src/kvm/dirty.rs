@@ -5,7 +5,7 @@
 //! clears it and protects anew what it held. With manual clearing reading changes nothing;
 //! clearing is a call of its own and protects what it clears. With all pages set initially,
 //! switching on protects nothing: the first clearing does, and is part of switching on here, as
-//! the log says nothing before it. With [rings](super::ring) there is nothing to read by the kernel's
+//! the log says nothing before it. With [rings](super::dirty_ring) there is nothing to read by the kernel's
 //! call: what was harvested from them is the log.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use serde::Serialize;
 
-use super::{KvmError, ioctls::VmExt, ring::Rings, slot::Slot};
+use super::{KvmError, dirty_ring::DirtyRings, ioctls::VmExt, memslot::Memslot};
 
 /// How the kernel is told to log dirty pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -40,7 +40,7 @@ pub enum DirtyMode {
 #[derive(Debug)]
 pub struct DirtyLog {
     mode: DirtyMode,
-    rings: Option<Arc<Rings>>,
+    rings: Option<Arc<DirtyRings>>,
     /// Everything read from the log since logging began; `None` while it is off.
     seen: Option<Vec<u64>>,
 }
@@ -51,7 +51,11 @@ impl DirtyLog {
     ///
     /// # Errors
     /// The kernel cannot log in this way.
-    pub fn new(vm: &VmFd, mode: DirtyMode, rings: Option<Arc<Rings>>) -> Result<Self, KvmError> {
+    pub fn new(
+        vm: &VmFd,
+        mode: DirtyMode,
+        rings: Option<Arc<DirtyRings>>,
+    ) -> Result<Self, KvmError> {
         let flags = match mode {
             DirtyMode::Plain => 0,
             DirtyMode::Ring if rings.is_none() => return Err(KvmError::NoRing),
@@ -90,7 +94,7 @@ impl DirtyLog {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn switch(&mut self, vm: &VmFd, slot: &Slot, on: bool) -> Result<(), KvmError> {
+    pub fn switch(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
         slot.set_logging(vm, on)?;
         if let Some(rings) = &self.rings {
             // What an earlier logging left.
@@ -107,7 +111,7 @@ impl DirtyLog {
     ///
     /// # Errors
     /// The kernel refuses, or logging is off.
-    pub fn read(&mut self, vm: &VmFd, slot: &Slot) -> Result<Vec<u64>, KvmError> {
+    pub fn read(&mut self, vm: &VmFd, slot: &Memslot) -> Result<Vec<u64>, KvmError> {
         let Some(seen) = self.seen.as_mut() else {
             return Err(KvmError::NotLogging);
         };
@@ -131,7 +135,7 @@ impl DirtyLog {
     ///
     /// # Errors
     /// The kernel refuses, or logging is off.
-    pub fn clear(&mut self, vm: &VmFd, slot: &Slot) -> Result<(), KvmError> {
+    pub fn clear(&mut self, vm: &VmFd, slot: &Memslot) -> Result<(), KvmError> {
         self.collect(vm, slot).map(drop)
     }
 
@@ -139,7 +143,7 @@ impl DirtyLog {
     ///
     /// # Errors
     /// The kernel refuses, or logging is off.
-    pub fn collect(&mut self, vm: &VmFd, slot: &Slot) -> Result<Vec<u64>, KvmError> {
+    pub fn collect(&mut self, vm: &VmFd, slot: &Memslot) -> Result<Vec<u64>, KvmError> {
         let mut dirty = self.read(vm, slot)?;
         if matches!(self.mode, DirtyMode::Manual | DirtyMode::ManualInitiallySet) {
             let ram = slot.ram();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Getting a vCPU out of the guest from another thread, for good or until it is
-//! [settled](Anchor::settle).
+//! [settled](KickTarget::clear_kicks).
 //!
 //! A kick sets `immediate_exit` in the vCPU's `kvm_run`, so that no later `KVM_RUN` enters the
 //! guest, and then signals the vCPU's thread, so that a `KVM_RUN` under way comes back; in either
 //! case it returns `EINTR`. In this order no kick is lost: a signal that arrives before `KVM_RUN`
 //! finds the flag set. The signal's handler does nothing.
 //!
-//! What a kick uses belongs to the vCPU and its thread. Both are held in an [`Anchor`] that is
+//! What a kick uses belongs to the vCPU and its thread. Both are held in an [`KickTarget`] that is
 //! emptied, under a lock, before the vCPU goes, so a late kick finds nothing and does nothing.
 
 use std::{
@@ -43,7 +43,7 @@ struct Shared {
 
 /// The vCPU's end. Dropping it makes kicks harmless; it must go before its vCPU.
 #[derive(Debug, Default)]
-pub struct Anchor {
+pub struct KickTarget {
     shared: Arc<Shared>,
 }
 
@@ -53,12 +53,12 @@ pub struct Kicker {
     shared: Arc<Shared>,
 }
 
-impl Anchor {
+impl KickTarget {
     /// Ties kicks to `vcpu` and the calling thread, which is to run it.
     ///
     /// # Errors
     /// The signal handler cannot be installed.
-    pub fn tie(&self, vcpu: &mut VcpuFd) -> io::Result<Kicker> {
+    pub fn bind(&self, vcpu: &mut VcpuFd) -> io::Result<Kicker> {
         install_handler()?;
         let immediate_exit = &raw mut vcpu.get_kvm_run().immediate_exit;
         // SAFETY: gettid takes nothing and cannot fail.
@@ -81,7 +81,7 @@ impl Anchor {
     ///
     /// A kick that comes in meanwhile may be forgotten too: whoever kicks must first say elsewhere
     /// what it wants, and the vCPU's thread look there between this call and entering the guest.
-    pub fn settle(&self) {
+    pub fn clear_kicks(&self) {
         let target = self.target();
         self.shared.kicked.store(false, Ordering::Release);
         if let Some(target) = target.as_ref() {
@@ -99,7 +99,7 @@ impl Anchor {
     }
 }
 
-impl Drop for Anchor {
+impl Drop for KickTarget {
     fn drop(&mut self) {
         *self.target() = None;
     }

@@ -4,13 +4,13 @@
 
 pub mod access;
 pub mod dirty;
+pub mod dirty_ring;
 pub mod exit;
 pub mod ioctls;
 pub mod kick;
-pub mod ring;
-pub mod slot;
+pub mod memslot;
+pub mod stage2_tables;
 pub mod stats;
-pub mod tables;
 pub mod tracepoints;
 
 use std::io;

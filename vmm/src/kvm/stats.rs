@@ -39,11 +39,11 @@ mod number {
 
 /// What a statistic is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum StatisticKind {
     /// It only grows: how often something happened.
-    Count,
+    Cumulative,
     /// It rises and falls: how much there is now.
-    Gauge,
+    Instant,
 }
 
 /// A statistics file could not be read.
@@ -55,7 +55,7 @@ pub struct StatisticsError(#[from] io::Error);
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Field {
     name: String,
-    kind: Kind,
+    kind: StatisticKind,
     offset: u64,
 }
 
@@ -101,7 +101,10 @@ impl Statistics {
     /// # Errors
     /// A file cannot be read.
     pub fn leave_out_uncounted(&mut self) -> Result<(), StatisticsError> {
-        for (kind, family) in [(Kind::Count, ".pf_"), (Kind::Gauge, ".pages_")] {
+        for (kind, family) in [
+            (StatisticKind::Cumulative, ".pf_"),
+            (StatisticKind::Instant, ".pages_"),
+        ] {
             let is_of = |name: &str| name.contains(family);
             if self.read(kind)?.iter().any(|(n, sum)| is_of(n) && *sum > 0) {
                 continue;
@@ -118,7 +121,7 @@ impl Statistics {
     ///
     /// # Errors
     /// A file cannot be read.
-    pub fn read(&self, kind: Kind) -> Result<BTreeMap<String, u64>, StatisticsError> {
+    pub fn read(&self, kind: StatisticKind) -> Result<BTreeMap<String, u64>, StatisticsError> {
         let mut sums = BTreeMap::new();
         for source in &self.sources {
             for field in source.fields.iter().filter(|field| field.kind == kind) {
@@ -174,8 +177,8 @@ fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<Field> {
     let name = std::str::from_utf8(name).ok()?;
     let [flags, exponent_and_values, offset, ..] = words(head);
     let kind = match flags & KVM_STATS_TYPE_MASK {
-        KVM_STATS_TYPE_CUMULATIVE => Kind::Count,
-        KVM_STATS_TYPE_INSTANT => Kind::Gauge,
+        KVM_STATS_TYPE_CUMULATIVE => StatisticKind::Cumulative,
+        KVM_STATS_TYPE_INSTANT => StatisticKind::Instant,
         _ => return None,
     };
     (is_wanted(name) && exponent_and_values >> 16 == 1).then(|| Field {
@@ -229,8 +232,11 @@ mod tests {
                 offset,
             })
         };
-        assert_eq!(taken, expected("vcpu.pf_taken", Kind::Count, 0x108));
-        assert_eq!(pages, expected("vm.pages_2m", Kind::Gauge, 0x90));
+        assert_eq!(
+            taken,
+            expected("vcpu.pf_taken", StatisticKind::Cumulative, 0x108)
+        );
+        assert_eq!(pages, expected("vm.pages_2m", StatisticKind::Instant, 0x90));
     }
 
     #[test]
@@ -246,11 +252,11 @@ mod tests {
     }
 
     /// Statistics with these values, in order.
-    fn statistics(values: &[(&str, Kind, u64)]) -> Statistics {
+    fn statistics(values: &[(&str, StatisticKind, u64)]) -> Statistics {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.2.to_le_bytes()).collect();
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&bytes, 0).unwrap();
-        let field = |(index, (name, kind, _)): (usize, &(&str, Kind, u64))| Field {
+        let field = |(index, (name, kind, _)): (usize, &(&str, StatisticKind, u64))| Field {
             name: (*name).to_owned(),
             kind: *kind,
             offset: index as u64 * 8,
@@ -262,7 +268,7 @@ mod tests {
     }
 
     fn names(statistics: &Statistics) -> Vec<String> {
-        [Kind::Count, Kind::Gauge]
+        [StatisticKind::Cumulative, StatisticKind::Instant]
             .into_iter()
             .flat_map(|kind| statistics.read(kind).unwrap().into_keys())
             .collect()
@@ -271,15 +277,15 @@ mod tests {
     #[test]
     fn what_a_kvm_offers_and_does_not_count_is_absent() {
         let mut none = statistics(&[
-            ("vcpu.exits", Kind::Count, 0),
-            ("vcpu.pf_taken", Kind::Count, 0),
-            ("vm.pages_4k", Kind::Gauge, 0),
+            ("vcpu.exits", StatisticKind::Cumulative, 0),
+            ("vcpu.pf_taken", StatisticKind::Cumulative, 0),
+            ("vm.pages_4k", StatisticKind::Instant, 0),
         ]);
         let mut some = statistics(&[
-            ("vcpu.pf_fast", Kind::Count, 0),
-            ("vcpu.pf_taken", Kind::Count, 3),
-            ("vm.pages_2m", Kind::Gauge, 0),
-            ("vm.pages_4k", Kind::Gauge, 9),
+            ("vcpu.pf_fast", StatisticKind::Cumulative, 0),
+            ("vcpu.pf_taken", StatisticKind::Cumulative, 3),
+            ("vm.pages_2m", StatisticKind::Instant, 0),
+            ("vm.pages_4k", StatisticKind::Instant, 9),
         ]);
         let all = names(&some);
 
@@ -292,6 +298,11 @@ mod tests {
 
     #[test]
     fn no_statistics_are_absent_and_not_zero() {
-        assert!(Statistics::none().read(Kind::Count).unwrap().is_empty());
+        assert!(
+            Statistics::none()
+                .read(StatisticKind::Cumulative)
+                .unwrap()
+                .is_empty()
+        );
     }
 }

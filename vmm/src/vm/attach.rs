@@ -9,7 +9,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::{
-    files::Opened,
+    open_files::Opened,
     platform::{Platform, PlatformError},
 };
 use crate::{

@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     attach::AttachError,
-    memory::{ObtainError, Obtained},
+    memory_zones::{ObtainError, Obtained},
     platform::PlatformError,
     vcpu::{Crew, Prepare},
 };
@@ -30,7 +30,7 @@ use crate::{
         serial,
         virtio::{balloon::BalloonHandle, console::Console},
     },
-    kvm::{KvmError, ring::Rings, slot::Slot, stats::Statistics},
+    kvm::{KvmError, dirty_ring::DirtyRings, memslot::Memslot, stats::Statistics},
 };
 
 /// Why there is no machine.
@@ -114,9 +114,9 @@ pub struct Machine {
     /// All devices.
     pub bus: Arc<Bus>,
     /// Dirty rings, if that is how dirty pages are logged.
-    pub rings: Option<Arc<Rings>>,
+    pub rings: Option<Arc<DirtyRings>>,
     /// Memory slots, in the order of the memory's pieces.
-    pub slots: Vec<Slot>,
+    pub slots: Vec<Memslot>,
     pub(crate) _controller: linux::Controller,
     /// The VM.
     pub vm: Arc<VmFd>,

@@ -23,22 +23,22 @@ use super::{
     api::Api,
     build::{BuildError, Ends},
     config::{Session, VmConfig},
-    console::Terminal,
+    console_io::{self, Ways},
     control::Controls,
-    files::Opened,
+    open_files::Opened,
     privileges::PrivilegeError,
-    report::Report,
     sandbox::{SandboxError, Thread, Use, restrict_files},
     signals::{Asked, Signals},
     socket::Bound,
     stats::{self, Counters, FIRST_MINUTE, Meter},
-    talk::{self, Ways},
+    stats_file::Report,
+    terminal::Terminal,
     vcpu::{End, Wanted},
 };
 use crate::{
     arch::linux,
-    companion::{Companion, borrow},
     devices::{BootTimer, console_output::ConsoleOutput},
+    scoped_thread::{ScopedThread, borrow_event},
 };
 
 /// Why a machine was not run to its end.
@@ -172,7 +172,7 @@ pub fn run(config: &VmConfig, session: &Session) -> Result<Ended, RunError> {
     if confine {
         Thread::Main.confine()?;
     }
-    let outlet = talk::outlet(confine).map_err(doing("writing the console's output"))?;
+    let outlet = console_io::outlet(confine).map_err(doing("writing the console's output"))?;
     let mut started = session.started;
     let mut lives = 1;
     let end = loop {
@@ -237,7 +237,7 @@ struct Around<'a> {
 
 impl Around<'_> {
     /// Has a signal end the process while this lives, leaving no socket behind.
-    fn guard(&self) -> Result<Companion, RunError> {
+    fn guard(&self) -> Result<ScopedThread, RunError> {
         let socket = self.api.map(|api| api.file().clone());
         let end = move |signal: &'static str| {
             if let Some(socket) = socket {
@@ -321,7 +321,7 @@ fn live(
     )?;
     drop(guard);
     let terminal = Terminal::raw().map_err(doing("making the terminal raw"))?;
-    let feed = talk::listen(
+    let feed = console_io::listen(
         keys,
         &machine.serial,
         terminal.as_ref(),
@@ -444,11 +444,11 @@ impl Waiting<'_> {
     fn sleep(&self, controls: &Controls<'_>) -> io::Result<bool> {
         let watch = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![
-            watch(borrow(self.quit)),
-            watch(borrow(self.wake)),
+            watch(borrow_event(self.quit)),
+            watch(borrow_event(self.wake)),
             watch(self.signals.as_fd()),
         ];
-        fds.extend(self.api.map(|api| watch(borrow(api.event()))));
+        fds.extend(self.api.map(|api| watch(borrow_event(api.event()))));
         let timeout = self.minute_left(controls).map(|left| Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),

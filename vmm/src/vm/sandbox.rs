@@ -5,7 +5,7 @@
 //!
 //! * **Landlock**: of the file system, only what is below `/proc`, `/sys/kernel` and the like can be
 //!   opened, which a machine's memory and counters are read from. The files given on the command line
-//!   are open already ([`super::files`]); from the control socket's folder files can be removed, as
+//!   are open already ([`super::open_files`]); from the control socket's folder files can be removed, as
 //!   the socket is at the end, and nothing else.
 //! * **seccomp**: each kind of thread has the system calls it uses and no other. The main thread's
 //!   list is inherited by all threads it starts and holds for the whole process; vCPU and console
@@ -32,7 +32,7 @@ use seccompiler::{
 use thiserror::Error;
 use vmm_sys_util::signal::register_signal_handler;
 
-use super::{console, stats::REFRESH};
+use super::{stats::REFRESH, terminal};
 use crate::arch::host;
 
 /// Why the fences cannot be put up.
@@ -309,7 +309,7 @@ fn install_handler() -> Result<(), SandboxError> {
 extern "C" fn not_allowed(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     /// Where `struct siginfo` holds `si_syscall`: behind three numbers and the call's address.
     const SYSCALL_AT: usize = 24;
-    console::restore();
+    terminal::restore();
     let at = info.cast::<u8>().wrapping_add(SYSCALL_AT).cast::<i32>();
     // SAFETY: the kernel hands a handler of SIGSYS a siginfo of 128 bytes, aligned to 8.
     let call = unsafe { at.read() };

@@ -13,7 +13,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::companion::{Companion, borrow};
+use crate::scoped_thread::{ScopedThread, borrow_event};
 
 /// The signals: those that ask to end, and the one that tells that the terminal is ours again.
 const SIGNALS: [i32; 5] = [
@@ -86,9 +86,12 @@ impl Signals {
     ///
     /// # Errors
     /// No descriptor or thread can be had.
-    pub fn guard(&self, end: impl FnOnce(&'static str) + Send + 'static) -> io::Result<Companion> {
+    pub fn guard(
+        &self,
+        end: impl FnOnce(&'static str) + Send + 'static,
+    ) -> io::Result<ScopedThread> {
         let signals = Self(self.0.try_clone()?);
-        Companion::start("signals", move |over| {
+        ScopedThread::start("signals", move |over| {
             while wait(&signals, over) {
                 if let Some(Asked::End(signal)) = signals.next() {
                     return end(signal);
@@ -101,7 +104,7 @@ impl Signals {
 /// Waits for a signal; false when there is nothing to wait for any more.
 fn wait(signals: &Signals, over: &EventFd) -> bool {
     let mut fds = [
-        PollFd::from_borrowed_fd(borrow(over), PollFlags::IN),
+        PollFd::from_borrowed_fd(borrow_event(over), PollFlags::IN),
         PollFd::new(signals, PollFlags::IN),
     ];
     match poll(&mut fds, None) {

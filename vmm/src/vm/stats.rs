@@ -27,8 +27,8 @@ use super::vcpu::Exits;
 use crate::{
     arch::faults,
     kvm::{
-        stats::{Kind, Statistics, StatisticsError},
-        tables::tables_of_guests,
+        stage2_tables::stage2_table_bytes,
+        stats::{StatisticKind, Statistics, StatisticsError},
     },
     memory::{GuestRam, MemoryError, Residency},
 };
@@ -137,7 +137,7 @@ impl Meter {
     /// What was told before is told no more.
     pub fn read(&mut self) -> Result<Reading, StatsError> {
         let mut counted = self.counters.events.read()?;
-        counted.extend(self.statistics.read(Kind::Count)?);
+        counted.extend(self.statistics.read(StatisticKind::Cumulative)?);
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let exits = [
             ("mmio-reads", load(&self.exits.mmio_reads)),
@@ -161,7 +161,7 @@ impl Meter {
                 .into_iter()
                 .map(|(name, count)| (name.to_owned(), count))
                 .collect(),
-            gauges: self.statistics.read(Kind::Gauge)?,
+            gauges: self.statistics.read(StatisticKind::Instant)?,
             resident,
             stage2_tables: fresh_tables_of_guests()
                 .zip(self.tables_before)
@@ -171,12 +171,12 @@ impl Meter {
     }
 }
 
-/// [`tables_of_guests`], the CPUs' own parts of that count added up first: a small guest's tables
+/// [`stage2_table_bytes`], the CPUs' own parts of that count added up first: a small guest's tables
 /// are less than what a CPU keeps to itself. Without the right to have that done, it is not.
 pub fn fresh_tables_of_guests() -> Option<u64> {
-    let before = tables_of_guests()?;
+    let before = stage2_table_bytes()?;
     match fs::write(REFRESH, "1") {
-        Ok(()) => tables_of_guests(),
+        Ok(()) => stage2_table_bytes(),
         Err(_) => Some(before),
     }
 }

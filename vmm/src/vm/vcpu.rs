@@ -34,9 +34,9 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::{
     devices::{Bus, console_output::ConsoleOutput},
     kvm::{
+        dirty_ring::DirtyRings,
         exit,
-        kick::{Anchor, Kicker},
-        ring::Rings,
+        kick::{KickTarget, Kicker},
     },
 };
 
@@ -92,7 +92,7 @@ struct Shared {
     wanted: Mutex<Gate>,
     changed: Condvar,
     bus: Arc<Bus>,
-    rings: Option<Arc<Rings>>,
+    rings: Option<Arc<DirtyRings>>,
     brake: Option<Brake>,
     exits: Arc<Exits>,
     ended: EventFd,
@@ -128,7 +128,7 @@ impl Crew {
     pub fn start(
         vcpus: Vec<VcpuFd>,
         bus: Arc<Bus>,
-        rings: Option<Arc<Rings>>,
+        rings: Option<Arc<DirtyRings>>,
         brake: Option<Brake>,
         ended: EventFd,
         prepare: &Prepare,
@@ -158,7 +158,7 @@ impl Crew {
         for (index, fd) in vcpus.into_iter().enumerate() {
             let (tied, kicker) = mpsc::sync_channel(1);
             let mut vcpu = Vcpu {
-                anchor: Anchor::default(),
+                anchor: KickTarget::default(),
                 fd,
                 post: Post {
                     index,
@@ -285,7 +285,7 @@ impl Drop for Post {
 /// A vCPU on its thread.
 struct Vcpu {
     // Before `fd`: kicks must have become harmless when the vCPU goes.
-    anchor: Anchor,
+    anchor: KickTarget,
     fd: VcpuFd,
     post: Post,
 }
@@ -300,14 +300,14 @@ enum Left {
 
 impl Vcpu {
     fn live(&mut self, tied: &mpsc::SyncSender<io::Result<Kicker>>, prepare: &Prepare) {
-        let kicker = self.anchor.tie(&mut self.fd);
+        let kicker = self.anchor.bind(&mut self.fd);
         let ready = kicker.and_then(|kicker| prepare().map(|()| kicker));
         let failed = ready.is_err();
         if tied.send(ready).is_err() || failed {
             return;
         }
         loop {
-            self.anchor.settle();
+            self.anchor.clear_kicks();
             if self.post.shared.wait() == Wanted::End {
                 return;
             }

@@ -21,15 +21,15 @@ use vm_memory::Bytes as _;
 use super::{KvmConfig, Parts, arch as native, error::doing, vcpu::GuestVcpu};
 use granule_vmm::{
     arch::{
-        aarch64::split,
+        aarch64::eager_split,
         vm::{choose_ipa_bits, create_vm},
     },
     kvm::{
         self,
         dirty::{DirtyLog, DirtyMode},
-        kick::Anchor,
-        ring::Rings,
-        slot::Slot,
+        dirty_ring::DirtyRings,
+        kick::KickTarget,
+        memslot::Memslot,
         stats::Statistics,
     },
     memory::{GuestMemory, GuestRam, HostPages, Plan},
@@ -86,15 +86,15 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     let vm = create_vm(&kvm, ipa_bits).map_err(doing("making the VM"))?;
     let logging = "preparing dirty logging";
     let ringed = config.dirty == DirtyMode::Ring;
-    let rings = ringed.then(|| Rings::enable(&vm)).transpose();
+    let rings = ringed.then(|| DirtyRings::enable(&vm)).transpose();
     let rings = rings.map_err(doing(logging))?.map(Arc::new);
     if let Some(chunk) = config.eager_split {
-        split::ahead(&vm, chunk).map_err(doing(logging))?;
+        eager_split::enable(&vm, chunk).map_err(doing(logging))?;
     }
     let dirty = DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?;
     let slots = "giving the VM its memory";
-    let low_slot = Slot::new(&vm, 0, low).map_err(doing(slots))?;
-    let slot = Slot::new(&vm, 1, ram).map_err(doing(slots))?;
+    let low_slot = Memslot::new(&vm, 0, low).map_err(doing(slots))?;
+    let slot = Memslot::new(&vm, 1, ram).map_err(doing(slots))?;
 
     let layout = Arc::new(layout);
     let mut vcpus: Vec<Box<dyn Vcpu>> = Vec::new();
@@ -116,7 +116,7 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
             statistics.add_vcpu(&fd);
         }
         vcpus.push(Box::new(GuestVcpu {
-            anchor: Anchor::default(),
+            anchor: KickTarget::default(),
             fd,
             index,
             cpu: config.pin.get(index).copied(),

@@ -30,9 +30,9 @@ use vm_memory::Bytes as _;
 use granule_vmm::{
     kvm::{
         dirty::DirtyLog,
-        slot::Slot,
-        stats::{Kind, Statistics},
-        tables::{mapped_by_level, tables_of_guests},
+        memslot::Memslot,
+        stage2_tables::{mapped_by_level, stage2_table_bytes},
+        stats::{StatisticKind, Statistics},
         tracepoints::EventCounters,
     },
     memory::GuestMemory,
@@ -44,8 +44,8 @@ use error::doing;
 /// What a machine is made of.
 pub(crate) struct Parts {
     pub vm: VmFd,
-    pub slot: Slot,
-    pub low_slot: Slot,
+    pub slot: Memslot,
+    pub low_slot: Memslot,
     pub dirty: DirtyLog,
     pub memory: GuestMemory,
     pub layout: Arc<Layout>,
@@ -126,7 +126,7 @@ impl KvmMachine {
 }
 
 impl KvmMachine {
-    fn statistics(&self, kind: Kind) -> Result<EventCounts, MachineError> {
+    fn statistics(&self, kind: StatisticKind) -> Result<EventCounts, MachineError> {
         self.parts
             .statistics
             .read(kind)
@@ -236,13 +236,13 @@ impl Machine for KvmMachine {
             .events
             .read()
             .map_err(|error| MachineError::new("reading event counts", error))?;
-        counts.extend(self.statistics(Kind::Count)?);
+        counts.extend(self.statistics(StatisticKind::Cumulative)?);
         Ok(counts)
     }
 
     fn gauges(&mut self) -> Result<EventCounts, MachineError> {
-        let mut gauges = self.statistics(Kind::Gauge)?;
-        if let Some(bytes) = tables_of_guests() {
+        let mut gauges = self.statistics(StatisticKind::Instant)?;
+        if let Some(bytes) = stage2_table_bytes() {
             gauges.insert("host.page_table_bytes".to_owned(), bytes);
         }
         for (level, bytes) in mapped_by_level(&self.parts.vm) {

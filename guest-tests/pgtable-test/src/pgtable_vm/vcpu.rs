@@ -18,9 +18,9 @@ use super::arch as native;
 use granule_vmm::{
     arch::vm::program_counter,
     kvm::{
+        dirty_ring::DirtyRings,
         exit,
-        kick::{Anchor, Kicker},
-        ring::Rings,
+        kick::{KickTarget, Kicker},
     },
     memory::GuestMemory,
 };
@@ -38,13 +38,13 @@ impl Kick for VcpuKick {
 /// A vCPU, ready to enter the guest at its program's entry.
 pub struct GuestVcpu {
     // Before `fd`: kicks must have become harmless when the vCPU goes.
-    pub anchor: Anchor,
+    pub anchor: KickTarget,
     pub fd: VcpuFd,
     pub index: usize,
     pub cpu: Option<usize>,
     pub layout: Arc<Layout>,
     pub memory: GuestMemory,
-    pub rings: Option<Arc<Rings>>,
+    pub rings: Option<Arc<DirtyRings>>,
 }
 
 impl fmt::Debug for GuestVcpu {
@@ -180,7 +180,7 @@ impl Vcpu for GuestVcpu {
         }
         let kicker = self
             .anchor
-            .tie(&mut self.fd)
+            .bind(&mut self.fd)
             .map_err(|error| MachineError::new("installing the kick signal's handler", error))?;
         Ok(Box::new(VcpuKick(kicker)))
     }

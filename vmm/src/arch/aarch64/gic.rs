@@ -18,8 +18,8 @@ use thiserror::Error;
 
 use crate::{
     arch::aarch64::boot::{
+        fdt::Gic,
         layout::{GIC_CPU_INTERFACE, GIC_DISTRIBUTOR, GIC_ITS, GIC_REDISTRIBUTORS},
-        tree::Gic,
     },
     kvm::KvmError,
 };

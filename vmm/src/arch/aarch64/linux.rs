@@ -16,26 +16,26 @@ use vm_memory::Bytes as _;
 pub use super::gic::Controller;
 use super::{
     boot::{
+        fdt::{Fdt, FdtError},
         image::{self, Image, ImageError},
-        layout::{NoRoom, Places},
-        tree::{Tree, TreeError},
+        layout::{BootLayout, BootLayoutError},
     },
+    eager_split::{self, EagerSplitError},
     gic::{self, GicError},
-    guest::{self, Features},
     ipa,
-    split::{self, SplitError},
+    vcpu::{self, VcpuFeatures},
     vm as arch_vm,
 };
 use crate::{
     devices::{BootTimer, MmioDeviceInfo, Pl011, Rtc, Serial, serial},
-    kvm::{self, dirty::DirtyMode, ring::Rings, slot::Slot, stats::Statistics},
+    kvm::{self, dirty::DirtyMode, dirty_ring::DirtyRings, memslot::Memslot, stats::Statistics},
     memory::GuestRam,
     vm::{
         attach::attach,
         build::{BuildError, Ends, Machine},
         config::{Console, VmConfig},
-        files::{Bootable, Opened},
-        memory,
+        memory_zones,
+        open_files::{Bootable, Opened},
         platform::{INTERRUPTS, Platform},
         vcpu::{Brake, Crew},
     },
@@ -55,16 +55,16 @@ pub enum GuestError {
     },
     /// It has no place in memory.
     #[error(transparent)]
-    Room(#[from] NoRoom),
+    Room(#[from] BootLayoutError),
     /// There is no interrupt controller.
     #[error(transparent)]
     Gic(#[from] GicError),
     /// Blocks cannot be split ahead.
     #[error(transparent)]
-    Split(#[from] SplitError),
+    Split(#[from] EagerSplitError),
     /// There is no device tree.
     #[error(transparent)]
-    Tree(#[from] TreeError),
+    Fdt(#[from] FdtError),
 }
 
 /// Whether there are Linux guests for this architecture: yes.
@@ -87,9 +87,9 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
     let initrd_size = initrd
         .map(|initrd| initrd.read(|file| Ok(Bytes(file.metadata()?.len()))))
         .transpose()?;
-    let memory = memory::obtain(&config.memory)?;
+    let memory = memory_zones::obtain(&config.memory)?;
     let first = memory.zones.first().map_or(Bytes(0), |ram| ram.size());
-    let places = Places::new(&image, initrd_size, first).map_err(GuestError::from)?;
+    let places = BootLayout::new(&image, initrd_size, first).map_err(GuestError::from)?;
     let end = memory
         .zones
         .last()
@@ -101,26 +101,26 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
     };
 
     let vm = Arc::new(arch_vm::create_vm(kvm, ipa_bits)?);
-    let rings = (config.dirty == DirtyMode::Ring).then(|| Rings::enable(&vm));
+    let rings = (config.dirty == DirtyMode::Ring).then(|| DirtyRings::enable(&vm));
     let rings = rings.transpose()?.map(Arc::new);
     if let Some(chunk) = config.eager_split {
-        split::ahead(&vm, chunk).map_err(GuestError::from)?;
+        eager_split::enable(&vm, chunk).map_err(GuestError::from)?;
     }
-    guest::report_undecoded(&vm);
+    vcpu::report_undecoded(&vm);
     let slots = (0..)
         .zip(&memory.zones)
-        .map(|(number, ram)| Slot::new(&vm, number, Arc::clone(ram)))
+        .map(|(number, ram)| Memslot::new(&vm, number, Arc::clone(ram)))
         .collect::<Result<Vec<_>, _>>()?;
-    let features = Features::of_host(&vm);
+    let features = VcpuFeatures::of_host(&vm);
     let vcpus = (0..config.vcpus)
-        .map(|index| guest::make_vcpu(&vm, index, features))
+        .map(|index| vcpu::make_vcpu(&vm, index, features))
         .collect::<Result<Vec<_>, _>>()?;
     if let Some(rings) = &rings {
         vcpus.iter().try_for_each(|vcpu| rings.add(vcpu))?;
     }
     let controller = gic::make(&vm, config.vcpus.into(), INTERRUPTS).map_err(GuestError::from)?;
     if features.pmu {
-        vcpus.iter().try_for_each(guest::start_pmu)?;
+        vcpus.iter().try_for_each(vcpu::start_pmu)?;
     }
 
     let mut platform = Platform::new(&vm);
@@ -159,7 +159,7 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
     }
     let affinities = vcpus
         .iter()
-        .map(guest::affinity)
+        .map(vcpu::affinity)
         .collect::<Result<Vec<_>, _>>()?;
     let pieces: Vec<_> = memory
         .zones
@@ -168,7 +168,7 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
         .collect();
     let devices: Vec<MmioDeviceInfo> = bus.descriptions().cloned().collect();
     let seed = seed();
-    let tree = Tree {
+    let tree = Fdt {
         memory: &pieces,
         cpus: &affinities,
         pmu: features.pmu,
@@ -192,7 +192,7 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
             .map_err(copy("the initramfs"))?;
     }
     if let Some(first) = vcpus.first() {
-        guest::start_at(first, places.kernel.0, places.tree.0)?;
+        vcpu::start_at(first, places.kernel.0, places.tree.0)?;
     }
     let crew = Crew::start(
         vcpus,

@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::vm::{
     build::{BuildError, Ends, Machine},
     config::VmConfig,
-    files::Opened,
+    open_files::Opened,
 };
 
 /// There is no guest.

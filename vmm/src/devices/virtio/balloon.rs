@@ -21,7 +21,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{ConfigSpace, DescriptorChain, DeviceError, Direction, Queues, VirtioDevice, bit};
-use crate::{companion::borrow, memory::GuestMemory};
+use crate::{memory::GuestMemory, scoped_thread::borrow_event};
 
 const INFLATE: usize = 0;
 const DEFLATE: usize = 1;
@@ -224,7 +224,9 @@ impl VirtioDevice for Balloon {
     }
 
     fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.statistics.is_some().then(|| borrow(&self.shared.ask))
+        self.statistics
+            .is_some()
+            .then(|| borrow_event(&self.shared.ask))
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {

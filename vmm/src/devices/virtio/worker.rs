@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{DeviceError, Interrupt, Queues, RateLimitedLog, VirtioDevice};
-use crate::companion::borrow;
+use crate::scoped_thread::borrow_event;
 
 /// A device, its name and its warnings: what goes into the thread and comes back.
 pub struct WorkerContext {
@@ -124,7 +124,7 @@ fn serve(
 fn wait(events: &[&EventFd], input: Option<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
     let mut fds: Vec<PollFd<'_>> = events
         .iter()
-        .map(|event| PollFd::from_borrowed_fd(borrow(event), PollFlags::IN))
+        .map(|event| PollFd::from_borrowed_fd(borrow_event(event), PollFlags::IN))
         .collect();
     fds.extend(input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     loop {

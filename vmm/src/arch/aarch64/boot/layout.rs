@@ -26,7 +26,7 @@ pub const GIC_ITS: u64 = 0x0808_0000;
 /// A GICv3's redistributors.
 pub const GIC_REDISTRIBUTORS: Range<u64> = 0x1000_0000..0x4000_0000;
 /// What the kernel maps its device tree by, and the largest it takes.
-pub const TREE_ROOM: Bytes = Bytes::mib(2);
+pub const FDT_MAX_SIZE: Bytes = Bytes::mib(2);
 /// The boundary that kernel, device tree and initramfs lie on.
 const BOUNDARY: u64 = 2 << 20;
 
@@ -36,7 +36,7 @@ const BOUNDARY: u64 = 2 << 20;
     "kernel ({kernel}) and initramfs ({initrd}) need {needed} of guest memory in one piece, and \
      the first is {memory}: give it more with --memory"
 )]
-pub struct NoRoom {
+pub struct BootLayoutError {
     /// What the kernel takes.
     pub kernel: Bytes,
     /// What the initramfs takes.
@@ -49,7 +49,7 @@ pub struct NoRoom {
 
 /// Where everything lies that the guest is started with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Places {
+pub struct BootLayout {
     /// The device tree.
     pub tree: GuestAddress,
     /// The kernel's first byte, which is also its entry.
@@ -58,19 +58,23 @@ pub struct Places {
     pub initrd: Option<Range<u64>>,
 }
 
-impl Places {
+impl BootLayout {
     /// Finds places in a first piece of memory of `memory` bytes.
     ///
     /// # Errors
-    /// [`NoRoom`].
-    pub fn new(image: &Image, initrd: Option<Bytes>, memory: Bytes) -> Result<Self, NoRoom> {
+    /// [`BootLayoutError`].
+    pub fn new(
+        image: &Image,
+        initrd: Option<Bytes>,
+        memory: Bytes,
+    ) -> Result<Self, BootLayoutError> {
         let initrd_size = initrd.unwrap_or(Bytes(0));
         // An image is at most half a gigabyte, an initramfs a file in this process: no overflow.
-        let kernel = MEMORY.0 + TREE_ROOM.0 + image.text_offset.0;
+        let kernel = MEMORY.0 + FDT_MAX_SIZE.0 + image.text_offset.0;
         let behind = (kernel + image.size.0).next_multiple_of(BOUNDARY);
         let end = behind.saturating_add(initrd_size.0);
         if end > MEMORY.0 + memory.0 {
-            return Err(NoRoom {
+            return Err(BootLayoutError {
                 kernel: image.size,
                 initrd: initrd_size,
                 needed: Bytes((end - MEMORY.0).next_multiple_of(BOUNDARY)),
@@ -100,7 +104,7 @@ mod tests {
 
     #[test]
     fn everything_lies_at_the_bottom_each_on_its_boundary() {
-        let places = Places::new(
+        let places = BootLayout::new(
             &image(0, Bytes::mib(31)),
             Some(Bytes(5_000_001)),
             Bytes::mib(128),
@@ -114,7 +118,8 @@ mod tests {
 
     #[test]
     fn an_old_kernel_lies_at_its_offset() {
-        let places = Places::new(&image(0x8_0000, Bytes::mib(8)), None, Bytes::mib(64)).unwrap();
+        let places =
+            BootLayout::new(&image(0x8_0000, Bytes::mib(8)), None, Bytes::mib(64)).unwrap();
 
         assert_eq!(places.kernel.0, 0x4028_0000);
         assert_eq!(places.initrd, None);
@@ -122,7 +127,7 @@ mod tests {
 
     #[test]
     fn too_little_memory_says_how_much_is_needed() {
-        let error = Places::new(
+        let error = BootLayout::new(
             &image(0, Bytes::mib(31)),
             Some(Bytes::mib(40)),
             Bytes::mib(64),

@@ -5,6 +5,6 @@
 //!
 //! Nothing here needs KVM or an arm64 machine, so all of it is tested everywhere.
 
+pub mod fdt;
 pub mod image;
 pub mod layout;
-pub mod tree;

@@ -33,7 +33,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{ConfigSpace, DeviceError, Queues, VirtioDevice};
-use crate::companion::borrow;
+use crate::scoped_thread::borrow_event;
 
 use backend::ActiveBackend;
 pub use backend::{VsockBackend, VsockError};
@@ -147,7 +147,7 @@ fn wait_for(events: [&EventFd; 2]) -> io::Result<OwnedFd> {
     let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for event in events {
         let nothing = epoll::EventData::new_u64(0);
-        epoll::add(&either, borrow(event), nothing, epoll::EventFlags::IN)?;
+        epoll::add(&either, borrow_event(event), nothing, epoll::EventFlags::IN)?;
     }
     Ok(either)
 }

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, fs, os::fd::AsRawFd, path::Path};
 
 /// Bytes of the tables of all guests of this host, where it counts them.
 #[must_use]
-pub fn tables_of_guests() -> Option<u64> {
+pub fn stage2_table_bytes() -> Option<u64> {
     kib_in(&fs::read_to_string("/proc/meminfo").ok()?, "SecPageTables:")
 }
 

@@ -12,7 +12,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
-use super::{boot::tree::PMU_PPI, registers, system_register::SystemRegister};
+use super::{boot::fdt::PMU_PPI, registers, system_register::SystemRegister};
 use crate::kvm::KvmError;
 
 const MPIDR_EL1: SystemRegister = SystemRegister {
@@ -26,14 +26,14 @@ const FIRST_PPI: u32 = 16;
 
 /// What a guest's vCPUs have beyond the base architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Features {
+pub struct VcpuFeatures {
     /// Performance counters.
     pub pmu: bool,
     sve: bool,
     pointer_authentication: bool,
 }
 
-impl Features {
+impl VcpuFeatures {
     /// All that the host's KVM gives.
     pub fn of_host(vm: &VmFd) -> Self {
         let has = |cap| vm.check_extension(cap);
@@ -75,7 +75,7 @@ pub fn report_undecoded(vm: &VmFd) {
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn make_vcpu(vm: &VmFd, index: u32, features: Features) -> Result<VcpuFd, KvmError> {
+pub fn make_vcpu(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, KvmError> {
     let fd = vm
         .create_vcpu(index.into())
         .map_err(|error| KvmError::call("making a vCPU (KVM_CREATE_VCPU)", error))?;

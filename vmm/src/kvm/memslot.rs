@@ -11,12 +11,12 @@ use crate::memory::GuestRam;
 
 /// A slot. It keeps its memory mapped; the VM's descriptor must be closed with or before it.
 #[derive(Debug)]
-pub struct Slot {
+pub struct Memslot {
     number: u32,
     ram: Arc<GuestRam>,
 }
 
-impl Slot {
+impl Memslot {
     /// Makes `ram` slot `number` of `vm`.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use granule_types::units::{Bytes, GuestAddress};
 use thiserror::Error;
 use vm_fdt::FdtWriter;
 
-use super::layout::TREE_ROOM;
+use super::layout::FDT_MAX_SIZE;
 use crate::devices::MmioDeviceInfo;
 
 const GIC_PHANDLE: u32 = 1;
@@ -60,7 +60,7 @@ pub enum Gic {
 
 /// What a device tree is made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tree<'a> {
+pub struct Fdt<'a> {
     /// Pieces of memory.
     pub memory: &'a [(GuestAddress, Bytes)],
     /// Each vCPU's affinity (`MPIDR_EL1`, affinity fields only), the one that starts first.
@@ -81,13 +81,13 @@ pub struct Tree<'a> {
 
 /// Why there is no device tree.
 #[derive(Debug, Error)]
-pub enum TreeError {
+pub enum FdtError {
     /// A value cannot stand in a tree.
     #[error("the device tree cannot be written: {0}")]
     Write(vm_fdt::Error),
     /// It is larger than the kernel takes.
     #[error(
-        "the device tree takes {size} bytes and the kernel takes {TREE_ROOM} at most: use fewer \
+        "the device tree takes {size} bytes and the kernel takes {FDT_MAX_SIZE} at most: use fewer \
              vCPUs or a shorter --cmdline"
     )]
     Large {
@@ -105,21 +105,21 @@ pub enum TreeError {
     },
 }
 
-impl From<vm_fdt::Error> for TreeError {
+impl From<vm_fdt::Error> for FdtError {
     fn from(error: vm_fdt::Error) -> Self {
         Self::Write(error)
     }
 }
 
-impl Tree<'_> {
+impl Fdt<'_> {
     /// The tree as the kernel reads it.
     ///
     /// # Errors
     /// The command line holds a NUL, or the tree is too large.
-    pub fn write(&self) -> Result<Vec<u8>, TreeError> {
+    pub fn write(&self) -> Result<Vec<u8>, FdtError> {
         let length = self.command_line.len();
         if length >= COMMAND_LINE {
-            return Err(TreeError::CommandLine { length });
+            return Err(FdtError::CommandLine { length });
         }
         let mut fdt = FdtWriter::new()?;
         let root = fdt.begin_node("")?;
@@ -150,13 +150,13 @@ impl Tree<'_> {
         }
         fdt.end_node(root)?;
         let bytes = fdt.finish()?;
-        if bytes.len() as u64 > TREE_ROOM.0 {
-            return Err(TreeError::Large { size: bytes.len() });
+        if bytes.len() as u64 > FDT_MAX_SIZE.0 {
+            return Err(FdtError::Large { size: bytes.len() });
         }
         Ok(bytes)
     }
 
-    fn chosen(&self, fdt: &mut FdtWriter) -> Result<(), TreeError> {
+    fn chosen(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
         let chosen = fdt.begin_node("chosen")?;
         fdt.property_string("bootargs", self.command_line)?;
         if let Some(console) = self.devices.first() {
@@ -176,7 +176,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    fn cpus(&self, fdt: &mut FdtWriter) -> Result<(), TreeError> {
+    fn cpus(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
         let cpus = fdt.begin_node("cpus")?;
         fdt.property_u32("#address-cells", 2)?;
         fdt.property_u32("#size-cells", 0)?;
@@ -203,7 +203,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    fn gic(&self, fdt: &mut FdtWriter) -> Result<(), TreeError> {
+    fn gic(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
         let (distributor, other) = match self.gic {
             Gic::V3 {
                 distributor,
@@ -242,7 +242,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    fn timers(&self, fdt: &mut FdtWriter) -> Result<(), TreeError> {
+    fn timers(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
         let node = fdt.begin_node("timer")?;
         fdt.property_string("compatible", "arm,armv8-timer")?;
         fdt.property_null("always-on")?;
@@ -252,7 +252,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    fn device(&self, fdt: &mut FdtWriter, device: &MmioDeviceInfo) -> Result<(), TreeError> {
+    fn device(&self, fdt: &mut FdtWriter, device: &MmioDeviceInfo) -> Result<(), FdtError> {
         let is = |name: &str| device.compatible.contains(&name);
         let open = fdt.begin_node(&node(device))?;
         let names = device.compatible.iter().map(|&name| name.to_owned());

@@ -42,7 +42,7 @@ const DIRTY: u32 = 1;
 const RESET: u32 = 2;
 
 /// The rings of a VM.
-pub struct Rings {
+pub struct DirtyRings {
     vm: OwnedFd,
     bytes: usize,
     state: Mutex<State>,
@@ -57,9 +57,9 @@ struct State {
     dirty: BTreeMap<u32, Vec<u64>>,
 }
 
-impl fmt::Debug for Rings {
+impl fmt::Debug for DirtyRings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rings")
+        f.debug_struct("DirtyRings")
             .field("bytes", &self.bytes)
             .finish_non_exhaustive()
     }
@@ -75,7 +75,7 @@ struct Ring {
 // SAFETY: the mapping lives as long as the value, and is used under one lock.
 unsafe impl Send for Ring {}
 
-impl Rings {
+impl DirtyRings {
     /// Has the kernel log into rings; before the VM has vCPUs or memory.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use crate::kvm::{KvmError, ioctls::VmExt as _};
 
 /// Why blocks are not split ahead.
 #[derive(Debug, Error)]
-pub enum SplitError {
+pub enum EagerSplitError {
     /// The kernel cannot.
     #[error(
         "this host's KVM does not split blocks ahead (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE came with \
@@ -41,7 +41,7 @@ pub enum SplitError {
 ///
 /// # Errors
 /// The kernel cannot, or not in chunks of this size.
-pub fn ahead(vm: &VmFd, chunk: Bytes) -> Result<(), SplitError> {
+pub fn enable(vm: &VmFd, chunk: Bytes) -> Result<(), EagerSplitError> {
     let offered = vm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into());
     check(chunk, u64::try_from(offered).unwrap_or(0))?;
     let mut cap = kvm_enable_cap {
@@ -55,9 +55,9 @@ pub fn ahead(vm: &VmFd, chunk: Bytes) -> Result<(), SplitError> {
 }
 
 /// Checks a size against those that the kernel offers, a bit each.
-fn check(asked: Bytes, offered: u64) -> Result<(), SplitError> {
+fn check(asked: Bytes, offered: u64) -> Result<(), EagerSplitError> {
     if offered == 0 {
-        return Err(SplitError::Unknown);
+        return Err(EagerSplitError::Unknown);
     }
     if asked.0.is_power_of_two() && offered & asked.0 != 0 {
         return Ok(());
@@ -67,7 +67,7 @@ fn check(asked: Bytes, offered: u64) -> Result<(), SplitError> {
         .filter(|size| offered & size != 0)
         .map(|size| Bytes(size).to_string())
         .collect();
-    Err(SplitError::Size {
+    Err(EagerSplitError::Size {
         asked,
         offered: sizes.join(", "),
     })
@@ -90,6 +90,9 @@ mod tests {
             "{wrong}"
         );
         assert!(none.is_err());
-        assert!(matches!(check(Bytes::mib(2), 0), Err(SplitError::Unknown)));
+        assert!(matches!(
+            check(Bytes::mib(2), 0),
+            Err(EagerSplitError::Unknown)
+        ));
     }
 }

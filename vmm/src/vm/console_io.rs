@@ -15,19 +15,19 @@ use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    console::{Escape, Terminal},
+    pattern_match::Watch,
     run::confined,
     sandbox::Thread,
-    watch::Watch,
+    terminal::{Escape, Terminal},
 };
 use crate::{
-    companion::Companion,
     devices::{
         console_input::{self, Overflow, PipeSink, SerialSink},
         console_output::ConsoleOutput,
         serial::{SerialOutput, SerialPort},
         virtio::console::Console,
     },
+    scoped_thread::ScopedThread,
 };
 
 /// A way out to standard output.
@@ -97,7 +97,7 @@ pub fn listen(
     terminal: Option<&Terminal>,
     quit: EventFd,
     mut confine: bool,
-) -> io::Result<Companion> {
+) -> io::Result<ScopedThread> {
     let input = io::stdin().as_fd().try_clone_to_owned()?;
     let excess = match terminal {
         Some(_) => Overflow::Drop,

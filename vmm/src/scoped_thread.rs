@@ -13,12 +13,12 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// The owner's end. Dropping it ends the thread.
 #[derive(Debug)]
-pub struct Companion {
+pub struct ScopedThread {
     over: Arc<EventFd>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Companion {
+impl ScopedThread {
     /// Starts a thread of this name. It gets the event that it is to end at.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl Companion {
     }
 }
 
-impl Drop for Companion {
+impl Drop for ScopedThread {
     fn drop(&mut self) {
         let told = self.over.write(1).is_ok();
         if let (true, Some(thread)) = (told, self.thread.take()) {
@@ -47,7 +47,7 @@ impl Drop for Companion {
 }
 
 /// An event as something to wait for.
-pub fn borrow(event: &EventFd) -> BorrowedFd<'_> {
+pub fn borrow_event(event: &EventFd) -> BorrowedFd<'_> {
     // SAFETY: the borrow lives no longer than the event.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

@@ -83,7 +83,7 @@ fn gicv3() -> Gic {
 
 #[test]
 fn the_tree_is_the_golden_one() {
-    let tree = Tree {
+    let tree = Fdt {
         memory: &[
             (GuestAddress(0x4000_0000), Bytes::mib(512)),
             (GuestAddress(0x6000_0000), Bytes::gib(16)),
@@ -103,11 +103,11 @@ fn the_tree_is_the_golden_one() {
     if std::env::var_os("GRANULE_BLESS").is_some() {
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/src/arch/aarch64/boot/golden/tree.txt"
+            "/src/arch/aarch64/boot/golden/fdt.txt"
         );
         std::fs::write(path, &text).unwrap();
     }
-    assert_eq!(text, include_str!("../golden/tree.txt"));
+    assert_eq!(text, include_str!("../golden/fdt.txt"));
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_gicv2_tells_private_interrupts_their_cpus() {
         distributor: 0x800_0000..0x801_0000,
         cpu_interface: 0x801_0000..0x801_2000,
     };
-    let tree = Tree {
+    let tree = Fdt {
         memory: &[(GuestAddress(0x4000_0000), Bytes::mib(512))],
         cpus: &[0, 1, 2],
         pmu: false,
@@ -140,7 +140,7 @@ fn a_gicv2_tells_private_interrupts_their_cpus() {
 #[test]
 fn a_tree_of_512_vcpus_fits() {
     let cpus: Vec<u64> = (0..512).map(|n| (n >> 4) << 8 | n & 0xf).collect();
-    let tree = Tree {
+    let tree = Fdt {
         memory: &[(GuestAddress(0x4000_0000), Bytes::mib(512))],
         cpus: &cpus,
         pmu: true,
@@ -155,8 +155,8 @@ fn a_tree_of_512_vcpus_fits() {
 }
 
 /// A tree with this command line and little else.
-fn written(command_line: &str) -> Result<Vec<u8>, TreeError> {
-    let tree = Tree {
+fn written(command_line: &str) -> Result<Vec<u8>, FdtError> {
+    let tree = Fdt {
         memory: &[],
         cpus: &[0],
         pmu: false,
