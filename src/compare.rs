@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use granule_report::compare::{self, Comparison, Options, Verdict, input, render};
+use granule_report::{Comparison, Options, Verdict, command_line, input, render};
 
 use super::{CommandResult, Outcome};
 
@@ -118,7 +118,7 @@ fn judge(args: Args) -> CommandResult {
         metric: args.metric.filter(|metric| metric != "time"),
         phases: args.phase,
         paired: args.paired,
-        command: Some(compare::command_line()),
+        command: Some(command_line()),
     };
     let comparison = Comparison::of(&input::side(before)?, &input::side(after)?, &options)?;
     let text = match args.format {

@@ -21,7 +21,7 @@ use super::{
     rundir::{RunDir, chain},
     step::Shell,
 };
-use granule_report::compare::render::{Lane, page::escaped};
+use granule_report::render::{Lane, page::escaped};
 use granule_types::{
     mark,
     units::{Bytes, counted},

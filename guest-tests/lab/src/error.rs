@@ -6,7 +6,7 @@ use std::{io, path::PathBuf};
 use thiserror::Error;
 
 use super::{build::BuildError, series::SeriesError, sources::SourceError, step::StepError};
-use granule_report::compare::{CompareError, input::InputError};
+use granule_report::{CompareError, input::InputError};
 
 /// Why the lab could not carry a run out.
 #[derive(Debug, Error)]

@@ -39,7 +39,7 @@ use super::{
     step::{self, Shell, StepError},
 };
 use granule_report::{
-    compare::raw_log,
+    input::{LogError, page_table_log},
     results::{ReadError, read_records},
 };
 use granule_types::{
@@ -98,7 +98,7 @@ pub enum JobError {
     Results(#[from] ReadError),
     /// The log of the kernel's test is not as it should be.
     #[error("the log of the kernel's test is unusable")]
-    Log(#[from] raw_log::LogError),
+    Log(#[from] LogError),
     /// The counts are not as they should be.
     #[error(transparent)]
     Counts(#[from] CountError),
@@ -373,7 +373,7 @@ impl Outcome {
             Some(host) => serde_json::from_slice(host).map_err(JobError::Ending)?,
             None => Host::default(),
         };
-        let runs = raw_log::read(&self.stdout)?;
+        let runs = page_table_log::read(&self.stdout)?;
         let mut records: Vec<Record> = (0..)
             .zip(&runs)
             .flat_map(|(iteration, run)| run.records(&host, job.seed, iteration))

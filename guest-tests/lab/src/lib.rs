@@ -58,7 +58,7 @@ use self::{
     execute::Bench, kernel::Kernel, pool::Work, prepare::prepare, progress::Progress,
     rundir::RunDir, step::Shell,
 };
-use granule_report::compare::{self, Comparison, input, render};
+use granule_report::{self as compare, Comparison, input, render};
 
 /// How a run that was carried out to its end came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

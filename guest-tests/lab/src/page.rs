@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use super::{kernel::Kernel, matrix::PlannedJob};
-use granule_report::compare::{
+use granule_report::{
     command_line,
     render::{Lane, bars, page},
     series_line,

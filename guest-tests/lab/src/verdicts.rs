@@ -13,7 +13,7 @@ use super::{
     rundir::{RunDir, chain},
     step::Shell,
 };
-use granule_report::compare::render::page::escaped;
+use granule_report::render::page::escaped;
 use granule_types::units::counted;
 
 /// Exit code of a kernel selftest that cannot run here (`KSFT_SKIP`).
@@ -206,7 +206,7 @@ mod tests {
         matrix,
         options::{Matrix, Test},
     };
-    use granule_report::compare::render::browser::look_at;
+    use granule_report::render::browser::look_at;
     use granule_types::record::Series;
 
     #[test]

@@ -7,7 +7,7 @@ use crate::{
     matrix,
     options::{Matrix, Test},
 };
-use granule_report::compare::render::browser::look_at;
+use granule_report::render::browser::look_at;
 
 #[test]
 fn what_the_host_does_not_tell_is_shown_as_absent() {

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Whether two sets of results may be compared at all.
+//!
+//! What a series changes may differ: the series itself, the kernel image, and what follows the
+//! version in the kernel's release. Everything else must be known and alike on both sides:
+//! architecture, kernel version, CPU with its features, base page, emulator with its options, the
+//! engine, and what really backed the memory. Runs are held against their counterparts of the same
+//! configuration, because an emulator's options may depend on it.
+
+use std::{collections::BTreeSet, fmt};
+
+use serde::Serialize;
+
+use crate::sample::Sample;
+use granule_types::{
+    record::{Host, Obtained},
+    units::Bytes,
+};
+
+/// A page size that backs less than this share of the memory does not count as backing it.
+const LEAST_SHARE_PERCENT: u128 = 5;
+
+/// One thing that differs, is mixed, or is not known.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Difference {
+    /// What it is about, in plain words.
+    pub field: &'static str,
+    /// Every value before; `None` stands for unknown.
+    pub before: BTreeSet<Option<String>>,
+    /// Every value after; `None` stands for unknown.
+    pub after: BTreeSet<Option<String>>,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |values: &BTreeSet<Option<String>>| {
+            let values: Vec<_> = values
+                .iter()
+                .map(|value| value.as_deref().unwrap_or("unknown"))
+                .collect();
+            values.join(" and ")
+        };
+        let (before, after) = (text(&self.before), text(&self.after));
+        if before == after {
+            write!(f, "{}: {before} on both sides", self.field)
+        } else {
+            write!(f, "{}: {before} before, {after} after", self.field)
+        }
+    }
+}
+
+/// The name of the field that says what ran the guest.
+pub const ENGINE_FIELD: &str = "engine";
+
+/// How one field is read out of a sample; `None` where it is unknown.
+type Field = (&'static str, fn(&Sample) -> Option<String>);
+
+const FIELDS: [Field; 7] = [
+    ("architecture", |r| known(&r.host.arch)),
+    ("kernel version", |r| known(version(&r.host.kernel))),
+    ("CPU", |r| r.host.cpu.clone()),
+    ("CPU features", |r| {
+        is_known(&r.host).then(|| features(&r.host))
+    }),
+    ("base page", |r| {
+        r.host.page_size.map(|size| size.to_string())
+    }),
+    ("emulator", |r| is_known(&r.host).then(|| emulator(&r.host))),
+    (ENGINE_FIELD, |r| known(&r.engine)),
+];
+
+/// What differs between runs of one configuration, in the order of importance to a reader.
+pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
+    let known_alike = |difference: &Difference| {
+        difference.before == difference.after
+            && difference.before.len() == 1
+            && !difference.before.contains(&None)
+    };
+    let mut found: Vec<_> = FIELDS
+        .iter()
+        .map(|(field, read)| Difference {
+            field,
+            before: before.iter().copied().map(read).collect(),
+            after: after.iter().copied().map(read).collect(),
+        })
+        .filter(|difference| !known_alike(difference))
+        .collect();
+    // Huge pages come and go between runs, so several values are no fault, only different ones.
+    let backing = |samples: &[&Sample]| -> BTreeSet<_> {
+        samples
+            .iter()
+            .map(|sample| sample.obtained.as_ref().map(backed_by))
+            .collect()
+    };
+    let (before, after) = (backing(before), backing(after));
+    if before != after {
+        found.push(Difference {
+            field: "memory really backed by",
+            before,
+            after,
+        });
+    }
+    found
+}
+
+/// Whether a host says anything of itself; a raw log does not.
+pub fn is_known(host: &Host) -> bool {
+    *host != Host::default()
+}
+
+/// The version a kernel release begins with: `5.10.262` of `5.10.262-granule+`, with its `-rc`.
+pub fn version(release: &str) -> &str {
+    let digits = |text: &str| {
+        text.find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len())
+    };
+    let end = release
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(release.len());
+    match release[end..].strip_prefix("-rc") {
+        Some(rest) => &release[..end + "-rc".len() + digits(rest)],
+        None => &release[..end],
+    }
+}
+
+/// The features as `name=value`, or `none`.
+pub fn features(host: &Host) -> String {
+    if host.features.is_empty() {
+        return "none".to_owned();
+    }
+    let features: Vec<_> = host
+        .features
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    features.join(" ")
+}
+
+fn emulator(host: &Host) -> String {
+    host.emulator.clone().unwrap_or_else(|| "none".to_owned())
+}
+
+fn known(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// The page sizes that back a worthwhile share, smallest first: `4K`, `4K and 2M`.
+fn backed_by(obtained: &Obtained) -> String {
+    let total: u128 = obtained
+        .resident
+        .values()
+        .map(|&bytes| u128::from(bytes))
+        .sum();
+    let sizes: Vec<_> = obtained
+        .resident
+        .iter()
+        .filter(|&(_, &bytes)| bytes > 0 && u128::from(bytes) * 100 >= total * LEAST_SHARE_PERCENT)
+        .map(|(&size, _)| Bytes(size).to_string())
+        .collect();
+    if sizes.is_empty() {
+        return "nothing".to_owned();
+    }
+    format!("{} pages", sizes.join(" and "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    fn record() -> Sample {
+        Sample::from(&fixture::record())
+    }
+
+    fn fields(before: &[&Sample], after: &[&Sample]) -> Vec<&'static str> {
+        differences(before, after).iter().map(|d| d.field).collect()
+    }
+
+    #[test]
+    fn what_a_series_changes_may_differ() {
+        let before = record();
+        let mut after = record();
+        after.host.kernel = "5.10.262-patched".to_owned();
+        after.host.series = None;
+        after.host.image_sha256 = Some("ff".to_owned());
+
+        assert_eq!(differences(&[&before], &[&after]), []);
+    }
+
+    #[test]
+    fn everything_else_must_be_alike() {
+        type Edit = fn(&mut Sample);
+        let edits: [(&str, Edit); 8] = [
+            ("architecture", |r| r.host.arch = "x86_64".to_owned()),
+            ("kernel version", |r| r.host.kernel = "5.10.263".to_owned()),
+            ("CPU", |r| r.host.cpu = Some("cortex-a72".to_owned())),
+            ("CPU features", |r| {
+                r.host.features.extend([("fwb".to_owned(), 1)])
+            }),
+            ("base page", |r| r.host.page_size = Some(Bytes::kib(64))),
+            ("emulator", |r| r.host.emulator = None),
+            (ENGINE_FIELD, |r| r.engine = "model".to_owned()),
+            ("memory really backed by", |r| {
+                r.obtained = Some(Obtained {
+                    resident: [(4096, 64 << 20)].into(),
+                });
+            }),
+        ];
+        for (field, edit) in edits {
+            let mut after = record();
+            edit(&mut after);
+            assert_eq!(fields(&[&record()], &[&after]), [field]);
+            assert_eq!(fields(&[&after], &[&record()]), [field]);
+        }
+    }
+
+    #[test]
+    fn what_is_unknown_or_mixed_is_not_alike() {
+        let mut unknown = record();
+        unknown.host.cpu = None;
+        let mut other = record();
+        other.host.cpu = Some("cortex-a72".to_owned());
+
+        let both = differences(&[&unknown], &[&unknown]);
+        let mixed = differences(&[&record(), &other], &[&record()]);
+
+        assert_eq!(both[0].to_string(), "CPU: unknown on both sides");
+        assert_eq!(
+            mixed[0].to_string(),
+            "CPU: cortex-a72 and neoverse-n1 before, neoverse-n1 after"
+        );
+    }
+
+    #[test]
+    fn a_few_small_pages_do_not_change_the_backing() {
+        let obtained = |small, huge| Obtained {
+            resident: [(4096, small), (2 << 20, huge)].into(),
+        };
+        assert_eq!(backed_by(&obtained(4096, 64 << 20)), "2M pages");
+        assert_eq!(backed_by(&obtained(32 << 20, 32 << 20)), "4K and 2M pages");
+        assert_eq!(backed_by(&obtained(0, 0)), "nothing");
+        assert_eq!(backed_by(&obtained(u64::MAX, u64::MAX)), "4K and 2M pages");
+    }
+
+    #[test]
+    fn a_version_ends_where_the_local_part_begins() {
+        for (release, wanted) in [
+            ("5.10.262", "5.10.262"),
+            ("5.10.262-granule+", "5.10.262"),
+            ("7.3.0-rc2-00012-gabc", "7.3.0-rc2"),
+            ("6.1.0+", "6.1.0"),
+            ("custom", ""),
+        ] {
+            assert_eq!(version(release), wanted);
+        }
+    }
+}
