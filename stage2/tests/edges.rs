@@ -108,7 +108,7 @@ fn devices_and_non_cacheable_memory_need_no_cmo() {
             checked(features, |table, ops, memcache| {
                 let (ipa, phys, size) = (Ipa(0), PhysAddr(0x900_0000), 16 * PAGE);
                 let device = true;
-                ops.record(Action::Give {
+                ops.record(Action::AddMemory {
                     ipa,
                     phys,
                     size,
@@ -121,7 +121,7 @@ fn devices_and_non_cacheable_memory_need_no_cmo() {
                 let request = MapRequest::new(ipa, phys, size, attributes);
                 locked(ops, || table.map(ops, memcache, &request).unwrap());
                 locked(ops, || table.unmap(ops, ipa, size).unwrap());
-                ops.record(Action::TakeBack { ipa, size });
+                ops.record(Action::RemoveMemory { ipa, size });
             });
         }
     }
@@ -132,7 +132,7 @@ fn pages_with_different_software_bits_are_not_coalesced() {
     checked(ALL_FEATURES, |table, ops, memcache| {
         let (ipa, phys, size) = (Ipa(0), MEMORY, BLOCK);
         let device = false;
-        ops.record(Action::Give {
+        ops.record(Action::AddMemory {
             ipa,
             phys,
             size,

@@ -3,7 +3,7 @@
 //! must report it.
 //!
 //! A fixed scenario uses everything that the engine does. It runs once to count the operations and
-//! to learn which of them achieved something, by the state of the checker ([`Work`]); then once for
+//! to learn which of them achieved something, by the state of the checker ([`Effect`]); then once for
 //! each of these and each [`Mutation`]. An operation that achieves nothing may be missing without
 //! harm and is skipped.
 //!
@@ -38,7 +38,7 @@ use std::{
 
 use granule_stage2::{
     Access, Features, Policy,
-    check::{Checker, Hooked, Recorder, Rule, Work},
+    check::{Checker, Effect, Hooked, Recorder, Rule},
 };
 use mutant::{MUTATIONS, Mutation, Mutator};
 use support::{
@@ -51,7 +51,7 @@ fn scenario(
     policy: Policy,
     features: Features,
     target: Option<(u64, Mutation)>,
-) -> (Checker, Vec<Work>, Option<String>) {
+) -> (Checker, Vec<Effect>, Option<String>) {
     let vm = <TestVm>::new(policy, features, 2, 4);
     let checker = Mutex::new(Checker::new(vm.setup));
     let mutator = Mutator::new(target);
@@ -65,8 +65,8 @@ fn scenario(
     reuse_and_unmap(&mut a, &mut b);
     a.finish();
     b.finish();
-    let (work, hit) = (mutator.work.take(), mutator.hit.take());
-    (checker.into_inner().unwrap(), work, hit)
+    let (effects, hit) = (mutator.effects.take(), mutator.hit.take());
+    (checker.into_inner().unwrap(), effects, hit)
 }
 
 type MutatedVcpu<'a> = Vcpu<'a, Hooked<Recorder<'a, Cpu<'a>, Checker>, &'a Mutator>, Checker>;
@@ -106,10 +106,10 @@ fn write_and_log(a: &mut MutatedVcpu<'_>, b: &mut MutatedVcpu<'_>) {
 /// Reuses memory, and changes single pages of a contiguous run.
 fn reuse_and_unmap(a: &mut MutatedVcpu<'_>, b: &mut MutatedVcpu<'_>) {
     b.host_write(2 * BLOCK, 64);
-    b.take_back(0);
+    b.remove_memory(0);
     try_touch(a, 0, Access::Write);
     b.unmap(3 * BLOCK, BLOCK);
-    b.take_back(3);
+    b.remove_memory(3);
     a.populate(3);
     try_touch(b, 3 * BLOCK + 5 * PAGE, Access::Fetch);
     b.unmap(3 * BLOCK + 40 * PAGE, PAGE);
@@ -117,7 +117,7 @@ fn reuse_and_unmap(a: &mut MutatedVcpu<'_>, b: &mut MutatedVcpu<'_>) {
     b.set_logging(true);
     try_touch(a, 3 * BLOCK + 200 * PAGE, Access::Write);
     b.set_logging(false);
-    b.take_back(3);
+    b.remove_memory(3);
 }
 
 #[derive(Default)]
@@ -130,13 +130,13 @@ type Scores = BTreeMap<(String, Mutation), Score>;
 
 /// Mutates operations one by one: those that achieved something, or all.
 fn score(policy: Policy, features: Features, all: bool, scores: &mut Scores) {
-    let (plain, work, _) = scenario(policy, features, None);
-    let usual = plain.broken().clone();
-    for (at, work) in (0..).zip(work) {
+    let (plain, effects, _) = scenario(policy, features, None);
+    let usual = plain.violated().clone();
+    for (at, effect) in (0..).zip(effects) {
         for mutation in MUTATIONS {
             let counts = match mutation {
-                Mutation::Weaken => work.strong,
-                _ => work.any,
+                Mutation::Weaken => effect.strong,
+                _ => effect.any,
             };
             if !counts && !all {
                 continue;
@@ -147,7 +147,7 @@ fn score(policy: Policy, features: Features, all: bool, scores: &mut Scores) {
                 panic!("operation {at}, {mutation:?}: the engine panics");
             };
             let Some(name) = hit else { continue };
-            let found: BTreeSet<Rule> = checker.broken().difference(&usual).copied().collect();
+            let found: BTreeSet<Rule> = checker.violated().difference(&usual).copied().collect();
             let score = scores.entry((name, mutation)).or_default();
             let more = checker.violations().len() > plain.violations().len();
             if found.is_empty() && !more {

@@ -244,7 +244,7 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
         page,
         pages: 2 * granule.entries(),
     };
-    tested.ops.record(Action::Give {
+    tested.ops.record(Action::AddMemory {
         ipa: Ipa(0),
         phys: MEMORY,
         size: tested.pages * page,

@@ -95,7 +95,7 @@ fn casemate_finds_nothing_wrong_in_a_hundred_thousand_events() {
     let trace = long_trace(100_000);
     let own = trace.replay();
     let known = [Rule::ReturnedUnclean].into();
-    assert!(own.broken().is_subset(&known), "{:?}", own.broken());
+    assert!(own.violated().is_subset(&known), "{:?}", own.violated());
     let text = trace.casemate().text;
     assert!(text.lines().count() > 50_000);
     let Some(casemate) = std::env::var_os("GRANULE_CASEMATE") else {
@@ -119,7 +119,7 @@ fn casemate_finds_nothing_wrong_in_a_hundred_thousand_events() {
 #[test]
 fn shrink_keeps_the_operation_that_violates_the_rule() {
     let mut trace = record(Policy::LINUX_5_10, Features::default());
-    let usual = trace.replay().broken().clone();
+    let usual = trace.replay().violated().clone();
     assert!(!usual.contains(&Rule::CombinedNotInvalidated));
     // The last invalidation of combined entries is missing.
     let is_last = |event: &Event| matches!(event.action, Action::Tlbi(Tlbi::Stage1 { .. }));
@@ -133,7 +133,7 @@ fn shrink_keeps_the_operation_that_violates_the_rule() {
     assert!(
         short
             .replay()
-            .broken()
+            .violated()
             .contains(&Rule::CombinedNotInvalidated)
     );
     assert!(

@@ -17,7 +17,10 @@
 use alloc::{collections::BTreeMap, string::String};
 use core::fmt::Write as _;
 
-use super::{Action, How, Setup, Trace};
+use super::{
+    event::{Action, Setup, StoreKind},
+    trace::Trace,
+};
 use crate::{
     geometry::{Granule, Level},
     operations::{Dsb, Note, Scope, Tlbi},
@@ -183,11 +186,11 @@ impl Trace {
             let cpu = event.cpu;
             match event.action {
                 Action::Store {
-                    entry, new, how, ..
+                    entry, new, kind, ..
                 } => {
-                    let order = match how {
-                        How::Plain => "plain",
-                        How::Release | How::Swap => "release",
+                    let order = match kind {
+                        StoreKind::Plain => "plain",
+                        StoreKind::Release | StoreKind::Swap => "release",
                     };
                     let (at, value) = (entry.0, new.0);
                     writer.line(

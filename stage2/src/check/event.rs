@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What happened, in the order in which it happened.
+//! The events that the checker takes, in the order in which they happened.
 
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
@@ -9,24 +9,24 @@ use crate::{
     operations::{Dsb, Note, Tlbi, Vmid},
 };
 
-/// What is fixed from the beginning.
+/// The configuration of a run, fixed before its first event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setup {
-    /// The table's shape.
+    /// The granule and IPA width of the table.
     pub geometry: Geometry,
-    /// What the CPUs can do.
+    /// The features that all CPUs have.
     pub features: Features,
-    /// The guest's number.
+    /// The VMID of the guest.
     pub vmid: Vmid,
     /// The first table of the root.
     pub root: TableAddress,
-    /// How many CPUs, up to 64.
+    /// The number of CPUs, up to 64.
     pub cpus: u8,
 }
 
-/// How an entry was written.
+/// The instruction that wrote an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum StoreKind {
     /// A plain store.
     Plain,
     /// A store-release.
@@ -38,114 +38,114 @@ pub enum How {
 /// One step of one CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// Which CPU.
+    /// The CPU, counted from 0.
     pub cpu: u8,
-    /// What it did.
+    /// The step.
     pub action: Action,
 }
 
-/// What a CPU, or the host on it, can do.
+/// A step of a CPU or of the host that runs on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// An entry was written.
+    /// Writes an entry.
     Store {
-        /// Which.
+        /// Its address.
         entry: EntryAddress,
-        /// What it was.
+        /// The value before.
         old: Descriptor,
-        /// What it is.
+        /// The value after.
         new: Descriptor,
-        /// By which kind of store.
-        how: How,
+        /// The instruction.
+        kind: StoreKind,
     },
-    /// A data synchronisation barrier.
+    /// Executes a data synchronization barrier.
     Dsb(Dsb),
-    /// An instruction synchronisation barrier.
+    /// Executes an instruction synchronization barrier.
     Isb,
-    /// A TLB invalidation was issued.
+    /// Issues a TLB invalidation.
     Tlbi(Tlbi),
-    /// The VMID was switched.
+    /// Writes another VMID to VTTBR_EL2.
     Vmid(Vmid),
-    /// `DC CIVAC` over a range was issued.
+    /// Issues `DC CIVAC` over a range.
     Clean {
-        /// Host address.
+        /// The first address.
         phys: PhysAddr,
         /// Bytes.
         size: u64,
     },
-    /// `IC IVAU` over a range (address and bytes), or `IC IALLUIS`, was issued.
+    /// Issues `IC IVAU` over a range (address and bytes), or `IC IALLUIS`.
     Instructions(Option<(PhysAddr, u64)>),
-    /// A zeroed table was allocated.
+    /// Allocates a zeroed table.
     Allocate(TableAddress),
-    /// A table was freed.
+    /// Frees a table.
     Free(TableAddress),
-    /// A shared walk began.
+    /// Begins a shared walk.
     BeginWalk,
-    /// It ended.
+    /// Ends the innermost shared walk.
     EndWalk,
-    /// A table's count changed.
+    /// Changes the reference count of a table.
     References(TableAddress, i64),
-    /// What the engine notes.
+    /// Passes a note of the engine.
     Note(Note),
-    /// The host wrote memory through its own mapping.
+    /// Writes memory through the host's own mapping.
     HostWrite {
-        /// Host address.
+        /// The first address.
         phys: PhysAddr,
         /// Bytes.
         size: u64,
     },
-    /// Memory became the guest's at an address; the host has just written it.
-    Give {
-        /// Guest address.
+    /// Adds memory to the guest, which the host has just written.
+    AddMemory {
+        /// The guest's first address.
         ipa: Ipa,
-        /// Host address.
+        /// The host's first address.
         phys: PhysAddr,
         /// Bytes.
         size: u64,
-        /// Whether it is no memory but a device.
+        /// Whether the range is a device and not memory.
         device: bool,
     },
-    /// Memory was taken back: the host uses it for something else.
-    TakeBack {
-        /// Guest address.
+    /// Removes memory from the guest; the host reuses it.
+    RemoveMemory {
+        /// The guest's first address.
         ipa: Ipa,
         /// Bytes.
         size: u64,
     },
-    /// Writes are logged in a range from now on, or no more.
+    /// Starts or stops dirty logging of a range.
     Logging {
-        /// Guest address.
+        /// The first address.
         ipa: Ipa,
         /// Bytes.
         size: u64,
-        /// Whether they are.
+        /// Whether logging starts.
         on: bool,
     },
-    /// The log of a range was read, and reads clean from here on.
+    /// Reads and clears the dirty bitmap of a range.
     ReadLog {
-        /// Guest address.
+        /// The first address.
         ipa: Ipa,
         /// Bytes.
         size: u64,
     },
-    /// A guest accesses memory; what it may see is counted ([`Checker::outcomes`](super::Checker::outcomes)).
+    /// Accesses memory as the guest; the possible [outcomes](super::Checker::outcomes) are counted.
     Access {
         /// The address.
         ipa: Ipa,
-        /// How.
+        /// The kind of access.
         access: Access,
-        /// Whether it goes around the caches: its MMU is off, or its own attributes say so.
+        /// Whether the access bypasses the caches: stage 1 is off, or its attributes say so.
         uncached: bool,
     },
-    /// A vCPU goes on after a fault was handled.
+    /// Resumes a vCPU after its fault was handled.
     Resume {
-        /// The address.
+        /// The faulting address.
         ipa: Ipa,
-        /// What was tried.
+        /// The faulting access.
         access: Access,
-        /// What was missing.
+        /// The kind of fault.
         status: FaultStatus,
-        /// The level of the entry at fault.
+        /// The level of the fault.
         level: Level,
     },
 }

@@ -9,7 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use alloc::vec::Vec;
 
 use super::{
-    event::{Action, Event, How},
+    checker::Checker,
+    event::{Action, Event, StoreKind},
     hooked::{Call, Hook, Hooked, Reply},
 };
 use crate::operations::{Operations, Order};
@@ -23,6 +24,12 @@ pub trait Sink {
 impl Sink for Vec<Event> {
     fn event(&mut self, event: Event) {
         self.push(event);
+    }
+}
+
+impl Sink for Checker {
+    fn event(&mut self, event: Event) {
+        self.check(&event);
     }
 }
 
@@ -83,18 +90,18 @@ impl<O: Operations, S: Sink> Hook<O> for Record<'_, S> {
                 entry,
                 old: before,
                 new,
-                how: match order {
-                    Order::Plain => How::Plain,
-                    Order::Release => How::Release,
+                kind: match order {
+                    Order::Plain => StoreKind::Plain,
+                    Order::Release => StoreKind::Release,
                 },
             },
             Call::CompareExchange { entry, old, new } if reply == Reply::Exchanged(Ok(())) => {
-                let how = How::Swap;
+                let kind = StoreKind::Swap;
                 Action::Store {
                     entry,
                     old,
                     new,
-                    how,
+                    kind,
                 }
             }
             Call::Allocate if let Reply::Table(Some(table)) = reply => Action::Allocate(table),

@@ -13,7 +13,12 @@ use alloc::{
     vec::Vec,
 };
 
-use super::{Action, Checker, Event, Rule, Trace};
+use super::{
+    checker::Checker,
+    event::{Action, Event},
+    rule::Rule,
+    trace::Trace,
+};
 use crate::{address::TableAddress, operations::Note};
 
 impl Trace {
@@ -55,11 +60,11 @@ impl Trace {
         let Some(at) = found.next().map(|v| v.event) else {
             return self.clone();
         };
-        let usual = whole.broken();
+        let usual = whole.violated();
         let still = |trace: &Self| {
             trace.is_possible() && {
                 let broken = trace.replay();
-                broken.broken().contains(&rule) && broken.broken().is_subset(usual)
+                broken.violated().contains(&rule) && broken.violated().is_subset(usual)
             }
         };
         let mut best = Self {

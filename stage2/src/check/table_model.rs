@@ -1,103 +1,131 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The checker's copy of the tables: what memory holds, what is linked, and how it is counted.
+//! The model of the tables: their contents, whether they are linked, and their reference counts.
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
     vec::Vec,
 };
 
-use super::Setup;
+use super::event::Setup;
 use crate::{
     address::{EntryAddress, Ipa, TableAddress},
     descriptor::{Descriptor, EntryKind},
     geometry::{Geometry, Level},
 };
 
+/// The place of an entry in the guest's address space.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) entry: EntryAddress,
+    pub(super) level: Level,
+    pub(super) ipa: Ipa,
+}
+
 /// One table.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Bytes: more than a granule for a root of several.
+    /// Bytes: several granules for a concatenated root.
     pub(super) size: u64,
     pub(super) level: Option<Level>,
-    pub(super) ipa: u64,
+    pub(super) ipa: Ipa,
     pub(super) linked: bool,
     pub(super) unlinked_at: Option<u64>,
     pub(super) entries: BTreeMap<u64, Descriptor>,
     pub(super) count: i64,
-    /// Who has written it without ordering that before what comes next.
+    /// The CPU whose stores to the table no barrier orders yet.
     pub(super) writer: Option<usize>,
+}
+
+impl Table {
+    const fn new(size: u64, count: i64) -> Self {
+        Self {
+            size,
+            level: None,
+            ipa: Ipa(0),
+            linked: false,
+            unlinked_at: None,
+            entries: BTreeMap::new(),
+            count,
+            writer: None,
+        }
+    }
+}
+
+/// The leaves and tables below a table.
+#[derive(Debug, Default)]
+pub(super) struct Subtree {
+    pub(super) leaves: Vec<(Place, Descriptor)>,
+    pub(super) tables: Vec<TableAddress>,
 }
 
 /// All tables by address.
 #[derive(Debug)]
 pub(super) struct TableModel {
-    pub(super) all: BTreeMap<u64, Table>,
+    pub(super) all: BTreeMap<TableAddress, Table>,
+    /// Locked entries and the CPUs that locked them.
     pub(super) locked: BTreeMap<EntryAddress, usize>,
-    /// Leaves that were broken and nothing made there since, while the lock is held.
+    /// Leaves that were broken and not replaced yet, while the lock is held.
     pub(super) broken: BTreeMap<EntryAddress, Descriptor>,
-    pub(super) changed: BTreeSet<u64>,
-    /// Whether entries are counted at all: somebody has.
+    pub(super) changed: BTreeSet<TableAddress>,
+    /// Whether the trace counts entries at all.
     counted: bool,
-    granule_size: u64,
+    geometry: Geometry,
+    root: TableAddress,
 }
 
 impl TableModel {
     pub(super) fn new(setup: &Setup) -> Self {
-        let g = &setup.geometry;
-        let size = g.root_tables() * g.granule().size();
+        let geometry = setup.geometry;
+        let tables = geometry.root_tables();
         let root = Table {
-            size,
-            level: Some(g.start()),
-            ipa: 0,
+            level: Some(geometry.start()),
             linked: true,
-            unlinked_at: None,
-            entries: BTreeMap::new(),
-            count: i64::try_from(g.root_tables()).unwrap_or(1),
-            writer: None,
+            ..Table::new(
+                tables * geometry.granule().size(),
+                i64::try_from(tables).unwrap_or(1),
+            )
         };
         Self {
-            all: [(setup.root.0, root)].into(),
+            all: [(setup.root, root)].into(),
             locked: BTreeMap::new(),
             broken: BTreeMap::new(),
             changed: BTreeSet::new(),
             counted: false,
-            granule_size: g.granule().size(),
+            geometry,
+            root: setup.root,
         }
     }
 
-    pub(super) fn holding(&mut self, entry: EntryAddress) -> Option<(u64, &mut Table)> {
-        let (at, table) = self.all.range_mut(..=entry.0).next_back()?;
-        (entry.0 < at + table.size).then_some((*at, table))
+    /// Returns the table that holds an entry, and its address.
+    pub(super) fn holding(&mut self, entry: EntryAddress) -> Option<(TableAddress, &mut Table)> {
+        let (at, table) = self.all.range_mut(..=TableAddress(entry.0)).next_back()?;
+        (entry.0 < at.0 + table.size).then_some((*at, table))
     }
 
-    pub(super) fn allocated(&mut self, cpu: usize, table: TableAddress) {
-        let fresh = Table {
-            size: self.granule_size,
-            level: None,
-            ipa: 0,
-            linked: false,
-            unlinked_at: None,
-            entries: BTreeMap::new(),
-            count: 1,
+    pub(super) fn allocate(&mut self, cpu: usize, table: TableAddress) {
+        let zeroed = Table {
             writer: Some(cpu),
+            ..Table::new(self.geometry.granule().size(), 1)
         };
-        self.all.insert(table.0, fresh);
+        self.all.insert(table, zeroed);
     }
 
-    pub(super) fn freed(&mut self, table: TableAddress) -> Option<i64> {
-        self.changed.remove(&table.0);
-        self.all.remove(&table.0).map(|table| table.count)
+    /// Removes a table and returns its reference count.
+    pub(super) fn free(&mut self, table: TableAddress) -> Option<i64> {
+        self.changed.remove(&table);
+        self.all.remove(&table).map(|table| table.count)
     }
 
     pub(super) fn is_linked(&self, table: TableAddress) -> bool {
-        self.all.get(&table.0).is_some_and(|table| table.linked)
+        self.all.get(&table).is_some_and(|table| table.linked)
     }
 
     pub(super) fn unlinked_at(&self, table: TableAddress) -> Option<u64> {
-        self.all.get(&table.0)?.unlinked_at
+        self.all.get(&table)?.unlinked_at
     }
 
-    pub(super) fn published(&mut self, cpu: usize) {
+    /// Orders the stores of a CPU: a barrier.
+    pub(super) fn publish(&mut self, cpu: usize) {
         for table in self.all.values_mut() {
             if table.writer == Some(cpu) {
                 table.writer = None;
@@ -105,7 +133,7 @@ impl TableModel {
         }
     }
 
-    pub(super) fn referenced(&mut self, table: TableAddress, change: i64) {
+    pub(super) fn change_references(&mut self, table: TableAddress, change: i64) {
         self.counted = true;
         if let Some((at, table)) = self.holding(EntryAddress(table.0)) {
             table.count += change;
@@ -113,41 +141,37 @@ impl TableModel {
         }
     }
 
-    pub(super) fn locked_by(&mut self, cpu: usize) -> Vec<EntryAddress> {
-        let left: Vec<_> = self
-            .locked
-            .iter()
-            .filter(|(_, owner)| **owner == cpu)
-            .map(|(entry, _)| *entry)
-            .collect();
-        self.locked.retain(|_, owner| *owner != cpu);
-        left
+    /// Returns and forgets the entries that a CPU has locked.
+    pub(super) fn take_locked_by(&mut self, cpu: usize) -> Vec<EntryAddress> {
+        let locked = self.locked.extract_if(.., |_, owner| *owner == cpu);
+        locked.map(|(entry, _)| entry).collect()
     }
 
-    /// TableModel that have changed and whose count is not right: count and valid entries. None where
-    /// nobody counts.
-    pub(super) fn miscounted(&mut self) -> Vec<(TableAddress, i64, usize)> {
+    /// Returns the changed tables with a wrong count: address, count, number of valid entries. A
+    /// trace that never counts has none.
+    pub(super) fn take_miscounted(&mut self) -> Vec<(TableAddress, i64, usize)> {
         let changed = core::mem::take(&mut self.changed);
         let counted = changed.into_iter().filter(|_| self.counted);
         counted
             .filter_map(|at| {
                 let table = self.all.get(&at)?;
                 let valid = table.entries.values().filter(|e| e.is_valid()).count();
-                let own = table.size / self.granule_size;
+                let own = table.size / self.geometry.granule().size();
                 let right = i64::try_from(own + valid as u64) == Ok(table.count);
-                (!right).then_some((TableAddress(at), table.count, valid))
+                (!right).then_some((at, table.count, valid))
             })
             .collect()
     }
 
-    /// Leaves of linked tables that have changed whose contiguous run is not whole, or does not
-    /// agree: guest address and entry.
-    pub(super) fn uneven_runs(&self, geometry: &Geometry) -> Vec<(u64, Descriptor)> {
+    /// Returns the leaves of changed, linked tables whose contiguous run is incomplete or
+    /// inconsistent.
+    pub(super) fn uneven_runs(&self) -> Vec<(Ipa, Descriptor)> {
         let mut found = Vec::new();
         let tables = self.changed.iter().filter_map(|at| self.all.get(at));
         for table in tables.filter(|table| table.linked) {
             let Some(level) = table.level else { continue };
-            let (count, span) = (level.contiguous(geometry.granule()), geometry.span(level));
+            let count = level.contiguous(self.geometry.granule());
+            let span = self.geometry.span(level);
             for (index, entry) in &table.entries {
                 if !entry.is_leaf(level) || !entry.is_contiguous() {
                     continue;
@@ -169,74 +193,67 @@ impl TableModel {
         found
     }
 
-    /// Whether an entry of the contiguous run that this one was of has the hint still.
-    pub(super) fn run_remains(
-        &mut self,
-        geometry: &Geometry,
-        entry: EntryAddress,
-        level: Level,
-    ) -> bool {
-        let count = level.contiguous(geometry.granule());
+    /// Returns whether the contiguous run that an entry belonged to still has a contiguous entry.
+    pub(super) fn run_remains(&mut self, entry: EntryAddress, level: Level) -> bool {
+        let count = level.contiguous(self.geometry.granule());
         let Some((at, table)) = self.holding(entry) else {
             return false;
         };
-        let first = ((entry.0 - at) / 8) & !(count - 1);
-        let run = table.entries.range(first..first + count);
-        table.linked && run.into_iter().any(|(_, entry)| entry.is_contiguous())
+        let first = ((entry.0 - at.0) / 8) & !(count - 1);
+        let mut run = table.entries.range(first..first + count);
+        table.linked && run.any(|(_, entry)| entry.is_contiguous())
     }
 
-    /// Every leaf below a linked table: entry, descriptor, level, guest address.
-    pub(super) fn leaves(
-        &self,
-        at: u64,
-        out: &mut Vec<(EntryAddress, Descriptor, Level, u64)>,
-        tables: &mut Vec<u64>,
-        span: &impl Fn(Level) -> u64,
-    ) {
-        let Some(table) = self.all.get(&at) else {
+    /// Returns the leaves and tables from a linked table on, the table included.
+    pub(super) fn subtree(&self, table: TableAddress) -> Subtree {
+        let mut found = Subtree::default();
+        self.collect(table, &mut found);
+        found
+    }
+
+    fn collect(&self, at: TableAddress, found: &mut Subtree) {
+        let Some((table, level)) = self.all.get(&at).and_then(|t| Some((t, t.level?))) else {
             return;
         };
-        let Some(level) = table.level else { return };
-        tables.push(at);
-        for (index, entry) in &table.entries {
-            let ipa = table.ipa + index * span(level);
-            match entry.kind(level) {
-                EntryKind::Leaf(_) => out.push((EntryAddress(at + index * 8), *entry, level, ipa)),
-                EntryKind::Table(child) => self.leaves(child.0, out, tables, span),
+        found.tables.push(at);
+        for (index, descriptor) in &table.entries {
+            match descriptor.kind(level) {
+                EntryKind::Leaf(_) => {
+                    let place = Place {
+                        entry: at.entry(*index),
+                        level,
+                        ipa: table.ipa + index * self.geometry.span(level),
+                    };
+                    found.leaves.push((place, *descriptor));
+                }
+                EntryKind::Table(child) => self.collect(child, found),
                 _ => {}
             }
         }
     }
 
-    /// The entry that an address's walk ends at, and its level.
-    pub(super) fn find(&self, setup: &Setup, ipa: u64) -> Option<(Descriptor, Level)> {
-        let mut at = setup.root.0;
-        let mut level = setup.geometry.start();
+    /// Returns the entry that ends the walk of an address, and its level.
+    pub(super) fn walk(&self, ipa: Ipa) -> Option<(Descriptor, Level)> {
+        let mut at = self.root;
+        let mut level = self.geometry.start();
         loop {
-            let index = setup.geometry.index(Ipa(ipa), level);
-            let entry = self
-                .all
-                .get(&at)?
-                .entries
-                .get(&index)
-                .copied()
-                .unwrap_or_default();
+            let index = self.geometry.index(ipa, level);
+            let table = self.all.get(&at)?;
+            let entry = table.entries.get(&index).copied().unwrap_or_default();
             match (entry.kind(level), level.down()) {
-                (EntryKind::Table(child), Some(below)) => (at, level) = (child.0, below),
+                (EntryKind::Table(child), Some(below)) => (at, level) = (child, below),
                 _ => return Some((entry, level)),
             }
         }
     }
 
-    /// Writable leaves of a range, by guest address.
-    pub(super) fn writable_in(&self, setup: &Setup, ipa: u64, size: u64) -> Option<u64> {
-        let (mut leaves, mut tables) = (Vec::new(), Vec::new());
-        self.leaves(setup.root.0, &mut leaves, &mut tables, &|l| {
-            setup.geometry.span(l)
-        });
-        leaves.into_iter().find_map(|(_, leaf, level, at)| {
-            let overlaps = at < ipa + size && ipa < at + setup.geometry.span(level);
-            (overlaps && leaf.attributes().write).then_some(at)
-        })
+    /// Returns the first writable leaf that overlaps a range.
+    pub(super) fn writable_in(&self, ipa: Ipa, size: u64) -> Option<Ipa> {
+        let leaves = self.subtree(self.root).leaves.into_iter();
+        leaves
+            .filter(|(_, leaf)| leaf.attributes().write)
+            .map(|(place, _)| (place.ipa, self.geometry.span(place.level)))
+            .find(|(at, span)| *at < ipa + size && ipa < *at + *span)
+            .map(|(at, _)| at)
     }
 }

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 
 use granule_stage2::{
     Ipa, Operations,
-    check::{Call, Checker, Hook, Recorder, Reply, Work},
+    check::{Call, Checker, Effect, Hook, Recorder, Reply},
     descriptor::EntryKind,
     geometry::Level,
     operations::{Dsb, Order, Scope, Tlbi, Vmid},
@@ -39,12 +39,12 @@ pub const MUTATIONS: [Mutation; 5] = [
 /// The hook, shared by all CPUs of a run.
 #[derive(Debug, Default)]
 pub struct Mutator {
-    /// The operation to mutate, counted among those that can be; without one, `work` is noted.
+    /// The operation to mutate, counted among those that can be; without one, `effects` are noted.
     target: Option<(u64, Mutation)>,
     next: Cell<u64>,
     late: Cell<Option<Call>>,
     /// What each operation achieved in a run without a mutation.
-    pub work: RefCell<Vec<Work>>,
+    pub effects: RefCell<Vec<Effect>>,
     /// The mutated operation; `None` if this mutation does not apply to it.
     pub hit: RefCell<Option<String>>,
 }
@@ -65,7 +65,7 @@ impl Mutator {
 
     /// Notes what an operation achieved. The checker cannot judge calls that are not architectural;
     /// all of those count.
-    fn note_work(&self, call: Call, by_checker: Work) {
+    fn note_effect(&self, call: Call, of_checker: Effect) {
         let counts = matches!(
             call,
             Call::Defer(_)
@@ -73,9 +73,9 @@ impl Mutator {
                 | Call::DropReferences(..)
                 | Call::SwitchVmid(_)
         );
-        self.work.borrow_mut().push(Work {
-            any: by_checker.any || counts,
-            strong: by_checker.strong || counts,
+        self.effects.borrow_mut().push(Effect {
+            any: of_checker.any || counts,
+            strong: of_checker.strong || counts,
         });
     }
 
@@ -117,7 +117,7 @@ impl<'a> Hook<Recorder<'a, Cpu<'a>, Checker>> for &Mutator {
         } else {
             let reply = call.run(inner);
             if self.target.is_none() {
-                self.note_work(call, inner.sink().work());
+                self.note_effect(call, inner.sink().effect());
             }
             reply
         };

@@ -135,7 +135,7 @@ impl<S: Sink, L: RawRwLock> Host for VmHost<'_, S, L> {
         }
         self.vm.host().blocks.entry(block).or_insert_with(|| {
             let ipa = Ipa(block * BLOCK);
-            self.recorder.record(Action::Give {
+            self.recorder.record(Action::AddMemory {
                 ipa,
                 phys: phys_of(ipa),
                 size: BLOCK,
@@ -262,14 +262,14 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     }
 
     /// Unmaps a block whose memory the host reuses.
-    pub fn take_back(&self, block: u64) {
+    pub fn remove_memory(&self, block: u64) {
         self.vm.mmu.exclusive(&self.ops, |table| {
             self.invalidate_lookups();
             let mut host = self.vm.host();
             let (ipa, size) = (Ipa(block * BLOCK), BLOCK);
             table.unmap(&self.ops, ipa, size).unwrap();
             if host.blocks.remove(&block).is_some() {
-                self.recorder.record(Action::TakeBack { ipa, size });
+                self.recorder.record(Action::RemoveMemory { ipa, size });
             }
             self.invalidate_lookups();
         });
@@ -364,7 +364,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
             85 => self.set_logging(true),
             86..=87 => self.set_logging(false),
             88..=89 => drop(self.read_log()),
-            90..=91 => self.take_back(block),
+            90..=91 => self.remove_memory(block),
             92..=93 => self.unmap(ipa, PAGE),
             94..=95 => self.age(ipa, PAGE * 4),
             96 => self.split(block),

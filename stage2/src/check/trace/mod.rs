@@ -4,7 +4,7 @@
 //! ```text
 //! granule-trace 1 granule=0x1000 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 fwb=0 dic=0 tlbrange=0 bbm=0
 //! # CPU event arguments
-//! 0 give 0x0 0x100000000 0x200000
+//! 0 add-memory 0x0 0x100000000 0x200000
 //! 0 lock exclusive
 //! 0 store 0x80000000 0x0 0x80002003 release
 //! 0 dsb ishst
@@ -25,10 +25,10 @@
 //! | `walk` | `begin` or `end` |
 //! | `lock` | `exclusive` or `shared`; `unlock` has none |
 //! | `top-up` `empty` `look-up` `sequence` | – |
-//! | `mark-dirty` `read-log` `take-back` | guest address, bytes |
+//! | `mark-dirty` `read-log` `remove-memory` | guest address, bytes |
 //! | `logging` | guest address, bytes, `on` or `off` |
 //! | `write` | host address, bytes |
-//! | `give` | guest address, host address, bytes \[`device`\] |
+//! | `add-memory` | guest address, host address, bytes \[`device`\] |
 //! | `access` | guest address, `read` `write` or `fetch`, `cached` or `uncached` |
 //! | `resume` | guest address, `read` `write` or `fetch`, `translation` `access-flag` or `permission`, level |
 //!
@@ -39,7 +39,7 @@ use core::fmt::{self, Write as _};
 
 use thiserror::Error;
 
-use super::event::{Action, Event, How, Setup};
+use super::event::{Action, Event, Setup, StoreKind};
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::Descriptor,
@@ -75,10 +75,10 @@ const DSBS: [(&str, Dsb); 4] = [
     ("ishst", Dsb::IshSt),
     ("ish", Dsb::Ish),
 ];
-const HOWS: [(&str, How); 3] = [
-    ("plain", How::Plain),
-    ("release", How::Release),
-    ("swap", How::Swap),
+const STORE_KINDS: [(&str, StoreKind); 3] = [
+    ("plain", StoreKind::Plain),
+    ("release", StoreKind::Release),
+    ("swap", StoreKind::Swap),
 ];
 const CACHING: [(&str, bool); 2] = [("cached", false), ("uncached", true)];
 const ACCESSES: [(&str, Access); 3] = [
@@ -133,7 +133,7 @@ impl fmt::Display for Event {
                 entry,
                 old,
                 new,
-                how,
+                kind,
             } => {
                 write!(
                     f,
@@ -141,7 +141,7 @@ impl fmt::Display for Event {
                     entry.0,
                     old.0,
                     new.0,
-                    name(&HOWS, how)
+                    name(&STORE_KINDS, kind)
                 )
             }
             Action::Dsb(kind) => write!(f, "dsb {}", name(&DSBS, kind)),
@@ -158,16 +158,16 @@ impl fmt::Display for Event {
             Action::References(table, change) => write!(f, "ref {:#x} {change}", table.0),
             Action::Note(note) => write_note(f, note),
             Action::HostWrite { phys, size } => write!(f, "write {phys:#x} {size:#x}"),
-            Action::Give {
+            Action::AddMemory {
                 ipa,
                 phys,
                 size,
                 device,
             } => {
                 let device = if device { " device" } else { "" };
-                write!(f, "give {ipa:#x} {phys:#x} {size:#x}{device}")
+                write!(f, "add-memory {ipa:#x} {phys:#x} {size:#x}{device}")
             }
-            Action::TakeBack { ipa, size } => write!(f, "take-back {ipa:#x} {size:#x}"),
+            Action::RemoveMemory { ipa, size } => write!(f, "remove-memory {ipa:#x} {size:#x}"),
             Action::Logging { ipa, size, on } => {
                 write!(
                     f,
@@ -359,7 +359,7 @@ fn parse_event(line: &str) -> Result<Event, &'static str> {
             entry: EntryAddress(w.number()?),
             old: Descriptor(w.number()?),
             new: Descriptor(w.number()?),
-            how: w.one_of(&HOWS)?,
+            kind: w.one_of(&STORE_KINDS)?,
         },
         "dsb" => Action::Dsb(w.one_of(&DSBS)?),
         "isb" => Action::Isb,
@@ -400,13 +400,13 @@ fn parse_event(line: &str) -> Result<Event, &'static str> {
             phys: PhysAddr(w.number()?),
             size: w.number()?,
         },
-        "give" => Action::Give {
+        "add-memory" => Action::AddMemory {
             ipa: Ipa(w.number()?),
             phys: PhysAddr(w.number()?),
             size: w.number()?,
             device: w.0.next() == Some("device"),
         },
-        "take-back" => Action::TakeBack {
+        "remove-memory" => Action::RemoveMemory {
             ipa: Ipa(w.number()?),
             size: w.number()?,
         },

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The model of the caches: bytes that an uncached access of the guest reads wrong, and bytes that
+//! the host reads wrong afterwards.
+//!
+//! A byte is *dirty* if the host wrote it and no clean to the PoC has completed since; *stale* if an
+//! I-cache may hold an older instruction; *touched* if a guest could reach it, so that a line in the
+//! host's caches may hide data that the guest wrote. Maintenance takes effect when a later DSB of the
+//! same CPU completes it, except for bytes that the host writes in between.
+
+use alloc::{vec, vec::Vec};
+
+use super::ranges::Ranges;
+use crate::address::PhysAddr;
+
+/// The set that a pending operation clears.
+#[derive(Debug, Clone, Copy)]
+enum Clears {
+    Dirty,
+    /// Memory that a guest could reach and can no longer.
+    Touched,
+    Stale,
+}
+
+#[derive(Debug)]
+pub(super) struct CacheModel {
+    dirty: Ranges<PhysAddr>,
+    stale: Ranges<PhysAddr>,
+    touched: Ranges<PhysAddr>,
+    /// Mapped bytes that the host wrote: coherent until they are unmapped.
+    written_while_mapped: Ranges<PhysAddr>,
+    mapped: Ranges<PhysAddr>,
+    /// Mapped and executable: the guest maintains the I-cache there.
+    executable: Ranges<PhysAddr>,
+    /// Effects of maintenance that a CPU has issued and not completed.
+    pending: Vec<Vec<(Clears, PhysAddr, u64)>>,
+    /// CPUs with maintenance to complete, even if it has no effect.
+    issued: Vec<bool>,
+}
+
+/// Returns the parts of a range before and after a hole.
+fn around_hole(
+    at: PhysAddr,
+    len: u64,
+    hole: PhysAddr,
+    size: u64,
+) -> impl Iterator<Item = (PhysAddr, u64)> {
+    let end = at + len;
+    let before = hole.clamp(at, end);
+    let after = (hole + size).clamp(at, end);
+    [(at, before - at), (after, end - after)]
+        .into_iter()
+        .filter(|(_, size)| *size > 0)
+}
+
+impl CacheModel {
+    pub(super) fn new(cpus: usize) -> Self {
+        Self {
+            dirty: Ranges::default(),
+            stale: Ranges::default(),
+            touched: Ranges::default(),
+            written_while_mapped: Ranges::default(),
+            mapped: Ranges::default(),
+            executable: Ranges::default(),
+            pending: vec![Vec::new(); cpus],
+            issued: vec![false; cpus],
+        }
+    }
+
+    pub(super) fn host_write(&mut self, phys: PhysAddr, size: u64) {
+        for pending in &mut self.pending {
+            *pending = pending
+                .drain(..)
+                .flat_map(|(clears, at, len)| {
+                    around_hole(at, len, phys, size).map(move |(at, len)| (clears, at, len))
+                })
+                .collect();
+        }
+        self.stale.add(phys, size);
+        self.dirty.add(phys, size);
+        for (at, len) in self.mapped.overlaps(phys, size) {
+            self.dirty.remove(at, len);
+            self.written_while_mapped.add(at, len);
+        }
+        for (at, len) in self.executable.overlaps(phys, size) {
+            self.stale.remove(at, len);
+        }
+    }
+
+    /// Adds memory that the host has just written to the guest.
+    pub(super) fn add_memory(&mut self, phys: PhysAddr, size: u64) {
+        self.unmap(phys, size);
+        self.touched.remove(phys, size);
+        self.host_write(phys, size);
+    }
+
+    /// Issues a clean and invalidate to the PoC; returns whether it has an effect. It prepares memory
+    /// for reuse by the host only where no CPU can reach the memory any more.
+    pub(super) fn clean(
+        &mut self,
+        cpu: usize,
+        phys: PhysAddr,
+        size: u64,
+        is_reachable: impl Fn(PhysAddr, u64) -> bool,
+    ) -> bool {
+        self.issued[cpu] = true;
+        self.pending[cpu].push((Clears::Dirty, phys, size));
+        let mut effect = self.dirty(phys, size).is_some();
+        for (at, len) in self.touched.overlaps(phys, size) {
+            let unmapped = self.mapped.gaps(at, len).into_iter();
+            for (at, len) in unmapped.filter(|(at, len)| !is_reachable(*at, *len)) {
+                self.pending[cpu].push((Clears::Touched, at, len));
+                effect = true;
+            }
+        }
+        effect
+    }
+
+    /// Issues an invalidation of the I-cache over a range, or of all of it; returns whether it has an
+    /// effect. Dirty bytes stay stale: a later fetch misses the data of the host.
+    pub(super) fn invalidate_instructions(
+        &mut self,
+        cpu: usize,
+        range: Option<(PhysAddr, u64)>,
+        is_coherent: bool,
+    ) -> bool {
+        let (phys, size) = range.unwrap_or((PhysAddr(0), 1 << 52));
+        let mut effect = false;
+        for (at, len) in self.stale.overlaps(phys, size) {
+            let clean = if is_coherent {
+                vec![(at, len)]
+            } else {
+                self.dirty.gaps(at, len)
+            };
+            effect |= !clean.is_empty();
+            let pending = clean.into_iter().map(|(at, len)| (Clears::Stale, at, len));
+            self.pending[cpu].extend(pending);
+        }
+        self.issued[cpu] |= effect;
+        effect
+    }
+
+    /// Completes the maintenance of a CPU at its DSB; returns whether it had an effect.
+    pub(super) fn complete(&mut self, cpu: usize) -> bool {
+        let mut effect = false;
+        self.issued[cpu] = false;
+        for (clears, at, size) in core::mem::take(&mut self.pending[cpu]) {
+            let set = match clears {
+                Clears::Dirty => &mut self.dirty,
+                Clears::Touched => &mut self.touched,
+                Clears::Stale => &mut self.stale,
+            };
+            effect |= set.first_in(at, size).is_some();
+            set.remove(at, size);
+        }
+        effect
+    }
+
+    pub(super) fn map(&mut self, phys: PhysAddr, size: u64, execute: bool, is_memory: bool) {
+        if execute {
+            self.executable.add(phys, size);
+        }
+        self.mapped.add(phys, size);
+        // The host's caches hold no line of a device.
+        if is_memory {
+            self.touched.add(phys, size);
+        }
+    }
+
+    pub(super) fn unmap(&mut self, phys: PhysAddr, size: u64) {
+        self.executable.remove(phys, size);
+        self.mapped.remove(phys, size);
+    }
+
+    /// Ends an operation: bytes that are no longer mapped are no longer coherent. Returns the ranges
+    /// that a guest could reach and that nothing has maintained since.
+    pub(super) fn end_operation(&mut self) -> Vec<(PhysAddr, u64)> {
+        let written: Vec<_> = self.written_while_mapped.iter().collect();
+        for (at, len) in written {
+            for (at, len) in self.mapped.gaps(at, len) {
+                self.dirty.add(at, len);
+                self.stale.add(at, len);
+                self.written_while_mapped.remove(at, len);
+            }
+        }
+        let touched = self.touched.iter();
+        let unmapped: Vec<_> = touched
+            .flat_map(|(at, len)| self.mapped.gaps(at, len))
+            .collect();
+        for (at, len) in &unmapped {
+            self.touched.remove(*at, *len);
+        }
+        unmapped
+    }
+
+    /// Returns whether a CPU has issued maintenance without a DSB after it.
+    pub(super) fn is_pending(&self, cpu: usize) -> bool {
+        self.issued[cpu]
+    }
+
+    /// Returns the first dirty address of a range.
+    pub(super) fn dirty(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
+        self.dirty.first_in(phys, size)
+    }
+
+    /// Returns the first address of a range with stale instructions.
+    pub(super) fn stale(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
+        self.stale.first_in(phys, size)
+    }
+
+    /// Returns the first address of a range that a guest could reach.
+    pub(super) fn touched(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
+        self.touched.first_in(phys, size)
+    }
+
+    pub(super) fn is_mapped(&self, phys: PhysAddr, size: u64) -> bool {
+        self.mapped.first_in(phys, size).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: u64 = 2 << 20;
+    const FIRST: PhysAddr = PhysAddr(0);
+    const SECOND: PhysAddr = PhysAddr(SIZE);
+
+    #[test]
+    fn pending_maintenance_spares_memory_that_is_added_again() {
+        let mut caches = CacheModel::new(2);
+        caches.add_memory(FIRST, SIZE);
+        caches.add_memory(SECOND, SIZE);
+        caches.clean(0, FIRST, 2 * SIZE, |_, _| false);
+        caches.complete(0);
+        caches.invalidate_instructions(0, None, false);
+
+        caches.add_memory(SECOND, SIZE);
+        caches.complete(0);
+
+        assert_eq!(caches.stale(FIRST, SIZE), None);
+        assert_eq!(caches.stale(SECOND, SIZE), Some(SECOND));
+    }
+
+    #[test]
+    fn bytes_written_during_a_clean_stay_dirty() {
+        let mut caches = CacheModel::new(1);
+        let written = PhysAddr(0x1000);
+        caches.add_memory(FIRST, SIZE);
+        caches.clean(0, FIRST, SIZE, |_, _| false);
+
+        caches.host_write(written, 64);
+        caches.complete(0);
+
+        assert_eq!(caches.dirty(FIRST, SIZE), Some(written));
+        assert_eq!(caches.dirty(written + 64, SIZE - 0x1040), None);
+    }
+
+    #[test]
+    fn maintenance_without_effect_needs_a_dsb_too() {
+        let mut caches = CacheModel::new(1);
+        caches.clean(0, PhysAddr(0x1000), 64, |_, _| false);
+
+        caches.host_write(PhysAddr(0x1000), 64);
+
+        assert!(caches.is_pending(0));
+    }
+}

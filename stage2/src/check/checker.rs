@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The checker's state, and the dispatch of each event to the models and to the rules.
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    format,
+    string::String,
+    vec,
+    vec::Vec,
+};
+use core::fmt;
+
+use super::{
+    cache_model::CacheModel,
+    event::{Action, Event, Setup},
+    outcome::Outcome,
+    ranges::Ranges,
+    rule::Rule,
+    stale_entry::Effect,
+    table_model::TableModel,
+    tlb_model::TlbModel,
+};
+use crate::{
+    address::{Ipa, PhysAddr},
+    engine::FaultStatus,
+    operations::{Dsb, Vmid},
+};
+
+/// A violation of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// The rule.
+    pub rule: Rule,
+    /// The event that violates it, counted from 0.
+    pub event: u64,
+    /// The CPU of the event.
+    pub cpu: u8,
+    /// The addresses and values of the violation.
+    pub detail: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rule,
+            event,
+            cpu,
+            detail,
+        } = self;
+        let source = rule.source();
+        write!(f, "event {event}, CPU {cpu}: {rule} ({source}): {detail}")
+    }
+}
+
+/// Reports after which a checker keeps only the rules that are violated.
+const MAX_VIOLATIONS: usize = 1000;
+
+/// State of one CPU.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct CpuState {
+    pub(super) vmid: Vmid,
+    /// Whether the VMID was switched without an ISB since.
+    pub(super) needs_isb: bool,
+    pub(super) lock: Option<HeldLock>,
+    pub(super) walk: Option<SharedWalk>,
+    /// The event of the last release of the lock.
+    pub(super) released: u64,
+    /// The invalidation sequence at the page lookup.
+    pub(super) looked_up: Option<u64>,
+}
+
+/// The lock as one CPU holds it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HeldLock {
+    pub(super) is_exclusive: bool,
+    /// The VMID when the lock was taken.
+    pub(super) vmid: Vmid,
+}
+
+/// The shared walks of one CPU, one within another.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SharedWalk {
+    /// The event that began the outermost.
+    pub(super) since: u64,
+    pub(super) depth: u32,
+}
+
+/// Memory of the guest.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Memslot {
+    pub(super) phys: PhysAddr,
+    pub(super) size: u64,
+    pub(super) is_device: bool,
+}
+
+/// Checker of a stream of events.
+#[derive(Debug)]
+pub struct Checker {
+    pub(super) setup: Setup,
+    pub(super) cpus: Vec<CpuState>,
+    pub(super) tables: TableModel,
+    pub(super) tlbs: TlbModel,
+    pub(super) caches: CacheModel,
+    pub(super) memslots: BTreeMap<Ipa, Memslot>,
+    /// Ranges with dirty logging.
+    pub(super) logged: Ranges<Ipa>,
+    /// Ranges that are marked dirty.
+    pub(super) marked: Ranges<Ipa>,
+    /// Writable ranges that are not marked dirty.
+    pub(super) unmarked: Ranges<Ipa>,
+    /// The number of mmu_notifier invalidations.
+    pub(super) sequence: u64,
+    /// The number of the current event.
+    pub(super) now: u64,
+    pub(super) effect: Effect,
+    cpu_now: u8,
+    violations: Vec<Violation>,
+    violated: BTreeSet<Rule>,
+    outcomes: BTreeMap<Outcome, u64>,
+}
+
+impl Checker {
+    /// Returns a checker of an empty table.
+    pub fn new(setup: Setup) -> Self {
+        let cpus = usize::from(setup.cpus);
+        Self {
+            tables: TableModel::new(&setup),
+            tlbs: TlbModel::new(cpus),
+            caches: CacheModel::new(cpus),
+            cpus: vec![CpuState::default(); cpus],
+            setup,
+            memslots: BTreeMap::new(),
+            logged: Ranges::default(),
+            marked: Ranges::default(),
+            unmarked: Ranges::default(),
+            sequence: 0,
+            now: 0,
+            effect: Effect::default(),
+            cpu_now: 0,
+            violations: Vec::new(),
+            violated: BTreeSet::new(),
+            outcomes: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the violations in order, at most 1,000.
+    pub fn violations(&self) -> &[Violation] {
+        &self.violations
+    }
+
+    /// Returns the rules that are violated.
+    pub const fn violated(&self) -> &BTreeSet<Rule> {
+        &self.violated
+    }
+
+    /// Returns the outcomes that the guest's accesses may have, and the number of accesses with
+    /// each; one access may have several.
+    pub const fn outcomes(&self) -> &BTreeMap<Outcome, u64> {
+        &self.outcomes
+    }
+
+    /// Returns the number of events so far.
+    pub const fn events(&self) -> u64 {
+        self.now
+    }
+
+    /// Returns the effect of the last event: an event without one may be missing, and one without a
+    /// strong effect may be weakened.
+    pub const fn effect(&self) -> Effect {
+        self.effect
+    }
+
+    pub(super) fn report(&mut self, rule: Rule, detail: impl Into<String>) {
+        self.violated.insert(rule);
+        if self.violations.len() < MAX_VIOLATIONS {
+            self.violations.push(Violation {
+                rule,
+                event: self.now,
+                cpu: self.cpu_now,
+                detail: detail.into(),
+            });
+        }
+    }
+
+    /// Takes the next event.
+    pub fn check(&mut self, event: &Event) {
+        let cpu = usize::from(event.cpu);
+        self.cpu_now = event.cpu;
+        self.effect = Effect::default();
+        if cpu < self.cpus.len() {
+            self.act(cpu, event.action);
+        } else {
+            self.report(Rule::LockDiscipline, format!("CPU {cpu} does not exist"));
+        }
+        self.now += 1;
+    }
+
+    fn act(&mut self, cpu: usize, action: Action) {
+        match action {
+            Action::Store {
+                entry,
+                old,
+                new,
+                kind,
+            } => self.store(cpu, entry, (old, new), kind),
+            Action::Dsb(kind) => self.barrier(cpu, kind),
+            Action::Isb => {
+                self.effect.any = core::mem::take(&mut self.cpus[cpu].needs_isb);
+            }
+            Action::Tlbi(kind) => self.invalidate(cpu, kind),
+            Action::Vmid(vmid) => self.switch_vmid(cpu, vmid),
+            Action::Clean { phys, size } => self.clean(cpu, phys, size),
+            Action::Instructions(range) => {
+                let is_coherent = self.setup.features.fwb;
+                self.effect.any = self.caches.invalidate_instructions(cpu, range, is_coherent);
+            }
+            Action::Allocate(table) => self.allocate(cpu, table),
+            Action::Free(table) => self.free(table),
+            Action::BeginWalk => self.begin_walk(cpu),
+            Action::EndWalk => self.end_walk(cpu),
+            Action::References(table, change) => self.tables.change_references(table, change),
+            Action::Note(note) => self.note(cpu, note),
+            Action::HostWrite { phys, size } => self.caches.host_write(phys, size),
+            Action::AddMemory {
+                ipa,
+                phys,
+                size,
+                device,
+            } => self.add_memory(ipa, phys, size, device),
+            Action::RemoveMemory { ipa, size } => self.remove_memory(ipa, size),
+            Action::Logging { ipa, size, on } => self.set_logging(ipa, size, on),
+            Action::ReadLog { ipa, size } => self.read_log(ipa, size),
+            Action::Access {
+                ipa,
+                access,
+                uncached,
+            } => {
+                for outcome in self.possible_outcomes(cpu, ipa, access, uncached) {
+                    *self.outcomes.entry(outcome).or_default() += 1;
+                }
+            }
+            Action::Resume {
+                ipa,
+                access,
+                status: FaultStatus::Permission,
+                level,
+            } => self.resume(cpu, ipa, access, level),
+            Action::Resume { .. } => {}
+        }
+    }
+
+    fn barrier(&mut self, cpu: usize, kind: Dsb) {
+        self.effect = self.tlbs.barrier(cpu, kind);
+        self.tables.publish(cpu);
+        if kind == Dsb::Ish {
+            let completed = self.caches.complete(cpu);
+            self.effect.any |= completed;
+            self.effect.strong |= completed;
+        }
+    }
+
+    fn begin_walk(&mut self, cpu: usize) {
+        let since = self.now;
+        let walk = self.cpus[cpu].walk;
+        let outer = walk.unwrap_or(SharedWalk { since, depth: 0 });
+        self.cpus[cpu].walk = Some(SharedWalk {
+            depth: outer.depth + 1,
+            ..outer
+        });
+    }
+
+    fn end_walk(&mut self, cpu: usize) {
+        let outer = self.cpus[cpu].walk.filter(|walk| walk.depth > 1);
+        self.cpus[cpu].walk = outer.map(|walk| SharedWalk {
+            depth: walk.depth - 1,
+            ..walk
+        });
+        self.check_end_of_walk(cpu);
+    }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Rules of the host: memory added and removed, the dirty bitmap, the resumption of a vCPU.
+
+use alloc::format;
+
+use crate::{
+    address::{Ipa, PhysAddr},
+    check::{
+        checker::{Checker, Memslot},
+        rule::Rule,
+        stale_entry::{Change, StaleEntry},
+    },
+    engine::Access,
+    geometry::Level,
+};
+
+impl Checker {
+    pub(in crate::check) fn add_memory(
+        &mut self,
+        ipa: Ipa,
+        phys: PhysAddr,
+        size: u64,
+        is_device: bool,
+    ) {
+        let slot = Memslot {
+            phys,
+            size,
+            is_device,
+        };
+        self.memslots.insert(ipa, slot);
+        if !is_device {
+            self.caches.add_memory(phys, size);
+        }
+    }
+
+    pub(in crate::check) fn remove_memory(&mut self, ipa: Ipa, size: u64) {
+        let Some(slot) = self.memslots.remove(&ipa) else {
+            let detail = format!("{ipa:#x} is not the guest's");
+            return self.report(Rule::OutsideSlot, detail);
+        };
+        if slot.size != size {
+            let detail = format!("{ipa:#x}: {:#x} bytes, not {size:#x}", slot.size);
+            self.report(Rule::OutsideSlot, detail);
+        }
+        let mut stale = self.tlbs.stale.iter();
+        let is_held = stale.any(|stale| stale.maps_memory(slot.phys, size));
+        if is_held || self.caches.is_mapped(slot.phys, size) {
+            let detail = format!("{:#x}", slot.phys);
+            self.report(Rule::ReusedWhileReachable, detail);
+        }
+        if !slot.is_device
+            && !self.setup.features.fwb
+            && let Some(at) = self.caches.touched(slot.phys, size)
+        {
+            self.report(Rule::ReturnedUnclean, format!("{at:#x}"));
+        }
+    }
+
+    /// Notes a writable leaf for the dirty bitmap.
+    pub(super) fn note_writable(&mut self, ipa: Ipa, size: u64) {
+        let page = self.setup.geometry.granule().size();
+        for (at, len) in self.logged.overlaps(ipa, size) {
+            if size > page {
+                let detail = format!("{ipa:#x}: writable, {size:#x} bytes");
+                self.report(Rule::NotMarkedDirty, detail);
+            }
+            self.unmarked.add(at, len);
+            for (at, len) in self.marked.overlaps(at, len) {
+                self.unmarked.remove(at, len);
+            }
+        }
+    }
+
+    pub(in crate::check) fn set_logging(&mut self, ipa: Ipa, size: u64, on: bool) {
+        self.logged.remove(ipa, size);
+        self.marked.clear();
+        self.unmarked.remove(ipa, size);
+        if on {
+            self.logged.add(ipa, size);
+            self.check_write_protected(ipa, size);
+        }
+    }
+
+    pub(in crate::check) fn read_log(&mut self, ipa: Ipa, size: u64) {
+        if let Some(at) = self.unmarked.first_in(ipa, size) {
+            self.report(Rule::NotMarkedDirty, format!("{at:#x} is writable"));
+        }
+        self.check_write_protected(ipa, size);
+        self.marked.remove(ipa, size);
+    }
+
+    /// Checks that every write faults from here on.
+    fn check_write_protected(&mut self, ipa: Ipa, size: u64) {
+        if let Some(at) = self.tables.writable_in(ipa, size) {
+            self.report(Rule::LogReadTooEarly, format!("{at:#x} is writable"));
+        }
+        let is_writable = |stale: &&StaleEntry| {
+            let entry = &stale.entry;
+            stale.overlaps(ipa, size) && entry.table.is_none() && entry.was.attributes().write
+        };
+        let held = self.tlbs.stale.iter().find(is_writable);
+        if let Some(at) = held.map(|stale| stale.entry.place.ipa) {
+            let detail = format!("a TLB may hold {at:#x} writable");
+            self.report(Rule::LogReadTooEarly, detail);
+        }
+    }
+
+    pub(in crate::check) fn resume(&mut self, cpu: usize, ipa: Ipa, access: Access, level: Level) {
+        // A CPU that removes a relaxed entry invalidates it on every CPU.
+        let is_removed_later = |relaxed: &StaleEntry| {
+            self.tlbs.stale.iter().any(|stale| {
+                stale.entry.place.entry == relaxed.entry.place.entry
+                    && stale.entry.change == Change::Removed
+                    && stale.since > relaxed.since
+            })
+        };
+        let faults_again = |stale: &StaleEntry| {
+            let entry = &stale.entry;
+            entry.change == Change::Relaxed
+                && entry.place.level == level
+                // A later change belongs to the next fault.
+                && stale.since < self.cpus[cpu].released
+                && stale.is_held_by(cpu)
+                && stale.overlaps(ipa, 1)
+                && !entry.was.attributes().permit(access)
+                && !is_removed_later(stale)
+        };
+        if self.tlbs.stale.iter().any(faults_again) {
+            let detail = format!("{ipa:#x}: {access:?} may fault for ever");
+            self.report(Rule::NoProgress, detail);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Rules of an entry that becomes valid: the old entry is invalidated, a table is published, and the
+//! memory of a leaf is the guest's, aligned and clean.
+
+use alloc::{format, vec::Vec};
+
+use crate::{
+    address::TableAddress,
+    check::{
+        checker::Checker,
+        event::StoreKind,
+        rule::Rule,
+        stale_entry::{Change, StaleEntry},
+        table_model::Place,
+    },
+    descriptor::{Descriptor, EntryKind, MemoryType},
+};
+
+impl Checker {
+    /// Checks that no CPU holds an entry that was removed at the same addresses.
+    pub(super) fn check_invalidated(&mut self, place: &Place, new: Descriptor) {
+        let size = self.setup.geometry.span(place.level);
+        let conflicts = |stale: &&StaleEntry| {
+            let entry = &stale.entry;
+            let is_same = entry.table.is_none()
+                && entry.place.level == place.level
+                && new.is_leaf(place.level)
+                && entry.was == new;
+            stale.overlaps(place.ipa, size) && entry.change == Change::Removed && !is_same
+        };
+        if let Some(stale) = self.tlbs.stale.iter().find(conflicts) {
+            let rule = if stale.only_combined() {
+                Rule::CombinedNotInvalidated
+            } else {
+                Rule::MakeBeforeInvalidated
+            };
+            let (ipa, was) = (stale.entry.place.ipa, stale.entry.was);
+            let detail = format!("{ipa:#x}: {was:?} may be held, {new:?} is made");
+            self.report(rule, detail);
+        }
+    }
+
+    pub(super) fn make(&mut self, cpu: usize, place: &Place, new: Descriptor, kind: StoreKind) {
+        let looked_up = self.cpus[cpu].looked_up;
+        if looked_up.is_some_and(|sequence| sequence != self.sequence) {
+            self.report(Rule::StaleLookUp, format!("{:#x}", place.ipa));
+        }
+        match new.kind(place.level) {
+            EntryKind::Table(child) => self.link(cpu, place, child, kind),
+            EntryKind::Leaf(_) => self.check_leaf(place, new, false),
+            _ => {}
+        }
+    }
+
+    fn link(&mut self, cpu: usize, place: &Place, child: TableAddress, kind: StoreKind) {
+        let Some(below) = place.level.down() else {
+            return;
+        };
+        let Some(table) = self.tables.all.get_mut(&child) else {
+            let detail = format!("table {:#x} is linked", child.0);
+            return self.report(Rule::TableNotOwned, detail);
+        };
+        self.effect.strong = table.writer.is_some();
+        let is_unpublished = kind == StoreKind::Plain && table.writer.is_some();
+        table.level = Some(below);
+        table.ipa = place.ipa;
+        table.linked = true;
+        table.unlinked_at = None;
+        let entries: Vec<_> = table.entries.iter().map(|(i, e)| (*i, *e)).collect();
+        if is_unpublished {
+            self.report(Rule::TableNotPublished, format!("table {:#x}", child.0));
+        }
+        if let Some(block) = self.tables.broken.remove(&place.entry) {
+            let allowed = block.attributes();
+            let relaxes = |leaf: &Descriptor| {
+                leaf.is_leaf(below) && leaf.attributes().restricted(allowed) != leaf.attributes()
+            };
+            let relaxed = entries.iter().filter(|(_, leaf)| relaxes(leaf)).count();
+            // The fault needs one.
+            if relaxed > 1 {
+                let detail = format!("{:#x}: {relaxed} parts of {block:?}", place.ipa);
+                self.report(Rule::SplitRelaxed, detail);
+            }
+        }
+        for (index, entry) in entries.into_iter().filter(|(_, entry)| entry.is_valid()) {
+            let at = Place {
+                entry: child.entry(index),
+                level: below,
+                ipa: place.ipa + index * self.setup.geometry.span(below),
+            };
+            self.make(cpu, &at, entry, StoreKind::Release);
+        }
+    }
+
+    /// Checks a leaf that becomes reachable or relaxed; instructions only if the memory was not
+    /// executable before.
+    pub(super) fn check_leaf(&mut self, place: &Place, leaf: Descriptor, was_executable: bool) {
+        let (phys, size) = (leaf.address(), self.setup.geometry.span(place.level));
+        let attributes = leaf.attributes();
+        let is_memory = attributes.memory == MemoryType::Normal;
+        let features = self.setup.features;
+        let detail = |why: &str| format!("{:#x} → {phys:#x}, {size:#x} bytes: {why}", place.ipa);
+        let granule = self.setup.geometry.granule();
+        if !leaf.is_aligned(place.level, granule) || !place.ipa.is_aligned(size) {
+            self.report(Rule::Misaligned, detail("not aligned"));
+        }
+        let slot = self.memslots.range(..=place.ipa).next_back();
+        let is_in_slot = slot.is_some_and(|(ipa, slot)| {
+            place.ipa + size <= *ipa + slot.size
+                && phys == slot.phys + (place.ipa - *ipa)
+                && slot.is_device != is_memory
+        });
+        if !is_in_slot {
+            self.report(Rule::OutsideSlot, detail("not the guest's memory there"));
+        }
+        if is_memory {
+            if !features.fwb
+                && let Some(at) = self.caches.dirty(phys, size)
+            {
+                let why = format!("{at:#x} is not clean");
+                self.report(Rule::UncleanReachable, detail(&why));
+            }
+            if attributes.execute
+                && !was_executable
+                && !features.dic
+                && let Some(at) = self.caches.stale(phys, size)
+            {
+                let why = format!("{at:#x} may be stale");
+                self.report(Rule::StaleInstructions, detail(&why));
+            }
+        }
+        self.caches.map(phys, size, attributes.execute, is_memory);
+        if attributes.write {
+            self.note_writable(place.ipa, size);
+        }
+    }
+}

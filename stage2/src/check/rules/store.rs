@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Rules of a store to a table.
+
+use alloc::format;
+
+use crate::{
+    address::{EntryAddress, TableAddress},
+    check::{
+        checker::{Checker, HeldLock},
+        event::StoreKind,
+        rule::Rule,
+        stale_entry::{Change, ChangedEntry, StaleEntry},
+        table_model::Place,
+    },
+    descriptor::{Descriptor, EntryKind},
+};
+
+impl Checker {
+    pub(in crate::check) fn store(
+        &mut self,
+        cpu: usize,
+        entry: EntryAddress,
+        (old, new): (Descriptor, Descriptor),
+        kind: StoreKind,
+    ) {
+        self.check_lock(cpu, entry, (old, new), kind);
+        let Some((at, table)) = self.tables.holding(entry) else {
+            let detail = format!("entry {:#x} is written", entry.0);
+            return self.report(Rule::TableNotOwned, detail);
+        };
+        let index = (entry.0 - at.0) / 8;
+        if new == Descriptor::EMPTY {
+            table.entries.remove(&index);
+        } else {
+            table.entries.insert(index, new);
+        }
+        if kind == StoreKind::Plain {
+            table.writer = Some(cpu);
+        }
+        let (linked, level, base) = (table.linked, table.level, table.ipa);
+        self.tables.changed.insert(at);
+        self.tlbs.note_store(cpu, entry);
+        let (true, Some(level)) = (linked, level) else {
+            return;
+        };
+        let ipa = base + index * self.setup.geometry.span(level);
+        let place = Place { entry, level, ipa };
+        match (old.is_valid(), new.is_valid()) {
+            (true, true) => self.replace(cpu, &place, old, new, kind),
+            (true, false) => self.remove(cpu, &place, old),
+            (false, true) => {
+                self.check_invalidated(&place, new);
+                self.make(cpu, &place, new, kind);
+            }
+            (false, false) => {}
+        }
+    }
+
+    fn check_lock(
+        &mut self,
+        cpu: usize,
+        entry: EntryAddress,
+        (old, new): (Descriptor, Descriptor),
+        kind: StoreKind,
+    ) {
+        let address = entry.0;
+        let owner = self.tables.locked.get(&entry).copied();
+        if old.is_locked() && owner != Some(cpu) {
+            let detail = format!("entry {address:#x} is locked by another CPU");
+            self.report(Rule::LockedEntry, detail);
+        }
+        if new.is_locked() {
+            self.tables.locked.insert(entry, cpu);
+        } else {
+            self.tables.locked.remove(&entry);
+        }
+        let table = self.tables.holding(entry);
+        if !table.is_some_and(|(_, table)| table.linked) {
+            return;
+        }
+        match self.cpus[cpu].lock {
+            Some(HeldLock { is_exclusive, .. }) => {
+                if !is_exclusive && kind != StoreKind::Swap && !old.is_locked() {
+                    self.report(Rule::SharedStore, format!("entry {address:#x}"));
+                }
+            }
+            None => {
+                let detail = format!("entry {address:#x} without the lock");
+                self.report(Rule::LockDiscipline, detail);
+            }
+        }
+    }
+
+    /// Handles a valid entry that replaces a valid one.
+    fn replace(
+        &mut self,
+        cpu: usize,
+        place: &Place,
+        old: Descriptor,
+        new: Descriptor,
+        kind: StoreKind,
+    ) {
+        let level = place.level;
+        match (old.kind(level), new.kind(level)) {
+            (EntryKind::Table(a), EntryKind::Table(b)) if a == b => {}
+            (EntryKind::Leaf(_), EntryKind::Leaf(_))
+                if !old.with_nt(false).needs_break(new.with_nt(false)) =>
+            {
+                self.change_in_place(cpu, place, old, new);
+            }
+            _ => {
+                self.check_replacement(place, old, new);
+                self.remove(cpu, place, old);
+                self.make(cpu, place, new, kind);
+            }
+        }
+    }
+
+    fn check_replacement(&mut self, place: &Place, old: Descriptor, new: Descriptor) {
+        let detail = format!("{:#x}: {old:?} → {new:?}", place.ipa);
+        let bbm = self.setup.features.bbm;
+        let (has_nt, table, block) = match (old.kind(place.level), new.kind(place.level)) {
+            (EntryKind::Leaf(_), EntryKind::Table(table)) => (old.has_nt(), table, old),
+            (EntryKind::Table(table), EntryKind::Leaf(_)) => (new.has_nt(), table, new),
+            _ => return self.report(Rule::BreakBeforeMake, detail),
+        };
+        // At every FEAT_BBM level the parts must map the same memory with the same type.
+        let geometry = self.setup.geometry;
+        let differs = place.level.down().is_some_and(|below| {
+            let part = |index| block.part(below, index * geometry.span(below));
+            let entries = self.tables.all.get(&table).map(|table| &table.entries);
+            entries.into_iter().flatten().any(|(index, entry)| {
+                entry.is_valid() && entry.contiguous(false).needs_break(part(*index))
+            })
+        });
+        if bbm == 0 || differs {
+            self.report(Rule::BreakBeforeMake, detail);
+        } else if bbm < 3 && !has_nt {
+            self.report(Rule::BlockSizeChange, detail);
+        }
+    }
+
+    /// Handles a change of permissions, access flag or software bits.
+    fn change_in_place(&mut self, cpu: usize, place: &Place, old: Descriptor, new: Descriptor) {
+        let (a, b) = (old.attributes(), new.attributes());
+        let restricts = (a.read && !b.read)
+            || (a.write && !b.write)
+            || (a.execute && !b.execute)
+            || (new.has_nt() && !old.has_nt());
+        let relaxes = (!a.read && b.read) || (!a.write && b.write) || (!a.execute && b.execute);
+        for (applies, change) in [(restricts, Change::Restricted), (relaxes, Change::Relaxed)] {
+            // No CPU holds an entry without the access flag, or with nT.
+            if applies && a.accessed && !old.has_nt() {
+                self.add_stale(cpu, place, old, change, false);
+            }
+        }
+        // After ageing, CPUs keep the old entry: a later restriction must invalidate it.
+        let is_known =
+            |stale: &StaleEntry| stale.entry.place.entry == place.entry && stale.entry.was == old;
+        if a.accessed && !b.accessed && !self.tlbs.stale.iter().any(is_known) {
+            self.add_stale(cpu, place, old, Change::Relaxed, false);
+        }
+        if relaxes {
+            self.check_leaf(place, new, a.execute);
+        }
+    }
+
+    fn add_stale(
+        &mut self,
+        cpu: usize,
+        place: &Place,
+        was: Descriptor,
+        change: Change,
+        below_table: bool,
+    ) {
+        let table = match was.kind(place.level) {
+            EntryKind::Table(child) => Some(child),
+            _ => None,
+        };
+        let entry = ChangedEntry {
+            place: *place,
+            was,
+            size: self.setup.geometry.span(place.level),
+            change,
+            table,
+            below_table,
+        };
+        self.tlbs.add(cpu, self.now, entry);
+    }
+
+    /// Handles a valid entry that becomes invalid or is replaced.
+    fn remove(&mut self, cpu: usize, place: &Place, old: Descriptor) {
+        self.check_maintenance_complete(cpu);
+        if !old.has_nt() || !old.is_leaf(place.level) {
+            self.add_stale(cpu, place, old, Change::Removed, false);
+        }
+        match old.kind(place.level) {
+            EntryKind::Leaf(phys) => {
+                self.tables.broken.insert(place.entry, old);
+                let size = self.setup.geometry.span(place.level);
+                self.caches.unmap(phys, size);
+                self.unmarked.remove(place.ipa, size);
+            }
+            EntryKind::Table(child) => self.unlink(cpu, child),
+            _ => {}
+        }
+    }
+
+    fn unlink(&mut self, cpu: usize, child: TableAddress) {
+        let subtree = self.tables.subtree(child);
+        for (place, leaf) in subtree.leaves {
+            let size = self.setup.geometry.span(place.level);
+            self.add_stale(cpu, &place, leaf, Change::Removed, true);
+            self.caches.unmap(leaf.address(), size);
+            self.unmarked.remove(place.ipa, size);
+        }
+        for at in subtree.tables {
+            if let Some(table) = self.tables.all.get_mut(&at) {
+                table.linked = false;
+                table.unlinked_at = Some(self.now);
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The model of the TLBs: all [stale entries](StaleEntry) of a run, and the effect of invalidations
+//! and barriers on them.
+
+use alloc::vec::Vec;
+
+use super::stale_entry::{ChangedEntry, Coverage, Effect, StaleEntry};
+use crate::{
+    address::EntryAddress,
+    operations::{Dsb, Tlbi},
+};
+
+#[derive(Debug)]
+pub(super) struct TlbModel {
+    pub(super) stale: Vec<StaleEntry>,
+    cpus: usize,
+}
+
+impl TlbModel {
+    pub(super) fn new(cpus: usize) -> Self {
+        Self {
+            stale: Vec::new(),
+            cpus,
+        }
+    }
+
+    /// Notes a store to an entry by any CPU.
+    pub(super) fn note_store(&mut self, cpu: usize, entry: EntryAddress) {
+        let of_entry = |stale: &&mut StaleEntry| stale.entry.place.entry == entry;
+        let stale = self.stale.iter_mut().filter(of_entry);
+        stale.for_each(|stale| stale.note_writer(cpu));
+    }
+
+    /// Adds an entry that a CPU has changed in the event `now`.
+    pub(super) fn add(&mut self, cpu: usize, now: u64, entry: ChangedEntry) {
+        self.note_store(cpu, entry.place.entry);
+        let stale = StaleEntry::new(entry, now, cpu, self.cpus);
+        self.stale.push(stale);
+    }
+
+    /// Issues an invalidation. Returns its effect, and whether its TTL hint is wrong for every leaf
+    /// that it meets.
+    pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi) -> (Effect, bool) {
+        let mut effect = Effect::default();
+        let (mut covers_leaf, mut excludes_leaf) = (false, false);
+        let is_by_address = matches!(kind, Tlbi::Ipa { .. } | Tlbi::Range { .. });
+        for stale in &mut self.stale {
+            let coverage = stale.coverage(kind);
+            if stale.entry.table.is_none() && is_by_address {
+                covers_leaf |= coverage == Coverage::Covered;
+                excludes_leaf |= coverage == Coverage::Excluded;
+            }
+            if coverage == Coverage::Covered {
+                effect.add(stale.invalidate(cpu, kind));
+            }
+        }
+        (effect, excludes_leaf && !covers_leaf)
+    }
+
+    /// Executes a DSB and returns its effect.
+    pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb) -> Effect {
+        let mut effect = Effect::default();
+        for stale in &mut self.stale {
+            effect.add(stale.barrier(cpu, kind));
+        }
+        self.stale.retain(StaleEntry::is_held);
+        effect
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        address::Ipa,
+        check::{stale_entry::Change, table_model::Place},
+        descriptor::Descriptor,
+        geometry::Level,
+        operations::Scope,
+    };
+
+    const BROADCAST: Scope = Scope::Broadcast;
+
+    fn page(ipa: u64, change: Change) -> ChangedEntry {
+        ChangedEntry {
+            place: Place {
+                entry: EntryAddress(0x8000_0000 + ipa),
+                level: Level::PAGE,
+                ipa: Ipa(ipa),
+            },
+            was: Descriptor(0x1_0000_0003 + ipa),
+            size: 0x1000,
+            change,
+            table: None,
+            below_table: false,
+        }
+    }
+
+    /// Returns one removed page of each of two CPUs, with the invalidation of stage 2 issued.
+    fn two_removed_pages() -> TlbModel {
+        let mut tlbs = TlbModel::new(2);
+        for (cpu, ipa) in [(0, 0), (1, 1 << 21)] {
+            tlbs.add(cpu, 0, page(ipa, Change::Removed));
+            tlbs.barrier(cpu, Dsb::IshSt);
+            let page = Tlbi::Ipa {
+                ipa: Ipa(ipa),
+                ttl: None,
+                leaf_only: false,
+                scope: BROADCAST,
+            };
+            tlbs.invalidate(cpu, page);
+        }
+        tlbs
+    }
+
+    fn is_held(tlbs: &TlbModel, by: usize) -> bool {
+        tlbs.stale.iter().any(|stale| stale.by == by)
+    }
+
+    #[test]
+    fn a_cpu_completes_its_own_invalidation_beside_one_of_another_cpu() {
+        for last in [
+            Tlbi::Stage1 { scope: BROADCAST },
+            Tlbi::All { scope: BROADCAST },
+        ] {
+            let mut tlbs = two_removed_pages();
+            tlbs.barrier(0, Dsb::Ish);
+            tlbs.invalidate(1, last);
+            tlbs.invalidate(0, Tlbi::Stage1 { scope: BROADCAST });
+
+            tlbs.barrier(0, Dsb::Ish);
+
+            assert!(!is_held(&tlbs, 0), "{last:?}");
+        }
+    }
+
+    #[test]
+    fn an_invalidation_of_both_stages_covers_the_page_of_another_cpu() {
+        let mut tlbs = two_removed_pages();
+        tlbs.invalidate(0, Tlbi::All { scope: BROADCAST });
+        tlbs.barrier(1, Dsb::Ish);
+        tlbs.invalidate(1, Tlbi::Stage1 { scope: BROADCAST });
+
+        tlbs.barrier(0, Dsb::Ish);
+
+        assert!(!is_held(&tlbs, 0) && !is_held(&tlbs, 1));
+    }
+
+    #[test]
+    fn combined_entries_return_until_stage_2_is_invalidated() {
+        let mut tlbs = two_removed_pages();
+        tlbs.invalidate(1, Tlbi::Stage1 { scope: BROADCAST });
+        tlbs.barrier(0, Dsb::Ish);
+        tlbs.barrier(1, Dsb::Ish);
+
+        let left: Vec<_> = tlbs.stale.iter().map(StaleEntry::only_combined).collect();
+
+        assert_eq!(left, [true, true]);
+    }
+
+    #[test]
+    fn an_invalidation_before_all_cpus_observe_the_store_does_not_count() {
+        for (change, is_early_enough) in [(Change::Removed, false), (Change::Relaxed, true)] {
+            let mut tlbs = TlbModel::new(2);
+            tlbs.add(0, 0, page(0, change));
+
+            tlbs.barrier(1, Dsb::IshSt);
+            tlbs.invalidate(1, Tlbi::All { scope: BROADCAST });
+            tlbs.barrier(1, Dsb::Ish);
+
+            let held = tlbs.stale.iter().any(|stale| stale.is_held_by(1));
+            assert_eq!(held, !is_early_enough, "{change:?}");
+        }
+    }
+
+    #[test]
+    fn a_dsb_publishes_a_store_that_another_cpu_has_overwritten() {
+        let mut tlbs = TlbModel::new(2);
+        let entry = page(0, Change::Removed);
+        let address = entry.place.entry;
+        tlbs.add(0, 0, entry);
+        tlbs.note_store(1, address);
+
+        tlbs.barrier(0, Dsb::IshSt);
+        tlbs.invalidate(0, Tlbi::All { scope: BROADCAST });
+        tlbs.barrier(0, Dsb::Ish);
+
+        assert!(!is_held(&tlbs, 0));
+    }
+}
