@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod compare;
+mod completions;
 pub mod lab;
 pub mod run;
 
@@ -10,7 +11,7 @@ use std::{error::Error, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
-/// Measures and removes the cost of stage-2 page faults under KVM.
+/// Measures and reduces the cost of stage-2 page faults under KVM
 #[derive(Debug, Parser)]
 #[command(name = "granule", version, propagate_version = true)]
 struct Cli {
@@ -22,37 +23,41 @@ struct Cli {
 enum Command {
     /// Run the page-table test on this machine
     Bench(bench::Args),
-    /// Put two sets of results side by side
+    /// Compare two sets of results
     Compare(compare::Args),
     /// Boot a host kernel before and after a series under emulation, and compare
     Lab(Box<lab::Args>),
-    /// Launch a Linux guest, its console on the terminal
+    /// Launch a Linux guest with its console on the terminal
     Run(run::Args),
+    /// Print shell completions
+    Completions(completions::CompletionsArgs),
+    /// Write man pages to a folder
+    Man(completions::ManArgs),
 }
 
-/// How a command ended: the exit code of the process.
+/// Outcome of a subcommand, and so the exit code of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done, and nothing to complain about: 0.
+    /// The command is done: 0.
     Done,
     /// A test failed or a regression was found: 1.
     Failed,
-    /// Neither a regression nor its absence is shown: 125, by which `git bisect run` skips.
+    /// The comparison is inconclusive: 125, with which `git bisect run` skips a commit.
     CannotTell,
-    /// It could not be carried out, and `git bisect run` must not go on: 128.
+    /// The command could not run, and `git bisect run` must stop: 128.
     Abort,
 }
 
-/// What a command gives: its outcome, or why it could not be carried out (exit code 2).
+/// Result of a subcommand: its outcome, or the error that ends the process with exit code 2.
 pub type CommandResult = Result<Outcome, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    // The lab's emulated host starts this very program as its first process.
+    // The lab's emulated host starts this program as its init.
     if granule_lab::init::is_wanted() {
         granule_lab::init::run();
         return ExitCode::FAILURE;
     }
-    // And so does a guest that the lab has `granule run` start there.
+    // A guest that the lab starts there with `granule run` does too.
     if granule_lab::guest_init::is_wanted() {
         granule_lab::guest_init::run();
         return ExitCode::FAILURE;
@@ -68,6 +73,8 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(args),
         Command::Lab(args) => lab::run(*args),
         Command::Run(args) => run::run(args),
+        Command::Completions(args) => completions::print(&args),
+        Command::Man(args) => completions::write_man_pages(&args),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -81,7 +88,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints an error and everything behind it, each cause on its own line.
+/// Prints an error and its causes, each on its own line.
 pub(crate) fn report(error: &dyn Error) {
     eprintln!("granule: {error}");
     let mut cause = error.source();
