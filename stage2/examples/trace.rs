@@ -1,30 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Looks at a trace in a file: `cargo run -p granule-stage2 --example trace -- check FILE` says which
-//! rules it breaks, `shrink FILE` prints the shortest one that breaks the first of them, `casemate
-//! FILE` prints it as casemate reads it. Exit codes: 0 done, 1 a rule is broken, 2 wrong use.
+//! Checks, shrinks or converts a trace file: `cargo run -p granule-stage2 --example trace -- COMMAND
+//! FILE`.
+//!
+//! `check` prints the violations; `shrink` prints the shortest trace that violates the first rule
+//! again; `casemate` prints the trace in casemate's format. Exit codes: 0 done, 1 a rule is violated,
+//! 2 wrong use or unusable input.
 
 use std::process::ExitCode;
 
 use granule_stage2::check::Trace;
 
 fn run(command: &str, file: &str) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let trace: Trace = std::fs::read_to_string(file)?.parse()?;
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    let trace: Trace = text.parse().map_err(|error| format!("{file}: {error}"))?;
     let checker = trace.replay();
     let first = checker.violations().first();
     match (command, first) {
-        ("check", None) => println!("{} events break no rule", trace.events.len()),
+        ("check", None) => println!("{} events violate no rule", trace.events.len()),
         ("check", Some(_)) => {
             checker.violations().iter().for_each(|v| println!("{v}"));
             return Ok(ExitCode::from(1));
         }
         ("shrink", Some(violation)) => print!("{}", trace.shrink(violation.rule)),
-        ("shrink", None) => return Err("it breaks no rule".into()),
+        ("shrink", None) => return Err(format!("{file}: violates no rule").into()),
         ("casemate", _) => {
             let casemate = trace.casemate();
             print!("{}", casemate.text);
-            eprintln!("left out: {:?}", casemate.left_out);
+            eprintln!("omitted: {:?}", casemate.omitted);
         }
-        _ => return Err("no such command: use check, shrink or casemate".into()),
+        _ => {
+            let error = format!("unknown command '{command}'; expected check, shrink or casemate");
+            return Err(error.into());
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -33,7 +40,7 @@ fn main() -> ExitCode {
     let args: Vec<_> = std::env::args().skip(1).collect();
     let result = match &args[..] {
         [command, file] => run(command, file),
-        _ => Err("use: trace check|shrink|casemate FILE".into()),
+        _ => Err("usage: trace check|shrink|casemate FILE".into()),
     };
     result.unwrap_or_else(|error| {
         eprintln!("trace: {error}");

@@ -61,12 +61,12 @@ fn casemate_receives_every_event_that_it_knows() {
         let casemate = trace.casemate();
 
         let out: String = casemate
-            .left_out
+            .omitted
             .iter()
             .map(|(what, n)| format!("{what} {n}\n"))
             .collect();
         golden(&format!("{name}.casemate"), &casemate.text);
-        golden(&format!("{name}.left-out"), &out);
+        golden(&format!("{name}.omitted"), &out);
     }
 }
 

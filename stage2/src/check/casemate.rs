@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Traces as casemate reads them: S-expressions, one event a line (its manual, "Trace format").
+//! Converts a trace to the format of casemate: S-expressions, one event a line (its manual, "Trace
+//! format").
 //!
-//! casemate is a second opinion on break-before-make. It knows neither caches nor FEAT_BBM nor range
-//! invalidations nor a lock that several hold, so not everything can be said:
+//! casemate is an independent checker of break-before-make. It models neither caches nor FEAT_BBM nor
+//! range invalidations nor shared locks, so some events are converted to stronger ones or omitted:
 //!
 //! | event | becomes |
 //! |---|---|
 //! | store, swap | `mem-write`, a swap as a release |
-//! | `dsb nshst` | `dsb nsh`, the next stronger one that it knows |
-//! | range invalidation | `vmalls12e1`: more than asked for, never less |
-//! | a table allocated | `mem-init`, and the hint whose it is |
-//! | the guest's VMID | `sysreg-write` of VTTBR_EL2; another's is left out |
+//! | `dsb nshst` | `dsb nsh`, the next stronger barrier |
+//! | range invalidation | `vmalls12e1`, which covers more |
+//! | allocation of a table | `mem-init`, and a hint that names its root |
+//! | switch to the guest's VMID | `sysreg-write` of VTTBR_EL2; other VMIDs are omitted |
 //! | lock | `lock`, if it is exclusive |
-//! | all else | left out and counted |
+//! | others | omitted and counted |
 
 use alloc::{collections::BTreeMap, string::String};
 use core::fmt::Write as _;
@@ -29,13 +30,13 @@ use crate::{
 /// A trace in casemate's format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Casemate {
-    /// The lines.
+    /// The events, one a line.
     pub text: String,
-    /// How often each kind of event was left out.
-    pub left_out: BTreeMap<&'static str, u64>,
+    /// The number of omitted events of each kind.
+    pub omitted: BTreeMap<&'static str, u64>,
 }
 
-/// Writes lines and numbers them.
+/// Writer of numbered lines.
 struct Writer {
     out: Casemate,
     id: u64,
@@ -44,7 +45,7 @@ struct Writer {
 
 impl Writer {
     fn line(&mut self, cpu: u8, kind: &str, rest: core::fmt::Arguments<'_>) {
-        // Writing to a String does not fail.
+        // A String accepts every write.
         let _ = writeln!(
             self.out.text,
             "({kind} (id {}) (tid {cpu}) {rest})",
@@ -53,11 +54,11 @@ impl Writer {
         self.id += 1;
     }
 
-    fn leave_out(&mut self, what: &'static str) {
-        *self.out.left_out.entry(what).or_default() += 1;
+    fn omit(&mut self, what: &'static str) {
+        *self.out.omitted.entry(what).or_default() += 1;
     }
 
-    /// The lock stands beside the tables, where none of them is.
+    /// Returns an address for the lock, outside all tables.
     const fn lock(&self) -> u64 {
         self.setup.root.0 - 8
     }
@@ -139,7 +140,7 @@ impl Writer {
                 if exclusive {
                     self.line(cpu, "lock", format_args!("(address {lock:#x})"));
                 } else {
-                    self.leave_out("lock shared");
+                    self.omit("lock shared");
                 }
             }
             Note::Unlock => {
@@ -147,13 +148,13 @@ impl Writer {
                     self.line(cpu, "unlock", format_args!("(address {lock:#x})"));
                 }
             }
-            _ => self.leave_out("note"),
+            _ => self.omit("note"),
         }
     }
 }
 
-/// What the register of `TLBI IPAS2E1` holds (Arm ARM C5.5): the address from bit 12 on, and the
-/// level with the granule in bits 47:44.
+/// Returns the operand of `TLBI IPAS2E1` (Arm ARM C5.5): the address from bit 12 on, and the TTL hint
+/// with the granule in bits 47:44.
 const fn operand(granule: Granule, ipa: u64, ttl: Option<Level>) -> u64 {
     let hint = match ttl {
         None => 0,
@@ -170,12 +171,12 @@ const fn operand(granule: Granule, ipa: u64, ttl: Option<Level>) -> u64 {
 }
 
 impl Trace {
-    /// The trace in casemate's format.
+    /// Converts the trace to casemate's format.
     pub fn casemate(&self) -> Casemate {
         let mut writer = Writer {
             out: Casemate {
                 text: String::new(),
-                left_out: BTreeMap::new(),
+                omitted: BTreeMap::new(),
             },
             id: 0,
             setup: self.setup,
@@ -220,13 +221,13 @@ impl Trace {
                     writer.owned(cpu, at);
                 }
                 Action::Note(note) => writer.note(cpu, note, &mut held),
-                Action::Vmid(_) => writer.leave_out("vmid"),
-                Action::Clean { .. } => writer.leave_out("dc"),
-                Action::Instructions(_) => writer.leave_out("ic"),
-                Action::Free(_) => writer.leave_out("free"),
-                Action::BeginWalk | Action::EndWalk => writer.leave_out("walk"),
-                Action::References(..) => writer.leave_out("ref"),
-                _ => writer.leave_out("host"),
+                Action::Vmid(_) => writer.omit("vmid"),
+                Action::Clean { .. } => writer.omit("dc"),
+                Action::Instructions(_) => writer.omit("ic"),
+                Action::Free(_) => writer.omit("free"),
+                Action::BeginWalk | Action::EndWalk => writer.omit("walk"),
+                Action::References(..) => writer.omit("ref"),
+                _ => writer.omit("host"),
             }
         }
         writer.out

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Making a trace that breaks a rule as short as it can be and still tell the same story.
+//! Replays a trace, and shrinks one that violates a rule.
 //!
-//! Whole operations go, from a lock taken to its release, never a barrier or an invalidation out of
-//! one: without it the trace would break the rule as well, for another reason. What is left must be
-//! [possible](Trace::is_possible), so an operation stays if others build on it. First what is behind
-//! the break goes, then halves of the rest, quarters, and so on to single operations (the method of
-//! delta debugging: Zeller and Hildebrandt, 2002).
+//! Shrinking removes whole operations, from a lock to its release, and never a barrier or an
+//! invalidation inside one: a trace without it would violate the rule for another reason. The rest
+//! must be [possible](Trace::is_possible), so an operation stays if others depend on it. The events
+//! after the violation are removed first, then halves of the rest, quarters, and so on to single
+//! operations (delta debugging: Zeller and Hildebrandt, 2002).
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -22,14 +22,14 @@ use super::{
 use crate::{address::TableAddress, operations::Note};
 
 impl Trace {
-    /// Holds every event against the rules.
+    /// Checks every event and returns the checker.
     pub fn replay(&self) -> Checker {
         let mut checker = Checker::new(self.setup);
         self.events.iter().for_each(|event| checker.check(event));
         checker
     }
 
-    /// Whether every store finds in memory what it says it found, in a table that is there.
+    /// Returns whether every store finds the value that its event names, in an allocated table.
     pub fn is_possible(&self) -> bool {
         let granule = self.setup.geometry.granule().size();
         let roots = 0..self.setup.geometry.root_tables();
@@ -44,15 +44,15 @@ impl Trace {
             Action::Store {
                 entry, old, new, ..
             } => {
-                let there = tables.contains(&(entry.0 & !(granule - 1)));
-                there && memory.insert(entry.0, new).unwrap_or_default() == old
+                let allocated = tables.contains(&(entry.0 & !(granule - 1)));
+                allocated && memory.insert(entry.0, new).unwrap_or_default() == old
             }
             _ => true,
         })
     }
 
-    /// A shorter trace in which a rule is broken, and no rule that is not broken here; the trace
-    /// itself if it breaks another rule or none.
+    /// Returns a shorter trace that violates `rule` and no rule that this trace keeps; the trace
+    /// itself if it does not violate `rule`.
     #[must_use]
     pub fn shrink(&self, rule: Rule) -> Self {
         let whole = self.replay();
@@ -61,48 +61,20 @@ impl Trace {
             return self.clone();
         };
         let usual = whole.violated();
-        let still = |trace: &Self| {
+        let is_like_whole = |trace: &Self| {
             trace.is_possible() && {
-                let broken = trace.replay();
-                broken.violated().contains(&rule) && broken.violated().is_subset(usual)
+                let replayed = trace.replay();
+                replayed.violated().contains(&rule) && replayed.violated().is_subset(usual)
             }
         };
-        let mut best = Self {
-            setup: self.setup,
-            events: self
-                .events
-                .iter()
-                .copied()
-                .take(crate::geometry::index(at + 1))
-                .collect(),
-        };
-        if !still(&best) {
+        let mut best = self.clone();
+        best.events.truncate(crate::geometry::index(at + 1));
+        if !is_like_whole(&best) {
             best = self.clone();
         }
         let mut chunk = operations(&best.events).len();
         while chunk > 0 {
-            let mut from = 0;
-            let mut smaller = false;
-            loop {
-                let units = operations(&best.events);
-                if from >= units.len() {
-                    break;
-                }
-                let gone: BTreeSet<usize> = units
-                    .iter()
-                    .skip(from)
-                    .take(chunk)
-                    .flatten()
-                    .copied()
-                    .collect();
-                let candidate = best.without(&gone);
-                if still(&candidate) {
-                    best = candidate;
-                    smaller = true;
-                } else {
-                    from += chunk;
-                }
-            }
+            let smaller = best.remove_chunks(chunk, &is_like_whole);
             if !smaller || chunk > 1 {
                 chunk /= 2;
             }
@@ -110,19 +82,40 @@ impl Trace {
         best
     }
 
-    fn without(&self, gone: &BTreeSet<usize>) -> Self {
+    /// Removes each run of `chunk` operations that `keeps` does not need; returns whether it has
+    /// removed any.
+    fn remove_chunks(&mut self, chunk: usize, keeps: &impl Fn(&Self) -> bool) -> bool {
+        let mut from = 0;
+        let mut removed = false;
+        loop {
+            let operations = operations(&self.events);
+            if from >= operations.len() {
+                return removed;
+            }
+            let chunk_events = operations.iter().skip(from).take(chunk).flatten();
+            let candidate = self.without(&chunk_events.copied().collect());
+            if keeps(&candidate) {
+                *self = candidate;
+                removed = true;
+            } else {
+                from += chunk;
+            }
+        }
+    }
+
+    fn without(&self, removed: &BTreeSet<usize>) -> Self {
         let events = self.events.iter().enumerate();
         Self {
             setup: self.setup,
             events: events
-                .filter(|(index, _)| !gone.contains(index))
+                .filter(|(index, _)| !removed.contains(index))
                 .map(|(_, event)| *event)
                 .collect(),
         }
     }
 }
 
-/// What goes or stays as one, as indices of events.
+/// Returns the events of each operation, by index; an event outside an operation is one by itself.
 fn operations(events: &[Event]) -> Vec<Vec<usize>> {
     let mut units: Vec<Vec<usize>> = Vec::new();
     let mut open: BTreeMap<u8, usize> = BTreeMap::new();
