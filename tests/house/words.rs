@@ -22,6 +22,21 @@ const REPLACED: &[(&str, &str)] = &[
     ("had anew", "allocated again"),
 ];
 
+/// Words that do not open a doc comment: a noun or a third-person verb says what the item is.
+const NO_OPENING: &[&str] = &[
+    "All", "How", "Its", "Many", "None", "Nothing", "That", "There", "What", "Where", "Whether",
+    "Which", "Who", "Whoever", "Whom", "Why",
+];
+
+/// Returns the first word of a doc comment's line.
+fn doc_word(line: &str) -> Option<&str> {
+    let text = line.trim_start();
+    let text = text
+        .strip_prefix("/// ")
+        .or_else(|| text.strip_prefix("//! "))?;
+    text.split(|c: char| !c.is_alphanumeric()).next()
+}
+
 /// Returns the parts of a line that are prose: all of a page, comments and strings of a source.
 fn prose(path: &str, line: &str) -> String {
     if path.ends_with(".md") {
@@ -62,6 +77,38 @@ fn comments_messages_and_pages_use_the_terms_of_the_field() {
             for (word, instead) in REPLACED.iter().filter(|(word, _)| has(&prose, word)) {
                 found.push(format!("{name}:{}: '{word}': write {instead}", number + 1));
             }
+        }
+    }
+
+    assert!(
+        found.is_empty(),
+        "{} places:\n{}",
+        found.len(),
+        found.join("\n")
+    );
+}
+
+#[test]
+#[ignore = "until all crates follow the rule"]
+fn a_doc_comment_opens_with_a_noun_or_a_verb() {
+    let mut found = Vec::new();
+    for path in files(&[".rs"]) {
+        let text = text(&path);
+        let mut before = None;
+        for (number, line) in text.lines().enumerate() {
+            let word = doc_word(line);
+            if let (None, Some(word)) = (before, word)
+                && NO_OPENING.contains(&word)
+            {
+                found.push(format!(
+                    "{}:{}: {}",
+                    path.display(),
+                    number + 1,
+                    line.trim()
+                ));
+            }
+            let doc = line.trim_start();
+            before = (doc.starts_with("///") || doc.starts_with("//!")).then_some(());
         }
     }
 
