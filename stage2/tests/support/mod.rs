@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 pub mod recording_checker;
+pub mod script;
 pub mod test_vm;
 pub mod yielding;
 

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Every rule by itself: a script that violates it and no other, and a twin that violates none.
+//!
+//! To add a rule, add a row (`docs/checking.md`, "Add a rule"). `GRANULE_GOLDEN=write` writes the
+//! table of that page.
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use granule_stage2::check::Rule;
+use support::script::replay;
+
+/// CPUs that need no cache maintenance, so that a row shows one rule alone.
+const COHERENT: &str = "fwb=1 dic=1";
+/// CPUs with incoherent walks of the data side, and of the instruction side.
+const INCOHERENT: &str = "fwb=0 dic=0";
+const INCOHERENT_INSTRUCTIONS: &str = "fwb=1 dic=0";
+
+struct Case {
+    rule: Rule,
+    features: &'static str,
+    /// Events before both variants.
+    before: &'static str,
+    violates: &'static str,
+    conforms: &'static str,
+}
+
+const fn case(
+    rule: Rule,
+    features: &'static str,
+    before: &'static str,
+    violates: &'static str,
+    conforms: &'static str,
+) -> Case {
+    Case {
+        rule,
+        features,
+        before,
+        violates,
+        conforms,
+    }
+}
+
+#[rustfmt::skip]
+const CASES: &[Case] = &[
+    case(Rule::BreakBeforeMake, COHERENT, "ONE_BLOCK; lock exclusive",
+        "store T2 BLOCK LINK3 release; FLUSH; unlock",
+        "store T2 BLOCK 0 plain; FLUSH; store T2 0 LINK3 release; unlock"),
+    case(Rule::BlockSizeChange, "fwb=1 dic=1 bbm=1", "ONE_BLOCK; lock exclusive",
+        "store T2 BLOCK LINK3 release; FLUSH; unlock",
+        "store T2 BLOCK NTBLOCK release; store T2 NTBLOCK LINK3 release; FLUSH; unlock"),
+    case(Rule::ContiguousRun, COHERENT, "LINKED",
+        "store ENTRY0 0 HINTED0 release; ref T3 1; unlock",
+        "store ENTRY0 0 PAGE0 release; ref T3 1; unlock"),
+    case(Rule::MakeBeforeInvalidated, COHERENT, "LINKED; TWO_PAGES; lock exclusive",
+        "store ENTRY0 PAGE0 0 plain; store ENTRY0 0 RPAGE0 release; FLUSH; unlock",
+        "store ENTRY0 PAGE0 0 plain; FLUSH; store ENTRY0 0 RPAGE0 release; unlock"),
+    case(Rule::CombinedNotInvalidated, COHERENT, "LINKED; TWO_PAGES; lock exclusive; UNMAP0; ENTER",
+        "tlbi ipas2e1is 0 ttl=3; dsb ish; LEAVE; unlock",
+        "tlbi ipas2e1is 0 ttl=3; STAGE1; LEAVE; unlock"),
+    case(Rule::VmidNotCurrent, COHERENT, "LINKED; TWO_PAGES; lock exclusive; UNMAP0; FLUSH",
+        "tlbi vmalls12e1is; unlock",
+        "unlock"),
+    case(Rule::VmidNotRestored, COHERENT, "lock exclusive; ENTER",
+        "unlock",
+        "LEAVE; unlock"),
+    case(Rule::WrongTtl, COHERENT, "LINKED; TWO_PAGES; lock exclusive; UNMAP0; ENTER",
+        "tlbi ipas2e1is 0 ttl=2; tlbi vmalls12e1is; dsb ish; LEAVE; unlock",
+        "tlbi ipas2e1is 0 ttl=3; tlbi vmalls12e1is; dsb ish; LEAVE; unlock"),
+    case(Rule::TableRemovalSpan, COHERENT, "LINKED; TWO_PAGES; lock exclusive; UNLINK_T3; ENTER",
+        "tlbi ipas2e1is 0; STAGE1; LEAVE; unlock",
+        "tlbi vmalls12e1is; dsb ish; LEAVE; unlock"),
+    case(Rule::RangeNotEncodable, "fwb=1 dic=1 tlbrange=1", "ENTER",
+        "tlbi ripas2e1is 0 0x1000; dsb ish; LEAVE",
+        "tlbi ripas2e1is 0 0x2000; dsb ish; LEAVE"),
+    case(Rule::ReductionNotComplete, COHERENT, "LINKED; TWO_PAGES; lock exclusive; UNMAP0",
+        "unlock",
+        "FLUSH; unlock"),
+    case(Rule::LogReadTooEarly, COHERENT, "LINKED; TWO_PAGES; PROTECT0",
+        "logging 0 0x2000 on",
+        "logging 0 0x1000 on"),
+    case(Rule::ReusedWhileReachable, COHERENT, "LINKED; TWO_PAGES",
+        "remove-memory 0 0x200000",
+        "lock exclusive; UNMAP0; UNMAP1; FLUSH; unlock; remove-memory 0 0x200000"),
+    case(Rule::NoProgress, COHERENT,
+        "LINKED; TWO_PAGES; PROTECT0; 1 lock shared; 1 store ENTRY0 RPAGE0 PAGE0 swap; 1 unlock; lock shared",
+        "unlock; resume 0 write permission 3",
+        "FLUSH_LOCAL; unlock; resume 0 write permission 3"),
+    case(Rule::TableNotPublished, COHERENT, "TABLES",
+        "store ROOT 0 LINK2 plain; ref ROOT 1; unlock",
+        "store ROOT 0 LINK2 release; ref ROOT 1; unlock"),
+    case(Rule::UncleanReachable, INCOHERENT, "LINKED",
+        "store ENTRY0 0 PAGE0 release; ref T3 1; unlock",
+        "dc PHYS 0x1000; dsb ish; store ENTRY0 0 PAGE0 release; ref T3 1; unlock"),
+    case(Rule::DeviceMaintained, INCOHERENT, "add-memory 0 0x9000000 0x1000 device",
+        "dc 0x9000000 0x1000; dsb ish",
+        "dc 0x9001000 0x1000; dsb ish"),
+    case(Rule::UnfinishedMaintenance, INCOHERENT, "TABLES; dc PHYS 0x1000",
+        "unlock",
+        "dsb ish; unlock"),
+    case(Rule::ReturnedUnclean, INCOHERENT, "LINKED; CLEAN; TWO_PAGES; lock exclusive; UNMAP0; FLUSH",
+        "unlock",
+        "CLEAN; unlock"),
+    case(Rule::NeedlessMaintenance, COHERENT, "TABLES",
+        "CLEAN; unlock",
+        "unlock"),
+    case(Rule::StaleInstructions, INCOHERENT_INSTRUCTIONS, "LINKED",
+        "store ENTRY0 0 XPAGE0 release; ref T3 1; unlock",
+        "ic; dsb ish; store ENTRY0 0 XPAGE0 release; ref T3 1; unlock"),
+    case(Rule::FreedWhileWalked, COHERENT, "LINKED; TWO_PAGES; lock exclusive; UNLINK_T3; ref T3 -2",
+        "free T3; FLUSH; unlock",
+        "FLUSH; free T3; unlock"),
+    case(Rule::FreedInGracePeriod, COHERENT,
+        "LINKED; TWO_PAGES; 1 walk begin; lock exclusive; UNLINK_T3; ref T3 -2; FLUSH",
+        "free T3; unlock; 1 walk end",
+        "1 walk end; free T3; unlock"),
+    case(Rule::TableNotOwned, COHERENT, "allocate T3; free T3",
+        "free T3",
+        "allocate T3; free T3"),
+    case(Rule::WrongReferences, COHERENT, "LINKED; store ENTRY0 0 PAGE0 release",
+        "unlock",
+        "ref T3 1; unlock"),
+    case(Rule::LockedEntry, COHERENT, "LINKED; TWO_PAGES; lock shared; store ENTRY0 PAGE0 LOCKED swap; FLUSH",
+        "unlock",
+        "store ENTRY0 LOCKED PAGE0 release; unlock"),
+    case(Rule::SharedStore, COHERENT, "LINKED; TWO_PAGES; lock shared",
+        "store ENTRY0 PAGE0 RPAGE0 plain; FLUSH; unlock",
+        "store ENTRY0 PAGE0 RPAGE0 swap; FLUSH; unlock"),
+    case(Rule::StaleLookUp, COHERENT, "LINKED; TWO_PAGES",
+        "look-up; sequence; lock shared; store ENTRY2 0 PAGE2 swap; ref T3 1; unlock",
+        "sequence; look-up; lock shared; store ENTRY2 0 PAGE2 swap; ref T3 1; unlock"),
+    case(Rule::NotMarkedDirty, COHERENT,
+        "LINKED; TWO_PAGES; PROTECT0; logging 0 0x1000 on; lock exclusive; store ENTRY0 RPAGE0 PAGE0 plain",
+        "FLUSH; unlock; PROTECT0; read-log 0 0x1000",
+        "mark-dirty 0 0x1000; FLUSH; unlock; PROTECT0; read-log 0 0x1000"),
+    case(Rule::SplitRelaxed, COHERENT,
+        "TABLES; LINK_T2; store T2 0 RBLOCK release; ref T2 1; store T2 RBLOCK 0 plain; FLUSH; store ENTRY0 0 PAGE0 plain; ref T3 2",
+        "store ENTRY1 0 PAGE1 plain; store T2 0 LINK3 release; unlock",
+        "store ENTRY1 0 RPAGE1 plain; store T2 0 LINK3 release; unlock"),
+    case(Rule::SleepUnderLock, COHERENT, "",
+        "lock exclusive; top-up; unlock",
+        "top-up; lock exclusive; unlock"),
+    case(Rule::EmptyMemcache, COHERENT, "lock exclusive",
+        "empty; unlock",
+        "unlock"),
+    case(Rule::LockDiscipline, COHERENT, "lock exclusive",
+        "1 lock shared; 1 unlock; unlock",
+        "unlock; 1 lock shared; 1 unlock"),
+    case(Rule::Misaligned, COHERENT,
+        "allocate T2; allocate T3; add-memory 0 0x100001000 0x200000; lock exclusive; LINK_T2; ref T2 1",
+        "store T2 0 0x00400001000017fd release; unlock",
+        "store T2 0 LINK3 release; store ENTRY0 0 PAGE1 release; ref T3 1; unlock"),
+    case(Rule::OutsideSlot, COHERENT, "LINKED; ref T3 1",
+        "store ENTRY0 0 PAGE1 release; unlock",
+        "store ENTRY0 0 PAGE0 release; unlock"),
+];
+
+#[test]
+fn each_case_violates_its_rule_alone_and_its_twin_none() {
+    for case in CASES {
+        let violated = |script: &str| {
+            let whole = format!("{}; {script}", case.before);
+            replay(case.features, &whole).violated().clone()
+        };
+
+        let found = (violated(case.violates), violated(case.conforms));
+
+        assert_eq!(
+            found,
+            ([case.rule].into(), BTreeSet::new()),
+            "{}",
+            case.rule
+        );
+    }
+}
+
+#[test]
+fn every_rule_has_a_case() {
+    let with_case: BTreeSet<_> = CASES.iter().map(|case| case.rule).collect();
+    let all = Rule::ALL.iter().copied().collect();
+
+    assert_eq!(with_case, all);
+}
+
+#[test]
+fn the_page_lists_every_rule() {
+    const BEGIN: &str = "<!-- rules: written by tests/rules.rs -->\n";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/checking.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = page.split_once(BEGIN).unwrap();
+    let (_, after) = rest.split_once("\n\n").unwrap();
+    let rows: String = Rule::ALL
+        .iter()
+        .map(|r| format!("\n| `{r}` | {} | {} |", r.description(), r.source()))
+        .collect();
+    let table = format!("| rule | reports | source |\n|---|---|---|{rows}");
+    let expected = format!("{before}{BEGIN}{table}\n\n{after}");
+
+    if std::env::var_os("GRANULE_GOLDEN").is_some_and(|v| v == "write") {
+        std::fs::write(path, &expected).unwrap();
+    }
+    let page = std::fs::read_to_string(path).unwrap();
+    assert_eq!(page, expected, "run with GRANULE_GOLDEN=write");
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Short scripts in place of traces.
+//!
+//! A script is a list of events in the format of a trace, separated by `;`. An event without a CPU is
+//! CPU 0's. A word in capitals is a value, or a list of events by itself:
+//!
+//! | word | value or events |
+//! |---|---|
+//! | `ROOT` `T2` `T3` | tables: the root, one of level 2, one of level 3 |
+//! | `ENTRYn` | entry n of `T3` |
+//! | `LINK2` `LINK3` | descriptors of `T2` and `T3` |
+//! | `PAGEn` `RPAGEn` `XPAGEn` `HINTEDn` | page n: writable, read-only, executable, contiguous |
+//! | `BLOCK` `RBLOCK` `XBLOCK` `NTBLOCK` | the block of these pages: writable, read-only, executable, with nT |
+//! | `PHYS` | the memory of the guest, 2M |
+
+use granule_stage2::check::{Checker, Trace};
+
+const VALUES: &[(&str, u64)] = &[
+    ("ROOT", 0x8000_0000),
+    ("T2", 0x8000_4000),
+    ("T3", 0x8000_5000),
+    ("LINK2", 0x8000_4003),
+    ("LINK3", 0x8000_5003),
+    ("BLOCK", 0x0040_0001_0000_07fd),
+    ("RBLOCK", 0x0040_0001_0000_077d),
+    ("XBLOCK", 0x0000_0001_0000_07fd),
+    ("NTBLOCK", 0x0040_0001_0001_07fd),
+    ("LOCKED", 0x400),
+    ("PHYS", 0x1_0000_0000),
+];
+
+/// Values with a number behind the word: the first value, and the distance to the next.
+const SERIES: &[(&str, u64, u64)] = &[
+    ("ENTRY", 0x8000_5000, 8),
+    ("PAGE", 0x0040_0001_0000_07ff, 0x1000),
+    ("RPAGE", 0x0040_0001_0000_077f, 0x1000),
+    ("XPAGE", 0x0000_0001_0000_07ff, 0x1000),
+    ("HINTED", 0x0050_0001_0000_07ff, 0x1000),
+];
+
+const EVENTS: &[(&str, &str)] = &[
+    // Tables of level 2 and 3, neither linked; the lock is held.
+    (
+        "TABLES",
+        "allocate T2; allocate T3; add-memory 0 PHYS 0x200000; lock exclusive",
+    ),
+    ("LINK_T2", "store ROOT 0 LINK2 release; ref ROOT 1"),
+    ("LINK_T3", "store T2 0 LINK3 release; ref T2 1"),
+    ("LINKED", "TABLES; LINK_T2; LINK_T3"),
+    (
+        "TWO_PAGES",
+        "store ENTRY0 0 PAGE0 release; store ENTRY1 0 PAGE1 release; ref T3 2; unlock",
+    ),
+    (
+        "ONE_BLOCK",
+        "TABLES; LINK_T2; store T2 0 BLOCK release; ref T2 1; unlock",
+    ),
+    ("UNMAP0", "store ENTRY0 PAGE0 0 plain; ref T3 -1"),
+    ("UNMAP1", "store ENTRY1 PAGE1 0 plain; ref T3 -1"),
+    ("UNLINK_T3", "store T2 LINK3 0 plain; ref T2 -1"),
+    (
+        "PROTECT0",
+        "lock exclusive; store ENTRY0 PAGE0 RPAGE0 plain; FLUSH; unlock",
+    ),
+    ("COALESCE", "UNLINK_T3; FLUSH"),
+    ("FREE_T3", "ref T2 1; ref T3 -1; free T3"),
+    // The switch to the guest's VMID, and back.
+    ("ENTER", "dsb ishst; vmid 1; isb"),
+    ("LEAVE", "vmid 0; isb"),
+    ("STAGE1", "dsb ish; tlbi vmalle1is; dsb ish"),
+    ("FLUSH", "ENTER; tlbi vmalls12e1is; dsb ish; LEAVE"),
+    (
+        "FLUSH_LOCAL",
+        "dsb nshst; vmid 1; isb; tlbi ipas2e1 0 ttl=3; dsb nsh; tlbi vmalle1; dsb nsh; LEAVE",
+    ),
+    ("CLEAN", "dc PHYS 0x200000; dsb ish"),
+];
+
+/// Returns the first line of a trace for CPUs with these features.
+pub fn first_line(features: &str) -> String {
+    let defaults = "fwb=0 dic=0 tlbrange=0 bbm=0";
+    // The parser takes the first value of a field.
+    format!(
+        "granule-trace 1 granule=4096 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 {features} {defaults}\n"
+    )
+}
+
+/// Checks a script; the text format must return the same trace.
+pub fn replay(features: &str, script: &str) -> Checker {
+    let mut text = first_line(features);
+    expand(script, "0", &mut text);
+    let trace: Trace = text.parse().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(trace.to_string().parse(), Ok(trace.clone()));
+    trace.replay()
+}
+
+fn expand(script: &str, cpu: &str, out: &mut String) {
+    for event in script.split(';').map(str::trim).filter(|e| !e.is_empty()) {
+        let (cpu, event) = match event.split_once(' ') {
+            Some((number, rest)) if number.parse::<u8>().is_ok() => (number, rest),
+            _ => (cpu, event),
+        };
+        if let Some((_, events)) = EVENTS.iter().find(|(name, _)| *name == event) {
+            expand(events, cpu, out);
+            continue;
+        }
+        let words: Vec<_> = event.split_whitespace().map(value).collect();
+        *out += &format!("{cpu} {}\n", words.join(" "));
+    }
+}
+
+fn value(word: &str) -> String {
+    let named = VALUES.iter().find(|(name, _)| *name == word);
+    let numbered = SERIES.iter().find_map(|(name, first, step)| {
+        let number: u64 = word.strip_prefix(name)?.parse().ok()?;
+        Some(first + number * step)
+    });
+    let found = named.map(|(_, value)| *value).or(numbered);
+    found.map_or(word.to_owned(), |value| format!("{value:#x}"))
+}
