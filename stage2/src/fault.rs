@@ -308,6 +308,6 @@ impl Stage2 {
             ..Attributes::READ
         };
         let data = fault.status != FaultStatus::Permission;
-        self.prepare(ops, (request.phys, request.size), attributes, data);
+        self.cmo_in_fault_path(ops, (request.phys, request.size), attributes, data);
     }
 }

@@ -125,7 +125,8 @@ mod sync;
 
 pub use address::{EntryAddress, Ipa, PhysAddr, TableAddress};
 pub use engine::{
-    Access, Fault, FaultStatus, Features, MapError, MapRequest, Mapper, Stage2, Translation, Walker,
+    Access, ExclusiveWalk, Fault, FaultStatus, Features, MapError, MapRequest, Mapper, SharedWalk,
+    Stage2, Translation, Walker,
 };
 pub use memcache::Memcache;
 pub use no_maintenance::NoMaintenance;

@@ -125,14 +125,17 @@ impl Memcache {
         self.tables.push(table);
     }
 
-    /// Takes a table that nobody can reach any more, to be given back: at once by one that was
-    /// never topped up, as nobody may drain that.
+    /// Adds replaced tables to those to be freed by `collect`. Frees them at once if the memcache
+    /// was never topped up, as its owner need not drain it.
     #[inline]
-    pub(crate) fn retire<O: Operations>(&mut self, ops: &O, table: TableAddress) {
-        if self.owned {
-            self.spent.push(ops, table);
-        } else {
-            ops.free(table);
+    pub(crate) fn retire<O: Operations>(
+        &mut self,
+        ops: &O,
+        collect: impl FnOnce(&mut TableFreeBatch),
+    ) {
+        collect(&mut self.spent);
+        if !self.owned {
+            self.spent.free_all(ops);
         }
     }
 

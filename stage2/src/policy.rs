@@ -105,9 +105,10 @@ pub struct Policy {
     pub recover_blocks: bool,
     /// Whether parts that are mapped already at the same address are left out of maintenance.
     pub skip_mapped: bool,
-    /// Whether a walker that meets a locked entry, at whichever level, waits for it a while and goes
-    /// on with what is then there, or has the guest fault again.
-    pub wait_for_locked: bool,
+    /// How many turns a walker waits for an entry that another has locked, at any level, before the
+    /// guest faults again; 0 does not wait. In each turn it calls
+    /// [`Operations::pause`](crate::Operations::pause) and reads the entry.
+    pub locked_entry_turns: u32,
     /// Whether a permission that grows is invalidated on the faulting CPU alone.
     pub local_relax: bool,
     /// Whether a range is invalidated as one where CPUs can (FEAT_TLBIRANGE), or the whole guest.
@@ -147,7 +148,7 @@ impl Policy {
         populate_on_split: false,
         recover_blocks: false,
         skip_mapped: false,
-        wait_for_locked: false,
+        locked_entry_turns: 0,
         local_relax: false,
         range_invalidation: false,
         unmap: Unmap::Batch(1),
@@ -186,7 +187,7 @@ impl Policy {
     /// Linux 6.12, and waiting for entries that others have locked: so that it can be told what
     /// that alone is worth.
     pub const LINUX_6_12_WAIT: Self = Self {
-        wait_for_locked: true,
+        locked_entry_turns: 64,
         ..Self::LINUX_6_12
     };
     /// The same with this repository's series `stage2-fault-count`. What the series has one vCPU resolve for all that fault on a page is no
@@ -207,7 +208,7 @@ impl Policy {
         populate_on_split: true,
         recover_blocks: true,
         skip_mapped: true,
-        wait_for_locked: true,
+        locked_entry_turns: 64,
         unmap: Unmap::Tables(64),
         count_references: false,
         contiguous: true,

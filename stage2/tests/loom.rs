@@ -358,7 +358,7 @@ fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64
 
 fn policies() -> [Policy; 2] {
     let mut granule = Policy::GRANULE;
-    granule.wait_for_locked = false;
+    granule.locked_entry_turns = 0;
     [granule, Policy::LINUX_6_12]
 }
 

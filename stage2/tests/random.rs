@@ -87,7 +87,7 @@ fn every_choice_of_a_policy_violates_no_rule_by_itself() {
         "unpopulated": LINUX_6_12_SERIES { populate_on_split: false };
         "unrecovered": LINUX_6_12_SERIES { recover_blocks: false };
         "unskipped": LINUX_6_12_SERIES { skip_mapped: false };
-        "refault": LINUX_6_12_SERIES { wait_for_locked: false };
+        "refault": LINUX_6_12_SERIES { locked_entry_turns: 0 };
         "broadcast": LINUX_6_12_SERIES { local_relax: false };
         "whole-guest": LINUX_6_12_SERIES { range_invalidation: false };
         "deferred": LINUX_6_12_SERIES { unmap: Unmap::Deferred };

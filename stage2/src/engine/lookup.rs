@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Looking an address up: as software does, and as a CPU's walker would.
 
-use super::Stage2;
+use super::table::Stage2;
 use crate::{
     address::{Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor},

@@ -1,33 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Mapping a range: down to the highest level at which a leaf fits, and there.
+//! Mapping a range: from the root down to the highest level at which a leaf fits, table by table.
+//!
+//! A request for one leaf whose tables all exist, as most faults of a running guest are, takes the
+//! short way of [`Walk::map_single`]: the same walk with the most frequent geometry as a constant,
+//! small enough to be inlined into the caller.
 
-use super::{MapError, Slot, Stage2, Walk};
+use super::{
+    leaf::SplitState,
+    table::{MapError, Stage2},
+    walk::{Slot, Walk, WalkMode},
+};
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor, EntryKind},
-    geometry::{Geometry, Level},
+    geometry::{Geometry, Granule, Level},
     memcache::Memcache,
     operations::{Operations, Order},
-    policy::{CmoPlacement, ExistingLeaf},
 };
 
-/// What to map.
+/// A range to map, in one piece of host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapRequest {
-    /// Guest address.
+    /// First guest address, a multiple of the page size.
     pub ipa: Ipa,
-    /// Host address.
+    /// First host address, a multiple of the page size.
     pub phys: PhysAddr,
-    /// Bytes.
+    /// Bytes, a multiple of the page size.
     pub size: u64,
-    /// For every leaf; `contiguous` is not looked at, as only the engine knows what fills a run.
+    /// Attributes of every leaf. `contiguous` is ignored: the engine sets the hint where it fills a
+    /// run.
     pub attributes: Attributes,
-    /// The largest leaf, in bytes.
+    /// Size limit of a leaf, in bytes.
     pub largest: u64,
 }
 
 impl MapRequest {
-    /// A request for the largest leaves that fit.
+    /// Creates a request for the largest leaves that fit.
     pub const fn new(ipa: Ipa, phys: PhysAddr, size: u64, attributes: Attributes) -> Self {
         Self {
             ipa,
@@ -37,117 +45,149 @@ impl MapRequest {
             largest: u64::MAX,
         }
     }
+
+    /// Returns whether both addresses are multiples of the size, a power of two, and lie below 48
+    /// bits.
+    #[inline(always)]
+    pub(super) const fn is_aligned(&self) -> bool {
+        let outside = self.size.wrapping_sub(1) | u64::MAX << crate::geometry::ADDRESS_BITS;
+        (self.ipa.0 | self.phys.0) & outside == 0
+    }
 }
 
-/// What a split on the way has done already.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Split {
-    /// What is left of the range is ready for the guest: it is part of the block.
-    pub ready: bool,
-    /// The leaf was written with the table that it is in.
-    pub filled: bool,
-}
-
-/// How far a map has come.
+/// Progress of a map.
 pub(super) struct Cursor<'a> {
     pub ipa: Ipa,
     pub end: Ipa,
     pub phys: PhysAddr,
-    /// With the attributes of all leaves.
+    /// A page with the attributes of all leaves.
     pub leaf: Descriptor,
     pub largest: u64,
-    pub split: Split,
-    /// The table was drawn for what is mapped now, by the only walker: it is empty.
+    pub split: SplitState,
+    /// The table was linked by this exclusive walk: it is empty.
     pub fresh: bool,
-    /// Something was left to the next attempt.
+    /// Another walker was at an entry: the caller retries.
     pub again: bool,
-    /// Something was left to the only walker.
+    /// An entry belongs to a contiguous run: the caller retries exclusively.
     pub contiguous: bool,
     pub memcache: &'a mut Memcache,
 }
 
 impl Cursor<'_> {
-    /// Goes on behind a slot.
-    fn pass(&mut self, end: Ipa) {
+    /// Moves on to `end`, or to the end of the range.
+    fn advance_to(&mut self, end: Ipa) {
         let next = end.min(self.end);
         self.phys += next - self.ipa;
         self.ipa = next;
     }
 }
 
-impl<O: Operations> Walk<'_, O> {
+impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
+    /// Maps a range.
     #[inline(always)]
-    pub(super) fn map(&self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
-        // As in translations, the most frequent shape is a constant.
+    pub(super) fn map(self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
         if self.stage2.geometry.is_common(r.ipa)
             && let Some(result) = self.map_single(Geometry::COMMON, memcache, r)
         {
             return result;
         }
-        // Its parts, so that neither has to be in memory where the above is all there is to do.
-        let (to, from) = ((r.ipa, r.size), (r.phys, r.largest));
-        Self::map_any(
-            (self.stage2, self.ops, self.shared),
-            memcache,
-            to,
-            from,
-            r.attributes,
-        )
+        self.map_range(memcache, *r)
     }
 
-    #[inline(never)]
-    fn map_any(
-        (stage2, ops, shared): (&Stage2, &O, bool),
+    /// Maps the request if it is for one leaf and the leaf's table exists. The address is in the
+    /// IPA space.
+    #[inline(always)]
+    fn map_single(
+        self,
+        shape: (Granule, Level),
         memcache: &mut Memcache,
-        (ipa, size): (Ipa, u64),
-        (phys, largest): (PhysAddr, u64),
-        attributes: Attributes,
-    ) -> Result<(), MapError> {
-        let walk = Walk {
-            stage2,
-            ops,
-            shared,
-        };
-        let shape = stage2.geometry.shape();
-        let r = MapRequest {
-            ipa,
-            phys,
-            size,
-            attributes,
-            largest,
-        };
-        if shape != Geometry::COMMON
-            && ipa.0 < stage2.geometry.size()
-            && let Some(result) = walk.map_single(shape, memcache, &r)
+        r: &MapRequest,
+    ) -> Option<Result<(), MapError>> {
+        let (entry, level) = self.entry_for(shape, r)?;
+        let new = self.leaf_for(shape.0, r).at(r.phys);
+        if self.needs_no_cmo(r.attributes) && self.place(entry, new) {
+            self.add_references(self.table_of(entry), 1);
+            return Some(Ok(()));
+        }
+        let ipa = r.ipa;
+        Some(self.map_leaf(
+            &Slot { entry, level, ipa },
+            new,
+            SplitState::default(),
+            memcache,
+        ))
+    }
+
+    /// Walks down to the entry of the one leaf that the request is for. Returns `None` if it is for
+    /// more, or a table is missing. The address is in the IPA space.
+    #[inline(always)]
+    pub(super) fn entry_for(
+        &self,
+        (granule, start): (Granule, Level),
+        r: &MapRequest,
+    ) -> Option<(EntryAddress, Level)> {
+        // An aligned leaf that begins in the IPA space ends in it.
+        if !r.is_aligned()
+            || r.size < granule.size()
+            || r.size > granule.largest_leaf().min(r.largest)
+        {
+            return None;
+        }
+        let (mut level, mut shift) = (start, start.shift(granule));
+        let (mut table, mut index) = (self.stage2.root, r.ipa.0 >> shift);
+        while r.size < 1 << shift {
+            table = self.ops.load(table.entry(index)).next_table()?;
+            level = level.down()?;
+            shift = level.shift(granule);
+            index = (r.ipa.0 >> shift) & (granule.entries() - 1);
+        }
+        (r.size == 1 << shift).then_some((table.entry(index), level))
+    }
+
+    /// Returns the leaf of a request for one, at address 0.
+    #[inline(always)]
+    pub(super) fn leaf_for(&self, granule: Granule, r: &MapRequest) -> Descriptor {
+        self.leaf(PhysAddr(0), Level::PAGE, r.attributes)
+            .moved(PhysAddr(0), r.size == granule.size())
+    }
+
+    /// Maps any request.
+    #[inline(never)]
+    fn map_range(self, memcache: &mut Memcache, r: MapRequest) -> Result<(), MapError> {
+        let geometry = &self.stage2.geometry;
+        if geometry.shape() != Geometry::COMMON
+            && r.ipa.0 < geometry.size()
+            && let Some(result) = self.map_single(geometry.shape(), memcache, &r)
         {
             return result;
         }
-        stage2.check(ipa, phys, size)?;
+        self.stage2.check_mapping(r.ipa, r.phys, r.size)?;
         let mut cursor = Cursor {
-            ipa,
-            end: ipa + size,
-            phys,
-            leaf: walk.leaf(PhysAddr(0), Level::PAGE, attributes),
-            largest,
-            split: Split::default(),
+            ipa: r.ipa,
+            end: r.ipa + r.size,
+            phys: r.phys,
+            leaf: self.leaf(PhysAddr(0), Level::PAGE, r.attributes),
+            largest: r.largest,
+            split: SplitState::default(),
             fresh: false,
             again: false,
             contiguous: false,
             memcache,
         };
         while cursor.ipa < cursor.end {
-            walk.map_table(&mut cursor)?;
+            self.map_table(&mut cursor)?;
         }
-        match cursor {
-            Cursor {
-                contiguous: true, ..
-            } => Err(MapError::Contiguous),
-            Cursor { again: true, .. } => Err(MapError::Again),
-            _ => Ok(()),
+        if cursor.contiguous {
+            return Err(MapError::Contiguous);
         }
+        if cursor.again {
+            return Err(MapError::Again);
+        }
+        Ok(())
     }
 
-    /// Goes down from the root to where a leaf fits, and maps what belongs into that table.
+    /// Walks down from the root to the level at which a leaf fits, and maps the part of the range
+    /// that belongs into that table.
     #[inline]
     fn map_table(&self, c: &mut Cursor<'_>) -> Result<(), MapError> {
         let (mut table, mut level) = (self.stage2.root, self.stage2.geometry.start());
@@ -174,7 +214,7 @@ impl<O: Operations> Walk<'_, O> {
                 Ok(child) => child,
                 Err(MapError::Again) => {
                     c.again = true;
-                    c.pass(self.end(&slot));
+                    c.advance_to(self.end(&slot));
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -183,62 +223,69 @@ impl<O: Operations> Walk<'_, O> {
         }
     }
 
-    /// Maps leaves into neighbouring entries of a table, the first at `slot`, until the table or
-    /// what is wanted ends. (No larger leaf fits within a table: those begin where tables do.)
+    /// Returns whether a leaf of this slot's level is wanted here.
+    #[inline]
+    fn fits(&self, slot: &Slot, c: &Cursor<'_>) -> bool {
+        let geometry = &self.stage2.geometry;
+        let span = geometry.span(slot.level);
+        slot.level.can_map(geometry.granule())
+            && (c.ipa.0 | c.phys.0) & (span - 1) == 0
+            && c.end - c.ipa >= span
+            && span <= c.largest.max(geometry.granule().size())
+    }
+
+    /// Maps leaves from `slot` on until the table or the range ends. (No larger leaf fits within a
+    /// table: it would begin where a table does.)
     #[inline]
     fn map_leaves(&self, mut slot: Slot, c: &mut Cursor<'_>) {
         let geometry = &self.stage2.geometry;
         let span = geometry.span(slot.level);
         let whole = span * geometry.granule().entries();
         let table_end = slot.ipa.align_down(whole) + whole;
-        let plain = c.split.ready || self.is_ready(c.leaf.attributes());
+        let skip_cmo = c.split.cmo_done || self.needs_no_cmo(c.leaf.attributes());
         let mut new = c.leaf.moved(c.phys, slot.level == Level::PAGE);
         let (table, mut placed) = (self.table_of(slot.entry), 0);
         let wanted = (c.end.min(table_end) - c.ipa) >> span.trailing_zeros();
-        let hints = self.hints(&slot, new);
-        if plain && c.fresh {
-            self.fill_fresh(slot, new, wanted, hints);
-            self.count(table, u32::try_from(wanted).unwrap_or(u32::MAX));
-            return c.pass(slot.ipa + wanted * span);
+        let contiguous = self.sets_contiguous(&slot, new);
+        if skip_cmo && c.fresh {
+            self.fill_fresh(slot, new, wanted, contiguous);
+            self.add_references(table, u32::try_from(wanted).unwrap_or(u32::MAX));
+            return c.advance_to(slot.ipa + wanted * span);
         }
         let mut left = wanted;
         while left > 0 {
-            let run = match hints {
-                true => self.map_run(&slot, new, left, plain),
+            let run = match contiguous {
+                true => self.map_run(&slot, new, left, skip_cmo),
                 false => 0,
             };
             if run > 0 {
                 placed += u32::try_from(run).unwrap_or(u32::MAX);
-                left -= run;
-                slot = slot.skip(run, span);
-                new = new.after(run * span);
-                continue;
-            }
-            if plain && self.place(slot.entry, new) {
+            } else if skip_cmo && self.place(slot.entry, new) {
                 placed += 1;
             } else {
-                match self.map_leaf(&slot, new, c.split) {
+                match self.map_leaf(&slot, new, c.split, c.memcache) {
                     Ok(()) => {}
                     Err(MapError::Contiguous) => c.contiguous = true,
-                    // Where a leaf fits, nothing else can go wrong.
+                    // Where a leaf fits, no other error occurs.
                     Err(_) => c.again = true,
                 }
             }
-            left -= 1;
-            slot = slot.next(span);
-            new = new.after(span);
+            let done = run.max(1);
+            left -= done;
+            slot = slot.skip(done, span);
+            new = new.after(done * span);
         }
-        self.count(table, placed);
-        c.pass(slot.ipa);
+        self.add_references(table, placed);
+        c.advance_to(slot.ipa);
     }
 
-    /// Maps leaves whose memory is ready into entries in a row where nothing is, those that fill a
-    /// contiguous run with the hint if told.
-    fn fill_fresh(&self, slot: Slot, leaf: Descriptor, count: u64, hints: bool) {
+    /// Fills entries of a fresh table with leaves that need no CMO, those that make a whole run
+    /// with the contiguous hint if `contiguous` is set.
+    fn fill_fresh(&self, slot: Slot, leaf: Descriptor, count: u64, contiguous: bool) {
         let span = self.stage2.geometry.span(slot.level);
         let run = slot.level.contiguous(self.stage2.geometry.granule());
         let before = (slot.ipa.0 >> span.trailing_zeros()).wrapping_neg() & (run - 1);
-        let head = if hints { before.min(count) } else { count };
+        let head = if contiguous { before.min(count) } else { count };
         let body = (count - head) & !(run - 1);
         let parts = [
             (0, head, false),
@@ -252,114 +299,7 @@ impl<O: Operations> Walk<'_, O> {
         }
     }
 
-    /// Puts a leaf whose memory is ready where nothing is, in one store. Gives whether it did.
-    #[inline]
-    pub(super) fn place(&self, entry: EntryAddress, new: Descriptor) -> bool {
-        if self.shared {
-            let swap = self.ops.compare_exchange(entry, Descriptor::EMPTY, new);
-            return swap.is_ok();
-        }
-        let empty = self.ops.load(entry) == Descriptor::EMPTY;
-        if empty {
-            self.ops.store(entry, new, Order::Release);
-        }
-        empty
-    }
-
-    /// Whether a leaf of this slot's level is what is wanted.
-    #[inline]
-    fn fits(&self, slot: &Slot, c: &Cursor<'_>) -> bool {
-        let geometry = &self.stage2.geometry;
-        let span = geometry.span(slot.level);
-        slot.level.can_map(geometry.granule())
-            && (c.ipa.0 | c.phys.0) & (span - 1) == 0
-            && c.end - c.ipa >= span
-            && span <= c.largest.max(geometry.granule().size())
-    }
-
-    #[inline(never)]
-    pub(super) fn map_leaf(
-        &self,
-        slot: &Slot,
-        new: Descriptor,
-        split: Split,
-    ) -> Result<(), MapError> {
-        let old = self.load_settled(slot)?;
-        match old.kind(slot.level) {
-            EntryKind::Table(child) => self.coalesce(slot, old, child, new),
-            EntryKind::Leaf(_) if split.filled && old == new => Ok(()),
-            EntryKind::Leaf(_) if !old.contiguous(false).needs_break(new) => {
-                self.meet(slot, old, new)
-            }
-            EntryKind::Leaf(_) => self.remake(slot, self.unfold(slot, old)?, new),
-            EntryKind::Invalid | EntryKind::Locked => self.install(slot, old, new, split.ready),
-        }
-    }
-
-    /// A leaf is there that differs in permissions at most.
-    fn meet(&self, slot: &Slot, old: Descriptor, new: Descriptor) -> Result<(), MapError> {
-        let wide = old.with_permissions(old.attributes().relaxed(new.attributes()));
-        match self.stage2.policy.existing_leaf {
-            ExistingLeaf::Replace if old.contiguous(false) == new => Ok(()),
-            ExistingLeaf::Replace => self.remake(slot, self.unfold(slot, old)?, new),
-            ExistingLeaf::Retry => Err(MapError::Again),
-            ExistingLeaf::Relax if wide == old || old.is_break_pending() => Err(MapError::Again),
-            ExistingLeaf::Relax => {
-                let old = self.unfold(slot, old)?;
-                let wide = wide.contiguous(false);
-                // A CPU that holds the narrower leaf takes a permission fault, which invalidates.
-                self.ready_to_execute(slot, old, wide);
-                self.put(slot, old, wide, Order::Plain)
-            }
-        }
-    }
-
-    /// Before a leaf becomes executable in place.
-    pub(super) fn ready_to_execute(&self, slot: &Slot, old: Descriptor, new: Descriptor) {
-        let gains = new.attributes().execute && !old.attributes().execute;
-        if gains && !self.maintains(CmoPlacement::FaultPath) {
-            let size = self.stage2.geometry.span(slot.level);
-            self.invalidate_instructions(new.address(), size);
-        }
-    }
-
-    /// A leaf in the place of another.
-    fn remake(&self, slot: &Slot, mut old: Descriptor, new: Descriptor) -> Result<(), MapError> {
-        let (phys, size) = (new.address(), self.stage2.geometry.span(slot.level));
-        if self.maintains(CmoPlacement::BeforeBreak) {
-            old = self.claim(slot, old)?;
-            self.prepare(phys, size, new.attributes());
-        } else if self.shared && old.is_break_pending() {
-            // Whoever splits it has a table ready and counts on it.
-            return Err(MapError::Again);
-        }
-        self.break_entry(slot, old)?;
-        if self.maintains(CmoPlacement::BetweenBreakAndMake) {
-            self.prepare(phys, size, new.attributes());
-        }
-        self.make(slot, new);
-        Ok(())
-    }
-
-    /// A leaf where nothing is.
-    fn install(
-        &self,
-        slot: &Slot,
-        old: Descriptor,
-        new: Descriptor,
-        ready: bool,
-    ) -> Result<(), MapError> {
-        self.lock_empty(slot, old)?;
-        if !ready && !self.maintains(CmoPlacement::FaultPath) {
-            let size = self.stage2.geometry.span(slot.level);
-            self.prepare(new.address(), size, new.attributes());
-        }
-        self.count(self.table_of(slot.entry), 1);
-        self.make(slot, new);
-        Ok(())
-    }
-
-    /// Whether a block that has become of a locked entry maps what is wanted, as it is wanted.
+    /// Returns whether a block maps what the cursor wants, with the wanted permissions.
     fn serves(&self, slot: &Slot, block: Descriptor, c: &Cursor<'_>) -> bool {
         let (has, wants) = (block.attributes(), c.leaf.attributes());
         block.address() + (c.ipa - slot.ipa) == c.phys
@@ -367,8 +307,8 @@ impl<O: Operations> Walk<'_, O> {
             && has.relaxed(wants) == has
     }
 
-    /// The table below a slot, made if need be. If it was locked and somebody has put a block there
-    /// that serves, that is not split: the guest tries again.
+    /// Returns the table below a slot; links a new one, or splits a block. If the entry was locked
+    /// and now is a block that serves the request, the guest retries and the block stays.
     #[inline(never)]
     fn table_below(
         &self,
@@ -385,14 +325,48 @@ impl<O: Operations> Walk<'_, O> {
             EntryKind::Invalid | EntryKind::Locked => {
                 let child = c.memcache.take(self.ops).ok_or(MapError::NoTable)?;
                 let new = Descriptor::table(child);
-                if let Err(error) = self.put(slot, old, new, Order::Release) {
+                if let Err(error) = self.replace(slot, old, new, Order::Release) {
                     c.memcache.return_unused(child);
                     return Err(error);
                 }
-                self.count(self.table_of(slot.entry), 1);
-                c.fresh = !self.shared;
+                self.add_references(self.table_of(slot.entry), 1);
+                c.fresh = !M::SHARED;
                 Ok(child)
             }
         }
+    }
+}
+
+impl Stage2 {
+    /// Maps a range as the sole walker.
+    ///
+    /// # Errors
+    /// [`MapError`]; after [`MapError::Again`] and [`MapError::NoTable`] part of the range may be
+    /// mapped.
+    #[inline(always)]
+    pub fn map<O: Operations>(
+        &mut self,
+        ops: &O,
+        memcache: &mut Memcache,
+        request: &MapRequest,
+    ) -> Result<(), MapError> {
+        self.exclusive(ops).map(memcache, request)
+    }
+
+    /// Maps a range beside other walkers.
+    ///
+    /// # Errors
+    /// As [`Stage2::map`], and [`MapError::Contiguous`].
+    #[inline(always)]
+    pub fn map_shared<O: Operations>(
+        &self,
+        ops: &O,
+        memcache: &mut Memcache,
+        request: &MapRequest,
+    ) -> Result<(), MapError> {
+        ops.begin_walk();
+        let result = self.shared(ops).map(memcache, request);
+        ops.end_walk();
+        result
     }
 }

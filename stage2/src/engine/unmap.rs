@@ -1,48 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Unmapping a range: break → invalidate → clean → free, in this order, for one entry or many.
+//! Unmapping a range: break → invalidate → clean to PoC → free, for one entry or a batch of them.
 //!
-//! Entries that were broken wait in a batch until it is full or the walk ends. Then one
-//! invalidation covers them all, the memory is cleaned (what the guest wrote past the caches must
-//! not be hidden by a line that the host reads), and tables are freed. Nothing below is touched by
-//! a CPU from the invalidation on.
+//! Broken entries wait in a batch until it is full or the walk ends. One invalidation then covers
+//! all of them, their memory is cleaned (a line that the host reads must not hide what the guest
+//! wrote past the caches), and their tables are freed. From the invalidation on no CPU reaches
+//! anything below them.
 
 use arrayvec::ArrayVec;
 
-use super::{MapError, Slot, Stage2, Walk, maintain::Run};
+use super::{
+    bbm::BrokenEntry,
+    cmo::CleanRange,
+    table::{MapError, Stage2},
+    walk::{ExclusiveWalk, Slot, Walk},
+};
 use crate::{
     address::{Ipa, TableAddress},
     descriptor::{Descriptor, EntryKind},
     geometry::{Level, index},
     memcache::TableFreeBatch,
-    operations::{Operations, Order, Unlinked},
+    operations::{Operations, Unlinked},
     policy::Unmap,
 };
 
-const MOST: usize = 64;
+/// Capacity of a batch.
+const MAX_BATCH: usize = 64;
 
-/// An entry that was broken and not invalidated yet.
+/// What a broken entry led to.
 #[derive(Debug, Clone, Copy)]
-struct Broken {
-    slot: Slot,
-    old: Descriptor,
-    /// A table below which there were leaves.
-    live: bool,
+enum Below {
+    Memory,
+    EmptyTable(TableAddress),
+    /// A table with leaves below it.
+    Table(Unlinked),
 }
 
+/// An entry of the batch.
+#[derive(Debug, Clone, Copy)]
+struct Unmapped {
+    broken: BrokenEntry,
+    below: Below,
+}
+
+/// Broken entries that wait for one invalidation, in ascending order of their last address.
 struct Batch {
-    broken: ArrayVec<Broken, MOST>,
-    most: usize,
-    tables: bool,
+    unmapped: ArrayVec<Unmapped, MAX_BATCH>,
+    /// The range of all of them.
+    from: Ipa,
+    to: Ipa,
+    /// Whether one of them has leaves below it.
+    has_leaves: bool,
+    limit: usize,
+    /// Whether a table that lies in the range is unmapped as a whole.
+    whole_tables: bool,
 }
 
-impl<O: Operations> Walk<'_, O> {
+impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     fn unmap_in(
         &self,
         table: TableAddress,
         level: Level,
         (ipa, end): (Ipa, Ipa),
         batch: &mut Batch,
-    ) {
+    ) -> Result<(), MapError> {
         let mut at = ipa;
         while at < end {
             let slot = self.slot(table, level, at);
@@ -50,146 +70,159 @@ impl<O: Operations> Walk<'_, O> {
             let old = self.ops.load(slot.entry);
             match (old.kind(level), level.down()) {
                 (EntryKind::Table(child), Some(below)) => {
-                    let whole = batch.tables && at == slot.ipa && next <= end;
-                    if !whole {
-                        self.unmap_in(child, below, (at, end.min(next)), batch);
-                    }
-                    let empty = !whole && {
-                        let from = self.stage2.geometry.index(Ipa(end.min(next).0 - 1), below);
-                        self.is_empty(child, from)
-                    };
-                    if whole || empty {
-                        self.break_later(slot, old, !empty, batch);
+                    let whole = batch.whole_tables && at == slot.ipa && next <= end;
+                    if whole {
+                        let (table, level) = (child, below);
+                        let below = Below::Table(Unlinked { table, level });
+                        self.unmap_entry(&slot, old, below, batch)?;
+                    } else {
+                        let part = (at, end.min(next));
+                        self.unmap_in(child, below, part, batch)?;
+                        let last = self.stage2.geometry.index(Ipa(part.1.0 - 1), below);
+                        if self.is_empty(child, last) {
+                            self.unmap_entry(&slot, old, Below::EmptyTable(child), batch)?;
+                        }
                     }
                 }
                 (EntryKind::Leaf(_), _) if old.is_contiguous() => {
-                    at = self.break_run(&slot, old, (ipa, end), batch);
+                    at = self.unmap_run(&slot, old, (ipa, end), batch)?;
                     continue;
                 }
-                (EntryKind::Leaf(_), _) => self.break_later(slot, old, false, batch),
+                (EntryKind::Leaf(_), _) => self.unmap_entry(&slot, old, Below::Memory, batch)?,
                 _ => {}
             }
             at = next;
         }
+        Ok(())
     }
 
-    /// Breaks a whole contiguous run before one invalidation, or takes the hint from it. Gives the
-    /// address to go on at.
-    fn break_run(
+    /// Breaks a whole contiguous run in one batch, or removes the hint from a run that does not fit.
+    /// Returns the address to go on at.
+    fn unmap_run(
         &self,
         slot: &Slot,
         old: Descriptor,
         (ipa, end): (Ipa, Ipa),
         batch: &mut Batch,
-    ) -> Ipa {
+    ) -> Result<Ipa, MapError> {
         let (count, first) = self.run_of(slot);
         let span = self.stage2.geometry.span(slot.level);
         let (len, run_end) = (index(count), first.ipa + count * span);
-        if first.ipa < ipa || run_end > end || len > batch.most {
-            // The only walker can. What is left has no hint.
-            let _ = self.unfold(slot, old);
-            return slot.ipa;
+        if first.ipa < ipa || run_end > end || len > batch.limit {
+            self.contpte_unfold(slot, old)?;
+            return Ok(slot.ipa);
         }
-        if batch.broken.len() + len > batch.most {
+        if batch.unmapped.len() + len > batch.limit {
             self.flush(batch);
         }
         for n in 0..count {
             let slot = first.skip(n, span);
-            self.break_later(slot, self.ops.load(slot.entry), false, batch);
+            self.unmap_entry(&slot, self.ops.load(slot.entry), Below::Memory, batch)?;
         }
-        run_end
+        Ok(run_end)
     }
 
-    fn break_later(&self, slot: Slot, old: Descriptor, live: bool, batch: &mut Batch) {
-        self.ops.store(slot.entry, Descriptor::EMPTY, Order::Plain);
+    /// Breaks one entry, to be invalidated with the batch.
+    fn unmap_entry(
+        &self,
+        slot: &Slot,
+        old: Descriptor,
+        below: Below,
+        batch: &mut Batch,
+    ) -> Result<(), MapError> {
+        let broken = self.break_entry(slot, old)?;
         if self.stage2.policy.count_references {
             self.ops.drop_references(self.table_of(slot.entry), 1);
         }
-        batch.broken.push(Broken { slot, old, live });
-        if batch.broken.len() == batch.most {
+        if batch.unmapped.is_empty() {
+            (batch.from, batch.has_leaves) = (slot.ipa, false);
+        }
+        batch.from = batch.from.min(slot.ipa);
+        batch.to = self.end(slot);
+        batch.has_leaves |= matches!(below, Below::Table(_));
+        batch.unmapped.push(Unmapped { broken, below });
+        if batch.unmapped.len() == batch.limit {
             self.flush(batch);
         }
+        Ok(())
     }
 
+    /// Invalidates, cleans and frees what the batch holds.
     fn flush(&self, batch: &mut Batch) {
-        let broken = || batch.broken.iter();
-        let (Some(first), Some(last)) = (batch.broken.first(), batch.broken.last()) else {
+        if batch.unmapped.is_empty() {
             return;
-        };
-        let ends = broken().map(|b| self.end(&b.slot));
-        let (from, to) = (
-            broken().map(|b| b.slot.ipa).min().unwrap_or(first.slot.ipa),
-            ends.max().unwrap_or(self.end(&last.slot)),
-        );
-        if broken().any(|b| b.live) || (batch.broken.len() > 1 && self.stage2.uses_ranges()) {
-            self.invalidate_range(from, to - from);
-        } else {
-            self.invalidate_ipas(broken().map(|b| {
-                let leaf = b.old.is_leaf(b.slot.level);
-                (b.slot.ipa, leaf.then_some(b.slot.level))
-            }));
         }
+        self.invalidate_batch(batch);
         if !self.stage2.features.fwb {
-            let mut run = Run::default();
-            broken().for_each(|b| self.collect_broken(b, &mut run));
-            self.clean_run(&run);
+            let mut range = CleanRange::default();
+            for unmapped in &batch.unmapped {
+                self.collect_unmapped(unmapped, &mut range);
+            }
+            self.clean_range(&range);
         }
-        let mut returns = TableFreeBatch::new();
-        for b in broken() {
-            if let (EntryKind::Table(child), Some(level)) =
-                (b.old.kind(b.slot.level), b.slot.level.down())
-            {
-                let table = child;
-                if b.live {
-                    let unlinked = Unlinked { table, level };
-                    self.stage2
-                        .return_unlinked(self.ops, unlinked, &mut returns);
-                } else {
-                    returns.push(self.ops, table);
+        let mut frees = TableFreeBatch::new();
+        for unmapped in &batch.unmapped {
+            match unmapped.below {
+                Below::Memory => {}
+                Below::EmptyTable(table) => frees.push(self.ops, table),
+                Below::Table(unlinked) => {
+                    self.stage2.collect_tables(self.ops, unlinked, &mut frees);
                 }
             }
         }
-        returns.free_all(self.ops);
-        batch.broken.clear();
+        frees.free_all(self.ops);
+        batch.unmapped.clear();
     }
 
-    fn collect_broken(&self, b: &Broken, run: &mut Run) {
-        match (b.old.kind(b.slot.level), b.slot.level.down()) {
-            (EntryKind::Table(child), Some(below)) if b.live => {
-                self.collect_unlinked(child, below, run);
-            }
-            (EntryKind::Leaf(_), _) => self.collect(b.old, b.slot.level, run),
-            _ => {}
+    /// Invalidates the whole range of a batch where that is one TLBI, or a table goes with its
+    /// leaves; otherwise entry by entry.
+    fn invalidate_batch(&self, batch: &Batch) {
+        if batch.has_leaves || (batch.unmapped.len() > 1 && self.stage2.uses_range_tlbi()) {
+            self.invalidate_range(batch.from, batch.to - batch.from);
+        } else {
+            self.invalidate_ipas(batch.unmapped.iter().map(|u| {
+                let BrokenEntry { slot, old } = u.broken;
+                (slot.ipa, old.is_leaf(slot.level).then_some(slot.level))
+            }));
+        }
+    }
+
+    fn collect_unmapped(&self, unmapped: &Unmapped, range: &mut CleanRange) {
+        let BrokenEntry { slot, old } = unmapped.broken;
+        match unmapped.below {
+            Below::Memory => self.collect_leaf(old, slot.level, range),
+            Below::EmptyTable(_) => {}
+            Below::Table(Unlinked { table, level }) => self.collect_leaves(table, level, range),
         }
     }
 }
 
 impl Stage2 {
-    /// Unmaps a range; a block that it cuts goes as a whole. When it returns no CPU reaches the
-    /// memory, and the host sees what the guest wrote.
+    /// Unmaps a range, and the whole of a block that reaches into it. When it returns, no CPU
+    /// reaches the memory, and the host sees what the guest wrote.
     ///
     /// # Errors
-    /// The range is no range of pages in the IPA space.
+    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
     pub fn unmap<O: Operations>(&mut self, ops: &O, ipa: Ipa, size: u64) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
-        if self.exclusive(ops).drop_pages(ipa, size) {
-            return Ok(());
-        }
         let (root, start) = (self.root, self.geometry.start());
-        let (tables, most) = match self.policy.unmap {
-            Unmap::Deferred if self.features.fwb && self.uses_ranges() => (false, MOST),
+        let (whole_tables, limit) = match self.policy.unmap {
+            Unmap::Deferred if self.features.fwb && self.uses_range_tlbi() => (false, MAX_BATCH),
             Unmap::Deferred => (false, 1),
-            Unmap::Batch(most) => (false, usize::from(most)),
-            Unmap::Tables(most) => (true, usize::from(most)),
+            Unmap::Batch(limit) => (false, usize::from(limit)),
+            Unmap::Tables(limit) => (true, usize::from(limit)),
         };
         let mut batch = Batch {
-            broken: ArrayVec::new(),
-            most: most.clamp(1, MOST),
-            tables,
+            unmapped: ArrayVec::new(),
+            from: Ipa(0),
+            to: Ipa(0),
+            has_leaves: false,
+            limit: limit.clamp(1, MAX_BATCH),
+            whole_tables,
         };
         let walk = self.exclusive(ops);
-        walk.unmap_in(root, start, (ipa, ipa + size), &mut batch);
+        let done = walk.unmap_in(root, start, (ipa, ipa + size), &mut batch);
         walk.flush(&mut batch);
-        Ok(())
+        done
     }
 }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Permissions and the access flag of leaves that stay where they are: no break is needed.
+//! Permissions and access flag of leaves that stay where they are: no break is needed.
 //!
-//! A permission that *grows* may be missed by a CPU that holds the old entry: it takes a fault and
-//! comes here itself. Its own entry must go, or it would fault for ever; even if the leaf has been
-//! widened by somebody else. A permission that *shrinks* must be gone everywhere before anyone
-//! relies on it.
+//! A CPU that holds a leaf with fewer permissions takes a permission fault; its handler relaxes the
+//! leaf and invalidates the CPU's own TLB entry, even if another CPU has relaxed the leaf before:
+//! otherwise the CPU would fault again for ever. Permissions that are restricted must be
+//! invalidated on all CPUs before anything relies on them.
 
-use super::{MapError, Slot, Stage2, Walk};
+use super::{
+    table::{MapError, Stage2},
+    walk::{ExclusiveWalk, Slot, Walk, WalkMode},
+};
 use crate::{
     address::{Ipa, TableAddress},
     descriptor::{Attributes, Descriptor, EntryKind},
@@ -14,9 +17,9 @@ use crate::{
     operations::{Operations, Order},
 };
 
-impl<O: Operations> Walk<'_, O> {
-    /// The entry that an address's translation ends at.
-    pub(super) fn find(&self, ipa: Ipa) -> (Slot, Descriptor) {
+impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
+    /// Returns the entry that the translation of `ipa` ends at.
+    fn find(&self, ipa: Ipa) -> (Slot, Descriptor) {
         let (table, entry, level) = self.stage2.walker().find(self.ops, ipa);
         (self.slot(table, level, ipa), entry)
     }
@@ -28,39 +31,38 @@ impl<O: Operations> Walk<'_, O> {
             if !old.is_locked() {
                 break (slot, old);
             }
-            // What is there then may lead further down.
+            // The entry may become a table: walk again.
             self.wait_for(&slot)?;
         };
         if !old.is_leaf(slot.level) || old.is_break_pending() {
             return Err(MapError::Again);
         }
-        let new = old.with_permissions(old.attributes().relaxed(by));
-        if new != old {
-            let old = self.unfold(&slot, old)?;
-            let new = new.contiguous(false);
-            self.ready_to_execute(&slot, old, new);
-            self.put(&slot, old, new, Order::Plain)?;
+        let relaxed = old.with_permissions(old.attributes().relaxed(by));
+        if relaxed != old {
+            self.relax_leaf(&slot, old, relaxed)?;
         }
         if self.stage2.policy.local_relax {
-            self.invalidate_own(slot.ipa, slot.level);
+            self.invalidate_leaf_local(slot.ipa, slot.level);
         } else {
             self.invalidate_leaf(slot.ipa, slot.level);
         }
         Ok(())
     }
+}
 
-    /// Changes every leaf of a range; gives whether one was changed.
+impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
+    /// Changes every leaf of a range; returns whether one has changed.
     fn change_in(
         &self,
         table: TableAddress,
         level: Level,
         (ipa, end): (Ipa, Ipa),
         change: &impl Fn(Descriptor) -> Descriptor,
-    ) -> bool {
+    ) -> Result<bool, MapError> {
         let span = self.stage2.geometry.span(level);
         let mut slot = self.slot(table, level, ipa);
         let run = span * level.contiguous(self.stage2.geometry.granule());
-        // Otherwise every run is in the range as a whole.
+        // Otherwise every run lies in the range as a whole.
         let cuts_runs = (ipa.0 | end.0) & (run - 1) != 0;
         let mut changed = false;
         while slot.ipa < end {
@@ -70,28 +72,27 @@ impl<O: Operations> Walk<'_, O> {
                     let mut new = change(old);
                     if new != old {
                         let differs = old.is_contiguous() && !old.agrees(new);
-                        if cuts_runs && differs && !self.has_run_of(&slot, (ipa, end)) {
-                            // The only walker can.
-                            let _ = self.unfold(&slot, old);
+                        if cuts_runs && differs && !self.contains_run(&slot, (ipa, end)) {
+                            self.contpte_unfold(&slot, old)?;
                             new = new.contiguous(false);
                         }
-                        self.ops.store(slot.entry, new, Order::Plain);
+                        self.replace(&slot, old, new, Order::Plain)?;
                         changed = true;
                     }
                 }
                 (EntryKind::Table(child), Some(below)) => {
                     let part = (ipa.max(slot.ipa), end.min(slot.ipa + span));
-                    changed |= self.change_in(child, below, part, change);
+                    changed |= self.change_in(child, below, part, change)?;
                 }
                 _ => {}
             }
             slot = slot.next(span);
         }
-        changed
+        Ok(changed)
     }
 
-    /// Whether the run that a slot is in lies in a range as a whole.
-    fn has_run_of(&self, slot: &Slot, (ipa, end): (Ipa, Ipa)) -> bool {
+    /// Returns whether the run around a slot lies in a range as a whole.
+    fn contains_run(&self, slot: &Slot, (ipa, end): (Ipa, Ipa)) -> bool {
         let (count, first) = self.run_of(slot);
         let span = self.stage2.geometry.span(slot.level);
         first.ipa >= ipa && first.ipa + count * span <= end
@@ -99,11 +100,11 @@ impl<O: Operations> Walk<'_, O> {
 }
 
 impl Stage2 {
-    /// Gives the leaf at an address further permissions, the only walker. Only the CPU that calls
-    /// is sure to see them.
+    /// Relaxes the permissions of the leaf at an address, as the sole walker. The calling CPU uses
+    /// them from here on; other CPUs may take a spurious fault first.
     ///
     /// # Errors
-    /// [`MapError::Again`]: there is no such leaf now.
+    /// [`MapError::Again`] if the address has no leaf, [`MapError::OutOfRange`].
     pub fn relax<O: Operations>(
         &mut self,
         ops: &O,
@@ -113,10 +114,11 @@ impl Stage2 {
         self.exclusive(ops).relax(ipa, by)
     }
 
-    /// As [`Stage2::relax`], beside other walkers.
+    /// Relaxes as [`Stage2::relax`], beside other walkers.
     ///
     /// # Errors
-    /// As [`Stage2::relax`].
+    /// As [`Stage2::relax`]; also [`MapError::Again`] if another walker is at the leaf, and
+    /// [`MapError::Contiguous`].
     pub fn relax_shared<O: Operations>(
         &self,
         ops: &O,
@@ -129,25 +131,24 @@ impl Stage2 {
         result
     }
 
-    /// Takes the permission to write from every leaf of a range. When it returns no CPU writes
-    /// through an older one.
+    /// Write-protects every leaf of a range. When it returns, no CPU writes through an older leaf.
     ///
     /// # Errors
-    /// The range is no range of pages in the IPA space.
+    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
     pub fn write_protect<O: Operations>(
         &mut self,
         ops: &O,
         ipa: Ipa,
         size: u64,
     ) -> Result<(), MapError> {
-        self.reduce(ops, (ipa, size), &Descriptor::write_protected)
+        self.restrict(ops, (ipa, size), &Descriptor::write_protected)
     }
 
-    /// Takes from every leaf of a range the permissions that `keep` has not: to read, to write, to
-    /// execute. When it returns no CPU uses them any more.
+    /// Restricts every leaf of a range to the permissions of `keep` (read, write, execute). When it
+    /// returns, no CPU uses others.
     ///
     /// # Errors
-    /// The range is no range of pages in the IPA space.
+    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
     pub fn protect<O: Operations>(
         &mut self,
         ops: &O,
@@ -155,13 +156,13 @@ impl Stage2 {
         size: u64,
         keep: Attributes,
     ) -> Result<(), MapError> {
-        self.reduce(ops, (ipa, size), &|leaf| {
+        self.restrict(ops, (ipa, size), &|leaf| {
             leaf.with_permissions(leaf.attributes().restricted(keep))
         })
     }
 
-    /// Takes something away from every leaf of a range, and from what CPUs hold of it.
-    fn reduce<O: Operations>(
+    /// Changes every leaf of a range and invalidates the range if one has changed.
+    fn restrict<O: Operations>(
         &mut self,
         ops: &O,
         (ipa, size): (Ipa, u64),
@@ -170,32 +171,28 @@ impl Stage2 {
         self.check_range(ipa, size)?;
         let (root, start) = (self.root, self.geometry.start());
         let walk = self.exclusive(ops);
-        if walk.change_in(root, start, (ipa, ipa + size), change) {
+        if walk.change_in(root, start, (ipa, ipa + size), change)? {
             walk.invalidate_range(ipa, size);
         }
         Ok(())
     }
 
-    /// Clears the access flag of every leaf of a range and gives whether one was set. CPUs that hold
-    /// the old entry may go on for a while without setting it: that is no harm (Arm ARM D8.4.5), so
-    /// nothing is invalidated.
+    /// Clears the access flag of every leaf of a range and returns whether one was set. Nothing is
+    /// invalidated: a CPU that holds the old leaf may go on without setting the flag for a while,
+    /// which the architecture permits (Arm ARM D8.4.5).
     ///
     /// # Errors
-    /// The range is no range of pages in the IPA space.
+    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
     pub fn age<O: Operations>(&mut self, ops: &O, ipa: Ipa, size: u64) -> Result<bool, MapError> {
         self.check_range(ipa, size)?;
         let (root, start) = (self.root, self.geometry.start());
-        let walk = self.exclusive(ops);
-        Ok(walk.change_in(
-            root,
-            start,
-            (ipa, ipa + size),
-            &Descriptor::without_access_flag,
-        ))
+        let change = &Descriptor::without_access_flag;
+        self.exclusive(ops)
+            .change_in(root, start, (ipa, ipa + size), change)
     }
 
-    /// Sets the access flag of the leaf at an address, after an access flag fault. No CPU holds a
-    /// leaf without it, so nothing is invalidated. Outside the IPA space there is none.
+    /// Sets the access flag of the leaf at an address, after an access flag fault. TLBs hold no
+    /// leaf without the flag, so nothing is invalidated. Does nothing where no leaf is.
     pub fn mark_accessed<O: Operations>(&mut self, ops: &O, ipa: Ipa) {
         if self.check_address(ipa).is_err() {
             return;
@@ -207,7 +204,8 @@ impl Stage2 {
                 accessed: true,
                 ..old.attributes()
             });
-            ops.store(slot.entry, new, Order::Plain);
+            // An exclusive walk has no conflicts.
+            let _ = walk.replace(&slot, old, new, Order::Plain);
         }
     }
 }

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Cache maintenance operations (CMOs) for memory that the guest is given, or gives back.
+//!
+//! A guest may bypass the caches (its MMU is off, or its attributes say so). Without FEAT_S2FWB,
+//! every byte that it is about to reach is cleaned and invalidated to the PoC first, and again when
+//! the host takes the memory back. Memory about to be executed must not be in an I-cache with older
+//! contents. The D-side comes first: later instruction fetches must find what the host wrote. Both
+//! sides end with a DSB, which also orders them before the store of the entry.
+//!
+//! The new entry decides which CMOs are needed: the old one says nothing about the memory behind
+//! the new one.
+
+use super::{
+    table::Stage2,
+    walk::{Slot, Walk, WalkMode},
+};
+use crate::{
+    address::{Ipa, PhysAddr, TableAddress},
+    descriptor::{Attributes, Descriptor, EntryKind, MemoryType},
+    geometry::Level,
+    operations::{Dsb, Operations},
+    policy::CmoPlacement,
+};
+
+/// Cache line size in the unit of [`Policy::icache_lines`](crate::Policy::icache_lines).
+const LINE: u64 = 64;
+
+/// Host memory in one piece that is to be cleaned and invalidated to the PoC.
+#[derive(Debug, Default)]
+pub(super) struct CleanRange {
+    start: PhysAddr,
+    end: PhysAddr,
+}
+
+impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
+    /// Returns whether map handlers do CMOs at this point.
+    pub(super) fn does_cmo(&self, placement: CmoPlacement) -> bool {
+        self.stage2.policy.cmo == placement
+    }
+
+    /// Returns whether a leaf with these attributes needs no CMO in a map handler.
+    #[inline]
+    pub(super) fn needs_no_cmo(&self, a: Attributes) -> bool {
+        let features = &self.stage2.features;
+        self.stage2.without_cmo
+            || ((features.fwb || a.memory != MemoryType::Normal) && (features.dic || !a.execute))
+    }
+
+    /// Cleans and invalidates memory to the PoC.
+    pub(super) fn clean_to_poc(&self, phys: PhysAddr, size: u64) {
+        if self.stage2.features.fwb || size == 0 {
+            return;
+        }
+        self.ops.clean_invalidate(phys, size);
+        self.ops.dsb(Dsb::Ish);
+    }
+
+    /// Invalidates the I-cache over a range, or all of it beyond the size that the policy sets.
+    pub(super) fn invalidate_icache(&self, phys: PhysAddr, size: u64) {
+        if self.stage2.features.dic || size == 0 {
+            return;
+        }
+        let limit = self.stage2.policy.icache_lines;
+        let whole = limit.is_some_and(|lines| size / LINE > lines);
+        let range = (!whole).then_some((phys, size));
+        self.ops.invalidate_instructions(range);
+        self.ops.dsb(Dsb::Ish);
+    }
+
+    /// Does the CMOs for a leaf over this memory.
+    pub(super) fn cmo(&self, phys: PhysAddr, size: u64, attributes: Attributes) {
+        if attributes.memory == MemoryType::Normal {
+            self.clean_to_poc(phys, size);
+        }
+        if attributes.execute {
+            self.invalidate_icache(phys, size);
+        }
+    }
+
+    /// Does the CMOs for part of the block that `old` maps. Memory that the guest reaches already,
+    /// cacheable and at the same address, was cleaned when `old` was made.
+    pub(super) fn cmo_within_block(
+        &self,
+        slot: &Slot,
+        old: Descriptor,
+        ipa: Ipa,
+        (phys, size, attributes): (PhysAddr, u64, Attributes),
+    ) {
+        let before = old.attributes();
+        let same = old.address() + (ipa - slot.ipa) == phys;
+        if !same || before.memory != MemoryType::Normal {
+            self.cmo(phys, size, attributes);
+        } else if attributes.execute && !before.execute {
+            self.invalidate_icache(phys, size);
+        }
+    }
+
+    /// Does the CMOs for a block that replaces `table`. If the policy says so, parts that the
+    /// table's leaves map at the same address are left out: they were cleaned when those leaves
+    /// were made.
+    pub(super) fn cmo_for_block(&self, table: TableAddress, level: Level, block: Descriptor) {
+        let (phys, new) = (block.address(), block.attributes());
+        if self.needs_no_cmo(new) {
+            return;
+        }
+        let span = self.stage2.geometry.granule().entries() * self.stage2.geometry.span(level);
+        if !self.stage2.policy.skip_mapped || new.memory != MemoryType::Normal {
+            return self.cmo(phys, span, new);
+        }
+        let (mut range, mut stale) = (CleanRange::default(), false);
+        self.clean_unmapped(table, level, phys, new, &mut range, &mut stale);
+        self.clean_range(&range);
+        if stale {
+            self.invalidate_icache(phys, span);
+        }
+    }
+
+    /// Cleans what the leaves below a table do not map at the block's addresses; sets `stale` if
+    /// part of the block becomes executable.
+    fn clean_unmapped(
+        &self,
+        table: TableAddress,
+        level: Level,
+        phys: PhysAddr,
+        new: Attributes,
+        range: &mut CleanRange,
+        stale: &mut bool,
+    ) {
+        let span = self.stage2.geometry.span(level);
+        for index in 0..self.stage2.geometry.granule().entries() {
+            let part = phys + index * span;
+            let entry = self.ops.load(table.entry(index));
+            match (entry.kind(level), level.down()) {
+                (EntryKind::Table(child), Some(below)) => {
+                    self.clean_unmapped(child, below, part, new, range, stale);
+                }
+                (EntryKind::Leaf(address), _)
+                    if address == part && entry.attributes().memory == MemoryType::Normal =>
+                {
+                    *stale |= new.execute && !entry.attributes().execute;
+                }
+                _ => {
+                    *stale |= new.execute;
+                    self.extend(range, part, span);
+                }
+            }
+        }
+    }
+
+    /// Adds memory to a range; cleans the range first if the memory is not next to it.
+    fn extend(&self, range: &mut CleanRange, phys: PhysAddr, size: u64) {
+        if range.end != phys {
+            self.clean_range(range);
+            range.start = phys;
+        }
+        range.end = phys + size;
+    }
+
+    /// Cleans and invalidates a range to the PoC.
+    pub(super) fn clean_range(&self, range: &CleanRange) {
+        self.clean_to_poc(range.start, range.end - range.start);
+    }
+
+    /// Adds the memory of a broken leaf, which the guest may have written past the caches.
+    pub(super) fn collect_leaf(&self, old: Descriptor, level: Level, range: &mut CleanRange) {
+        if old.attributes().memory == MemoryType::Normal {
+            self.extend(range, old.address(), self.stage2.geometry.span(level));
+        }
+    }
+
+    /// Adds the memory of all leaves below an unlinked table.
+    pub(super) fn collect_leaves(&self, table: TableAddress, level: Level, range: &mut CleanRange) {
+        for index in 0..self.stage2.geometry.granule().entries() {
+            let entry = self.ops.load(table.entry(index));
+            match (entry.kind(level), level.down()) {
+                (EntryKind::Table(child), Some(below)) => self.collect_leaves(child, below, range),
+                (EntryKind::Leaf(_), _) => self.collect_leaf(entry, level, range),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Stage2 {
+    /// Does the CMOs for a leaf over memory (address and bytes) outside of any map; the D-side only
+    /// with `data`.
+    pub(crate) fn cmo_in_fault_path<O: Operations>(
+        &self,
+        ops: &O,
+        (phys, size): (PhysAddr, u64),
+        attributes: Attributes,
+        data: bool,
+    ) {
+        let walk = self.shared(ops);
+        if data && attributes.memory == MemoryType::Normal {
+            walk.clean_to_poc(phys, size);
+        }
+        if attributes.execute {
+            walk.invalidate_icache(phys, size);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Freeing tables that no entry points at.
+//!
+//! After a shared walk other walkers may still be below the table, so it goes to
+//! [`Operations::defer`]. After an exclusive walk it is freed at once, or, if tables carry no
+//! references, together with others in a [`TableFreeBatch`].
+
+use super::{
+    table::Stage2,
+    walk::{ExclusiveWalk, Walk, WalkMode},
+};
+use crate::{
+    address::{Ipa, TableAddress},
+    descriptor::EntryKind,
+    geometry::Level,
+    memcache::{Memcache, TableFreeBatch},
+    operations::{Operations, Unlinked},
+};
+
+impl Stage2 {
+    /// Frees a table that no entry points at, with all tables below it. [`Operations::defer`] leads
+    /// here once no walker can be in the table.
+    #[inline]
+    pub fn free_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked) {
+        if self.is_childless(&unlinked) {
+            return ops.free(unlinked.table);
+        }
+        let mut batch = TableFreeBatch::new();
+        self.collect_tables(ops, unlinked, &mut batch);
+        batch.free_all(ops);
+    }
+
+    /// Adds an unlinked table and all tables below it to a batch.
+    #[inline]
+    pub(super) fn collect_tables<O: Operations>(
+        &self,
+        ops: &O,
+        unlinked: Unlinked,
+        batch: &mut TableFreeBatch,
+    ) {
+        if !self.is_childless(&unlinked) {
+            self.collect_children(ops, unlinked, batch);
+        }
+        batch.push(ops, unlinked.table);
+    }
+
+    /// Frees an unlinked table at once if tables carry references, as Linux does; otherwise adds it
+    /// to a batch.
+    #[inline]
+    pub(super) fn free_or_collect<O: Operations>(
+        &self,
+        ops: &O,
+        unlinked: Unlinked,
+        batch: &mut TableFreeBatch,
+    ) {
+        if self.policy.count_references {
+            self.free_unlinked(ops, unlinked);
+        } else {
+            self.collect_tables(ops, unlinked, batch);
+        }
+    }
+
+    /// Returns whether a table has neither tables below it nor references: its contents do not
+    /// matter.
+    #[inline]
+    fn is_childless(&self, unlinked: &Unlinked) -> bool {
+        !self.policy.count_references && unlinked.level == Level::PAGE
+    }
+
+    #[inline(never)]
+    fn collect_children<O: Operations>(
+        &self,
+        ops: &O,
+        Unlinked { table, level }: Unlinked,
+        batch: &mut TableFreeBatch,
+    ) {
+        let mut valid = 0;
+        for index in 0..self.geometry.granule().entries() {
+            let entry = ops.load(table.entry(index));
+            if let (EntryKind::Table(table), Some(level)) = (entry.kind(level), level.down()) {
+                self.collect_tables(ops, Unlinked { table, level }, batch);
+            }
+            valid += u32::from(entry.is_valid());
+        }
+        if self.policy.count_references {
+            ops.drop_references(table, valid);
+        }
+    }
+
+    /// Unmaps everything; the root remains, empty.
+    pub fn clear<O: Operations>(&mut self, ops: &O) {
+        let size = self.geometry.size();
+        // The IPA space is a valid range.
+        let _ = self.unmap(ops, Ipa(0), size);
+    }
+}
+
+impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
+    /// Frees a table that a block has replaced, or has it freed later.
+    #[inline]
+    pub(super) fn free_replaced(&self, unlinked: Unlinked, memcache: &mut Memcache) {
+        if M::SHARED {
+            self.ops.defer(unlinked);
+        } else {
+            memcache.retire(self.ops, |batch| {
+                self.stage2.free_or_collect(self.ops, unlinked, batch);
+            });
+        }
+    }
+}
+
+impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
+    /// Returns whether a table below the root has no valid entry. Entries from `from` on are looked
+    /// at first: a range is mostly emptied upwards.
+    pub(super) fn is_empty(&self, table: TableAddress, from: u64) -> bool {
+        if self.stage2.policy.count_references {
+            return self.ops.references(table) == 1;
+        }
+        let entries = self.stage2.geometry.granule().entries();
+        (from..entries)
+            .chain(0..from)
+            .all(|index| !self.ops.load(table.entry(index)).is_valid())
+    }
+}

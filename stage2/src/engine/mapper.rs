@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Many maps in one walk: a [`Mapper`] remembers the table of its last leaf, so that the next leaf
+//! in the same table needs no walk.
+//!
+//! In a shared walk another walker may replace the remembered table by a block. The table stays
+//! allocated while the walk lasts, and what is mapped into it is mapped by the block.
+
+use super::{
+    leaf::SplitState,
+    map::MapRequest,
+    table::{MapError, Stage2},
+    walk::{ExclusiveWalk, SharedWalk, Slot, Walk, WalkMode},
+};
+use crate::{
+    address::{EntryAddress, Ipa, TableAddress},
+    descriptor::{Attributes, Descriptor},
+    geometry::Level,
+    geometry::{ADDRESS_BITS, Geometry},
+    memcache::Memcache,
+    operations::Operations,
+};
+
+/// A table and the guest addresses that it translates.
+#[derive(Debug, Clone, Copy)]
+struct TableSpan {
+    table: TableAddress,
+    level: Level,
+    ipa: Ipa,
+    bytes: u64,
+}
+
+impl TableSpan {
+    /// Translates no address.
+    const EMPTY: Self = Self {
+        table: TableAddress(0),
+        level: Level::PAGE,
+        ipa: Ipa(0),
+        bytes: 0,
+    };
+
+    /// Returns the table of `level` that holds the entry of `ipa`. A single root may have more
+    /// entries than the IPA space has addresses.
+    fn around(entry: EntryAddress, level: Level, ipa: Ipa, geometry: &Geometry) -> Self {
+        let granule = geometry.granule();
+        let bytes = 1 << (level.shift(granule) + granule.level_bits());
+        let ipa = ipa.align_down(bytes);
+        Self {
+            // One of the root's tables where they lie side by side.
+            table: TableAddress(entry.0 & !(granule.size() - 1)),
+            level,
+            ipa,
+            bytes: bytes.min(geometry.size() - ipa.0),
+        }
+    }
+}
+
+/// Many maps in one walk: [`Stage2::mapper`], [`Stage2::mapper_shared`].
+///
+/// Whether the next leaf has the size and attributes of the last, and belongs into the same table,
+/// is one comparison: addresses fill the lower 48 bits of `from`, size and attributes the upper 16.
+#[derive(Debug)]
+pub struct Mapper<'a, O: Operations, M: WalkMode> {
+    walk: Walk<'a, O, M>,
+    table: TableAddress,
+    level: Level,
+    from: u64,
+    bytes: u64,
+    /// The last leaf, at address 0.
+    leaf: Descriptor,
+}
+
+/// Returns size and attributes in the bits above an address, if the request is for one leaf.
+#[inline(always)]
+fn leaf_key(r: &MapRequest) -> Option<u64> {
+    let Attributes {
+        memory,
+        read,
+        write,
+        execute,
+        accessed,
+        contiguous: _,
+        software,
+    } = r.attributes;
+    let one_leaf = r.size.is_power_of_two() && r.size >= 4096 && r.size <= r.largest;
+    if !one_leaf || !r.is_aligned() {
+        return None;
+    }
+    let flags = [read, write, execute, accessed];
+    let bits = flags
+        .into_iter()
+        .fold(memory as u64, |bits, flag| bits << 1 | u64::from(flag));
+    let bits = bits << 3 | u64::from(software & 7);
+    Some((bits << 6 | u64::from(r.size.trailing_zeros())) << ADDRESS_BITS)
+}
+
+impl<'a, O: Operations, M: WalkMode> Mapper<'a, O, M> {
+    fn new(walk: Walk<'a, O, M>) -> Self {
+        M::begin(walk.ops);
+        Self {
+            walk,
+            table: TableAddress(0),
+            level: Level::PAGE,
+            from: 0,
+            bytes: 0,
+            leaf: Descriptor::EMPTY,
+        }
+    }
+
+    /// Maps a range.
+    ///
+    /// # Errors
+    /// As [`Stage2::map`] or [`Stage2::map_shared`].
+    #[inline(always)]
+    pub fn map(&mut self, memcache: &mut Memcache, r: &MapRequest) -> Result<(), MapError> {
+        let key = leaf_key(r);
+        if let Some(key) = key {
+            let offset = (r.ipa.0 | key).wrapping_sub(self.from);
+            if offset < self.bytes {
+                // Most callers know the size at compile time, and so the shift.
+                let entry = self.table.entry(offset >> r.size.trailing_zeros());
+                if self.walk.place(entry, self.leaf.at(r.phys)) {
+                    return Ok(());
+                }
+                // In a shared walk the table may no longer be linked: walk from the root.
+                if !M::SHARED {
+                    let (level, ipa) = (self.level, r.ipa);
+                    let new = self.leaf.at(r.phys);
+                    let (walk, slot) = (self.walk, Slot { entry, level, ipa });
+                    return walk.map_leaf(&slot, new, SplitState::default(), memcache);
+                }
+            }
+        }
+        // This map may unlink the remembered table.
+        self.bytes = 0;
+        let (span, leaf) = map_elsewhere(self.walk, memcache, *r)?;
+        if let Some(key) = key {
+            (self.table, self.level) = (span.table, span.level);
+            (self.from, self.bytes) = (span.ipa.0 | key, span.bytes);
+            self.leaf = leaf;
+        }
+        Ok(())
+    }
+}
+
+/// Maps a range by a walk from the root. Returns the table and the leaf that the mapper may go on
+/// with. Takes values alone, so that the mapper can be kept in registers.
+#[inline(never)]
+fn map_elsewhere<O: Operations, M: WalkMode>(
+    walk: Walk<'_, O, M>,
+    memcache: &mut Memcache,
+    r: MapRequest,
+) -> Result<(TableSpan, Descriptor), MapError> {
+    walk.map(memcache, &r)?;
+    let stage2 = walk.stage2;
+    let shape = stage2.geometry.shape();
+    // The range was mapped, so it lies in the IPA space.
+    let span = match walk.entry_for(shape, &r) {
+        Some((entry, level))
+            if walk.needs_no_cmo(r.attributes) && !stage2.policy.count_references =>
+        {
+            TableSpan::around(entry, level, r.ipa, &stage2.geometry)
+        }
+        _ => TableSpan::EMPTY,
+    };
+    Ok((span, walk.leaf_for(shape.0, &r)))
+}
+
+impl<O: Operations, M: WalkMode> Drop for Mapper<'_, O, M> {
+    fn drop(&mut self) {
+        M::end(self.walk.ops);
+    }
+}
+
+impl Stage2 {
+    /// Begins an exclusive walk for many maps.
+    pub fn mapper<'a, O: Operations>(&'a mut self, ops: &'a O) -> Mapper<'a, O, ExclusiveWalk> {
+        Mapper::new(self.exclusive(ops))
+    }
+
+    /// Begins a shared walk for many maps. No table is freed while the mapper exists.
+    pub fn mapper_shared<'a, O: Operations>(&'a self, ops: &'a O) -> Mapper<'a, O, SharedWalk> {
+        Mapper::new(self.shared(ops))
+    }
+}

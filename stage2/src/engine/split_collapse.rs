@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Splitting blocks into tables, coalescing tables into blocks, and recovering blocks.
+//!
+//! *Split*: the new table is filled before the block is broken (if the policy populates), so that
+//! the guest misses the block for one invalidation and its parts not at all. A part has the block's
+//! attributes; the requested one has the requested attributes.
+//!
+//! *Coalesce*: a block replaces a table and all below it. Other walkers may still be below the
+//! table of a shared walk, so it is freed later (`free`).
+
+use super::{
+    map::Cursor,
+    table::{MapError, Stage2},
+    walk::{ExclusiveWalk, Slot, Walk, WalkMode},
+};
+use crate::{
+    address::{Ipa, TableAddress},
+    descriptor::{Attributes, Descriptor, EntryKind},
+    geometry::Level,
+    memcache::{Memcache, TableFreeBatch},
+    operations::{Operations, Order, Unlinked},
+    policy::{CmoPlacement, Coalesce},
+};
+
+impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
+    /// Splits a block so that the part that the cursor is at can be mapped. Returns the new table.
+    pub(super) fn split_for(
+        &self,
+        slot: &Slot,
+        old: Descriptor,
+        below: Level,
+        c: &mut Cursor<'_>,
+    ) -> Result<TableAddress, MapError> {
+        let child = c.memcache.take(self.ops).ok_or(MapError::NoTable)?;
+        let old = match self.mark_break_pending(slot, old) {
+            Ok(old) => old,
+            Err(error) => {
+                c.memcache.return_unused(child);
+                return Err(error);
+            }
+        };
+        let size = c.end.min(self.end(slot)) - c.ipa;
+        if !self.does_cmo(CmoPlacement::FaultPath) {
+            self.cmo_within_block(slot, old, c.ipa, (c.phys, size, c.leaf.attributes()));
+            c.split.cmo_done = c.end <= self.end(slot);
+        }
+        if self.stage2.policy.populate_on_split {
+            let wanted = c.leaf.moved(c.phys, below == Level::PAGE);
+            self.fill(child, old, below);
+            self.fill_part(child, below, (c.ipa, size, wanted));
+            self.change_size(slot, old, Descriptor::table(child))?;
+            c.split.filled = true;
+        } else {
+            self.break_and_invalidate(slot, old)?;
+            self.make(slot, Descriptor::table(child));
+        }
+        Ok(child)
+    }
+
+    /// Fills a new table with the parts of a block.
+    fn fill(&self, child: TableAddress, block: Descriptor, below: Level) {
+        let geometry = &self.stage2.geometry;
+        let (span, count) = (geometry.span(below), geometry.granule().entries());
+        let first = block.part(below, 0);
+        self.ops
+            .store_run(child.entry(0), count, first, span, Order::Plain);
+        self.add_references(child, u32::try_from(count).unwrap_or(u32::MAX));
+    }
+
+    /// Stores the wanted leaf into a filled table that is not linked, if it is one entry and differs
+    /// from the block's part in permissions at most.
+    fn fill_part(
+        &self,
+        child: TableAddress,
+        below: Level,
+        (ipa, size, wanted): (Ipa, u64, Descriptor),
+    ) {
+        let geometry = &self.stage2.geometry;
+        let entry = child.entry(geometry.index(ipa, below));
+        if size == geometry.span(below) && !self.ops.load(entry).needs_break(wanted) {
+            self.ops.store(entry, wanted, Order::Plain);
+        }
+    }
+
+    /// Replaces a table by a block. The reference that was counted for the table is the block's.
+    pub(super) fn coalesce(
+        &self,
+        slot: &Slot,
+        mut old: Descriptor,
+        child: TableAddress,
+        new: Descriptor,
+        memcache: &mut Memcache,
+    ) -> Result<(), MapError> {
+        let Some(level) = slot.level.down() else {
+            return Err(MapError::Again);
+        };
+        let unlinked = Unlinked {
+            table: child,
+            level,
+        };
+        if self.needs_no_break(child, level, new) {
+            self.change_size(slot, old, new)?;
+            self.free_replaced(unlinked, memcache);
+            return Ok(());
+        }
+        let order = self.stage2.policy.coalesce;
+        let cmo = !self.stage2.without_cmo && order != Coalesce::InstallWithoutCmo;
+        if cmo && self.does_cmo(CmoPlacement::BeforeBreak) {
+            old = self.mark_break_pending(slot, old)?;
+            self.cmo_for_block(child, level, new);
+        }
+        self.break_and_invalidate(slot, old)?;
+        let between = cmo && self.does_cmo(CmoPlacement::BetweenBreakAndMake);
+        if order == Coalesce::FreeFirst {
+            self.free_replaced(unlinked, memcache);
+            if between {
+                let size = self.stage2.geometry.span(slot.level);
+                self.cmo(new.address(), size, new.attributes());
+            }
+            self.make(slot, new);
+            return Ok(());
+        }
+        if between {
+            // Other walkers may still be in the table, but replace none of its leaves.
+            self.cmo_for_block(child, level, new);
+        }
+        self.make(slot, new);
+        self.free_replaced(unlinked, memcache);
+        Ok(())
+    }
+
+    /// Returns whether FEAT_BBM lets a block replace a table without a break: every leaf of the
+    /// table is the block's part, and memory that is not mapped needs no CMO.
+    fn needs_no_break(&self, child: TableAddress, level: Level, new: Descriptor) -> bool {
+        if self.bbm_level() < M::MIN_BBM {
+            return false;
+        }
+        let span = self.stage2.geometry.span(level);
+        let may_be_empty = self.needs_no_cmo(new.attributes());
+        let (mut address, mut part) = (child.entry(0), new.part(level, 0));
+        for _ in 0..self.stage2.geometry.granule().entries() {
+            let entry = self.ops.load(address);
+            if entry.contiguous(false) != part && !(may_be_empty && entry == Descriptor::EMPTY) {
+                return false;
+            }
+            (address, part) = (address.skip(1), part.after(span));
+        }
+        true
+    }
+
+    /// Returns the block that a full table's leaves amount to: adjacent in host memory, with the
+    /// same memory type and software bits. The block has the permissions that all of them have, and
+    /// the access flag if one of them has.
+    fn block_of(&self, slot: &Slot, child: TableAddress, level: Level) -> Option<Descriptor> {
+        let span = self.stage2.geometry.span(level);
+        let first = self.ops.load(child.entry(0));
+        let mut all = first.attributes();
+        let mut address = first.address();
+        for index in 0..self.stage2.geometry.granule().entries() {
+            let entry = self.ops.load(child.entry(index));
+            let one = entry.attributes();
+            if !entry.is_leaf(level)
+                || entry.address() != address
+                || one.memory != all.memory
+                || one.software != all.software
+            {
+                return None;
+            }
+            address += span;
+            all = Attributes {
+                accessed: all.accessed || one.accessed,
+                ..all.restricted(one)
+            };
+        }
+        let block = self.leaf(first.address(), slot.level, all);
+        block
+            .is_aligned(slot.level, self.stage2.geometry.granule())
+            .then_some(block)
+    }
+}
+
+impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
+    fn recover_in(
+        &self,
+        table: TableAddress,
+        level: Level,
+        (ipa, end): (Ipa, Ipa),
+        largest: u64,
+        batch: &mut TableFreeBatch,
+    ) -> Result<(), MapError> {
+        let Some(below) = level.down() else {
+            return Ok(());
+        };
+        let geometry = &self.stage2.geometry;
+        let mut at = ipa;
+        while at < end {
+            let slot = self.slot(table, level, at);
+            let next = self.end(&slot);
+            let old = self.ops.load(slot.entry);
+            if let EntryKind::Table(child) = old.kind(level) {
+                self.recover_in(child, below, (at, end.min(next)), largest, batch)?;
+                let whole = slot.ipa >= ipa && next <= end && next - slot.ipa <= largest;
+                if whole
+                    && level.can_map(geometry.granule())
+                    && let Some(block) = self.block_of(&slot, child, below)
+                {
+                    self.recover(&slot, old, (child, below), block, batch)?;
+                }
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Replaces a table by the block that its leaves amount to; without a break only if nothing but
+    /// the size changes.
+    fn recover(
+        &self,
+        slot: &Slot,
+        old: Descriptor,
+        (table, level): (TableAddress, Level),
+        block: Descriptor,
+        batch: &mut TableFreeBatch,
+    ) -> Result<(), MapError> {
+        if self.needs_no_break(table, level, block) {
+            self.change_size(slot, old, block)?;
+        } else {
+            self.break_and_invalidate(slot, old)?;
+            self.make(slot, block);
+        }
+        let unlinked = Unlinked { table, level };
+        self.stage2.free_or_collect(self.ops, unlinked, batch);
+        Ok(())
+    }
+
+    fn split_in(
+        &self,
+        table: TableAddress,
+        level: Level,
+        (ipa, end): (Ipa, Ipa),
+        memcache: &mut Memcache,
+    ) -> Result<(), MapError> {
+        let Some(below) = level.down() else {
+            return Ok(());
+        };
+        let mut at = ipa;
+        while at < end {
+            let slot = self.slot(table, level, at);
+            let next = self.end(&slot);
+            let old = self.ops.load(slot.entry);
+            let child = match old.kind(level) {
+                EntryKind::Leaf(_) => {
+                    let child = memcache.take(self.ops).ok_or(MapError::NoTable)?;
+                    self.fill(child, old, below);
+                    self.change_size(&slot, old, Descriptor::table(child))?;
+                    Some(child)
+                }
+                EntryKind::Table(child) => Some(child),
+                EntryKind::Invalid | EntryKind::Locked => None,
+            };
+            if let Some(child) = child {
+                self.split_in(child, below, (at, end.min(next)), memcache)?;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+}
+
+impl Stage2 {
+    /// Recovers block mappings of up to `largest` bytes in a range, where a table's leaves amount to
+    /// a block. The caller knows that the host's memory is in pieces of that size.
+    ///
+    /// # Errors
+    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
+    pub fn recover_blocks<O: Operations>(
+        &mut self,
+        ops: &O,
+        ipa: Ipa,
+        size: u64,
+        largest: u64,
+    ) -> Result<(), MapError> {
+        self.check_range(ipa, size)?;
+        let (root, start) = (self.root, self.geometry.start());
+        let mut batch = TableFreeBatch::new();
+        let range = (ipa, ipa + size);
+        let done = self
+            .exclusive(ops)
+            .recover_in(root, start, range, largest, &mut batch);
+        batch.free_all(ops);
+        done
+    }
+
+    /// Splits every block of a range into pages, before a fault has to (Linux: eager page
+    /// splitting).
+    ///
+    /// # Errors
+    /// [`MapError::NoTable`]: top the memcache up and call again, what is split stays split.
+    /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
+    pub fn split<O: Operations>(
+        &mut self,
+        ops: &O,
+        memcache: &mut Memcache,
+        ipa: Ipa,
+        size: u64,
+    ) -> Result<(), MapError> {
+        self.check_range(ipa, size)?;
+        let (root, start) = (self.root, self.geometry.start());
+        self.exclusive(ops)
+            .split_in(root, start, (ipa, ipa + size), memcache)
+    }
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Walks, exclusive and shared, and how each reads and replaces one entry.
+
+use core::{fmt, marker::PhantomData};
+
+use super::table::{MapError, Stage2};
+use crate::{
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
+    descriptor::{Attributes, Descriptor},
+    geometry::Level,
+    operations::{Operations, Order},
+};
+
+/// Kind of a walk: [`ExclusiveWalk`] or [`SharedWalk`]. Sealed, as its path is private.
+pub trait WalkMode: fmt::Debug + Copy {
+    /// Whether other walkers may change the table at the same time.
+    #[doc(hidden)]
+    const SHARED: bool;
+    /// The entry that a break stores: other walkers must leave a locked entry alone.
+    #[doc(hidden)]
+    const BROKEN: Descriptor;
+    /// The least FEAT_BBM level at which a size changes without a break. Below 3 a change takes
+    /// two stores, between which another walker could act.
+    #[doc(hidden)]
+    const MIN_BBM: u8;
+
+    /// Replaces `old` by `new`; fails if another walker has changed the entry.
+    #[doc(hidden)]
+    fn replace<O: Operations>(
+        ops: &O,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+        order: Order,
+    ) -> Result<(), MapError>;
+
+    /// Stores `new` if the entry is empty, and returns whether it was.
+    #[doc(hidden)]
+    fn fill_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool;
+
+    /// Announces the beginning of a walk to [`Operations`].
+    #[doc(hidden)]
+    fn begin<O: Operations>(ops: &O);
+
+    /// Announces the end of a walk to [`Operations`].
+    #[doc(hidden)]
+    fn end<O: Operations>(ops: &O);
+}
+
+/// The walk of a sole walker: plain stores.
+#[derive(Debug, Clone, Copy)]
+pub struct ExclusiveWalk;
+
+/// A walk beside others: compare-and-swap.
+#[derive(Debug, Clone, Copy)]
+pub struct SharedWalk;
+
+impl WalkMode for ExclusiveWalk {
+    const SHARED: bool = false;
+    const BROKEN: Descriptor = Descriptor::EMPTY;
+    const MIN_BBM: u8 = 1;
+
+    #[inline(always)]
+    fn replace<O: Operations>(
+        ops: &O,
+        entry: EntryAddress,
+        _: Descriptor,
+        new: Descriptor,
+        order: Order,
+    ) -> Result<(), MapError> {
+        ops.store(entry, new, order);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn fill_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool {
+        let empty = ops.load(entry) == Descriptor::EMPTY;
+        if empty {
+            ops.store(entry, new, Order::Release);
+        }
+        empty
+    }
+
+    #[inline(always)]
+    fn begin<O: Operations>(_: &O) {}
+
+    #[inline(always)]
+    fn end<O: Operations>(_: &O) {}
+}
+
+impl WalkMode for SharedWalk {
+    const SHARED: bool = true;
+    const BROKEN: Descriptor = Descriptor::LOCKED;
+    const MIN_BBM: u8 = 3;
+
+    #[inline(always)]
+    fn replace<O: Operations>(
+        ops: &O,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+        _: Order,
+    ) -> Result<(), MapError> {
+        ops.compare_exchange(entry, old, new)
+            .map_err(|_| MapError::Again)
+    }
+
+    #[inline(always)]
+    fn fill_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool {
+        ops.compare_exchange(entry, Descriptor::EMPTY, new).is_ok()
+    }
+
+    #[inline(always)]
+    fn begin<O: Operations>(ops: &O) {
+        ops.begin_walk();
+    }
+
+    #[inline(always)]
+    fn end<O: Operations>(ops: &O) {
+        ops.end_walk();
+    }
+}
+
+/// An entry, its level, and the first guest address that it translates.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    pub entry: EntryAddress,
+    pub level: Level,
+    pub ipa: Ipa,
+}
+
+impl Slot {
+    /// Returns the next slot of the same table, where one entry spans `span` bytes.
+    pub(super) fn next(self, span: u64) -> Self {
+        self.skip(1, span)
+    }
+
+    /// Returns the slot `count` entries further in the same table.
+    pub(super) fn skip(self, count: u64, span: u64) -> Self {
+        Self {
+            entry: self.entry.skip(count),
+            ipa: self.ipa + count * span,
+            ..self
+        }
+    }
+}
+
+/// One walk over a table, on one CPU.
+#[derive(Debug)]
+pub(super) struct Walk<'a, O, M> {
+    pub stage2: &'a Stage2,
+    pub ops: &'a O,
+    mode: PhantomData<M>,
+}
+
+impl<O, M> Clone for Walk<'_, O, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<O, M> Copy for Walk<'_, O, M> {}
+
+impl Stage2 {
+    /// Returns a walk that other walkers may run beside.
+    pub(super) const fn shared<'a, O>(&'a self, ops: &'a O) -> Walk<'a, O, SharedWalk> {
+        Walk {
+            stage2: self,
+            ops,
+            mode: PhantomData,
+        }
+    }
+
+    /// Returns the walk of the sole walker.
+    pub(super) const fn exclusive<'a, O>(&'a mut self, ops: &'a O) -> Walk<'a, O, ExclusiveWalk> {
+        Walk {
+            stage2: self,
+            ops,
+            mode: PhantomData,
+        }
+    }
+}
+
+impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
+    /// Returns the slot that translates `ipa` in a table of `level`.
+    #[inline]
+    pub(super) fn slot(&self, table: TableAddress, level: Level, ipa: Ipa) -> Slot {
+        let geometry = &self.stage2.geometry;
+        Slot {
+            entry: table.entry(geometry.index(ipa, level)),
+            level,
+            ipa: ipa.align_down(geometry.span(level)),
+        }
+    }
+
+    /// Returns the first address above a slot.
+    #[inline]
+    pub(super) fn end(&self, slot: &Slot) -> Ipa {
+        slot.ipa + self.stage2.geometry.span(slot.level)
+    }
+
+    /// Returns the table that holds an entry. Each of several root tables has its own references.
+    pub(super) const fn table_of(&self, entry: EntryAddress) -> TableAddress {
+        TableAddress(entry.0 & !(self.stage2.geometry.granule().size() - 1))
+    }
+
+    /// Adds references for entries that have become valid, if the policy counts them.
+    #[inline]
+    pub(super) fn add_references(&self, table: TableAddress, entries: u32) {
+        if self.stage2.policy.count_references && entries > 0 {
+            self.ops.take_references(table, entries);
+        }
+    }
+
+    /// Returns a leaf without the contiguous hint.
+    #[inline]
+    pub(super) fn leaf(&self, phys: PhysAddr, level: Level, attributes: Attributes) -> Descriptor {
+        let attributes = Attributes {
+            contiguous: false,
+            ..attributes
+        };
+        Descriptor::leaf(phys, level, attributes, self.stage2.features.fwb)
+    }
+
+    /// Stores a leaf whose memory needs no CMO if the entry is empty, and returns whether it was.
+    #[inline(always)]
+    pub(super) fn place(&self, entry: EntryAddress, new: Descriptor) -> bool {
+        M::fill_empty(self.ops, entry, new)
+    }
+
+    /// Replaces an entry where no break is needed: an invalid entry, or a valid one by a valid one.
+    #[inline]
+    pub(super) fn replace(
+        &self,
+        slot: &Slot,
+        old: Descriptor,
+        new: Descriptor,
+        order: Order,
+    ) -> Result<(), MapError> {
+        debug_assert!(
+            !old.is_valid() || new.is_valid(),
+            "a break is break_entry()'s"
+        );
+        M::replace(self.ops, slot.entry, old, new, order)
+    }
+
+    /// Reads an entry, and waits as the policy says if another walker has locked it.
+    ///
+    /// # Errors
+    /// [`MapError::Again`] if it stays locked.
+    #[inline]
+    pub(super) fn load_settled(&self, slot: &Slot) -> Result<Descriptor, MapError> {
+        let entry = self.ops.load(slot.entry);
+        if entry.is_locked() {
+            self.wait_for(slot)
+        } else {
+            Ok(entry)
+        }
+    }
+
+    /// Waits as the policy says until a locked entry has changed, and returns the new entry.
+    ///
+    /// # Errors
+    /// [`MapError::Again`] if it stays locked.
+    #[inline(never)]
+    pub(super) fn wait_for(&self, slot: &Slot) -> Result<Descriptor, MapError> {
+        for _ in 0..self.stage2.policy.locked_entry_turns {
+            self.ops.pause();
+            let entry = self.ops.load(slot.entry);
+            if !entry.is_locked() {
+                return Ok(entry);
+            }
+        }
+        Err(MapError::Again)
+    }
+}
