@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Atomics: the processor's, or with the feature `loom` those of its model, for `tests/loom.rs`.
+//! Atomics: the processor's, or with the feature `loom` those of its model, for `tests/loom`.
 
 #[cfg(not(feature = "loom"))]
 mod real {

@@ -17,18 +17,8 @@ use granule_stage2::{
     operations::{Note, Operations},
 };
 use support::{
-    ALL_FEATURES, BLOCK, Cpu, MEMORY, PAGE, Pool, cpu, pool, setup, stage2, test_vm::TestVm,
+    ALL_FEATURES, BLOCK, Cpu, MEMORY, PAGE, cpu, fixture, pool, setup, stage2, test_vm::TestVm,
 };
-
-/// Returns an empty table of the policy `granule` with its pool and a full memcache.
-fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2, Memcache) {
-    let geometry = Geometry::new(granule, ipa_bits).unwrap();
-    let pool = pool(&geometry, tables);
-    let table = stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool);
-    let mut memcache = Memcache::new();
-    memcache.top_up(&NoMaintenance(&pool), 4, 8);
-    (pool, table, memcache)
-}
 
 #[test]
 fn addresses_outside_the_table_are_refused() {

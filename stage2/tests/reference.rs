@@ -8,57 +8,69 @@ mod support;
 use std::sync::Mutex;
 
 use granule_stage2::{
-    Access, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance, PhysAddr,
-    Policy, Stage2,
+    Access, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, PhysAddr, Policy, Stage2,
     check::{Action, Checker, Recorder, Rule},
-    descriptor::{Attributes, Descriptor, MemoryType},
+    descriptor::Attributes,
     epoch::EpochReclaim,
     geometry::{Geometry, Granule, Level},
     operations::{Dsb, Note, Operations},
 };
 use proptest::prelude::*;
-use support::{ALL_FEATURES, Cpu, MEMORY, Pool, cpu, pool, setup, stage2};
+use support::{Cpu, MEMORY, cpu, pool, setup, stage2};
 
-/// The translation of a page: host address, and whether it is readable, writable, executable.
-type Translation = Option<(u64, [bool; 3])>;
+/// Read, write and execute permission.
+type Permissions = [bool; 3];
+
+/// The translation of a page.
+type Translation = Option<(PhysAddr, Permissions)>;
 
 #[derive(Debug, Clone, Copy)]
 enum Op {
     Map {
-        write: bool,
-        execute: bool,
+        attributes: Attributes,
         blocks: bool,
     },
-    /// With one mapper, page by page, or block by block if the range consists of blocks.
+    /// Maps page by page with one mapper, or block by block if the range consists of blocks.
     MapEach {
-        write: bool,
-        execute: bool,
+        attributes: Attributes,
         blocks: bool,
     },
     Unmap,
-    /// Keeps these permissions.
-    Protect {
-        write: bool,
-        execute: bool,
-    },
-    Relax {
-        write: bool,
-        execute: bool,
-    },
+    /// Restricts the permissions to these.
+    Protect(Attributes),
+    Relax(Attributes),
     Split,
     Recover,
 }
 
+fn attributes() -> impl Strategy<Value = Attributes> {
+    any::<[bool; 2]>().prop_map(|[write, execute]| Attributes {
+        write,
+        execute,
+        ..Attributes::READ
+    })
+}
+
 fn op() -> impl Strategy<Value = Op> {
+    let map = || (attributes(), any::<bool>());
     prop_oneof![
-        4 => any::<[bool; 3]>().prop_map(|[write, execute, blocks]| Op::Map { write, execute, blocks }),
-        2 => any::<[bool; 3]>().prop_map(|[write, execute, blocks]| Op::MapEach { write, execute, blocks }),
+        4 => map().prop_map(|(attributes, blocks)| Op::Map { attributes, blocks }),
+        2 => map().prop_map(|(attributes, blocks)| Op::MapEach { attributes, blocks }),
         1 => Just(Op::Unmap),
-        1 => any::<[bool; 2]>().prop_map(|[write, execute]| Op::Protect { write, execute }),
-        2 => any::<[bool; 2]>().prop_map(|[write, execute]| Op::Relax { write, execute }),
+        1 => attributes().prop_map(Op::Protect),
+        2 => attributes().prop_map(Op::Relax),
         1 => Just(Op::Split),
         1 => Just(Op::Recover),
     ]
+}
+
+/// Returns the attributes of a page that [`Op::MapEach`] maps: write permission alternates, so that
+/// the leaf that the mapper remembers does not always fit.
+fn alternating(attributes: Attributes, blocks: bool, at: u64, page: u64) -> Attributes {
+    Attributes {
+        write: attributes.write && (blocks || at & page != 0),
+        ..attributes
+    }
 }
 
 struct TestTable<'a> {
@@ -73,14 +85,11 @@ impl TestTable<'_> {
     fn translations(&self) -> Vec<Translation> {
         (0..self.pages)
             .map(|page| {
-                let see = |access| {
-                    self.table
-                        .translate(&self.ops, Ipa(page * self.page), access)
-                        .ok()
-                };
-                let read = see(Access::Read)?;
-                let may = [Access::Read, Access::Write, Access::Fetch].map(|a| see(a).is_some());
-                Some((read.phys.0, may))
+                let ipa = Ipa(page * self.page);
+                let translate = |access| self.table.translate(&self.ops, ipa, access).ok();
+                let read = translate(Access::Read)?;
+                let accesses = [Access::Read, Access::Write, Access::Fetch];
+                Some((read.phys, accesses.map(|a| translate(a).is_some())))
             })
             .collect()
     }
@@ -105,129 +114,114 @@ impl TestTable<'_> {
     }
 
     fn apply(&mut self, op: Op, ipa: Ipa, size: u64) -> Result<(), MapError> {
-        let Self {
-            table,
-            ops,
-            memcache,
-            page,
-            ..
-        } = self;
+        let (table, ops, memcache) = (&mut self.table, &self.ops, &mut self.memcache);
         match op {
-            Op::Map {
-                write,
-                execute,
-                blocks,
-            } => {
-                let attributes = Attributes {
-                    write,
-                    execute,
-                    ..Attributes::READ
-                };
-                let largest = if blocks { u64::MAX } else { *page };
+            Op::Map { attributes, blocks } => {
                 let request = MapRequest {
-                    largest,
+                    largest: if blocks { u64::MAX } else { self.page },
                     ..MapRequest::new(ipa, MEMORY + ipa.0, size, attributes)
                 };
                 table.map(ops, memcache, &request)
             }
-            Op::MapEach {
-                write,
-                execute,
-                blocks,
-            } => {
-                let block = table.geometry().span(Level::new(2).unwrap());
-                let whole = blocks && (ipa.0 | size).is_multiple_of(block);
-                let step = if whole { block } else { *page };
-                let mut mapper = table.mapper(ops);
-                let mut result = Ok(());
-                for at in (ipa.0..ipa.0 + size).step_by(usize::try_from(step).unwrap()) {
-                    // Attributes alternate, so the remembered leaf does not always fit.
-                    let attributes = Attributes {
-                        write: write && (blocks || at & *page != 0),
-                        execute,
-                        ..Attributes::READ
-                    };
-                    let request = MapRequest::new(Ipa(at), MEMORY + at, step, attributes);
-                    result = match mapper.map(memcache, &request) {
-                        Ok(()) => result,
-                        Err(MapError::Again) => Err(MapError::Again),
-                        error => return error,
-                    };
-                }
-                result
-            }
+            Op::MapEach { attributes, blocks } => self.map_each(attributes, blocks, ipa.0, size),
             Op::Unmap => table.unmap(ops, ipa, size),
-            Op::Protect {
-                write: false,
-                execute: true,
-            } => table.write_protect(ops, ipa, size),
-            Op::Protect { write, execute } => {
-                let keep = Attributes {
-                    write,
-                    execute,
-                    ..Attributes::READ
-                };
-                table.protect(ops, ipa, size, keep)
-            }
-            Op::Relax { write, execute } => table.relax(
-                ops,
-                ipa,
-                Attributes {
-                    write,
-                    execute,
-                    ..Attributes::READ
-                },
-            ),
+            Op::Protect(keep) if !keep.write && keep.execute => table.write_protect(ops, ipa, size),
+            Op::Protect(keep) => table.protect(ops, ipa, size, keep),
+            Op::Relax(attributes) => table.relax(ops, ipa, attributes),
             Op::Split => table.split(ops, memcache, ipa, size),
             Op::Recover => table.recover_blocks(ops, ipa, size, u64::MAX),
         }
     }
+
+    fn map_each(
+        &mut self,
+        attributes: Attributes,
+        blocks: bool,
+        ipa: u64,
+        size: u64,
+    ) -> Result<(), MapError> {
+        let block = self.table.geometry().span(Level::new(2).unwrap());
+        let whole = blocks && (ipa | size).is_multiple_of(block);
+        let step = if whole { block } else { self.page };
+        let mut mapper = self.table.mapper(&self.ops);
+        let mut result = Ok(());
+        for at in (ipa..ipa + size).step_by(usize::try_from(step).unwrap()) {
+            let attributes = alternating(attributes, blocks, at, self.page);
+            let request = MapRequest::new(Ipa(at), MEMORY + at, step, attributes);
+            match mapper.map(&mut self.memcache, &request) {
+                Ok(()) => {}
+                Err(MapError::Again) => result = Err(MapError::Again),
+                error => return error,
+            }
+        }
+        result
+    }
 }
 
-/// Returns whether an operation, with the page in its range or not, may change a page's translation
-/// from `before` to `after`.
-fn allowed(
-    (op, in_range, populate): (Op, bool, bool),
-    (page, granule): (u64, u64),
+/// The change of one page by an operation.
+struct PageChange {
+    op: Op,
+    /// Set if the page is in the operation's range.
+    in_range: bool,
+    /// Set if the policy maps the other parts of a block that it splits.
+    populate: bool,
+    ipa: u64,
+    page_size: u64,
     before: Translation,
     after: Translation,
-) -> bool {
-    let fewer = |a: [bool; 3], b: [bool; 3]| a.iter().zip(b).all(|(a, b)| !a || b);
-    let right = after.is_none_or(|(phys, _)| phys == page);
-    // A page of a block that the operation splits may lose what the block loses.
-    let lost = match (before, after) {
-        (Some((_, old)), Some((_, new))) => fewer(new, old),
-        (_, None) => true,
-        (None, Some(_)) => false,
-    };
-    let mapped = |asked: [bool; 3]| {
-        let had = before.map_or([false; 3], |(_, old)| old);
-        let either = [0, 1, 2].map(|at| asked[at] || had[at]);
-        after.is_some_and(|(_, new)| fewer(new, either) && (fewer(asked, new) || before.is_some()))
-    };
-    right
-        && match op {
-            Op::Map { write, execute, .. } if in_range => mapped([true, write, execute]),
-            Op::MapEach {
-                write,
-                execute,
-                blocks,
-            } if in_range => mapped([true, write && (blocks || page & granule != 0), execute]),
-            Op::Map { .. } | Op::MapEach { .. } if populate => before == after,
-            Op::Map { .. } | Op::MapEach { .. } => before == after || after.is_none(),
-            Op::Unmap if in_range => after.is_none(),
-            Op::Protect { write, execute } if in_range => {
-                let may = [true, write, execute];
-                lost && after.is_none() == before.is_none()
-                    && after.is_none_or(|(_, has)| fewer(has, may))
+}
+
+fn is_subset(a: Permissions, b: Permissions) -> bool {
+    a.iter().zip(b).all(|(a, b)| !a || b)
+}
+
+impl PageChange {
+    fn is_allowed(&self) -> bool {
+        let (before, after) = (self.before, self.after);
+        let right = after.is_none_or(|(phys, _)| phys == MEMORY + self.ipa);
+        right
+            && match self.op {
+                Op::Map { attributes, .. } if self.in_range => self.is_mapped(attributes),
+                Op::MapEach { attributes, blocks } if self.in_range => {
+                    self.is_mapped(alternating(attributes, blocks, self.ipa, self.page_size))
+                }
+                Op::Map { .. } | Op::MapEach { .. } => {
+                    before == after || !self.populate && after.is_none()
+                }
+                Op::Unmap if self.in_range => after.is_none(),
+                Op::Protect(keep) if self.in_range => {
+                    let allowed = [true, keep.write, keep.execute];
+                    self.is_restricted()
+                        && after.is_none() == before.is_none()
+                        && after.is_none_or(|(_, has)| is_subset(has, allowed))
+                }
+                // A page of a block that the operation splits may lose what the block loses.
+                Op::Unmap | Op::Protect(_) | Op::Recover => self.is_restricted(),
+                Op::Relax(_) => match (before, after) {
+                    (Some((_, old)), Some((_, new))) => is_subset(old, new),
+                    (before, after) => before == after,
+                },
+                Op::Split => before == after,
             }
-            Op::Unmap | Op::Protect { .. } | Op::Recover => lost,
-            Op::Relax { .. } => {
-                before.is_none() == after.is_none()
-                    && before.is_none_or(|(_, old)| fewer(old, after.unwrap().1))
-            }
-            Op::Split => before == after,
+    }
+
+    fn is_restricted(&self) -> bool {
+        match (self.before, self.after) {
+            (Some((_, old)), Some((_, new))) => is_subset(new, old),
+            (_, after) => after.is_none(),
         }
+    }
+
+    /// Returns whether the page is mapped with the requested permissions; a page that was mapped may
+    /// keep its own as well.
+    fn is_mapped(&self, requested: Attributes) -> bool {
+        let requested = [true, requested.write, requested.execute];
+        let old = self.before.map_or([false; 3], |(_, old)| old);
+        let either = [0, 1, 2].map(|at| requested[at] || old[at]);
+        self.after.is_some_and(|(_, new)| {
+            is_subset(new, either) && (is_subset(requested, new) || self.before.is_some())
+        })
+    }
 }
 
 /// Applies operations to an empty table and compares all translations after each.
@@ -256,10 +250,17 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
         tested.step(op, Ipa(first * page), count * page);
         let after = tested.translations();
         for (index, (old, new)) in (0..).zip(before.iter().zip(&after)) {
-            let in_range = (first..first + count).contains(&index);
-            let op_and_range = (op, in_range, policy.populate_on_split);
+            let change = PageChange {
+                op,
+                in_range: (first..first + count).contains(&index),
+                populate: policy.populate_on_split,
+                ipa: index * page,
+                page_size: page,
+                before: *old,
+                after: *new,
+            };
             assert!(
-                allowed(op_and_range, ((MEMORY + index * page).0, page), *old, *new),
+                change.is_allowed(),
                 "{op:?} of {count} pages from {first}: page {index} was {old:?}, is {new:?}"
             );
         }
@@ -267,11 +268,8 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
     }
     tested.memcache.drain(&tested.ops);
     let checker = checker.lock().unwrap();
-    let lazy = Rule::ReturnedUnclean;
-    let found = checker
-        .violations()
-        .iter()
-        .find(|v| policy.populate_on_split || v.rule != lazy);
+    let mut violations = checker.violations().iter();
+    let found = violations.find(|v| policy.populate_on_split || v.rule != Rule::ReturnedUnclean);
     assert!(found.is_none(), "{}", found.unwrap());
 }
 
@@ -308,164 +306,5 @@ proptest! {
         }
         run(Policy::GRANULE, Granule::K16, features, &ops);
         run(Policy::GRANULE, Granule::K64, features, &ops);
-    }
-}
-
-/// Returns an empty table and its pool.
-fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2) {
-    let geometry = Geometry::new(granule, ipa_bits).unwrap();
-    let pool = pool(&geometry, tables);
-    let table = stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool);
-    (pool, table)
-}
-
-#[test]
-fn a_block_is_mapped_in_the_right_one_of_concatenated_root_tables() {
-    // Arrange: 40 bits, two concatenated tables of level 1; 1G blocks in both.
-    let (pool, mut table) = fixture(Granule::K4, 40, 8);
-    let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
-    assert_eq!(table.geometry().root_tables(), 2);
-    let blocks = [0, 3 << 30, 512 << 30, 1023 << 30];
-    let request = |ipa| {
-        MapRequest::new(
-            Ipa(ipa),
-            PhysAddr(1 << 40 | ipa),
-            1 << 30,
-            Attributes::READ_WRITE,
-        )
-    };
-
-    // Act: half of them by single maps, half by one mapper.
-    for ipa in [blocks[0], blocks[2]] {
-        table.map(&ops, &mut memcache, &request(ipa)).unwrap();
-    }
-    let mut mapper = table.mapper(&ops);
-    for ipa in [blocks[1], blocks[3]] {
-        mapper.map(&mut memcache, &request(ipa)).unwrap();
-    }
-    drop(mapper);
-
-    // Assert
-    for ipa in (0..1024).map(|n| n << 30) {
-        let seen = table.translate(&ops, Ipa(ipa + 0x123), Access::Write);
-        let phys = blocks.contains(&ipa).then_some(1 << 40 | (ipa + 0x123));
-        assert_eq!(seen.ok().map(|seen| seen.phys.0), phys, "{ipa:#x}");
-    }
-}
-
-#[test]
-fn a_mapper_refuses_unaligned_sizes_after_a_page() {
-    let (pool, mut table) = fixture(Granule::K4, 39, 8);
-    let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
-    memcache.top_up(&ops, 2, 4);
-    let request = |ipa, size| MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE);
-
-    let mut mapper = table.mapper(&ops);
-    mapper.map(&mut memcache, &request(0, 4096)).unwrap();
-
-    for size in [0x1040, 0x1001, 0x800, 1] {
-        let wrong = mapper.map(&mut memcache, &request(0x5000, size));
-        assert!(
-            matches!(wrong, Err(MapError::Unaligned { .. })),
-            "{size:#x}"
-        );
-    }
-    let shifted = mapper.map(&mut memcache, &request(0x5800, 4096));
-    assert!(matches!(shifted, Err(MapError::Unaligned { .. })));
-    mapper.map(&mut memcache, &request(0x5000, 0x3000)).unwrap();
-    drop(mapper);
-    assert_eq!(
-        table.look_up(&ops, Ipa(0x7000)).0.address(),
-        MEMORY + 0x7000
-    );
-}
-
-#[test]
-fn a_mapper_applies_the_attributes_of_each_request() {
-    let (pool, mut table) = fixture(Granule::K4, 39, 8);
-    let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
-    memcache.top_up(&ops, 4, 8);
-    let types = [
-        MemoryType::Normal,
-        MemoryType::NonCacheable,
-        MemoryType::Device,
-    ];
-    // Gray code: one attribute changes from page to page, and the memory type after 256.
-    let all = types.into_iter().flat_map(|memory| {
-        (0..256_u16).map(move |n| {
-            let bits = n ^ (n >> 1);
-            Attributes {
-                memory,
-                read: bits & 1 != 0,
-                write: bits & 2 != 0,
-                execute: bits & 4 != 0,
-                accessed: bits & 8 != 0,
-                // The engine ignores it: it alone decides what a run is.
-                contiguous: bits & 16 != 0,
-                software: u8::try_from(bits >> 5).unwrap(),
-            }
-        })
-    });
-    let requests: Vec<_> = (0..)
-        .map(|n| n * 4096)
-        .zip(all)
-        .map(|(ipa, attributes)| MapRequest::new(Ipa(ipa), MEMORY + ipa, 4096, attributes))
-        .collect();
-
-    let mut mapper = table.mapper(&ops);
-    for request in &requests {
-        mapper.map(&mut memcache, request).unwrap();
-    }
-    drop(mapper);
-
-    for request in requests {
-        let attributes = Attributes {
-            contiguous: false,
-            ..request.attributes
-        };
-        let leaf = Descriptor::leaf(request.phys, Level::PAGE, attributes, true);
-        assert_eq!(table.look_up(&ops, request.ipa), (leaf, Level::PAGE));
-    }
-}
-
-#[test]
-fn every_granule_and_ipa_width_is_walked_alike() {
-    let shapes = [Granule::K4, Granule::K16, Granule::K64]
-        .into_iter()
-        .flat_map(|granule| [32, 36, 39, 40, 43, 48].map(|bits| (granule, bits)));
-    for (granule, bits) in shapes {
-        // Arrange
-        let geometry = Geometry::new(granule, bits).unwrap();
-        let tables = usize::try_from(geometry.root_tables()).unwrap() + 8;
-        let (pool, mut table) = fixture(granule, bits, tables);
-        let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
-        memcache.top_up(&ops, 8, 8);
-        let block = geometry.span(Level::new(2).unwrap());
-        let at = geometry.size() - 2 * block;
-        let request =
-            |ipa, size| MapRequest::new(Ipa(ipa), PhysAddr(ipa), size, Attributes::READ_WRITE);
-
-        // Act: the last block but one, then two pages, one of them by a mapper.
-        let (one, other) = (at + block, at + block + granule.size());
-        table.map(&ops, &mut memcache, &request(at, block)).unwrap();
-        table
-            .map(&ops, &mut memcache, &request(one, granule.size()))
-            .unwrap();
-        table
-            .mapper(&ops)
-            .map(&mut memcache, &request(other, granule.size()))
-            .unwrap();
-
-        // Assert
-        let seen = |ipa| table.translate(&ops, Ipa(ipa), Access::Write).ok();
-        for ipa in [at, at + block - 1, one, other + 5] {
-            assert_eq!(seen(ipa).map(|s| s.phys.0), Some(ipa), "{granule:?} {bits}");
-        }
-        let ends = [at.wrapping_sub(1), other + granule.size(), geometry.size()];
-        assert!(ends.into_iter().all(|ipa| seen(ipa).is_none()));
-        // 64K pages and 32 bits allow no block.
-        let highest = geometry.start().max(Level::new(2).unwrap());
-        assert_eq!(table.look_up(&ops, Ipa(at)).1, highest);
-        assert_eq!(table.look_up(&ops, Ipa(one)).1, Level::PAGE);
     }
 }

@@ -59,7 +59,7 @@ const MAX_VIOLATIONS: usize = 1000;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CpuState {
     pub(super) vmid: Vmid,
-    /// Whether the VMID was switched without an ISB since.
+    /// Set from a switch of the VMID to the next ISB.
     pub(super) needs_isb: bool,
     pub(super) lock: Option<HeldLock>,
     pub(super) walk: Option<SharedWalk>,

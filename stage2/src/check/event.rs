@@ -49,7 +49,7 @@ pub struct Event {
 pub enum Action {
     /// Writes an entry.
     Store {
-        /// Its address.
+        /// The address of the entry.
         entry: EntryAddress,
         /// The value before.
         old: Descriptor,
@@ -102,7 +102,7 @@ pub enum Action {
         phys: PhysAddr,
         /// Bytes.
         size: u64,
-        /// Whether the range is a device and not memory.
+        /// Set for a device, which is not memory.
         device: bool,
     },
     /// Removes memory from the guest; the host reuses it.
@@ -118,7 +118,7 @@ pub enum Action {
         ipa: Ipa,
         /// Bytes.
         size: u64,
-        /// Whether logging starts.
+        /// Set if logging starts.
         on: bool,
     },
     /// Reads and clears the dirty bitmap of a range.
@@ -134,7 +134,7 @@ pub enum Action {
         ipa: Ipa,
         /// The kind of access.
         access: Access,
-        /// Whether the access bypasses the caches: stage 1 is off, or its attributes say so.
+        /// Set if the access bypasses the caches: stage 1 is off, or its attributes say so.
         uncached: bool,
     },
     /// Resumes a vCPU after its fault was handled.

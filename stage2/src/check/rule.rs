@@ -13,7 +13,7 @@ macro_rules! rules {
         }
 
         impl Rule {
-            /// All rules.
+            /// Every rule, in the order of declaration.
             pub const ALL: &[Self] = &[$(Self::$rule,)*];
 
             /// Returns the name, as reports print it.

@@ -125,7 +125,7 @@ pub(super) struct ChangedEntry {
     pub(super) change: Change,
     /// The child table, if the entry links one.
     pub(super) table: Option<TableAddress>,
-    /// Whether a table above the leaf was unlinked, not the leaf itself.
+    /// Set if a table above the leaf was unlinked, not the leaf itself.
     pub(super) below_table: bool,
 }
 
@@ -137,7 +137,7 @@ pub(super) struct StaleEntry {
     pub(super) since: u64,
     /// The CPU that made the change.
     pub(super) by: usize,
-    /// Whether the rest of its contiguous run is still in the table, so that CPUs may fetch it again.
+    /// Set while the rest of its contiguous run is in the table, so that CPUs may fetch it again.
     pub(super) run_remains: bool,
     /// The CPUs that have written the entry since. A CPU that observes one of these stores observes
     /// the change.

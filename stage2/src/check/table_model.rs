@@ -58,7 +58,7 @@ pub(super) struct Subtree {
     pub(super) tables: Vec<TableAddress>,
 }
 
-/// All tables by address.
+/// The tables of a run by address.
 #[derive(Debug)]
 pub(super) struct TableModel {
     pub(super) all: BTreeMap<TableAddress, Table>,
@@ -67,7 +67,7 @@ pub(super) struct TableModel {
     /// Leaves that were broken and not replaced yet, while the lock is held.
     pub(super) broken: BTreeMap<EntryAddress, Descriptor>,
     pub(super) changed: BTreeSet<TableAddress>,
-    /// Whether the trace counts entries at all.
+    /// Set once the trace changes a reference count.
     counted: bool,
     geometry: Geometry,
     root: TableAddress,

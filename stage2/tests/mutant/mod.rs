@@ -43,7 +43,7 @@ pub struct Mutator {
     target: Option<(u64, Mutation)>,
     next: Cell<u64>,
     late: Cell<Option<Call>>,
-    /// What each operation achieved in a run without a mutation.
+    /// The effect of each operation in a run without a mutation.
     pub effects: RefCell<Vec<Effect>>,
     /// The mutated operation; `None` if this mutation does not apply to it.
     pub hit: RefCell<Option<String>>,

@@ -12,10 +12,10 @@ pub mod yielding;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use granule_stage2::{
-    Features, NoMaintenance, Operations, PhysAddr, Policy, Stage2,
+    Features, Memcache, NoMaintenance, Operations, PhysAddr, Policy, Stage2,
     check::{Call, Hook, Hooked, Reply, Setup},
     epoch::EpochReclaim,
-    geometry::Geometry,
+    geometry::{Geometry, Granule},
     operations::Vmid,
     pool::{TablePool, words},
 };
@@ -78,6 +78,17 @@ pub fn pool(geometry: &Geometry, tables: usize) -> Pool {
 /// Returns an empty table in a pool.
 pub fn stage2(geometry: Geometry, features: Features, policy: Policy, pool: &Pool) -> Stage2 {
     Stage2::new(geometry, features, policy, VMID, pool.root())
+}
+
+/// Returns an empty table of the policy `granule` on [`ALL_FEATURES`] with its pool and a full
+/// memcache.
+pub fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2, Memcache) {
+    let geometry = Geometry::new(granule, ipa_bits).unwrap();
+    let pool = pool(&geometry, tables);
+    let table = stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool);
+    let mut memcache = Memcache::new();
+    memcache.top_up(&NoMaintenance(&pool), 4, 8);
+    (pool, table, memcache)
 }
 
 /// Returns the setup of a checker for a table in a pool.

@@ -59,7 +59,7 @@ pub struct Trace {
 pub struct ParseTraceError {
     /// The line, counted from 1.
     pub line: usize,
-    /// Its text.
+    /// The text of the line.
     pub text: String,
     /// The defect.
     pub what: &'static str,

@@ -2,24 +2,22 @@
 //! Two CPUs, every pair of operations on one small table, in every order that the memory model
 //! allows. `cargo test --release -p granule-stage2 --features loom --test loom`
 //!
-//! A table has 512 entries, of which the first two of each are the model's; the others hold what was
-//! put there before a table was linked and are nobody's to change. A walker that waits for a locked
-//! entry is left out: it only tries again what is tried here once.
-//!
-//! Whatever the order: a CPU that walks meanwhile finds the right memory or a fault, no entry stays
-//! locked or claimed, counts are right, no table is lost or there twice, and one CPU has succeeded.
+//! In every order: a concurrent walk finds the right memory or a fault, no entry stays locked or
+//! awaits its break, counts are right, no table is lost or free twice, and one CPU succeeds. Walkers
+//! that wait for a locked entry are left out: they repeat what is tested here once.
 
-#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
-use std::{cell::RefCell, collections::BTreeMap, sync::Mutex};
+mod cpu;
 
+use cpu::{Cpu, Memory};
 use granule_stage2::{
-    Access, EntryAddress, Features, Ipa, MapError, MapRequest, Memcache, Operations, PhysAddr,
-    Policy, Stage2, TableAddress,
-    descriptor::{Attributes, Descriptor, EntryKind},
+    Access, Features, Ipa, MapError, MapRequest, Memcache, Operations, PhysAddr, Policy, Stage2,
+    TableAddress,
+    descriptor::{Attributes, EntryKind},
     epoch::EpochReclaim,
     geometry::{Geometry, Granule, Level},
-    operations::{Dsb, Order, Tlbi, Unlinked, Vmid},
+    operations::{Unlinked, Vmid},
     pool::{TablePool, words},
 };
 use loom::sync::{
@@ -30,141 +28,20 @@ use loom::sync::{
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
 const MEMORY: u64 = 1 << 32;
-/// Where other memory lies from there.
+/// The distance to other memory.
 const ELSEWHERE: u64 = 1 << 30;
 const ROOT: u64 = 0x8000_0000;
 /// Tables below the root's four: one for each CPU, one from before.
 const TABLES: u64 = 3;
 
-/// Memory of tables.
-struct Memory {
-    hot: Vec<[AtomicU64; 2]>,
-    counts: Vec<AtomicU64>,
-    cold: Mutex<BTreeMap<EntryAddress, Descriptor>>,
-}
-
-impl Memory {
-    fn new() -> Self {
-        let all = 0..4 + TABLES;
-        Self {
-            hot: all
-                .clone()
-                .map(|_| [AtomicU64::new(0), AtomicU64::new(0)])
-                .collect(),
-            counts: all.map(|_| AtomicU64::new(1)).collect(),
-            cold: Mutex::default(),
-        }
-    }
-
-    fn number(table: TableAddress) -> usize {
-        usize::try_from((table.0 - ROOT) / PAGE).unwrap()
-    }
-
-    fn hot(&self, entry: EntryAddress) -> Option<&AtomicU64> {
-        let index = usize::try_from(entry.0 % PAGE / 8).unwrap();
-        self.hot[Self::number(TableAddress(entry.0))].get(index)
-    }
-}
-
-struct Cpu {
-    memory: Arc<Memory>,
-    own: RefCell<Vec<TableAddress>>,
-    deferred: RefCell<Vec<Unlinked>>,
-}
-
-impl Cpu {
-    fn new(memory: &Arc<Memory>, own: u64) -> Self {
-        Self {
-            memory: Arc::clone(memory),
-            own: RefCell::new(vec![TableAddress(ROOT + (4 + own) * PAGE)]),
-            deferred: RefCell::default(),
-        }
-    }
-}
-
-impl Operations for Cpu {
-    fn load(&self, entry: EntryAddress) -> Descriptor {
-        match self.memory.hot(entry) {
-            Some(hot) => Descriptor(hot.load(Ordering::Acquire)),
-            None => self
-                .memory
-                .cold
-                .lock()
-                .unwrap()
-                .get(&entry)
-                .copied()
-                .unwrap_or_default(),
-        }
-    }
-
-    fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
-        let ordering = match order {
-            Order::Plain => Ordering::Relaxed,
-            Order::Release => Ordering::Release,
-        };
-        match self.memory.hot(entry) {
-            Some(hot) => hot.store(new.0, ordering),
-            None => drop(self.memory.cold.lock().unwrap().insert(entry, new)),
-        }
-    }
-
-    fn compare_exchange(
-        &self,
-        entry: EntryAddress,
-        old: Descriptor,
-        new: Descriptor,
-    ) -> Result<(), Descriptor> {
-        let hot = self
-            .memory
-            .hot(entry)
-            .expect("only the first two are changed");
-        hot.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire)
-            .map(drop)
-            .map_err(Descriptor)
-    }
-
-    fn allocate(&self) -> Option<TableAddress> {
-        self.own.borrow_mut().pop()
-    }
-    fn free(&self, table: TableAddress) {
-        self.own.borrow_mut().push(table);
-    }
-    fn defer(&self, unlinked: Unlinked) {
-        self.deferred.borrow_mut().push(unlinked);
-    }
-    fn take_references(&self, table: TableAddress, count: u32) {
-        self.memory.counts[Memory::number(table)].fetch_add(count.into(), Ordering::Relaxed);
-    }
-    fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
-        let count = u64::from(count);
-        let before = self.memory.counts[Memory::number(table)].fetch_sub(count, Ordering::AcqRel);
-        u32::try_from(before - count).unwrap()
-    }
-    fn references(&self, table: TableAddress) -> u32 {
-        let count = self.memory.counts[Memory::number(table)].load(Ordering::Acquire);
-        u32::try_from(count).unwrap()
-    }
-    fn dsb(&self, _: Dsb) {}
-    fn isb(&self) {}
-    fn tlbi(&self, _: Tlbi) {}
-    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
-        vmid
-    }
-    fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
-    fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
-    fn pause(&self) {
-        loom::thread::yield_now();
-    }
-}
-
-/// What a CPU does.
+/// An operation of one CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Op {
     Read(u64),
     Write(u64),
     Execute(u64),
     Block,
-    /// A block of other memory.
+    /// Maps a block of other memory.
     Moved,
     Relax(u64),
     Walk(u64),
@@ -175,7 +52,7 @@ enum Op {
     Recover,
 }
 
-/// What is there before.
+/// The mapping before the operations.
 #[derive(Debug, Clone, Copy)]
 enum Before {
     Nothing,
@@ -193,7 +70,7 @@ const SHARED: [Op; 8] = [
     Op::Relax(0),
     Op::Walk(0),
 ];
-const ALONE: [Op; 5] = [Op::Unmap, Op::Protect, Op::Age, Op::Split, Op::Recover];
+const EXCLUSIVE: [Op; 5] = [Op::Unmap, Op::Protect, Op::Age, Op::Split, Op::Recover];
 
 fn request(op: Op) -> MapRequest {
     let all = Attributes {
@@ -216,12 +93,12 @@ fn request(op: Op) -> MapRequest {
     )
 }
 
-/// Does it beside others; what needs the lock alone is done under the lock alone, but walked beside.
-fn act(table: &Stage2, alone: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Result<(), MapError> {
+/// Does an operation as a shared walker, or as the `exclusive` one beside walks.
+fn act(table: &Stage2, exclusive: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Result<(), MapError> {
     let mut memcache = Memcache::new();
     memcache.top_up(cpu, 1, 1);
     let r = request(op);
-    let done = match (op, alone) {
+    let done = match (op, exclusive) {
         (Op::Walk(_), _) => {
             if let Ok(seen) = table.translate(cpu, r.ipa + 5, Access::Read) {
                 assert_eq!(seen.phys.0 & !ELSEWHERE, r.phys.0 + 5);
@@ -246,7 +123,7 @@ fn act(table: &Stage2, alone: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Result<
 
 fn table(policy: Policy, features: Features) -> Stage2 {
     let geometry = Geometry::new(Granule::K4, 32).unwrap();
-    // Shared walkers do nothing to a contiguous run: there would be nothing to see.
+    // Shared walkers do not change a contiguous run.
     let policy = Policy {
         contiguous: false,
         ..policy
@@ -271,7 +148,7 @@ fn prepare(memory: &Arc<Memory>, policy: Policy, features: Features, before: Bef
     }
 }
 
-/// What must hold in the end; gives the tables in use.
+/// Checks the final entries and counts below a table; returns the number of tables in use.
 fn check(
     cpu: &Cpu,
     table: TableAddress,
@@ -302,10 +179,10 @@ fn check(
     tables
 }
 
-/// Gives the number of orders.
+/// Explores all orders of two operations and returns their number.
 fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64 {
     let what = format!("{before:?}, {ops:?}, {features:?}");
-    // A leaf that is not there cannot be relaxed, and 6.12 gives way to one that is.
+    // A missing leaf cannot be relaxed, and 6.12 leaves an existing one to the next fault.
     let must_succeed =
         matches!(before, Before::Nothing) && !ops.iter().all(|op| matches!(op, Op::Relax(_)));
     let orders = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
@@ -316,7 +193,7 @@ fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64
         counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let memory = Arc::new(Memory::new());
         prepare(&memory, policy, features, before);
-        let second = {
+        let thread = {
             let memory = Arc::clone(&memory);
             loom::thread::spawn(move || {
                 let cpu = Cpu::new(&memory, 1);
@@ -325,17 +202,17 @@ fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64
             })
         };
         let cpu = Cpu::new(&memory, 0);
-        let mut alone = table(policy, features);
-        let mine = act(&table(policy, features), Some(&mut alone), &cpu, ops[0]);
-        let (theirs, own, deferred) = second.join().unwrap();
+        let mut exclusive = table(policy, features);
+        let first = act(&table(policy, features), Some(&mut exclusive), &cpu, ops[0]);
+        let (second, own, deferred) = thread.join().unwrap();
         let all = [cpu.own.take(), own].concat();
         let waiting: Vec<_> = [cpu.deferred.take(), deferred].concat();
         assert!(
-            mine.is_ok() || theirs.is_ok() || !must_succeed,
-            "{what}: nobody succeeds"
+            first.is_ok() || second.is_ok() || !must_succeed,
+            "{what}: no CPU succeeds"
         );
         for unlinked in &waiting {
-            alone.free_unlinked(&cpu, *unlinked);
+            exclusive.free_unlinked(&cpu, *unlinked);
         }
         let mut free = [all, cpu.own.take()].concat();
         free.sort();
@@ -375,7 +252,7 @@ fn all_pairs(policy: Policy, bbm: u8) {
                 orders += pair(policy, features, before, [first, second]);
             }
         }
-        for first in ALONE {
+        for first in EXCLUSIVE {
             pairs += 1;
             orders += pair(policy, features, before, [first, Op::Walk(0)]);
         }
@@ -384,32 +261,32 @@ fn all_pairs(policy: Policy, bbm: u8) {
 }
 
 #[test]
-fn every_pair_under_granule() {
+fn every_pair_leaves_a_consistent_table_under_granule() {
     all_pairs(policies()[0], 0);
 }
 
 #[test]
-fn every_pair_under_granule_with_bbm_1() {
+fn every_pair_leaves_a_consistent_table_under_granule_with_bbm_1() {
     all_pairs(policies()[0], 1);
 }
 
 #[test]
-fn every_pair_under_granule_with_bbm_3() {
+fn every_pair_leaves_a_consistent_table_under_granule_with_bbm_3() {
     all_pairs(policies()[0], 3);
 }
 
 #[test]
-fn every_pair_under_linux_6_12() {
+fn every_pair_leaves_a_consistent_table_under_linux_6_12() {
     all_pairs(policies()[1], 0);
 }
 
 #[test]
-fn a_pool_gives_no_table_twice() {
+fn a_pool_allocates_no_table_twice() {
     let mut model = loom::model::Builder::new();
     model.max_branches = 100_000;
     model.check(|| {
         let geometry = Geometry::new(Granule::K4, 32).unwrap();
-        // Four tables of the first level, and those that are free.
+        // Four root tables, and free ones.
         const FREE: usize = 4;
         let tables = words((4 + FREE) * 512);
         let pool = TablePool::new(PhysAddr(ROOT), &geometry, tables, words(2 * (4 + FREE)));
@@ -417,24 +294,24 @@ fn a_pool_gives_no_table_twice() {
         let other = {
             let pool = Arc::clone(&pool);
             loom::thread::spawn(move || {
-                // Back together, in whichever order they were on the list.
+                // Both are freed at once, in any order of the list.
                 let tables = [pool.allocate().unwrap(), pool.allocate().unwrap()];
                 pool.free_all(&tables);
                 pool.allocate()
             })
         };
-        let mine = pool.allocate();
-        let theirs = other.join().unwrap();
+        let first = pool.allocate();
+        let second = other.join().unwrap();
         assert!(
-            mine.is_some() && theirs.is_some() && mine != theirs,
-            "{mine:?} {theirs:?}"
+            first.is_some() && second.is_some() && first != second,
+            "{first:?} {second:?}"
         );
         assert_eq!(pool.available(), FREE - 2);
     });
 }
 
 #[test]
-fn a_table_outlives_the_walk_that_may_be_below_it() {
+fn a_table_outlives_every_walk_below_it() {
     loom::model(|| {
         let reclaim = Arc::new(EpochReclaim::new(2));
         let link = Arc::new(AtomicU64::new(1));
