@@ -1,143 +1,146 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How the engine and the fault path go about their work, one choice at a time.
+//! Choices of the engine and the fault path.
 //!
-//! Each field is one idea that a kernel has or has not; the presets put them together as kernels do.
-//! The line numbers behind the presets are in Linux's `arch/arm64/kvm/hyp/pgtable.c` and `mmu.c`.
+//! Each field of [`Policy`] is one idea that a kernel implements or does not; the presets combine
+//! them as kernels do (Linux: `arch/arm64/kvm/hyp/pgtable.c` and `arch/arm64/kvm/mmu.c`).
 
 use core::str::FromStr;
 
 use thiserror::Error;
 
-/// Which lock the fault path takes.
+/// Lock of the fault path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Locking {
-    /// One at a time.
+    /// Exclusive: one fault at a time.
     Exclusive,
-    /// Shared where a leaf's permissions grow while the log is on, otherwise exclusive (6.1).
+    /// Shared where permissions are relaxed under dirty logging, otherwise exclusive (6.1).
     SharedRelax,
     /// Shared: entries are changed by compare-and-swap.
     Shared,
 }
 
-/// Where memory is made ready for the guest.
+/// Place of the cache maintenance for memory that the guest is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmoPlacement {
     /// In the fault path, for every fault, whatever the map then does.
     FaultPath,
-    /// Where a leaf is installed, between break and make.
+    /// At the entry, between break and make.
     BetweenBreakAndMake,
-    /// Where a leaf is installed, before the break.
+    /// At the entry, before the break.
     BeforeBreak,
 }
 
-/// When a table that a block replaces is taken down.
+/// Order of installing a block and freeing the table that it replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coalesce {
-    /// Before the block is installed.
+    /// Free the table, then install the block.
     FreeFirst,
-    /// After.
+    /// Install the block, then free the table.
     InstallFirst,
-    /// After, and the block's memory is not made ready: the idea as it was first published. Wrong
-    /// where a part was never mapped (the checker: `unclean-reachable`); for telling what its figures are made of.
+    /// As `InstallFirst`, without CMOs for the block: the idea as first published, kept to
+    /// reproduce its figures. Unsafe where a part was never mapped (rule `unclean-reachable`).
     InstallWithoutCmo,
 }
 
-/// What is done with a leaf that is there already and differs in permissions alone.
+/// Handling of an existing leaf that differs in permissions alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExistingLeaf {
-    /// It is broken and made anew (5.10).
+    /// Replace it by break-before-make (5.10).
     Replace,
-    /// It is left, and the guest tries again (6.1 on).
+    /// Leave it; the guest retries (from 6.1).
     Retry,
-    /// It is given the permissions that it lacks.
+    /// Relax its permissions.
     Relax,
 }
 
-/// When the memcache is topped up.
+/// Condition for topping up the memcache in a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TopUp {
-    /// For translation faults, and for writes while the log is on.
+    /// Translation faults, and writes under dirty logging.
     Always,
-    /// Where the entry that faulted spans more than what will be mapped.
+    /// Faults at an entry that spans more than the leaf to be mapped.
     ByFaultLevel,
 }
 
-/// What the memcache is topped up to.
+/// Size to which the memcache is topped up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
-    /// All that it holds, once it has fewer tables than any one mapping may need (Linux).
+    /// Its capacity, if it holds fewer tables than one mapping may need (Linux).
     Capacity,
-    /// The tables that are missing between the entry that faulted and what will be mapped. If more
-    /// are missing by then, the guest faults again.
+    /// The tables missing between the entry that faulted and the leaf. If more are missing under the
+    /// lock, the guest faults again.
     Missing,
 }
 
-/// How many leaves unmap takes away with one invalidation.
+/// Number of entries that unmap invalidates at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmap {
-    /// One; where nothing has to be cleaned and a range can be invalidated (FEAT_S2FWB and
-    /// FEAT_TLBIRANGE), as many as the batch holds (Linux from 6.6 on: all).
+    /// One; a full batch with FEAT_S2FWB and FEAT_TLBIRANGE (Linux from 6.6: the whole range).
     Deferred,
-    /// This many, at least 1.
+    /// Up to this many, at least 1.
     Batch(u8),
-    /// Whole tables where they are in the range, otherwise this many.
+    /// Whole tables where they lie in the range, otherwise up to this many entries.
     Tables(u8),
 }
 
-/// All choices.
+/// The wait of the Linux series `stage2-fault-count`: 65,536 reads of a locked entry, in the order
+/// of 100us.
+const LOCKED_ENTRY_TURNS: u32 = 1 << 16;
+
+/// Choices of the engine and the fault path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// The fault path's lock.
+    /// Lock of the fault path.
     pub locking: Locking,
-    /// Where memory is made ready.
+    /// Place of the CMOs.
     pub cmo: CmoPlacement,
-    /// When replaced tables go.
+    /// Order of installing a block and freeing the table that it replaces.
     pub coalesce: Coalesce,
-    /// What becomes of a leaf that is there.
+    /// Handling of an existing leaf.
     pub existing_leaf: ExistingLeaf,
-    /// When the memcache is topped up.
+    /// Condition for topping up the memcache.
     pub top_up: TopUp,
-    /// To what.
+    /// Size to which the memcache is topped up.
     pub reserve: Reserve,
-    /// Whether a split block's table is filled with its parts, or only where the fault is.
+    /// Whether a split fills the new table with all parts of the block, or with the part that
+    /// faulted alone.
     pub populate_on_split: bool,
-    /// Whether blocks are put together again when the log is switched off.
+    /// Whether blocks are recovered when dirty logging stops.
     pub recover_blocks: bool,
-    /// Whether parts that are mapped already at the same address are left out of maintenance.
+    /// Whether CMOs for a block skip parts that are mapped at the same address.
     pub skip_mapped: bool,
-    /// How many turns a walker waits for an entry that another has locked, at any level, before the
-    /// guest faults again; 0 does not wait. In each turn it calls
-    /// [`Operations::pause`](crate::Operations::pause) and reads the entry.
+    /// Reads of an entry that another walker has locked, the first included, before the guest
+    /// faults again (`STAGE2_LOCKED_TURNS` of the Linux series); 0 and 1 do not wait. Between two
+    /// reads the walker calls [`Operations::pause`](crate::Operations::pause).
     pub locked_entry_turns: u32,
-    /// Whether a permission that grows is invalidated on the faulting CPU alone.
+    /// Whether relaxed permissions are invalidated on the faulting CPU alone.
     pub local_relax: bool,
-    /// Whether a range is invalidated as one where CPUs can (FEAT_TLBIRANGE), or the whole guest.
+    /// Whether a range is invalidated by range TLBIs (FEAT_TLBIRANGE), or by the whole VMID.
     pub range_invalidation: bool,
-    /// Unmap's invalidations.
+    /// Number of entries that unmap invalidates at once.
     pub unmap: Unmap,
-    /// Lines beyond which the whole I-cache is invalidated.
+    /// Cache lines (64 bytes) beyond which the whole I-cache is invalidated.
     pub icache_lines: Option<u64>,
-    /// Whether every table counts its valid entries (Linux: the page's references), or is looked
-    /// through where it may be empty.
+    /// Whether each table counts its valid entries (Linux: page references); otherwise the engine
+    /// reads a table to see whether it is empty.
     pub count_references: bool,
-    /// Whether pages that fill a contiguous run get the hint, where the only walker maps them.
+    /// Whether an exclusive walk sets the contiguous hint on pages that fill a run.
     pub contiguous: bool,
-    /// Whether block sizes change without a break where FEAT_BBM allows it: at splits, when blocks
-    /// are recovered, and when a fault puts one together. (A block that the only walker maps over
-    /// pages whose memory is ready is broken: that is shorter than looking all of them through.)
+    /// Whether the size of a mapping changes without a break where FEAT_BBM allows it. Before a
+    /// block replaces a table, the engine then reads all of the table's entries.
     pub use_bbm: bool,
 }
 
-/// Why a text names no policy.
+/// Error returned for a name that is no preset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
-    "no such policy: use linux-5.10, linux-5.10+series, linux-6.1, linux-6.12, \
-         linux-6.12+wait, linux-6.12+series or granule"
+    "unknown policy; expected one of linux-5.10, linux-5.10+series, linux-6.1, linux-6.12, \
+     linux-6.12+wait, linux-6.12+series, granule"
 )]
 pub struct UnknownPolicy;
 
 impl Policy {
-    /// Linux 5.10 as it is.
+    /// Linux 5.10.
     pub const LINUX_5_10: Self = Self {
         locking: Locking::Exclusive,
         cmo: CmoPlacement::FaultPath,
@@ -157,7 +160,7 @@ impl Policy {
         contiguous: false,
         use_bbm: false,
     };
-    /// Linux 5.10 with this repository's series `stage2-fault-path`.
+    /// Linux 5.10 with the series `stage2-fault-path`.
     pub const LINUX_5_10_SERIES: Self = Self {
         cmo: CmoPlacement::BeforeBreak,
         coalesce: Coalesce::InstallFirst,
@@ -167,14 +170,14 @@ impl Policy {
         icache_lines: Some(512),
         ..Self::LINUX_5_10
     };
-    /// Linux 6.1: maintenance in the handlers, but the block comes last.
+    /// Linux 6.1: CMOs in the map walkers, tables freed before the block is installed.
     pub const LINUX_6_1: Self = Self {
         locking: Locking::SharedRelax,
         cmo: CmoPlacement::BetweenBreakAndMake,
         existing_leaf: ExistingLeaf::Retry,
         ..Self::LINUX_5_10
     };
-    /// Linux 6.12: shared walkers, the block first.
+    /// Linux 6.12: shared walkers, the block installed before the table is freed.
     pub const LINUX_6_12: Self = Self {
         locking: Locking::Shared,
         coalesce: Coalesce::InstallFirst,
@@ -184,14 +187,13 @@ impl Policy {
         icache_lines: Some(512),
         ..Self::LINUX_6_1
     };
-    /// Linux 6.12, and waiting for entries that others have locked: so that it can be told what
-    /// that alone is worth.
+    /// Linux 6.12 with the first patch of `stage2-fault-count` alone: it waits for locked entries.
     pub const LINUX_6_12_WAIT: Self = Self {
-        locked_entry_turns: 64,
+        locked_entry_turns: LOCKED_ENTRY_TURNS,
         ..Self::LINUX_6_12
     };
-    /// The same with this repository's series `stage2-fault-count`. What the series has one vCPU resolve for all that fault on a page is no
-    /// matter of the table, and not in here.
+    /// Linux 6.12 with the series `stage2-fault-count`, except its patches outside of the page table
+    /// code.
     pub const LINUX_6_12_SERIES: Self = Self {
         top_up: TopUp::ByFaultLevel,
         populate_on_split: true,
@@ -200,7 +202,7 @@ impl Policy {
         unmap: Unmap::Batch(64),
         ..Self::LINUX_6_12_WAIT
     };
-    /// Everything at once.
+    /// All ideas at once.
     pub const GRANULE: Self = Self {
         cmo: CmoPlacement::BeforeBreak,
         existing_leaf: ExistingLeaf::Relax,
@@ -208,14 +210,14 @@ impl Policy {
         populate_on_split: true,
         recover_blocks: true,
         skip_mapped: true,
-        locked_entry_turns: 64,
+        locked_entry_turns: LOCKED_ENTRY_TURNS,
         unmap: Unmap::Tables(64),
         count_references: false,
         contiguous: true,
         use_bbm: true,
         ..Self::LINUX_6_12
     };
-    /// The presets by name.
+    /// Presets by name.
     pub const PRESETS: [(&'static str, Self); 7] = [
         ("linux-5.10", Self::LINUX_5_10),
         ("linux-5.10+series", Self::LINUX_5_10_SERIES),

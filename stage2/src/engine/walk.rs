@@ -264,7 +264,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// [`MapError::Again`] if it stays locked.
     #[inline(never)]
     pub(super) fn wait_for(&self, slot: &Slot) -> Result<Descriptor, MapError> {
-        for _ in 0..self.stage2.policy.locked_entry_turns {
+        for _ in 1..self.stage2.policy.locked_entry_turns {
             self.ops.pause();
             let entry = self.ops.load(slot.entry);
             if !entry.is_locked() {

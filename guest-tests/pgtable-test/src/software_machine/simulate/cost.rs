@@ -121,7 +121,7 @@ costs! {
     numa_scan_longest,
     /// Bytes that one scan takes away, so that the next access tells where it comes from.
     numa_scan_bytes,
-    /// ns between two looks at an entry that another vCPU holds.
+    /// ns between two reads of an entry that another vCPU has locked.
     locked_wait,
 }
 
