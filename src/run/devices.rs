@@ -2,7 +2,7 @@
 //! `--disk PATH[,readonly=on]`, `--net tap=NAME[,mac=…]` and `--vsock cid=N`.
 
 use granule_vmm::{
-    devices::virtio::net::Mac,
+    devices::virtio::net::MacAddress,
     vm::attach::{DiskConfig, NetConfig, VsockConfig},
 };
 
@@ -67,12 +67,12 @@ pub fn vsock(text: &str) -> Result<VsockConfig, String> {
     }
 }
 
-fn address_of(text: &str) -> Result<Mac, String> {
+fn address_of(text: &str) -> Result<MacAddress, String> {
     let mut bytes = text.split(':').map(|part| match part.len() {
         2 => u8::from_str_radix(part, 16).ok(),
         _ => None,
     });
-    let mut mac = Mac::default();
+    let mut mac = MacAddress::default();
     let whole = mac.iter_mut().all(|place| match bytes.next().flatten() {
         Some(byte) => {
             *place = byte;

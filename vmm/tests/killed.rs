@@ -104,7 +104,7 @@ impl Driver {
 
     fn set(&mut self, register: u64, value: u64) {
         let [a, b, c, d, ..] = value.to_le_bytes();
-        self.transport.write(register, &[a, b, c, d]);
+        assert!(self.transport.write(register, &[a, b, c, d]));
     }
 
     fn put(&self, address: u64, bytes: &[u8]) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Loads and stores of any size anywhere: in every device's registers and around them. The virtio
-//! devices have their real transports, so the right stores start their threads and a store of 0
-//! ends them.
+//! Target `bus`: loads and stores of any size in and around the registers of every device. The
+//! virtio devices have their real transports, so that some stores start and stop worker threads.
 
 use std::{
     fs::File,
@@ -13,6 +12,7 @@ use std::{
 };
 
 use arbitrary::{Result, Unstructured};
+use granule_types::units::GuestAddress;
 use granule_vmm::devices::{
     BootTimer, Bus, MmioDevice, Pl011, Rtc, Serial,
     serial::SerialPort as _,
@@ -34,28 +34,31 @@ use crate::guest;
 
 const PLATFORM: u64 = 0x900_0000;
 const PLATFORM_STEP: u64 = 0x1_0000;
-/// The first virtio device's registers.
+/// Address of the first virtio device.
 pub const VIRTIO: u64 = 0xa00_0000;
-/// From one virtio device to the next.
+/// Distance between virtio devices.
 pub const VIRTIO_STEP: u64 = 0x1000;
-/// Virtio devices in their order: how many queues each has.
+/// Number of queues of each virtio device, in the order of their addresses.
 pub const QUEUES: [u32; 5] = [1, 2, 1, 4, 2];
-/// Which of them gives random numbers.
+/// Index of the entropy device.
 pub const ENTROPY: u64 = 2;
+/// Size of the disk.
+pub(crate) const DISK_SIZE: usize = 1 << 16;
 
 pub(crate) fn run(data: &[u8]) {
-    let Machine { bus, serial, .. } = machine();
-    let _ = play(&bus, &serial, &mut Unstructured::new(data));
+    let DeviceBus { bus, serial, .. } = device_bus();
+    let _ = access_registers(&bus, &serial, &mut Unstructured::new(data));
     let _ = bus.refused();
 }
 
-fn play(bus: &Bus, serial: &Mutex<Serial>, u: &mut Unstructured<'_>) -> Result<()> {
+fn access_registers(bus: &Bus, serial: &Mutex<Serial>, u: &mut Unstructured<'_>) -> Result<()> {
     while !u.is_empty() {
         let address = match u.int_in_range(0..=7u8)? {
             0 => u.arbitrary()?,
             1 | 2 => PLATFORM + u.int_in_range(0..=3)? * PLATFORM_STEP + offset(u)?,
             _ => VIRTIO + u.int_in_range(0..=4)? * VIRTIO_STEP + offset(u)?,
         };
+        let address = GuestAddress(address);
         let length = match u.int_in_range(0..=7u8)? {
             0 => u.int_in_range(0..=16)?,
             1 => 1,
@@ -83,7 +86,7 @@ fn play(bus: &Bus, serial: &Mutex<Serial>, u: &mut Unstructured<'_>) -> Result<(
     Ok(())
 }
 
-/// A register: mostly one of the first, which are those that do something.
+/// Returns the offset of a register; most existing registers are among the first.
 fn offset(u: &mut Unstructured<'_>) -> Result<u64> {
     Ok(match u.int_in_range(0..=7u8)? {
         0 => u64::from(u.arbitrary::<u16>()?),
@@ -94,65 +97,60 @@ fn offset(u: &mut Unstructured<'_>) -> Result<u64> {
 }
 
 fn event() -> EventFd {
-    EventFd::new(libc::EFD_NONBLOCK).expect("an event")
+    EventFd::new(libc::EFD_NONBLOCK).expect("an event file descriptor")
 }
 
-/// Devices on a bus.
+/// Bus with all devices.
 #[derive(Debug)]
-pub struct Machine {
-    /// All of them.
+pub struct DeviceBus {
+    /// The bus.
     pub bus: Bus,
-    /// The memory that requests lie in.
+    /// Guest memory that holds the queues.
     pub memory: Arc<GuestMemory>,
     serial: Arc<Mutex<Serial>>,
-    /// The other end of the network card.
+    /// The host's end of the network card.
     _packets: UnixDatagram,
 }
 
-/// One device of each kind that `granule run` has and serves itself (a vsock's queues are the host
-/// kernel's).
+/// Returns a bus with one device of each type that `granule run` emulates. The host's kernel serves
+/// the queues of a vsock, which is therefore absent.
 ///
 /// # Panics
-/// The host has no event, socket or memory to give.
+/// The host is out of file descriptors or memory.
 #[must_use]
-pub fn machine() -> Machine {
+pub fn device_bus() -> DeviceBus {
     let mut bus = Bus::new();
     let serial = Arc::new(Mutex::new(Serial::new(event(), Box::new(sink()))));
-    let places = [0, 1, 2, 3].map(|at| PLATFORM + at * PLATFORM_STEP);
+    let address = |index| GuestAddress(PLATFORM + index * PLATFORM_STEP);
+    let pl011 = Pl011::new(event(), Box::new(sink()));
     let timer = BootTimer::new(Instant::now(), Box::new(|_, _| {}));
     let platform: [(_, Arc<Mutex<dyn MmioDevice>>); 4] = [
-        (Serial::describe(places[0], 0), Arc::clone(&serial) as _),
-        (
-            Pl011::describe(places[1], 1),
-            Arc::new(Mutex::new(Pl011::new(event(), Box::new(sink())))),
-        ),
-        (Rtc::describe(places[2]), Arc::new(Mutex::new(Rtc::new()))),
-        (BootTimer::describe(places[3]), Arc::new(Mutex::new(timer))),
+        (Serial::describe(address(0), 0), Arc::clone(&serial) as _),
+        (Pl011::describe(address(1), 1), Arc::new(Mutex::new(pl011))),
+        (Rtc::describe(address(2)), Arc::new(Mutex::new(Rtc::new()))),
+        (BootTimer::describe(address(3)), Arc::new(Mutex::new(timer))),
     ];
-    for (description, device) in platform {
-        bus.add(description, device).expect("a place");
+    for (info, device) in platform {
+        bus.add(info, device).expect("a free address");
     }
     let memory = guest::memory();
-    let (tap, packets) = UnixDatagram::pair().expect("a socket");
-    tap.set_nonblocking(true).expect("a socket");
+    let (tap, packets) = tap();
+    let (disk, _) = disk(false, &[0; DISK_SIZE]);
     let virtio: [(_, Box<dyn VirtioDevice>); 5] = [
-        ("disk0", Box::new(Block::new(disk(), "disk0"))),
-        (
-            "net0",
-            Box::new(Net::new(Tap::from_fd(tap.into(), "tap"), mac_for("tap"))),
-        ),
+        ("disk0", Box::new(Block::new(disk, "disk0"))),
+        ("net0", Box::new(Net::new(tap, mac_for("tap")))),
         ("entropy", Box::new(Rng::default())),
         ("balloon", Box::new(Balloon::new().expect("an event"))),
         ("console", Box::new(Console::new(None, Box::new(sink())))),
     ];
     for (index, (name, device)) in (0u32..).zip(virtio) {
         let transport = Transport::new(name, device, Arc::clone(&memory), event()).expect("events");
-        let start = VIRTIO + u64::from(index) * VIRTIO_STEP;
-        let description = transport.describe(start, 4 + index);
-        bus.add(description, Arc::new(Mutex::new(transport)))
-            .expect("a place");
+        let start = GuestAddress(VIRTIO + u64::from(index) * VIRTIO_STEP);
+        let info = transport.describe(start, 4 + index);
+        bus.add(info, Arc::new(Mutex::new(transport)))
+            .expect("a free address");
     }
-    Machine {
+    DeviceBus {
         bus,
         memory,
         serial,
@@ -160,10 +158,18 @@ pub fn machine() -> Machine {
     }
 }
 
-fn disk() -> Disk {
-    let file = memfd_create(c"disk", MemfdFlags::CLOEXEC).expect("a file in memory");
+/// Returns a disk in memory with these contents, and its file.
+pub(crate) fn disk(read_only: bool, contents: &[u8]) -> (Disk, File) {
+    let file = memfd_create(c"disk", MemfdFlags::CLOEXEC).expect("a memory file");
     let mut file = File::from(file);
-    file.write_all(&[0; 1 << 16]).expect("room");
+    file.write_all(contents).expect("memory");
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    Disk::open(&path, false).expect("a disk")
+    (Disk::open(&path, read_only).expect("a disk"), file)
+}
+
+/// Returns a socket in place of a tap, and its peer on the host.
+pub(crate) fn tap() -> (Tap, UnixDatagram) {
+    let (tap, host) = UnixDatagram::pair().expect("a socket");
+    tap.set_nonblocking(true).expect("a socket");
+    (Tap::from_fd(tap.into(), "tap"), host)
 }

@@ -1,71 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Each virtio device under a [hostile guest](crate::guest), and what must hold beside "no panic":
-//! a disk keeps its size and one that is read-only its contents, a packet from the host arrives in
-//! order or not at all, a guest gets no more of the input than there was.
+//! Targets of the virtio devices under a [hostile guest](crate::guest). Beside the absence of
+//! panics they check that a disk keeps its size, that a read-only disk keeps its contents, and that
+//! the statistics of a balloon have a bounded number of entries.
 
 use std::{
-    ffi::CString,
-    fs::File,
     io::{Read as _, Seek as _, SeekFrom, Write as _},
-    os::{
-        fd::{AsRawFd as _, OwnedFd},
-        unix::net::UnixDatagram,
-    },
-    path::PathBuf,
+    os::fd::OwnedFd,
 };
 
 use arbitrary::{Result, Unstructured};
 use granule_types::units::Bytes;
 use granule_vmm::devices::virtio::{
+    VirtioDevice,
     balloon::Balloon,
-    block::{Block, Disk},
+    block::Block,
     console::Console,
-    net::{Net, Tap, mac_for},
+    net::{Net, mac_for},
     rng::Rng,
 };
-use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::guest::Guest;
-
-const DISK: usize = 1 << 16;
+use crate::{
+    bus::{self, DISK_SIZE},
+    guest::Guest,
+};
 
 pub fn block(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let Ok(read_only) = u.arbitrary() else { return };
-    let mut file = memory_file();
-    let content: Vec<u8> = (0..=u8::MAX).cycle().take(DISK).collect();
-    file.write_all(&content).expect("room");
-    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    let disk = Disk::open(&path, read_only).expect("a disk");
+    let contents: Vec<u8> = (0..=u8::MAX).cycle().take(DISK_SIZE).collect();
+    let (disk, mut file) = bus::disk(read_only, &contents);
     if let Ok(mut guest) = Guest::new(Block::new(disk, "a disk"), &mut u) {
-        let _ = guest.live(|_, _| Ok(()));
+        let _ = guest.run(|_, _| Ok(()));
     }
     let mut after = Vec::new();
     file.seek(SeekFrom::Start(0)).expect("a file");
     file.read_to_end(&mut after).expect("a file");
-    assert_eq!(after.len(), DISK);
+    assert_eq!(after.len(), DISK_SIZE);
     assert!(
-        !read_only || after == content,
+        !read_only || after == contents,
         "a read-only disk was written"
     );
 }
 
 pub fn net(data: &[u8]) {
-    let (tap, host) = UnixDatagram::pair().expect("a socket");
-    tap.set_nonblocking(true).expect("a socket");
+    let (tap, host) = bus::tap();
     host.set_nonblocking(true).expect("a socket");
-    let card = Net::new(Tap::from_fd(tap.into(), "tap"), mac_for("tap"));
     let mut host = Some(host);
-    drive(card, data, |_, u| {
-        let Some(end) = &host else { return Ok(()) };
+    run_guest(Net::new(tap, mac_for("tap")), data, |_, u| {
+        let Some(socket) = &host else { return Ok(()) };
         let mut packet = [0; 2048];
         match u.int_in_range(0..=7u8)? {
             0 => host = None,
-            1 | 2 => while end.recv(&mut packet).is_ok() {},
+            1 | 2 => while socket.recv(&mut packet).is_ok() {},
             _ => {
                 let length = usize::from(u.arbitrary::<u16>()?) % packet.len();
-                // A full queue loses packets.
-                let _ = end.send(&packet[..length]);
+                // A full socket loses packets.
+                let _ = socket.send(&packet[..length]);
             }
         }
         Ok(())
@@ -73,7 +63,7 @@ pub fn net(data: &[u8]) {
 }
 
 pub fn entropy(data: &[u8]) {
-    drive(Rng::default(), data, |_, _| Ok(()));
+    run_guest(Rng::default(), data, |_, _| Ok(()));
 }
 
 pub fn console(data: &[u8]) {
@@ -82,7 +72,7 @@ pub fn console(data: &[u8]) {
     rustix::io::ioctl_fionbio(&input, true).expect("a pipe");
     let device = Console::new(Some(OwnedFd::from(input)), Box::new(std::io::sink()));
     let mut keyboard = Some(keyboard);
-    drive(device, data, |_, u| {
+    run_guest(device, data, |_, u| {
         match (u.int_in_range(0..=7u8)?, &mut keyboard) {
             (0, _) => keyboard = None,
             (_, Some(keyboard)) => {
@@ -97,9 +87,9 @@ pub fn console(data: &[u8]) {
 }
 
 pub fn balloon(data: &[u8]) {
-    let balloon = Balloon::new().expect("an event");
+    let balloon = Balloon::new().expect("an event file descriptor");
     let handle = balloon.handle();
-    drive(balloon, data, |_, u| {
+    run_guest(balloon, data, |_, u| {
         match u.arbitrary()? {
             true => handle.set_target(Bytes(u.arbitrary()?)),
             false => assert!(handle.statistics().len() <= 32),
@@ -108,19 +98,14 @@ pub fn balloon(data: &[u8]) {
     });
 }
 
-fn drive<D: granule_vmm::devices::virtio::VirtioDevice>(
+/// Runs a guest on `device`; `host` acts on the backend of the device.
+fn run_guest<D: VirtioDevice>(
     device: D,
     data: &[u8],
     host: impl FnMut(&mut D, &mut Unstructured<'_>) -> Result<()>,
 ) {
     let mut u = Unstructured::new(data);
     if let Ok(mut guest) = Guest::new(device, &mut u) {
-        let _ = guest.live(host);
+        let _ = guest.run(host);
     }
-}
-
-fn memory_file() -> File {
-    let name = CString::new("disk").expect("a name");
-    let file = memfd_create(&name, MemfdFlags::CLOEXEC);
-    file.expect("a file in memory").into()
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that means harm: it lays out queues, descriptors and data in its memory as the bytes say,
-//! has the device work on them, and changes them in between.
+//! Hostile guest: writes queues, descriptors and data to its memory as the input bytes determine,
+//! makes the device process them, and changes them in between.
 //!
-//! Bytes that mean nothing in particular seldom make a request that gets past the first check. So
-//! most of a queue is as a driver makes it, and each part may be something else.
+//! Random bytes alone seldom pass the first check of a request. The guest therefore writes most of a
+//! queue as a driver does, and may replace each part by random values.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use granule_vmm::{
 use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Three pieces of memory: two that touch, and one behind a hole.
-const PIECES: [(u64, u64); 3] = [
+/// Memory regions: two adjacent ones, and one after a gap.
+const REGIONS: [(u64, u64); 3] = [
     (START, 0x2_0000),
     (START + 0x2_0000, 0x2_0000),
     (START + 0x8_0000, 0x1_0000),
 ];
-/// Its first byte.
+/// First address of guest memory.
 pub const START: u64 = 0x4000_0000;
 const END: u64 = START + 0x9_0000;
-/// Each queue has its descriptors here, its queues behind them.
+/// Distance between queues; the rings follow the descriptor table.
 const QUEUE_AREA: u64 = 0x4000;
 const BUFFERS: u64 = START + 0x1_0000;
 
@@ -33,38 +33,38 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// A guest's memory, made once for a thread and cleared for each run.
+/// Returns the guest memory of this thread, filled with zeros.
 ///
 /// # Panics
-/// The host has none to give.
+/// The host is out of memory.
 #[must_use]
 pub fn memory() -> Arc<GuestMemory> {
     thread_local! {
-        static MEMORY: Arc<GuestMemory> = make();
+        static MEMORY: Arc<GuestMemory> = map_regions();
     }
     let memory = MEMORY.with(Arc::clone);
-    for (start, size) in PIECES {
+    for (start, size) in REGIONS {
         let zeros = vec![0; usize::try_from(size).unwrap_or(0)];
-        let place = vm_memory::GuestAddress(start);
+        let address = GuestAddress(start);
         memory
             .map()
-            .write_slice(&zeros, place)
-            .expect("it is there");
+            .write_slice(&zeros, address)
+            .expect("mapped memory");
     }
     memory
 }
 
-fn make() -> Arc<GuestMemory> {
-    let host = HostPages::of_this_host().expect("the host tells its pages");
-    let rams = PIECES.map(|(start, size)| {
+fn map_regions() -> Arc<GuestMemory> {
+    let host = HostPages::of_this_host().expect("the page sizes of the host");
+    let rams = REGIONS.map(|(start, size)| {
         let backing = "anonymous".parse().expect("a backing");
         let plan = Plan::new(backing, &host).expect("small pages");
         GuestRam::new(plan, &host, GuestAddress(start), Bytes(size), false).expect("memory")
     });
-    Arc::new(GuestMemory::new(rams.into()).expect("pieces that do not overlap"))
+    Arc::new(GuestMemory::new(rams.into()).expect("disjoint regions"))
 }
 
-/// A device with its queues, and a guest that uses it.
+/// Guest with the device that it uses and the queues that it has configured.
 pub(crate) struct Guest<'a, 'b, D> {
     pub device: D,
     memory: Arc<GuestMemory>,
@@ -75,7 +75,7 @@ pub(crate) struct Guest<'a, 'b, D> {
 
 impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
     pub fn new(device: D, u: &'a mut Unstructured<'b>) -> Result<Self> {
-        let line = EventFd::new(libc::EFD_NONBLOCK).expect("an event");
+        let line = EventFd::new(libc::EFD_NONBLOCK).expect("an event file descriptor");
         Ok(Self {
             device,
             memory: memory(),
@@ -85,14 +85,13 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         })
     }
 
-    /// Lives of the device, one after the other, until the bytes end. `host` does something at the
-    /// host's end of the device.
-    pub fn live(
+    /// Activates, uses and resets the device until the input ends. `host` acts on its backend.
+    pub fn run(
         &mut self,
         mut host: impl FnMut(&mut D, &mut Unstructured<'b>) -> Result<()>,
     ) -> Result<()> {
         while !self.u.is_empty() {
-            let mut queues = match self.set_up()? {
+            let mut queues = match self.activate()? {
                 Some(queues) => queues,
                 None => continue,
             };
@@ -107,7 +106,7 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
                         self.device.process_backend(&mut queues)
                     }
                     5 => {
-                        self.poke()?;
+                        self.write_anywhere()?;
                         Ok(())
                     }
                     6 => {
@@ -116,19 +115,19 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
                     }
                     7 => {
                         let config = self.device.config().clone();
-                        let (at, mut data) = (self.u.arbitrary::<u16>()?, [0; 8]);
-                        config.read(at.into(), &mut data);
+                        let offset = self.u.arbitrary::<u16>()?;
+                        config.read(offset.into(), &mut [0; 8]);
                         Ok(())
                     }
                     8 if self.u.ratio(1, 4)? => break,
                     _ => {
                         let queue = self.u.choose_index(count)?;
-                        self.request(queue)?;
+                        self.add_request(queue)?;
                         Ok(())
                     }
                 };
                 if done.is_err() {
-                    // The device stops until it is reset.
+                    // The device has stopped until its reset.
                     break;
                 }
             }
@@ -137,39 +136,40 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         Ok(())
     }
 
-    /// From reset to `DRIVER_OK`, if it comes to that.
-    fn set_up(&mut self) -> Result<Option<Queues>> {
+    /// Takes the device from reset to `DRIVER_OK`. Returns `None` if the device refuses.
+    fn activate(&mut self) -> Result<Option<Queues>> {
         let features = self.device.features() & self.u.arbitrary::<u64>()?;
         let event_idx = self.u.arbitrary()?;
         let sizes = self.device.queue_sizes().to_vec();
         self.queues.clear();
         let mut queues: Vec<Option<Queue>> = Vec::new();
-        for (index, most) in (0..).zip(sizes) {
+        for (index, max_size) in (0..).zip(sizes) {
             let area = START + index * QUEUE_AREA;
-            let mut setup = QueueConfig {
-                size: u32::from(most).min(1 << self.u.int_in_range(0..=8)?),
+            let mut config = QueueConfig {
+                size: u32::from(max_size).min(1 << self.u.int_in_range(0..=8)?),
                 ready: true,
-                descriptors: area,
-                available: area + 0x2000,
-                used: area + 0x3000,
-                ..QueueConfig::new(most)
+                desc_table: GuestAddress(area),
+                avail_ring: GuestAddress(area + 0x2000),
+                used_ring: GuestAddress(area + 0x3000),
+                ..QueueConfig::new(max_size)
             };
             match self.u.int_in_range(0..=31u8)? {
-                0 => setup.size = self.u.arbitrary()?,
-                1 => setup.descriptors = self.address()?,
-                2 => setup.available = self.address()?,
-                3 => setup.used = self.address()?,
-                4 => setup.ready = false,
+                0 => config.size = self.u.arbitrary()?,
+                1 => config.desc_table = GuestAddress(self.address()?),
+                2 => config.avail_ring = GuestAddress(self.address()?),
+                3 => config.used_ring = GuestAddress(self.address()?),
+                4 => config.ready = false,
                 _ => {}
             }
-            self.queues.push(setup);
-            if !setup.ready {
+            self.queues.push(config);
+            if !config.ready {
                 queues.push(None);
                 continue;
             }
-            let kick = Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("an event"));
-            match setup.ring(event_idx, &self.memory, &kick, &self.interrupt) {
-                Ok(ring) => queues.push(Some(ring)),
+            let event =
+                Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("an event file descriptor"));
+            match config.build(event_idx, &self.memory, &event, &self.interrupt) {
+                Ok(queue) => queues.push(Some(queue)),
                 Err(_) => return Ok(None),
             }
         }
@@ -180,7 +180,7 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         })
     }
 
-    /// An address in memory, at its edges, or anywhere.
+    /// Returns an address in memory, near the end of a region, or a random one.
     fn address(&mut self) -> Result<u64> {
         Ok(match self.u.int_in_range(0..=15u8)? {
             0 => self.u.arbitrary()?,
@@ -204,12 +204,12 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         })
     }
 
-    /// Puts a chain of descriptors into a queue, mostly as a driver would.
-    fn request(&mut self, queue: usize) -> Result<()> {
-        let Some(setup) = self.queues.get(queue).copied() else {
+    /// Adds a chain of descriptors to a queue, mostly as a driver does.
+    fn add_request(&mut self, queue: usize) -> Result<()> {
+        let Some(config) = self.queues.get(queue).copied() else {
             return Ok(());
         };
-        let size = setup.size.clamp(1, 256);
+        let size = config.size.clamp(1, 256);
         let first = self.u.int_in_range(0..=size - 1)?;
         let count = self.u.int_in_range(1..=6u32)?;
         let readable = self.u.int_in_range(0..=count)?;
@@ -236,13 +236,13 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
             let [low, high, ..] = next.to_le_bytes();
             bytes.extend([low, high]);
             let slot = u64::from((first + index) % size);
-            self.write(setup.descriptors.wrapping_add(slot * 16), &bytes);
+            self.write(config.desc_table.0.wrapping_add(slot * 16), &bytes);
         }
-        let available = vm_memory::GuestAddress(setup.available.wrapping_add(2));
+        let available = GuestAddress(config.avail_ring.0.wrapping_add(2));
         let index: u16 = self.memory.map().read_obj(available).unwrap_or(0);
         let slot = u64::from(index) % u64::from(size);
         let [low, high, ..] = first.to_le_bytes();
-        let entry = setup.available.wrapping_add(4 + slot * 2);
+        let entry = config.avail_ring.0.wrapping_add(4 + slot * 2);
         self.write(entry, &[low, high]);
         let next = match self.u.int_in_range(0..=31u8)? {
             0 => self.u.arbitrary()?,
@@ -252,7 +252,7 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         Ok(())
     }
 
-    /// What stands at the start of a buffer: the bytes' own, or a header like the disk's.
+    /// Writes the start of a buffer: random bytes or a block request header.
     fn fill(&mut self, address: u64) -> Result<()> {
         let mut bytes = [0; 16];
         match self.u.arbitrary()? {
@@ -267,8 +267,8 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         Ok(())
     }
 
-    /// Writes anywhere.
-    fn poke(&mut self) -> Result<()> {
+    /// Writes random bytes to a random address.
+    fn write_anywhere(&mut self) -> Result<()> {
         let address = match self.u.arbitrary()? {
             true => START + u64::from(self.u.arbitrary::<u16>()?),
             false => self.address()?,
@@ -278,9 +278,8 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         Ok(())
     }
 
-    /// A write of the guest's; where no memory is, none.
+    /// Writes to guest memory; addresses outside of it are ignored.
     fn write(&self, address: u64, bytes: &[u8]) {
-        let place = vm_memory::GuestAddress(address);
-        let _ = self.memory.map().write_slice(bytes, place);
+        let _ = self.memory.map().write_slice(bytes, GuestAddress(address));
     }
 }

@@ -49,12 +49,12 @@ fn build(mut source: Unstructured<'_>) -> Result<()> {
     let mut devices = Vec::new();
     for number in 0..u.int_in_range(0..=12u32)? {
         devices.push(match u.int_in_range(0..=3)? {
-            0 => Serial::describe(u.arbitrary()?, number),
-            1 => Pl011::describe(u.arbitrary()?, number),
-            2 => Rtc::describe(u.arbitrary()?),
+            0 => Serial::describe(GuestAddress(u.arbitrary()?), number),
+            1 => Pl011::describe(GuestAddress(u.arbitrary()?), number),
+            2 => Rtc::describe(GuestAddress(u.arbitrary()?)),
             _ => MmioDeviceInfo {
                 name: format!("disk{number}"),
-                start: u.arbitrary()?,
+                start: GuestAddress(u.arbitrary()?),
                 size: u.arbitrary()?,
                 irq: u.arbitrary()?,
                 compatible: &["virtio,mmio"],
@@ -111,7 +111,11 @@ fn unique(memory: &[(GuestAddress, Bytes)], devices: &[MmioDeviceInfo]) -> bool 
         .iter()
         .map(|(start, _)| format!("{start:?}"))
         .collect();
-    names.extend(devices.iter().map(|d| format!("{}@{:x}", d.name, d.start)));
+    names.extend(
+        devices
+            .iter()
+            .map(|d| format!("{}@{:x}", d.name, d.start.0)),
+    );
     let all = names.len();
     names.sort_unstable();
     names.dedup();

@@ -17,7 +17,7 @@ use std::{
 };
 
 use granule_fuzz::{
-    bus::{ENTROPY, Machine, QUEUES, VIRTIO, VIRTIO_STEP, machine},
+    bus::{DeviceBus, ENTROPY, QUEUES, VIRTIO, VIRTIO_STEP, device_bus},
     guest::START,
 };
 use granule_vmm::devices::Bus;
@@ -55,14 +55,18 @@ impl Random {
     }
 }
 
+fn address(device: u64, register: u64) -> GuestAddress {
+    GuestAddress(VIRTIO + device * VIRTIO_STEP + register)
+}
+
 fn set(bus: &Bus, device: u64, register: u64, value: u64) {
     let [a, b, c, d, ..] = value.to_le_bytes();
-    bus.write(VIRTIO + device * VIRTIO_STEP + register, &[a, b, c, d]);
+    bus.write(address(device, register), &[a, b, c, d]);
 }
 
 fn get(bus: &Bus, device: u64, register: u64) -> u32 {
     let mut word = [0; 4];
-    bus.read(VIRTIO + device * VIRTIO_STEP + register, &mut word);
+    bus.read(address(device, register), &mut word);
     u32::from_le_bytes(word)
 }
 
@@ -92,37 +96,40 @@ fn set_up(bus: &Bus, device: u64, offer: u64, mut place: impl FnMut(u32) -> [u64
 
 /// Random values to every register of every device, in every size, in a random order of devices.
 fn scribble_on_registers(bus: &Bus, random: &mut Random) {
-    let devices: Vec<(u64, u64)> = bus.descriptions().map(|d| (d.start, d.size)).collect();
+    let devices: Vec<(u64, u64)> = bus.infos().map(|info| (info.start.0, info.size)).collect();
     for _ in 0..devices.len() {
         let (start, size) = devices[usize::try_from(random.next()).unwrap_or(0) % devices.len()];
         for offset in (0..size.min(0x140)).step_by(4) {
             let length = [4, 4, 4, 1, 2, 8][usize::try_from(random.next() % 6).unwrap_or(0)];
             if random.next().is_multiple_of(4) {
-                bus.read(start + offset, &mut [0; 8][..length]);
+                bus.read(GuestAddress(start + offset), &mut [0; 8][..length]);
             } else {
-                bus.write(start + offset, &random.value().to_le_bytes()[..length]);
+                bus.write(
+                    GuestAddress(start + offset),
+                    &random.value().to_le_bytes()[..length],
+                );
             }
         }
     }
 }
 
 /// Sets a device up with queues somewhere in memory, and notifies them.
-fn use_at_random(machine: &Machine, random: &mut Random) {
+fn use_at_random(devices: &DeviceBus, random: &mut Random) {
     let device = random.next() % QUEUES.len() as u64;
     let offer = [u64::MAX >> 32, random.next(), 0, 1 << 29][(random.next() % 4) as usize];
-    let offered = u64::from(get(&machine.bus, device, 0x10));
-    set_up(&machine.bus, device, offer & offered, |_| {
+    let offered = u64::from(get(&devices.bus, device, 0x10));
+    set_up(&devices.bus, device, offer & offered, |_| {
         let size = 1 << (random.next() % 9);
         let place = START + random.next() % 0x3_0000 / 16 * 16;
         [size, place, place + size * 16, place + size * 20 + 16]
     });
     for _ in 0..random.next() % 8 {
-        set(&machine.bus, device, NOTIFY, random.next() % 5);
+        set(&devices.bus, device, NOTIFY, random.next() % 5);
     }
 }
 
 /// Descriptors and indices of a guest gone mad, as fast as they can be written.
-fn scribble_on_memory(machine: &Machine, random: &mut Random) {
+fn scribble_on_memory(devices: &DeviceBus, random: &mut Random) {
     let mut entry = random.value().to_le_bytes().to_vec();
     entry.extend((random.next() % 0x2000).to_le_bytes());
     let [flags, next] = [random.next() % 8, random.next() % 256];
@@ -131,21 +138,21 @@ fn scribble_on_memory(machine: &Machine, random: &mut Random) {
     entry.extend([u8::try_from(next).unwrap_or(0), 0]);
     let place = GuestAddress(START + random.next() % 0x4_0000 / 16 * 16);
     // At the very end there is no room for it.
-    let _ = machine.memory.map().write_slice(&entry, place);
+    let _ = devices.memory.map().write_slice(&entry, place);
 }
 
 /// A request for random numbers, as a driver makes it; says whether it was answered.
-fn entropy_works(machine: &Machine) -> bool {
+fn entropy_works(devices: &DeviceBus) -> bool {
     let (table, available, used, buffer) = (START, START + 0x1000, START + 0x2000, START + 0x3000);
-    let map = machine.memory.map();
+    let map = devices.memory.map();
     map.write_slice(&[0; 0x4000], GuestAddress(START)).unwrap();
-    set_up(&machine.bus, ENTROPY, 0, |_| [8, table, available, used]);
-    assert_eq!(get(&machine.bus, ENTROPY, STATUS), 15);
+    set_up(&devices.bus, ENTROPY, 0, |_| [8, table, available, used]);
+    assert_eq!(get(&devices.bus, ENTROPY, STATUS), 15);
     map.write_obj(buffer, GuestAddress(table)).unwrap();
     map.write_obj(64u32, GuestAddress(table + 8)).unwrap();
     map.write_obj(2u16, GuestAddress(table + 12)).unwrap();
     map.write_obj(1u16, GuestAddress(available + 2)).unwrap();
-    set(&machine.bus, ENTROPY, NOTIFY, 0);
+    set(&devices.bus, ENTROPY, NOTIFY, 0);
     let until = Instant::now() + Duration::from_secs(60);
     while Instant::now() < until {
         if map.read_obj::<u16>(GuestAddress(used + 2)).unwrap() == 1 {
@@ -161,9 +168,9 @@ fn entropy_works(machine: &Machine) -> bool {
 #[test]
 fn a_guest_gone_mad_does_no_harm() {
     let seed = std::env::var("GRANULE_FUZZ_SEED").map_or(1, |text| text.parse().unwrap());
-    let machine = Arc::new(machine());
+    let devices = Arc::new(device_bus());
     let done = Arc::new(AtomicBool::new(false));
-    let (memory, stop) = (Arc::clone(&machine), Arc::clone(&done));
+    let (memory, stop) = (Arc::clone(&devices), Arc::clone(&done));
     let other_cpu = thread::spawn(move || {
         let mut random = Random(seed + 1);
         while !stop.load(Ordering::Relaxed) {
@@ -174,23 +181,23 @@ fn a_guest_gone_mad_does_no_harm() {
     let mut random = Random(seed);
 
     for _ in 0..ROUNDS {
-        scribble_on_registers(&machine.bus, &mut random);
-        (0..4).for_each(|_| use_at_random(&machine, &mut random));
+        scribble_on_registers(&devices.bus, &mut random);
+        (0..4).for_each(|_| use_at_random(&devices, &mut random));
     }
     done.store(true, Ordering::Relaxed);
     other_cpu.join().unwrap();
 
-    let refused = machine.bus.refused();
+    let refused = devices.bus.refused();
     assert!(refused.malformed > 0, "{refused:?}");
     for device in 0..QUEUES.len() as u64 {
         let area = START + device * 0x8000;
-        set_up(&machine.bus, device, 0, |queue| {
+        set_up(&devices.bus, device, 0, |queue| {
             let place = area + u64::from(queue) * 0x1000;
             [8, place, place + 0x400, place + 0x800]
         });
-        let status = get(&machine.bus, device, STATUS) & !64;
+        let status = get(&devices.bus, device, STATUS) & !64;
         assert_eq!(status, 15, "device {device} is lost");
-        set(&machine.bus, device, STATUS, 0);
+        set(&devices.bus, device, STATUS, 0);
     }
-    assert!(entropy_works(&machine));
+    assert!(entropy_works(&devices));
 }

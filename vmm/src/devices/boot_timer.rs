@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A register by which the guest tells how far it has got.
+//! Boot timer: a register through which a guest reports its boot progress.
 //!
-//! One byte, write-only: the guest's init writes a number, the device tells the machine this
-//! number and how long ago the machine was started. The meaning of the numbers is the guest
-//! image's; [`BootTimer::INIT`] is what `scripts/guest` has its init write first.
+//! The register is one byte, write-only. The init of the guest writes a number, and the device
+//! reports that number with the time since the VM was started. The guest image defines the numbers;
+//! the init of `scripts/guest` writes [`BootTimer::INIT`] first.
 
 use std::{
     fmt,
     time::{Duration, Instant},
 };
 
+use granule_types::units::GuestAddress;
+
 use super::{MmioDevice, MmioDeviceInfo};
 
-/// The register, and whom to tell.
+/// Called with each number that the guest writes and the time since the start.
+pub type BootMarkHandler = Box<dyn FnMut(u8, Duration) + Send>;
+
+/// Boot timer device.
 pub struct BootTimer {
     started: Instant,
-    tell: Box<dyn FnMut(u8, Duration) + Send>,
-    refused: u64,
+    on_mark: BootMarkHandler,
 }
 
 impl fmt::Debug for BootTimer {
@@ -26,53 +30,36 @@ impl fmt::Debug for BootTimer {
 }
 
 impl BootTimer {
-    /// Bytes of registers.
-    pub const SIZE: u64 = 0x1000;
-
-    /// What the guest writes when its init starts.
+    /// Number that the guest writes when its init starts.
     pub const INIT: u8 = 1;
 
-    /// What the guest writes when it is up: services started, ready to log in.
+    /// Number that the guest writes when its services are started and it is ready for a login.
     pub const READY: u8 = 2;
 
-    /// A timer that counts from `started` and tells `tell` each number with its time.
+    /// Creates a timer that counts from `started` and calls `on_mark` for each number.
     #[must_use]
-    pub fn new(started: Instant, tell: Box<dyn FnMut(u8, Duration) + Send>) -> Self {
-        Self {
-            started,
-            tell,
-            refused: 0,
-        }
+    pub fn new(started: Instant, on_mark: BootMarkHandler) -> Self {
+        Self { started, on_mark }
     }
 
-    /// For the device tree.
+    /// Describes the timer for the device tree.
     #[must_use]
-    pub fn describe(start: u64) -> MmioDeviceInfo {
-        MmioDeviceInfo {
-            name: "boot-timer".to_owned(),
-            start,
-            size: Self::SIZE,
-            irq: None,
-            compatible: &["granule,boot-timer"],
-        }
+    pub fn describe(start: GuestAddress) -> MmioDeviceInfo {
+        MmioDeviceInfo::new("boot-timer", start, None, &["granule,boot-timer"])
     }
 }
 
 impl MmioDevice for BootTimer {
-    fn read(&mut self, _: u64, data: &mut [u8]) {
-        data.fill(0);
-        self.refused += 1;
+    fn read(&mut self, _: u64, _: &mut [u8]) -> bool {
+        false
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) {
-        match (offset, data) {
-            (0, [mark]) => (self.tell)(*mark, self.started.elapsed()),
-            _ => self.refused += 1,
-        }
-    }
-
-    fn refused(&self) -> u64 {
-        self.refused
+    fn write(&mut self, offset: u64, data: &[u8]) -> bool {
+        let (0, [mark]) = (offset, data) else {
+            return false;
+        };
+        (self.on_mark)(*mark, self.started.elapsed());
+        true
     }
 }
 
@@ -83,24 +70,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_byte_at_the_start_is_told_and_nothing_else() {
+    fn only_a_byte_at_the_first_address_is_reported() {
         let (sender, marks) = mpsc::channel();
-        let tell = Box::new(move |mark, time| sender.send((mark, time)).unwrap());
-        let mut timer = BootTimer::new(Instant::now(), tell);
+        let on_mark = Box::new(move |mark, time| sender.send((mark, time)).unwrap());
+        let mut timer = BootTimer::new(Instant::now(), on_mark);
 
-        timer.write(0, &[BootTimer::INIT]);
-        timer.write(0, &[7, 0]);
-        timer.write(1, &[7]);
-        let mut data = [9; 4];
-        timer.read(0, &mut data);
-        timer.write(0, &[BootTimer::READY]);
+        assert!(timer.write(0, &[BootTimer::INIT]));
+        assert!(!timer.write(0, &[7, 0]));
+        assert!(!timer.write(1, &[7]));
+        assert!(!timer.read(0, &mut [9; 4]));
+        assert!(timer.write(0, &[BootTimer::READY]));
 
-        let marks: Vec<_> = marks.try_iter().collect();
-        assert_eq!(
-            marks.iter().map(|(mark, _)| *mark).collect::<Vec<_>>(),
-            [1, 2]
-        );
-        assert!(marks[0].1 <= marks[1].1);
-        assert_eq!((timer.refused(), data), (3, [0; 4]));
+        let (numbers, times): (Vec<_>, Vec<_>) = marks.try_iter().unzip();
+        assert_eq!(numbers, [1, 2]);
+        assert!(times[0] <= times[1]);
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Finds the device behind an address.
+//! Dispatch of MMIO accesses to devices, on the address map of `vm-device`.
 //!
-//! Devices are added while the machine is built; after that the bus is shared by all vCPU threads
-//! and never changes, so finding a device takes no lock. Each device has a lock of its own.
+//! Devices are added while the VM is built. After that all vCPU threads share the bus and it never
+//! changes, so that a lookup takes no lock. Each device has a lock of its own.
 
 use std::{
     fmt,
@@ -12,25 +12,27 @@ use std::{
     },
 };
 
+use granule_types::units::GuestAddress;
 use parking_lot::Mutex;
 use thiserror::Error;
+use vm_device::bus::{MmioAddress, MmioBus, MmioRange};
 
 use super::{MmioDevice, MmioDeviceInfo};
 
-/// Why a device cannot be put on the bus.
+/// Error returned when a device cannot be added to the bus.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BusError {
-    /// It lies where another one is.
+    /// Its registers overlap those of another device.
     #[error("the registers of '{name}' at {start:#x} overlap those of '{other}'")]
     Overlap {
         /// The device.
         name: String,
         /// Its first address.
         start: u64,
-        /// The one that is there.
+        /// The device that was added before.
         other: String,
     },
-    /// It has no registers, or they leave the address space.
+    /// It has no registers, or they exceed the address space.
     #[error("'{name}' cannot have {size:#x} bytes of registers at {start:#x}")]
     Range {
         /// The device.
@@ -42,231 +44,216 @@ pub enum BusError {
     },
 }
 
-/// Guest accesses that nothing took.
+/// Counts of guest accesses that no device handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RefusedAccesses {
     /// Accesses to addresses of no device.
     pub unclaimed: u64,
-    /// Accesses of an odd size, past a device's end, or to a register that the device does not
-    /// have.
+    /// Accesses of an invalid size, past the end of a device, or that the device refused.
     pub malformed: u64,
 }
 
-/// The devices by address.
+/// Devices by guest-physical address.
 #[derive(Default)]
 pub struct Bus {
+    devices: MmioBus<Arc<Mutex<dyn MmioDevice>>>,
     /// Sorted by address.
-    places: Vec<Place>,
+    infos: Vec<MmioDeviceInfo>,
     unclaimed: AtomicU64,
     malformed: AtomicU64,
 }
 
-struct Place {
-    description: MmioDeviceInfo,
-    device: Arc<Mutex<dyn MmioDevice>>,
-}
-
 impl fmt::Debug for Bus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.descriptions()).finish()
+        f.debug_list().entries(&self.infos).finish()
     }
 }
 
 impl Bus {
-    /// An empty bus.
+    /// Returns an empty bus.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts a device where its description says.
+    /// Adds a device at the address in `info`.
     ///
     /// # Errors
-    /// It has no room there.
+    /// The range is empty, exceeds the address space or overlaps another device.
     pub fn add(
         &mut self,
-        description: MmioDeviceInfo,
+        info: MmioDeviceInfo,
         device: Arc<Mutex<dyn MmioDevice>>,
     ) -> Result<(), BusError> {
-        let MmioDeviceInfo { start, size, .. } = description;
-        let name = || description.name.clone();
-        let Some(end) = start.checked_add(size).filter(|_| size > 0) else {
-            let name = name();
+        let (start, size) = (info.start.0, info.size);
+        let Ok(range) = range(&info) else {
+            let name = info.name;
             return Err(BusError::Range { name, start, size });
         };
-        let at = self.places.partition_point(|place| place.start() < start);
-        let before = at.checked_sub(1).and_then(|at| self.places.get(at));
-        let other = before
-            .filter(|place| place.end() > start)
-            .or_else(|| self.places.get(at).filter(|place| place.start() < end));
-        if let Some(other) = other {
+        if self.devices.register(range, device).is_err() {
+            let overlaps = |other: &&MmioDeviceInfo| {
+                self::range(other).is_ok_and(|other| other.overlaps(&range))
+            };
+            let other = self.infos.iter().find(overlaps);
             return Err(BusError::Overlap {
-                name: name(),
+                name: info.name,
                 start,
-                other: other.description.name.clone(),
+                other: other.map_or_else(String::new, |other| other.name.clone()),
             });
         }
-        let place = Place {
-            description,
-            device,
-        };
-        self.places.insert(at, place);
+        let index = self.infos.partition_point(|other| other.start < info.start);
+        self.infos.insert(index, info);
         Ok(())
     }
 
-    /// What is on the bus, sorted by address.
-    pub fn descriptions(&self) -> impl Iterator<Item = &MmioDeviceInfo> {
-        self.places.iter().map(|place| &place.description)
+    /// Returns the devices on the bus, sorted by address.
+    pub fn infos(&self) -> impl Iterator<Item = &MmioDeviceInfo> {
+        self.infos.iter()
     }
 
-    /// Answers a load from a guest-physical address; what nothing answers is zero.
-    pub fn read(&self, address: u64, data: &mut [u8]) {
+    /// Handles a load; an access that no device handles reads as zero.
+    pub fn read(&self, address: GuestAddress, data: &mut [u8]) {
         data.fill(0);
-        if let Some((place, offset)) = self.find(address, data.len()) {
-            place.device.lock().read(offset, data);
-        }
+        self.dispatch(address, data.len(), |device, offset| {
+            device.read(offset, data)
+        });
     }
 
-    /// Takes a store to a guest-physical address.
-    pub fn write(&self, address: u64, data: &[u8]) {
-        if let Some((place, offset)) = self.find(address, data.len()) {
-            place.device.lock().write(offset, data);
-        }
+    /// Handles a store.
+    pub fn write(&self, address: GuestAddress, data: &[u8]) {
+        self.dispatch(address, data.len(), |device, offset| {
+            device.write(offset, data)
+        });
     }
 
-    /// How many accesses nothing took.
+    /// Returns how many accesses no device handled.
     #[must_use]
     pub fn refused(&self) -> RefusedAccesses {
-        let devices = self
-            .places
-            .iter()
-            .map(|place| place.device.lock().refused());
         RefusedAccesses {
             unclaimed: self.unclaimed.load(Ordering::Relaxed),
-            malformed: self.malformed.load(Ordering::Relaxed) + devices.sum::<u64>(),
+            malformed: self.malformed.load(Ordering::Relaxed),
         }
     }
 
-    fn find(&self, address: u64, length: usize) -> Option<(&Place, u64)> {
-        let after = self
-            .places
-            .partition_point(|place| place.start() <= address);
-        let place = after
-            .checked_sub(1)
-            .and_then(|at| self.places.get(at))
-            .filter(|place| address < place.end());
-        let Some(place) = place else {
+    /// Runs `access` on the device that covers the whole access, and counts refused accesses.
+    fn dispatch(
+        &self,
+        address: GuestAddress,
+        length: usize,
+        access: impl FnOnce(&mut dyn MmioDevice, u64) -> bool,
+    ) {
+        let Some((range, device)) = self.devices.device(MmioAddress(address.0)) else {
             self.unclaimed.fetch_add(1, Ordering::Relaxed);
-            return None;
+            return;
         };
-        let room = place.end() - address;
-        if !matches!(length, 1 | 2 | 4 | 8) || length as u64 > room {
+        let offset = address.0 - range.base().0;
+        let fits = matches!(length, 1 | 2 | 4 | 8) && length as u64 <= range.size() - offset;
+        if !fits || !access(&mut *device.lock(), offset) {
             self.malformed.fetch_add(1, Ordering::Relaxed);
-            return None;
         }
-        Some((place, address - place.start()))
     }
 }
 
-impl Place {
-    fn start(&self) -> u64 {
-        self.description.start
-    }
-
-    /// [`Bus::add`] has checked that there is one.
-    fn end(&self) -> u64 {
-        self.description.start + self.description.size
-    }
+fn range(info: &MmioDeviceInfo) -> Result<MmioRange, vm_device::bus::Error> {
+    MmioRange::new(MmioAddress(info.start.0), info.size)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Reads as its offset, and keeps what was written.
+    /// Reads as its offset, records stores, and has no register at offset 0xf.
     #[derive(Default)]
-    struct Notes(Vec<(u64, Vec<u8>)>);
+    struct RecordingDevice(Vec<(u64, Vec<u8>)>);
 
-    impl MmioDevice for Notes {
-        fn read(&mut self, offset: u64, data: &mut [u8]) {
-            data.fill(u8::try_from(offset).unwrap());
+    impl MmioDevice for RecordingDevice {
+        fn read(&mut self, offset: u64, data: &mut [u8]) -> bool {
+            let exists = offset != 0xf;
+            if exists {
+                data.fill(u8::try_from(offset).unwrap());
+            }
+            exists
         }
 
-        fn write(&mut self, offset: u64, data: &[u8]) {
+        fn write(&mut self, offset: u64, data: &[u8]) -> bool {
             self.0.push((offset, data.to_vec()));
+            true
         }
     }
 
-    fn at(name: &str, start: u64, size: u64) -> MmioDeviceInfo {
+    fn info(name: &str, start: u64, size: u64) -> MmioDeviceInfo {
         MmioDeviceInfo {
-            name: name.to_owned(),
-            start,
             size,
-            irq: None,
-            compatible: &["test"],
+            ..MmioDeviceInfo::new(name, GuestAddress(start), None, &["test"])
         }
     }
 
-    fn notes() -> Arc<Mutex<Notes>> {
+    fn device() -> Arc<Mutex<RecordingDevice>> {
         Arc::default()
     }
 
     #[test]
-    fn an_access_reaches_the_device_behind_its_address() {
-        let (low, high) = (notes(), notes());
+    fn an_access_reaches_the_device_at_its_address() {
+        let (low, high) = (device(), device());
         let mut bus = Bus::new();
-        bus.add(at("high", 0x2000, 0x10), high.clone()).unwrap();
-        bus.add(at("low", 0x1000, 0x10), low.clone()).unwrap();
+        bus.add(info("high", 0x2000, 0x10), high.clone()).unwrap();
+        bus.add(info("low", 0x1000, 0x10), low.clone()).unwrap();
         let mut data = [0; 2];
 
-        bus.read(0x1008, &mut data);
-        bus.write(0x200c, &[1, 2, 3, 4]);
+        bus.read(GuestAddress(0x1008), &mut data);
+        bus.write(GuestAddress(0x200c), &[1, 2, 3, 4]);
 
         assert_eq!(data, [8, 8]);
         assert_eq!(low.lock().0, []);
         assert_eq!(high.lock().0, [(0xc, vec![1, 2, 3, 4])]);
         assert_eq!(bus.refused(), RefusedAccesses::default());
+        assert!(bus.infos().map(|info| &info.name).eq(["low", "high"]));
     }
 
     #[test]
-    fn what_no_device_takes_reads_as_zero_and_is_counted() {
-        let device = notes();
+    fn a_refused_access_reads_as_zero_and_is_counted() {
+        let device = device();
         let mut bus = Bus::new();
-        bus.add(at("device", 0x1000, 0x10), device.clone()).unwrap();
-        let (mut odd, mut over, mut none) = ([9; 3], [9; 4], [9; 8]);
+        bus.add(info("device", 0x1000, 0x10), device.clone())
+            .unwrap();
 
-        bus.read(0x1004, &mut odd);
-        bus.read(0x100e, &mut over);
-        bus.read(0xff8, &mut none);
-        bus.read(u64::MAX, &mut none);
-        bus.write(0x1010, &[1]);
-        bus.write(0x100c, &[1; 8]);
-        bus.write(0x1000, &[]);
+        for (address, size) in [
+            (0x1004, 3),
+            (0x100e, 4),
+            (0x100f, 1),
+            (0xff8, 8),
+            (u64::MAX, 8),
+        ] {
+            let mut data = [9; 8];
+            bus.read(GuestAddress(address), &mut data[..size]);
+            assert_eq!(data[..size], [0; 8][..size], "{address:#x}");
+        }
+        bus.write(GuestAddress(0x1010), &[1]);
+        bus.write(GuestAddress(0x100c), &[1; 8]);
+        bus.write(GuestAddress(0x1000), &[]);
 
-        assert_eq!((odd, over, none), ([0; 3], [0; 4], [0; 8]));
         assert_eq!(device.lock().0, []);
         let refused = RefusedAccesses {
             unclaimed: 3,
-            malformed: 4,
+            malformed: 5,
         };
         assert_eq!(bus.refused(), refused);
     }
 
     #[test]
-    fn devices_do_not_overlap() {
+    fn overlapping_and_invalid_ranges_are_refused() {
         let mut bus = Bus::new();
-        bus.add(at("one", 0x1000, 0x100), notes()).unwrap();
+        bus.add(info("one", 0x1000, 0x100), device()).unwrap();
 
-        let inside = bus.add(at("two", 0x10ff, 1), notes());
-        let around = bus.add(at("two", 0xfff, 2), notes());
-        let empty = bus.add(at("two", 0, 0), notes());
-        let past_the_end = bus.add(at("two", u64::MAX, 2), notes());
-        let beside = bus.add(at("two", 0x1100, 1), notes());
-
-        assert!(matches!(inside, Err(BusError::Overlap { .. })));
-        assert!(matches!(around, Err(BusError::Overlap { .. })));
-        assert!(matches!(empty, Err(BusError::Range { .. })));
-        assert!(matches!(past_the_end, Err(BusError::Range { .. })));
-        assert_eq!(beside, Ok(()));
+        for (start, size) in [(0x10ff, 1), (0xfff, 2)] {
+            let error = bus.add(info("two", start, size), device()).unwrap_err();
+            let (name, other) = ("two".to_owned(), "one".to_owned());
+            assert_eq!(error, BusError::Overlap { name, start, other });
+        }
+        for (start, size) in [(0, 0), (u64::MAX, 2)] {
+            let error = bus.add(info("two", start, size), device()).unwrap_err();
+            assert!(matches!(error, BusError::Range { .. }), "{error}");
+        }
+        assert_eq!(bus.add(info("two", 0x1100, 1), device()), Ok(()));
     }
 }

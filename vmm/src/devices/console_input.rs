@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Carries what is typed to the guest's console, in a thread of its own.
+//! Console input: a thread that forwards bytes from a file descriptor to the guest's console.
 //!
-//! What was read goes through a filter first, which is where an escape key is found, and then waits
-//! until the guest takes it. At a terminal reading goes on meanwhile, or a guest that takes nothing
-//! would keep the escape key from being seen; what is beyond a bound is dropped. From a file or a
-//! pipe nothing is dropped: it is not read before the guest has taken what was read.
+//! Each read passes a filter first, which detects the escape key, and then waits until the guest
+//! takes it. From a terminal the thread keeps reading meanwhile, because a guest that takes nothing
+//! must not hide the escape key; bytes beyond a limit are dropped. From a file or a pipe nothing is
+//! dropped: the thread reads on only after the guest has taken the bytes read before.
 
 use std::{io, os::fd::AsFd, sync::Arc};
 
@@ -18,22 +18,22 @@ use vmm_sys_util::eventfd::EventFd;
 use super::serial::SerialPort;
 use crate::scoped_thread::{ScopedThread, borrow_event};
 
-/// Bytes that wait for the guest.
-const BOUND: usize = 64 << 10;
+/// Maximum number of bytes that wait for the guest.
+const CAPACITY: usize = 64 << 10;
 
-/// What takes input for the guest.
+/// Destination of console input.
 pub trait InputSink: Send + 'static {
-    /// Takes as much of `input` as there is room for now, and says how much that was.
+    /// Takes as much of `input` as there is space for and returns how much that was.
     ///
     /// # Errors
-    /// It never takes anything again.
+    /// The sink takes no further input.
     fn take(&mut self, input: &[u8]) -> io::Result<usize>;
 
-    /// What to wait for when it did not take everything.
-    fn room(&self) -> PollFd<'_>;
+    /// Returns the descriptor that signals space after a short [`InputSink::take`].
+    fn space_event(&self) -> PollFd<'_>;
 }
 
-/// A serial port as a taker.
+/// Input sink that fills the FIFO of a serial port.
 #[derive(Debug)]
 pub struct SerialSink<P: ?Sized> {
     drained: Arc<EventFd>,
@@ -41,10 +41,10 @@ pub struct SerialSink<P: ?Sized> {
 }
 
 impl<P: SerialPort + ?Sized> SerialSink<P> {
-    /// Gives input to this port.
+    /// Creates a sink for this port.
     ///
     /// # Errors
-    /// No event file descriptor can be had.
+    /// The host is out of file descriptors.
     pub fn new(port: Arc<Mutex<P>>) -> io::Result<Self> {
         let drained = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
         Ok(Self { drained, port })
@@ -53,30 +53,30 @@ impl<P: SerialPort + ?Sized> SerialSink<P> {
 
 impl<P: SerialPort + ?Sized + 'static> InputSink for SerialSink<P> {
     fn take(&mut self, input: &[u8]) -> io::Result<usize> {
-        // Empty unless it has just been told of.
+        // Fails if the event is not signalled.
         let _ = self.drained.read();
         let mut port = self.port.lock();
         let taken = port.receive(input);
         if taken < input.len() {
-            port.drained().wake(&self.drained);
+            port.drained().arm(&self.drained);
         }
         Ok(taken)
     }
 
-    fn room(&self) -> PollFd<'_> {
+    fn space_event(&self) -> PollFd<'_> {
         PollFd::from_borrowed_fd(borrow_event(&self.drained), PollFlags::IN)
     }
 }
 
-/// A pipe as a taker, whose other end a device reads.
+/// Input sink that writes to a pipe from which a device reads.
 #[derive(Debug)]
 pub struct PipeSink(io::PipeWriter);
 
 impl PipeSink {
-    /// A pipe, and the end to be read.
+    /// Creates a pipe and returns the sink and the end that the device reads.
     ///
     /// # Errors
-    /// None can be had.
+    /// The host is out of file descriptors.
     pub fn new() -> io::Result<(Self, io::PipeReader)> {
         let (reader, writer) = io::pipe()?;
         rustix::io::ioctl_fionbio(&writer, true)?;
@@ -92,85 +92,82 @@ impl InputSink for PipeSink {
         }
     }
 
-    fn room(&self) -> PollFd<'_> {
+    fn space_event(&self) -> PollFd<'_> {
         PollFd::new(&self.0, PollFlags::OUT)
     }
 }
 
-/// What becomes of input that the guest does not take.
+/// Treatment of input that the guest does not take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overflow {
-    /// It is read and dropped: a terminal's.
+    /// Reads and drops it: for a terminal.
     Drop,
-    /// It is not read: a file's or a pipe's.
+    /// Stops reading: for a file or a pipe.
     Wait,
 }
 
-/// Reads `input` until its end and gives the guest what `filter` lets through of it. The filter may
-/// change the bytes in place or take some out. It returns `false` when input is to end. Dropping what is
-/// given ends the thread.
+/// Reads `input` to its end and forwards the bytes that `filter` leaves. The filter may change and
+/// remove bytes, and returns `false` to end the input. Dropping the returned handle ends the
+/// thread.
 ///
 /// # Errors
-/// No event file descriptor or no thread can be had.
+/// The thread cannot be started.
 pub fn forward_input(
-    to: impl InputSink,
+    sink: impl InputSink,
     input: impl AsFd + Send + 'static,
-    excess: Overflow,
+    overflow: Overflow,
     mut filter: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static,
 ) -> io::Result<ScopedThread> {
     ScopedThread::start("console-in", move |stop| {
-        if let Err(error) = carry(to, &input, excess, &mut filter, stop) {
-            log::warn!("the guest gets no more console input: {error}");
+        if let Err(error) = forward(sink, &input, overflow, &mut filter, stop) {
+            log::warn!("console input ends: {error}");
         }
     })
 }
 
-fn carry(
-    mut to: impl InputSink,
+fn forward(
+    mut sink: impl InputSink,
     input: &impl AsFd,
-    excess: Overflow,
+    overflow: Overflow,
     filter: &mut impl FnMut(&mut Vec<u8>) -> bool,
     stop: &EventFd,
 ) -> io::Result<()> {
     let (mut backlog, mut bytes) = (Vec::new(), Vec::new());
-    let (mut goes_on, mut told) = (true, false);
-    while goes_on || !backlog.is_empty() {
-        let reads = goes_on && (excess == Overflow::Drop || backlog.is_empty());
+    let (mut open, mut warned) = (true, false);
+    while open || !backlog.is_empty() {
+        let reads = open && (overflow == Overflow::Drop || backlog.is_empty());
         let mut fds = vec![PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN)];
-        fds.extend((!backlog.is_empty()).then(|| to.room()));
+        fds.extend((!backlog.is_empty()).then(|| sink.space_event()));
         fds.extend(reads.then(|| PollFd::new(input, PollFlags::IN)));
-        match poll(&mut fds, None) {
-            Err(Errno::INTR) => continue,
-            other => other?,
-        };
+        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
         let ready = |fd: Option<&PollFd<'_>>| fd.is_some_and(|fd| !fd.revents().is_empty());
         if ready(fds.first()) {
             return Ok(());
         }
         if reads && ready(fds.last()) {
-            goes_on = read(input, &mut bytes)? && filter(&mut bytes);
-            let room = BOUND - backlog.len();
-            if bytes.len() > room {
-                bytes.truncate(room);
-                if !std::mem::replace(&mut told, true) {
+            open = read_chunk(input, &mut bytes)? && filter(&mut bytes);
+            let space = CAPACITY - backlog.len();
+            if bytes.len() > space {
+                bytes.truncate(space);
+                if !std::mem::replace(&mut warned, true) {
                     log::warn!(
-                        "the guest does not read its console: what is typed beyond {BOUND} bytes \
-                         is dropped"
+                        "the guest does not read its console: input beyond {CAPACITY} bytes is \
+                         dropped"
                     );
                 }
             }
             backlog.append(&mut bytes);
         }
         if !backlog.is_empty() {
-            let taken = to.take(&backlog)?;
+            let taken = sink.take(&backlog)?;
             backlog.drain(..taken);
         }
     }
     Ok(())
 }
 
-/// Reads what is there; false at its end.
-fn read(input: &impl AsFd, bytes: &mut Vec<u8>) -> io::Result<bool> {
+/// Appends the available bytes to `bytes`. Returns false at the end of the input.
+fn read_chunk(input: &impl AsFd, bytes: &mut Vec<u8>) -> io::Result<bool> {
     let mut buffer = [0; 1024];
     match rustix::io::read(input, &mut buffer) {
         Err(Errno::INTR | Errno::AGAIN) => Ok(true),
@@ -192,115 +189,129 @@ mod tests {
     };
 
     use super::{
-        super::{MmioDevice as _, Serial, testing::Page},
+        super::{MmioDevice as _, Serial, testing::CapturedOutput},
         *,
     };
 
-    fn port() -> (Arc<Mutex<Serial>>, EventFd) {
-        let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let port = Serial::new(irq.try_clone().unwrap(), Box::new(Page::default()));
-        (Arc::new(Mutex::new(port)), irq)
+    /// Serial port with its sink, its interrupt, and an input pipe.
+    struct Setup {
+        port: Arc<Mutex<Serial>>,
+        sink: SerialSink<Serial>,
+        irq: EventFd,
+        input: io::PipeReader,
+        keyboard: io::PipeWriter,
     }
 
-    /// Reads so many bytes from the port as a guest does.
-    fn guest_reads(port: &Mutex<Serial>, count: usize) -> Vec<u8> {
-        let mut got = Vec::new();
-        while got.len() < count {
+    fn setup() -> Setup {
+        let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let output = Box::new(CapturedOutput::default());
+        let port = Serial::new(irq.try_clone().unwrap(), output);
+        let port = Arc::new(Mutex::new(port));
+        let (input, keyboard) = io::pipe().unwrap();
+        Setup {
+            sink: SerialSink::new(Arc::clone(&port)).unwrap(),
+            port,
+            irq,
+            input,
+            keyboard,
+        }
+    }
+
+    /// Reads `count` bytes from the port as a guest driver does.
+    fn read_port(port: &Mutex<Serial>, count: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while bytes.len() < count {
             let mut port = port.lock();
             let mut data = [0];
-            port.read(5, &mut data);
+            assert!(port.read(5, &mut data));
             if data[0] & 1 == 1 {
-                port.read(0, &mut data);
-                got.push(data[0]);
+                assert!(port.read(0, &mut data));
+                bytes.push(data[0]);
             }
         }
-        got
+        bytes
+    }
+
+    fn long_input() -> Vec<u8> {
+        (0..251).cycle().take(3 * CAPACITY).collect()
     }
 
     #[test]
-    fn more_input_than_the_fifo_holds_arrives_in_order_though_it_has_ended() {
-        for excess in [Overflow::Drop, Overflow::Wait] {
-            let (port, irq) = port();
-            let (input, mut keyboard) = io::pipe().unwrap();
-            let typed: Vec<u8> = (0..200).collect();
-            port.lock().write(1, &[1]);
-            let to = SerialSink::new(Arc::clone(&port)).unwrap();
-            let feed = forward_input(to, input, excess, |bytes| {
+    fn input_larger_than_the_fifo_arrives_in_order_after_the_end_of_the_file() {
+        for overflow in [Overflow::Drop, Overflow::Wait] {
+            let mut setup = setup();
+            assert!(setup.port.lock().write(1, &[1]));
+            let thread = forward_input(setup.sink, setup.input, overflow, |bytes| {
                 bytes.retain(|byte| *byte != 100);
                 true
             });
 
-            keyboard.write_all(&typed).unwrap();
-            drop(keyboard);
-            let got = guest_reads(&port, 199);
+            let typed: Vec<u8> = (0..200).collect();
+            setup.keyboard.write_all(&typed).unwrap();
+            drop(setup.keyboard);
+            let received = read_port(&setup.port, 199);
 
-            assert!(got.iter().copied().eq((0..200).filter(|byte| *byte != 100)));
-            assert!(irq.read().unwrap() > 0);
-            drop(feed.unwrap());
+            assert!(
+                received
+                    .into_iter()
+                    .eq((0..200).filter(|byte| *byte != 100))
+            );
+            assert!(setup.irq.read().unwrap() > 0);
+            drop(thread.unwrap());
         }
     }
 
     #[test]
     fn a_file_of_any_length_waits_for_the_guest() {
-        let (port, _irq) = port();
-        let (input, mut keyboard) = io::pipe().unwrap();
-        let to = SerialSink::new(Arc::clone(&port)).unwrap();
-        let _feed = forward_input(to, input, Overflow::Wait, |_| true).unwrap();
-        let long: Vec<u8> = (0..251).cycle().take(3 * BOUND).collect();
-        let written = long.clone();
-        let writer = thread::spawn(move || keyboard.write_all(&written).unwrap());
+        let mut setup = setup();
+        let _thread = forward_input(setup.sink, setup.input, Overflow::Wait, |_| true).unwrap();
+        let writer = thread::spawn(move || setup.keyboard.write_all(&long_input()).unwrap());
 
-        let got = guest_reads(&port, long.len());
+        let received = read_port(&setup.port, long_input().len());
 
         writer.join().unwrap();
-        assert!(got == long);
+        assert!(received == long_input());
     }
 
     #[test]
-    fn the_filter_sees_what_is_typed_though_the_guest_reads_nothing() {
-        let (port, _irq) = port();
-        let (input, mut keyboard) = io::pipe().unwrap();
-        let (sender, seen) = mpsc::channel();
-        let to = SerialSink::new(port).unwrap();
-        let feed = forward_input(to, input, Overflow::Drop, move |bytes| {
-            let ends = bytes.contains(&1);
-            sender.send(ends).unwrap();
-            !ends
+    fn the_filter_sees_input_that_the_guest_does_not_read() {
+        let mut setup = setup();
+        let (sender, found) = mpsc::channel();
+        let thread = forward_input(setup.sink, setup.input, Overflow::Drop, move |bytes| {
+            let is_end = bytes.contains(&1);
+            sender.send(is_end).unwrap();
+            !is_end
         });
 
-        keyboard.write_all(&vec![7; 3 * BOUND]).unwrap();
-        keyboard.write_all(&[1]).unwrap();
+        setup.keyboard.write_all(&vec![7; 3 * CAPACITY]).unwrap();
+        setup.keyboard.write_all(&[1]).unwrap();
 
-        while !seen.recv_timeout(Duration::from_secs(10)).unwrap() {}
-        // And ends, though it still has what the guest did not read.
-        drop(feed.unwrap());
+        while !found.recv_timeout(Duration::from_secs(10)).unwrap() {}
+        // The thread ends although bytes wait for the guest.
+        drop(thread.unwrap());
     }
 
     #[test]
-    fn feeding_ends_when_dropped_though_the_guest_reads_nothing() {
-        let (port, _irq) = port();
-        let (input, mut keyboard) = io::pipe().unwrap();
-        let to = SerialSink::new(port).unwrap();
-        let feed = forward_input(to, input, Overflow::Wait, |_| true).unwrap();
-        keyboard.write_all(&[7; 500]).unwrap();
+    fn dropping_the_handle_ends_a_thread_that_waits_for_the_guest() {
+        let mut setup = setup();
+        let thread = forward_input(setup.sink, setup.input, Overflow::Wait, |_| true).unwrap();
+        setup.keyboard.write_all(&[7; 500]).unwrap();
 
-        drop(feed);
+        drop(thread);
 
-        assert!(keyboard.write_all(&[7]).is_err());
+        assert!(setup.keyboard.write_all(&[7]).is_err());
     }
 
     #[test]
-    fn a_pipe_takes_input_and_is_closed_at_its_end() {
-        let (to, mut device) = PipeSink::new().unwrap();
+    fn a_pipe_sink_forwards_all_bytes_and_closes_at_the_end() {
+        let (sink, mut device) = PipeSink::new().unwrap();
         let (input, mut keyboard) = io::pipe().unwrap();
-        let _feed = forward_input(to, input, Overflow::Wait, |_| true).unwrap();
-        let long: Vec<u8> = (0..251).cycle().take(3 * BOUND).collect();
-        let written = long.clone();
-        thread::spawn(move || keyboard.write_all(&written).unwrap());
+        let _thread = forward_input(sink, input, Overflow::Wait, |_| true).unwrap();
+        thread::spawn(move || keyboard.write_all(&long_input()).unwrap());
 
-        let mut got = Vec::new();
-        device.read_to_end(&mut got).unwrap();
+        let mut received = Vec::new();
+        device.read_to_end(&mut received).unwrap();
 
-        assert!(got == long);
+        assert!(received == long_input());
     }
 }

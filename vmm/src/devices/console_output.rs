@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The way out for what the guest says on its console: a buffer, and a thread that writes it to a
-//! file descriptor.
+//! Console output: a buffer for the bytes that a guest writes to its console, and a thread that
+//! writes them to a file descriptor.
 //!
-//! Whoever reads there may stall: a pager that waits for a key, a frozen connection. The thread is
-//! the only one that waits in a write then. A device's output is always taken, so no device waits
-//! with its lock held; who brings it asks for room before it brings more
-//! ([`ConsoleOutput::wait_for_space`]) and can give up waiting when the machine is to stand still or to
-//! end. So the guest waits for its reader, as with a real port, and nobody else does.
+//! The reader of that descriptor may stall: a pager that waits for a key, a suspended terminal.
+//! Only the thread blocks in a write then. A device appends to the buffer without waiting, so that
+//! no device blocks with its lock held. The vCPU or worker that produced the bytes waits for space
+//! afterwards ([`ConsoleOutput::wait_for_space`]), and can give up when the VM pauses or ends. The
+//! guest is therefore slowed down by its reader as with a real port, and nothing else is.
 
 use std::{
     fmt,
@@ -24,42 +24,42 @@ use rustix::{
     io::Errno,
 };
 
-/// Bytes that wait before there is no room.
-const BOUND: usize = 64 << 10;
+/// Number of buffered bytes above which writers wait.
+const CAPACITY: usize = 64 << 10;
 
-/// Bytes written at once, after which there may be room again.
-const PIECE: usize = 4096;
+/// Bytes per write, after which waiting writers are woken.
+const CHUNK: usize = 4096;
 
-/// How often somebody who waits for room looks whether to go on waiting.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval at which [`ConsoleOutput::wait_for_space`] checks whether to give up.
+const GIVE_UP_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a reader may take for nothing at the end before the rest is given up.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time without progress after which [`ConsoleOutput::finish`] gives up.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The way out; its copies lead to the same place.
+/// Handle of the buffer; clones share it.
 #[derive(Clone)]
-pub struct ConsoleOutput(Arc<Shared>);
+pub struct ConsoleOutput(Arc<OutputBuffer>);
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
-    /// There is something to write, or nothing comes any more.
-    news: Condvar,
-    /// Something was written.
+struct OutputBuffer {
+    pending: Mutex<PendingOutput>,
+    /// Signals new bytes, or the end of output.
+    changed: Condvar,
+    /// Signals written bytes.
     progress: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    waiting: Vec<u8>,
-    /// Taken by the thread and not written yet.
-    under_way: usize,
+struct PendingOutput {
+    bytes: Vec<u8>,
+    /// Number of bytes that the thread has taken and not yet written.
+    in_flight: usize,
     closed: bool,
 }
 
-impl State {
-    const fn left(&self) -> usize {
-        self.waiting.len() + self.under_way
+impl PendingOutput {
+    const fn len(&self) -> usize {
+        self.bytes.len() + self.in_flight
     }
 }
 
@@ -70,59 +70,58 @@ impl fmt::Debug for ConsoleOutput {
 }
 
 impl ConsoleOutput {
-    /// A way out to `to`. The thread does `prepare` before anything else.
+    /// Starts the thread that writes to `fd`. The thread runs `prepare` first.
     ///
     /// # Errors
-    /// No thread can be had, or it cannot be prepared.
+    /// The thread cannot be started, or `prepare` fails.
     pub fn new(
-        to: impl AsFd + Send + 'static,
+        fd: impl AsFd + Send + 'static,
         prepare: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
-        let outlet = Self(Arc::default());
-        let shared = Arc::clone(&outlet.0);
-        let (prepared, ready) = mpsc::sync_channel(1);
+        let output = Self(Arc::default());
+        let buffer = Arc::clone(&output.0);
+        let (sender, prepared) = mpsc::sync_channel(1);
         thread::Builder::new()
             .name("console-out".to_owned())
             .spawn(move || {
                 let result = prepare();
-                let go_on = result.is_ok();
-                if prepared.send(result).is_ok() && go_on {
-                    shared.carry(&to);
+                let ready = result.is_ok();
+                if sender.send(result).is_ok() && ready {
+                    buffer.run(&fd);
                 }
             })?;
-        ready
+        prepared
             .recv()
-            .map_err(|_| io::Error::other("the console's thread ended before it began"))??;
-        Ok(outlet)
+            .map_err(|_| io::Error::other("the console thread ended before its first write"))??;
+        Ok(output)
     }
 
-    /// Waits while there is no room and `give_up` says no; says whether there is room.
+    /// Waits until the buffer has space or `give_up` returns true. Returns whether it has space.
     pub fn wait_for_space(&self, give_up: impl Fn() -> bool) -> bool {
-        let mut state = self.0.state.lock();
-        while state.left() >= BOUND {
+        let mut pending = self.0.pending.lock();
+        while pending.len() >= CAPACITY {
             if give_up() {
                 return false;
             }
-            self.0.progress.wait_for(&mut state, LOOK);
+            self.0.progress.wait_for(&mut pending, GIVE_UP_INTERVAL);
         }
         true
     }
 
-    /// Waits until everything is written, for as long as somebody reads. What is left then is
-    /// given up; says how many bytes that is. What is brought later is written if the process
-    /// lives for long enough.
+    /// Waits until all bytes are written, or the reader makes no progress. Returns the number of
+    /// bytes left, which the thread still writes if the process exists long enough.
     #[must_use]
     pub fn finish(&self) -> usize {
-        let mut state = self.0.state.lock();
-        state.closed = true;
-        self.0.news.notify_one();
+        let mut pending = self.0.pending.lock();
+        pending.closed = true;
+        self.0.changed.notify_one();
         loop {
-            let left = state.left();
+            let left = pending.len();
             if left == 0 {
                 return 0;
             }
-            self.0.progress.wait_for(&mut state, PATIENCE);
-            if state.left() >= left {
+            self.0.progress.wait_for(&mut pending, FINISH_TIMEOUT);
+            if pending.len() >= left {
                 return left;
             }
         }
@@ -130,12 +129,10 @@ impl ConsoleOutput {
 }
 
 impl Write for ConsoleOutput {
-    /// Takes everything, whether there is room or not.
+    /// Appends all bytes, whether there is space or not.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut state = self.0.state.lock();
-        state.waiting.extend_from_slice(bytes);
-        drop(state);
-        self.0.news.notify_one();
+        self.0.pending.lock().bytes.extend_from_slice(bytes);
+        self.0.changed.notify_one();
         Ok(bytes.len())
     }
 
@@ -144,44 +141,44 @@ impl Write for ConsoleOutput {
     }
 }
 
-impl Shared {
-    /// The thread: writes until nothing comes any more.
-    fn carry(&self, to: &impl AsFd) {
+impl OutputBuffer {
+    /// Thread body: writes until the buffer is closed and empty.
+    fn run(&self, fd: &impl AsFd) {
         let mut bytes = Vec::new();
-        let mut told = false;
+        let mut failed = false;
         loop {
-            let mut state = self.state.lock();
-            while state.waiting.is_empty() {
-                if state.closed {
+            let mut pending = self.pending.lock();
+            while pending.bytes.is_empty() {
+                if pending.closed {
                     return;
                 }
-                self.news.wait(&mut state);
+                self.changed.wait(&mut pending);
             }
             bytes.clear();
-            mem::swap(&mut bytes, &mut state.waiting);
-            state.under_way = bytes.len();
-            drop(state);
-            for piece in bytes.chunks(PIECE) {
-                if let Err(error) = write_all(to, piece)
-                    && !mem::replace(&mut told, true)
+            mem::swap(&mut bytes, &mut pending.bytes);
+            pending.in_flight = bytes.len();
+            drop(pending);
+            for chunk in bytes.chunks(CHUNK) {
+                if let Err(error) = write_all(fd, chunk)
+                    && !mem::replace(&mut failed, true)
                 {
-                    log::warn!("the guest's console output is lost from here on: {error}");
+                    log::warn!("console output is lost from here on: {error}");
                 }
-                self.state.lock().under_way -= piece.len();
+                self.pending.lock().in_flight -= chunk.len();
                 self.progress.notify_all();
             }
         }
     }
 }
 
-/// Writes all of it, to a file descriptor that may be non-blocking: who else has it may want that.
-fn write_all(to: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
+/// Writes all bytes to a descriptor that another process sharing it may have made non-blocking.
+fn write_all(fd: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        match rustix::io::write(to, bytes) {
+        match rustix::io::write(fd, bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => bytes = &bytes[count..],
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => match poll(&mut [PollFd::new(to, PollFlags::OUT)], None) {
+            Err(Errno::AGAIN) => match poll(&mut [PollFd::new(fd, PollFlags::OUT)], None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             },
@@ -197,91 +194,85 @@ mod tests {
 
     use super::*;
 
-    fn outlet(to: impl AsFd + Send + 'static) -> ConsoleOutput {
-        ConsoleOutput::new(to, || Ok(())).unwrap()
+    /// Returns an output and the reader of its pipe.
+    fn output_to_pipe(nonblocking: bool) -> (ConsoleOutput, io::PipeReader) {
+        let (reader, writer) = io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, nonblocking).unwrap();
+        (ConsoleOutput::new(writer, || Ok(())).unwrap(), reader)
+    }
+
+    fn read_to_end(mut reader: io::PipeReader) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        bytes
     }
 
     #[test]
-    fn what_was_said_before_the_end_arrives_whole_and_in_order() {
-        let (mut screen, to) = io::pipe().unwrap();
-        let mut outlet = outlet(to);
-        let said: Vec<u8> = (0..251).cycle().take(300_000).collect();
-        let reader = thread::spawn(move || {
-            let mut seen = Vec::new();
-            screen.read_to_end(&mut seen).unwrap();
-            seen
-        });
+    fn all_bytes_arrive_in_order() {
+        let (mut output, reader) = output_to_pipe(false);
+        let written: Vec<u8> = (0..251).cycle().take(300_000).collect();
+        let reader = thread::spawn(move || read_to_end(reader));
 
-        for byte in &said {
-            outlet.write_all(&[*byte]).unwrap();
-            assert!(outlet.wait_for_space(|| false));
+        for byte in &written {
+            output.write_all(&[*byte]).unwrap();
+            assert!(output.wait_for_space(|| false));
         }
-        let left = outlet.finish();
+        let left = output.finish();
 
         assert_eq!(left, 0);
-        // The thread ends behind the last byte, and closes the pipe.
-        assert!(reader.join().unwrap() == said);
+        // The thread ends after the last byte and closes the pipe.
+        assert!(reader.join().unwrap() == written);
     }
 
     #[test]
-    fn a_reader_that_stalls_is_waited_for_until_that_is_given_up() {
-        let (mut screen, to) = io::pipe().unwrap();
-        let mut outlet = outlet(to);
-        let mut brought = 0;
-        let until = Instant::now() + Duration::from_millis(300);
+    fn the_wait_for_a_stalled_reader_can_be_given_up() {
+        let (mut output, reader) = output_to_pipe(false);
+        let mut written = 0;
+        let deadline = Instant::now() + Duration::from_millis(300);
 
-        while outlet.wait_for_space(|| Instant::now() > until) {
-            outlet.write_all(&[7; 1000]).unwrap();
-            brought += 1000;
+        while output.wait_for_space(|| Instant::now() > deadline) {
+            output.write_all(&[7; 1000]).unwrap();
+            written += 1000;
         }
-        let begun = Instant::now();
-        let left = outlet.finish();
+        let start = Instant::now();
+        let left = output.finish();
 
-        // What a pipe holds (64 KiB on most hosts), and what we do.
-        assert!((BOUND..4 << 20).contains(&brought), "{brought}");
-        assert!(left > 0 && left <= BOUND + 1000, "{left}");
-        assert!(begun.elapsed() < 3 * PATIENCE);
-        // A reader that goes on after all loses nothing while the process lives.
-        let mut seen = Vec::new();
-        screen.read_to_end(&mut seen).unwrap();
-        assert_eq!(seen.len(), brought);
+        // The capacity of the pipe, 64 KiB on most hosts, and that of the buffer.
+        assert!((CAPACITY..4 << 20).contains(&written), "{written}");
+        assert!(left > 0 && left <= CAPACITY + 1000, "{left}");
+        assert!(start.elapsed() < 3 * FINISH_TIMEOUT);
+        // A reader that continues receives all bytes.
+        assert_eq!(read_to_end(reader).len(), written);
     }
 
     #[test]
-    fn a_pipe_that_does_not_block_loses_nothing() {
-        let (mut screen, to) = io::pipe().unwrap();
-        rustix::io::ioctl_fionbio(&to, true).unwrap();
-        let mut outlet = outlet(to);
+    fn a_nonblocking_pipe_loses_no_bytes() {
+        let (mut output, reader) = output_to_pipe(true);
 
-        outlet.write_all(&[7; 200_000]).unwrap();
-        let reader = thread::spawn(move || {
-            let mut seen = Vec::new();
-            screen.read_to_end(&mut seen).unwrap();
-            seen.len()
-        });
+        output.write_all(&[7; 200_000]).unwrap();
+        let reader = thread::spawn(move || read_to_end(reader).len());
 
-        assert_eq!(outlet.finish(), 0);
+        assert_eq!(output.finish(), 0);
         assert_eq!(reader.join().unwrap(), 200_000);
     }
 
     #[test]
-    fn a_reader_that_is_gone_stops_nothing() {
-        let (screen, to) = io::pipe().unwrap();
-        drop(screen);
-        let mut outlet = outlet(to);
+    fn a_closed_reader_does_not_stop_the_output() {
+        let (mut output, reader) = output_to_pipe(false);
+        drop(reader);
 
-        outlet.write_all(&[7; 200_000]).unwrap();
+        output.write_all(&[7; 200_000]).unwrap();
 
-        assert!(outlet.wait_for_space(|| false));
-        assert_eq!(outlet.finish(), 0);
+        assert!(output.wait_for_space(|| false));
+        assert_eq!(output.finish(), 0);
     }
 
     #[test]
-    fn a_thread_that_cannot_be_prepared_is_an_error() {
-        let (_screen, to) = io::pipe().unwrap();
+    fn a_failed_preparation_is_an_error() {
+        let (_reader, writer) = io::pipe().unwrap();
 
-        let made = ConsoleOutput::new(to, || Err(io::ErrorKind::PermissionDenied.into()));
+        let output = ConsoleOutput::new(writer, || Err(io::ErrorKind::PermissionDenied.into()));
 
-        assert_eq!(made.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(output.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 }

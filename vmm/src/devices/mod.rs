@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest's devices.
+//! Emulated devices of a guest.
 //!
-//! A device is a range of guest-physical addresses that no memory lies behind. The guest's access
-//! to it leaves the vCPU's run loop, which hands it to the [`Bus`]; the bus finds the device and
-//! takes that device's lock, so vCPUs that use different devices do not wait for each other.
-//! Interrupts go the other way through an event file descriptor, which the machine registers with
-//! KVM as an irqfd: no device knows about KVM.
+//! A device answers a range of guest-physical addresses that no memslot covers. A guest access to
+//! that range ends `KVM_RUN` with an MMIO exit. The vCPU thread passes the access to the [`Bus`],
+//! which finds the device and takes the lock of that device alone: vCPUs that use different devices
+//! do not contend. Interrupts take the opposite path through an event file descriptor that the
+//! device manager registers as an irqfd, so that no device depends on KVM.
 //!
-//! What a guest does to a register is never an error of this program. Accesses that no device
-//! takes read as zero, write nothing, and are counted.
+//! A guest access never causes an error of this program. An access that no device handles reads as
+//! zero, writes nothing, and is counted.
 
 mod boot_timer;
 mod bus;
@@ -21,42 +21,64 @@ pub mod serial;
 mod testing;
 pub mod virtio;
 
+use granule_types::units::GuestAddress;
+
 pub use boot_timer::BootTimer;
 pub use bus::{Bus, BusError, RefusedAccesses};
 pub use pl011::Pl011;
 pub use rtc::Rtc;
 pub use serial::Serial;
 
-/// Registers of a device.
+/// Bytes of guest-physical address space that the registers of each device take.
+pub const REGISTER_SPACE: u64 = 0x1000;
+
+/// Register interface of a device.
 ///
-/// `offset` counts bytes from the device's first address. The bus passes on accesses of 1, 2, 4
-/// or 8 bytes that lie within the device's range; which of these a register takes is the device's
-/// affair. Values are little-endian.
+/// `offset` counts bytes from the first address of the device. The bus passes on accesses of 1, 2,
+/// 4 or 8 bytes that lie within the range of the device; a register may accept fewer sizes. Values
+/// are little-endian. Both functions return whether the device has handled the access: `false`
+/// reports a register that does not exist, does not accept this size, or not at this time.
 pub trait MmioDevice: Send {
-    /// Answers a load: all of `data` is written.
-    fn read(&mut self, offset: u64, data: &mut [u8]);
+    /// Handles a load. `data` holds zeros and stays as it is where the device has no such register.
+    #[must_use]
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> bool;
 
-    /// Takes a store.
-    fn write(&mut self, offset: u64, data: &[u8]);
-
-    /// How many accesses the device did not take: a size or an offset that it does not have.
-    fn refused(&self) -> u64 {
-        0
-    }
+    /// Handles a store.
+    #[must_use]
+    fn write(&mut self, offset: u64, data: &[u8]) -> bool;
 }
 
-/// What the device tree and the interrupt controller have to know about a device.
+/// Properties of a device that the device tree and the interrupt controller need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MmioDeviceInfo {
-    /// Its name, unique in the machine: `serial`, `disk0`.
+    /// Name, unique in the VM: `serial`, `disk0`.
     pub name: String,
-    /// Its first guest-physical address.
-    pub start: u64,
-    /// Its size in bytes.
+    /// First guest-physical address of its registers.
+    pub start: GuestAddress,
+    /// Size of its registers in bytes.
     pub size: u64,
-    /// Its shared peripheral interrupt, counted from 0, if it has one. It is edge-triggered: an
-    /// irqfd without a resample event gives a pulse.
+    /// Shared peripheral interrupt, counted from 0, if it has one. It is edge-triggered: an irqfd
+    /// without a resample event raises a pulse.
     pub irq: Option<u32>,
-    /// Its `compatible` strings in the device tree, the most special one first.
+    /// `compatible` strings of its device tree node, the most specific one first.
     pub compatible: &'static [&'static str],
+}
+
+impl MmioDeviceInfo {
+    /// Describes a device whose registers take [`REGISTER_SPACE`] bytes.
+    #[must_use]
+    pub fn new(
+        name: &str,
+        start: GuestAddress,
+        irq: Option<u32>,
+        compatible: &'static [&'static str],
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            start,
+            size: REGISTER_SPACE,
+            irq,
+            compatible,
+        }
+    }
 }

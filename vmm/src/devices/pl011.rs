@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The PL011 serial port, for guest kernels that have no driver for a 16550: it is what most arm64
-//! machines have (Arm DDI 0183G).
+//! PL011 serial port (Arm DDI 0183G), for guest kernels without a 16550 driver; most arm64 machines
+//! have it.
 //!
-//! SerialOutput goes out at once, so the port is never busy and its transmit interrupt is raised by every
-//! byte. Input waits in a FIFO. Its registers are words; drivers also use halves and bytes of them,
-//! which read and write the same.
+//! Output is written at once: the port is never busy, and each byte raises the transmit interrupt.
+//! Input waits in a FIFO. Registers are words; drivers also access their low halves and bytes.
 
-use std::{collections::VecDeque, fmt, sync::Arc};
+use std::{collections::VecDeque, fmt, io::Write as _, sync::Arc};
 
+use granule_types::units::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     MmioDevice, MmioDeviceInfo,
-    serial::{DrainNotifier, SerialOutput, SerialPort},
+    serial::{DrainNotifier, PortOutput, SerialOutput, SerialPort},
 };
 
 const DATA: u64 = 0x00;
+const RECEIVE_STATUS: u64 = 0x04;
 const FLAGS: u64 = 0x18;
+const LOW_POWER_COUNTER: u64 = 0x20;
 const INTEGER_DIVISOR: u64 = 0x24;
 const FRACTIONAL_DIVISOR: u64 = 0x28;
 const LINE_CONTROL: u64 = 0x2c;
@@ -27,7 +29,7 @@ const RAW_STATUS: u64 = 0x3c;
 const MASKED_STATUS: u64 = 0x40;
 const CLEAR: u64 = 0x44;
 const DMA_CONTROL: u64 = 0x48;
-/// Peripheral and cell identification, a byte a word.
+/// Peripheral and cell identification, one byte per word.
 const IDENTIFICATION: u64 = 0xfe0;
 const IDENTITY: [u8; 8] = [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
 
@@ -37,21 +39,19 @@ const RECEIVED: u32 = 1 << 4;
 const TRANSMITTED: u32 = 1 << 5;
 const RECEIVE_TIMEOUT: u32 = 1 << 6;
 
-/// Bytes of input that wait for the guest.
+/// Bytes that the receive FIFO holds.
 const FIFO: usize = 32;
 
-/// The port.
+/// PL011 serial port.
 pub struct Pl011 {
     irq: EventFd,
-    output: SerialOutput,
+    output: PortOutput,
     drained: Arc<DrainNotifier>,
-    waiting: VecDeque<u8>,
+    fifo: VecDeque<u8>,
     status: u32,
     mask: u32,
-    /// Registers that only keep what was written.
-    kept: [u32; 6],
-    refused: u64,
-    output_failed: bool,
+    /// Registers that store a value without an effect, by [`Pl011::stored_index`].
+    stored: [u32; 6],
 }
 
 impl fmt::Debug for Pl011 {
@@ -61,39 +61,28 @@ impl fmt::Debug for Pl011 {
 }
 
 impl Pl011 {
-    /// Bytes of registers.
-    pub const SIZE: u64 = 0x1000;
-
-    /// A port that interrupts by `irq` and writes to `output`.
+    /// Creates a port that interrupts through `irq` and writes to `output`.
     #[must_use]
     pub fn new(irq: EventFd, output: SerialOutput) -> Self {
         Self {
             irq,
-            output,
+            output: PortOutput::new(output),
             drained: Arc::default(),
-            waiting: VecDeque::new(),
+            fifo: VecDeque::new(),
             status: 0,
             mask: 0,
-            kept: [0; 6],
-            refused: 0,
-            output_failed: false,
+            stored: [0; 6],
         }
     }
 
-    /// For the device tree.
+    /// Describes the port for the device tree.
     #[must_use]
-    pub fn describe(start: u64, irq: u32) -> MmioDeviceInfo {
-        MmioDeviceInfo {
-            name: "serial".to_owned(),
-            start,
-            size: Self::SIZE,
-            irq: Some(irq),
-            compatible: &["arm,pl011", "arm,primecell"],
-        }
+    pub fn describe(start: GuestAddress, irq: u32) -> MmioDeviceInfo {
+        MmioDeviceInfo::new("serial", start, Some(irq), &["arm,pl011", "arm,primecell"])
     }
 
-    /// Where a register that keeps what was written is kept.
-    const fn kept(offset: u64) -> Option<usize> {
+    /// Returns the index of a register without an effect in `stored`.
+    const fn stored_index(offset: u64) -> Option<usize> {
         match offset {
             INTEGER_DIVISOR => Some(0),
             FRACTIONAL_DIVISOR => Some(1),
@@ -105,8 +94,8 @@ impl Pl011 {
         }
     }
 
-    /// Interrupts if there is anything to be told.
-    fn tell(&self) {
+    /// Raises the interrupt if an unmasked one is pending.
+    fn update_interrupt(&self) {
         if self.status & self.mask != 0
             && let Err(error) = self.irq.write(1)
         {
@@ -114,30 +103,26 @@ impl Pl011 {
         }
     }
 
-    fn take(&mut self) -> u32 {
-        let byte = self.waiting.pop_front().unwrap_or(0);
-        if self.waiting.is_empty() {
+    fn read_data(&mut self) -> u32 {
+        let byte = self.fifo.pop_front().unwrap_or(0);
+        if self.fifo.is_empty() {
             self.status &= !(RECEIVED | RECEIVE_TIMEOUT);
-            self.drained.tell();
+            self.drained.signal();
         }
         byte.into()
     }
 
-    fn send(&mut self, byte: u8) {
-        if let Err(error) = self.output.write_all(&[byte])
-            && !self.output_failed
-        {
-            self.output_failed = true;
-            log::warn!("the guest's console output is lost from here on: {error}");
-        }
+    fn write_data(&mut self, byte: u8) {
+        // `PortOutput` logs failures and never returns them.
+        let _ = self.output.write(&[byte]);
         self.status |= TRANSMITTED;
-        self.tell();
+        self.update_interrupt();
     }
 
     fn load(&mut self, offset: u64) -> Option<u32> {
         Some(match offset {
-            DATA => self.take(),
-            FLAGS if self.waiting.is_empty() => TRANSMIT_EMPTY | RECEIVE_EMPTY,
+            DATA => self.read_data(),
+            FLAGS if self.fifo.is_empty() => TRANSMIT_EMPTY | RECEIVE_EMPTY,
             FLAGS => TRANSMIT_EMPTY,
             MASK => self.mask,
             RAW_STATUS => self.status,
@@ -146,22 +131,21 @@ impl Pl011 {
                 let index = usize::try_from((offset - IDENTIFICATION) / 4).ok()?;
                 u32::from(*IDENTITY.get(index)?)
             }
-            // Receive status and the low-power counter.
-            0x04 | 0x20 => 0,
-            _ => self.kept[Self::kept(offset)?],
+            RECEIVE_STATUS | LOW_POWER_COUNTER => 0,
+            _ => self.stored[Self::stored_index(offset)?],
         })
     }
 
     fn store(&mut self, offset: u64, value: u32) -> Option<()> {
         match offset {
-            DATA => self.send(value.to_le_bytes()[0]),
+            DATA => self.write_data(value.to_le_bytes()[0]),
             MASK => {
                 self.mask = value;
-                self.tell();
+                self.update_interrupt();
             }
             CLEAR => self.status &= !value,
-            0x04 | 0x20 => {}
-            _ => self.kept[Self::kept(offset)?] = value,
+            RECEIVE_STATUS | LOW_POWER_COUNTER => {}
+            _ => self.stored[Self::stored_index(offset)?] = value,
         }
         Some(())
     }
@@ -169,13 +153,13 @@ impl Pl011 {
 
 impl SerialPort for Pl011 {
     fn receive(&mut self, input: &[u8]) -> usize {
-        let room = (FIFO - self.waiting.len()).min(input.len());
-        self.waiting.extend(&input[..room]);
-        if !self.waiting.is_empty() {
+        let space = (FIFO - self.fifo.len()).min(input.len());
+        self.fifo.extend(&input[..space]);
+        if !self.fifo.is_empty() {
             self.status |= RECEIVED | RECEIVE_TIMEOUT;
-            self.tell();
+            self.update_interrupt();
         }
-        room
+        space
     }
 
     fn drained(&self) -> &Arc<DrainNotifier> {
@@ -184,106 +168,94 @@ impl SerialPort for Pl011 {
 }
 
 impl MmioDevice for Pl011 {
-    fn read(&mut self, offset: u64, data: &mut [u8]) {
-        data.fill(0);
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> bool {
         let value = match data.len() {
             1 | 2 | 4 if offset.is_multiple_of(4) => self.load(offset),
             _ => None,
         };
-        match value {
-            Some(value) => data.copy_from_slice(&value.to_le_bytes()[..data.len()]),
-            None => self.refused += 1,
+        if let Some(value) = value {
+            data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
         }
+        value.is_some()
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) {
+    fn write(&mut self, offset: u64, data: &[u8]) -> bool {
         let mut value = [0; 4];
-        let taken = match data.len() {
+        match data.len() {
             length @ (1 | 2 | 4) if offset.is_multiple_of(4) => {
                 value[..length].copy_from_slice(data);
-                self.store(offset, u32::from_le_bytes(value))
+                self.store(offset, u32::from_le_bytes(value)).is_some()
             }
-            _ => None,
-        };
-        if taken.is_none() {
-            self.refused += 1;
+            _ => false,
         }
-    }
-
-    fn refused(&self) -> u64 {
-        self.refused
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing::Page, *};
+    use super::{super::testing::CapturedOutput, *};
 
-    fn port() -> (Pl011, Page, EventFd) {
-        let (page, irq) = (Page::default(), EventFd::new(libc::EFD_NONBLOCK).unwrap());
-        let port = Pl011::new(irq.try_clone().unwrap(), Box::new(page.clone()));
-        (port, page, irq)
+    fn port() -> (Pl011, CapturedOutput, EventFd) {
+        let captured = CapturedOutput::default();
+        let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let port = Pl011::new(irq.try_clone().unwrap(), Box::new(captured.clone()));
+        (port, captured, irq)
     }
 
-    fn word(port: &mut Pl011, offset: u64) -> u32 {
+    fn read_word(port: &mut Pl011, offset: u64) -> u32 {
         let mut data = [9; 4];
-        port.read(offset, &mut data);
+        assert!(port.read(offset, &mut data));
         u32::from_le_bytes(data)
     }
 
     #[test]
-    fn what_the_guest_sends_comes_out_and_interrupts_where_that_is_wanted() {
-        let (mut port, page, irq) = port();
+    fn transmitted_bytes_reach_the_output_and_raise_an_unmasked_interrupt() {
+        let (mut port, captured, irq) = port();
 
-        port.write(DATA, b"a");
+        assert!(port.write(DATA, b"a"));
         assert!(irq.read().is_err());
-        port.write(MASK, &TRANSMITTED.to_le_bytes());
+        assert!(port.write(MASK, &TRANSMITTED.to_le_bytes()));
 
         assert_eq!(irq.read().unwrap(), 1);
-        assert_eq!(word(&mut port, MASKED_STATUS), TRANSMITTED);
-        port.write(CLEAR, &TRANSMITTED.to_le_bytes());
-        assert_eq!(word(&mut port, RAW_STATUS), 0);
-        assert_eq!(*page.0.lock(), b"a");
+        assert_eq!(read_word(&mut port, MASKED_STATUS), TRANSMITTED);
+        assert!(port.write(CLEAR, &TRANSMITTED.to_le_bytes()));
+        assert_eq!(read_word(&mut port, RAW_STATUS), 0);
+        assert_eq!(*captured.0.lock(), b"a");
     }
 
     #[test]
-    fn input_waits_for_the_guest_and_no_more_is_taken_than_there_is_room_for() {
+    fn the_fifo_bounds_and_keeps_input() {
         let (mut port, _, irq) = port();
-        port.write(MASK, &RECEIVED.to_le_bytes());
+        assert!(port.write(MASK, &RECEIVED.to_le_bytes()));
 
         assert_eq!(port.receive(&[7; 40]), FIFO);
 
         assert_eq!(irq.read().unwrap(), 1);
-        assert_eq!(word(&mut port, FLAGS), TRANSMIT_EMPTY);
-        let read: Vec<u32> = (0..FIFO).map(|_| word(&mut port, DATA)).collect();
+        assert_eq!(read_word(&mut port, FLAGS), TRANSMIT_EMPTY);
+        let read: Vec<u32> = (0..FIFO).map(|_| read_word(&mut port, DATA)).collect();
         assert_eq!(read, [7; FIFO]);
-        assert_eq!(word(&mut port, FLAGS), TRANSMIT_EMPTY | RECEIVE_EMPTY);
-        assert_eq!(word(&mut port, RAW_STATUS), 0);
+        assert_eq!(read_word(&mut port, FLAGS), TRANSMIT_EMPTY | RECEIVE_EMPTY);
+        assert_eq!(read_word(&mut port, RAW_STATUS), 0);
     }
 
     #[test]
-    fn it_says_what_it_is() {
+    fn identification_registers_name_a_pl011() {
         let (mut port, ..) = port();
 
-        let identity: Vec<u32> = (0..8)
-            .map(|n| word(&mut port, IDENTIFICATION + 4 * n))
-            .collect();
+        let identity =
+            [0, 1, 2, 3, 4, 5, 6, 7].map(|n| read_word(&mut port, IDENTIFICATION + 4 * n));
 
         assert_eq!(identity, [0x11, 0x10, 0x14, 0, 0x0d, 0xf0, 0x05, 0xb1]);
-        assert_eq!(port.refused(), 0);
     }
 
     #[test]
-    fn registers_that_are_not_there_are_refused() {
+    fn accesses_to_missing_registers_are_refused() {
         let (mut port, ..) = port();
 
         for offset in [0x08, 0x4c, 0x800, 0xffe] {
-            port.write(offset, &[1; 4]);
+            assert!(!port.write(offset, &[1; 4]), "{offset:#x}");
         }
-        port.write(CONTROL, &[1; 8]);
-        let mut data = [9; 2];
-        port.read(CONTROL + 2, &mut data);
-
-        assert_eq!((port.refused(), data), (6, [0; 2]));
+        assert!(!port.write(CONTROL, &[1; 8]));
+        assert!(!port.read(CONTROL + 2, &mut [9; 2]));
     }
 }

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The 16550 serial port, by `vm-superio`: the guest's console.
+//! 16550 serial port, from `vm-superio`: the default console of a guest.
 //!
-//! What the guest sends is written to the output at once; an [outlet](super::console_output) is one that
-//! takes it without waiting. What comes in waits in a FIFO of 64 bytes, which a
-//! [feed](super::console_input) fills. The port's registers are bytes.
+//! Bytes that the guest sends go to the output at once;
+//! [`ConsoleOutput`](super::console_output::ConsoleOutput) is an output that never blocks. Input
+//! waits in a FIFO of 64 bytes that [console input](super::console_input) fills. The registers of
+//! the port are bytes.
 
 use std::{fmt, io, sync::Arc};
 
+use granule_types::units::GuestAddress;
 use parking_lot::Mutex;
 use vm_superio::{Trigger, serial::SerialEvents};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{MmioDevice, MmioDeviceInfo};
 
-/// Where the guest's output goes.
+/// Destination of the output of a guest.
 pub type SerialOutput = Box<dyn io::Write + Send>;
 
-/// The port.
+/// 16550 serial port.
 pub struct Serial {
-    port: vm_superio::Serial<Interrupt, Arc<DrainNotifier>, SerialOutput>,
-    refused: u64,
-    output_failed: bool,
+    port: vm_superio::Serial<InterruptLine, Arc<DrainNotifier>, PortOutput>,
 }
 
-struct Interrupt(EventFd);
+struct InterruptLine(EventFd);
 
-impl Trigger for Interrupt {
+impl Trigger for InterruptLine {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
@@ -33,28 +33,58 @@ impl Trigger for Interrupt {
     }
 }
 
-/// A serial port that can be fed.
+/// Output of a port that logs its first failure and discards what cannot be written.
+pub(super) struct PortOutput {
+    output: SerialOutput,
+    failed: bool,
+}
+
+impl PortOutput {
+    pub(super) const fn new(output: SerialOutput) -> Self {
+        Self {
+            output,
+            failed: false,
+        }
+    }
+}
+
+impl io::Write for PortOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Err(error) = self.output.write_all(bytes)
+            && !std::mem::replace(&mut self.failed, true)
+        {
+            log::warn!("console output is lost from here on: {error}");
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+/// Serial port that accepts input.
 pub trait SerialPort: MmioDevice {
-    /// Takes as much of `input` as there is room for, and says how much that was.
+    /// Takes as much of `input` as the FIFO has space for and returns how much that was.
     fn receive(&mut self, input: &[u8]) -> usize;
 
-    /// What the port tells when the guest has read everything.
+    /// Returns the notifier of an empty FIFO.
     fn drained(&self) -> &Arc<DrainNotifier>;
 }
 
-/// Tells who waits for it that the guest has read everything.
+/// Signals an event once the guest has read all input.
 #[derive(Debug, Default)]
 pub struct DrainNotifier(Mutex<Option<Arc<EventFd>>>);
 
 impl DrainNotifier {
-    /// `event` is to be written to, once, when the guest has read everything. Called with the port
-    /// locked, so that the guest cannot read it in between.
-    pub fn wake(&self, event: &Arc<EventFd>) {
+    /// Arms the notifier: `event` is written once, when the guest has read all input. Callers hold
+    /// the lock of the port, so that the guest cannot empty the FIFO in between.
+    pub fn arm(&self, event: &Arc<EventFd>) {
         *self.0.lock() = Some(Arc::clone(event));
     }
 
-    /// The guest has read everything.
-    pub fn tell(&self) {
+    /// Signals the armed event: the FIFO is empty.
+    pub fn signal(&self) {
         if let Some(event) = self.0.lock().take()
             && let Err(error) = event.write(1)
         {
@@ -69,7 +99,7 @@ impl SerialEvents for DrainNotifier {
     fn tx_lost_byte(&self) {}
 
     fn in_buffer_empty(&self) {
-        self.tell();
+        self.signal();
     }
 }
 
@@ -80,45 +110,34 @@ impl fmt::Debug for Serial {
 }
 
 impl Serial {
-    /// Bytes of registers.
-    pub const SIZE: u64 = 0x1000;
-
-    /// A port that interrupts by `irq` and writes to `output`.
+    /// Creates a port that interrupts through `irq` and writes to `output`.
     #[must_use]
     pub fn new(irq: EventFd, output: SerialOutput) -> Self {
-        let drained = Arc::new(DrainNotifier::default());
+        let (drained, output) = (Arc::default(), PortOutput::new(output));
         Self {
-            port: vm_superio::Serial::with_events(Interrupt(irq), drained, output),
-            refused: 0,
-            output_failed: false,
+            port: vm_superio::Serial::with_events(InterruptLine(irq), drained, output),
         }
     }
 
-    /// For the device tree, with a register every byte. The node also needs `clock-frequency`.
+    /// Describes the port for the device tree, with one register per byte. The node also needs
+    /// `clock-frequency`.
     #[must_use]
-    pub fn describe(start: u64, irq: u32) -> MmioDeviceInfo {
-        MmioDeviceInfo {
-            name: "serial".to_owned(),
-            start,
-            size: Self::SIZE,
-            irq: Some(irq),
-            compatible: &["ns16550a"],
-        }
+    pub fn describe(start: GuestAddress, irq: u32) -> MmioDeviceInfo {
+        MmioDeviceInfo::new("serial", start, Some(irq), &["ns16550a"])
     }
 }
 
 impl SerialPort for Serial {
     fn receive(&mut self, input: &[u8]) -> usize {
-        let room = self.port.fifo_capacity().min(input.len());
-        if room == 0 {
+        let space = self.port.fifo_capacity().min(input.len());
+        if space == 0 {
             return 0;
         }
-        self.port
-            .enqueue_raw_bytes(&input[..room])
-            .unwrap_or_else(|error| {
-                log::debug!("serial input: {error}");
-                0
-            })
+        let received = self.port.enqueue_raw_bytes(&input[..space]);
+        received.unwrap_or_else(|error| {
+            log::debug!("serial input: {error}");
+            0
+        })
     }
 
     fn drained(&self) -> &Arc<DrainNotifier> {
@@ -127,34 +146,22 @@ impl SerialPort for Serial {
 }
 
 impl MmioDevice for Serial {
-    fn read(&mut self, offset: u64, data: &mut [u8]) {
-        match (u8::try_from(offset), &mut *data) {
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> bool {
+        match (u8::try_from(offset), data) {
             (Ok(offset @ 0..=7), [byte]) => *byte = self.port.read(offset),
-            _ => {
-                data.fill(0);
-                self.refused += 1;
-            }
+            _ => return false,
         }
+        true
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) {
-        let result = match (u8::try_from(offset), data) {
-            (Ok(offset @ 0..=7), [byte]) => self.port.write(offset, *byte),
-            _ => {
-                self.refused += 1;
-                return;
-            }
+    fn write(&mut self, offset: u64, data: &[u8]) -> bool {
+        let (Ok(offset @ 0..=7), [byte]) = (u8::try_from(offset), data) else {
+            return false;
         };
-        if let Err(error) = result
-            && !self.output_failed
-        {
-            self.output_failed = true;
-            log::warn!("the guest's console output is lost from here on: {error}");
+        if let Err(error) = self.port.write(offset, *byte) {
+            log::debug!("serial port: {error}");
         }
-    }
-
-    fn refused(&self) -> u64 {
-        self.refused
+        true
     }
 }
 
@@ -162,12 +169,14 @@ impl MmioDevice for Serial {
 mod tests {
     use std::io::Write;
 
-    use super::{super::testing::Page, *};
+    use super::{super::testing::CapturedOutput, *};
 
-    struct Full;
+    /// Output that fails and counts the attempts.
+    struct FullStorage(Arc<Mutex<u32>>);
 
-    impl Write for Full {
+    impl Write for FullStorage {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            *self.0.lock() += 1;
             Err(io::ErrorKind::StorageFull.into())
         }
 
@@ -181,36 +190,34 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_sends_comes_out() {
-        let page = Page::default();
-        let mut serial = Serial::new(event(), Box::new(page.clone()));
+    fn transmitted_bytes_reach_the_output() {
+        let captured = CapturedOutput::default();
+        let mut serial = Serial::new(event(), Box::new(captured.clone()));
 
         for byte in b"login:" {
-            serial.write(0, &[*byte]);
+            assert!(serial.write(0, &[*byte]));
         }
 
-        assert_eq!(*page.0.lock(), b"login:");
+        assert_eq!(*captured.0.lock(), b"login:");
     }
 
     #[test]
-    fn accesses_that_are_no_byte_registers_are_refused() {
-        let mut serial = Serial::new(event(), Box::new(Page::default()));
-        let mut data = [9; 4];
+    fn accesses_other_than_to_byte_registers_are_refused() {
+        let mut serial = Serial::new(event(), Box::new(CapturedOutput::default()));
 
-        serial.read(0, &mut data);
-        serial.write(8, &[1]);
-        serial.write(0x100, &[1]);
-
-        assert_eq!((data, serial.refused()), ([0; 4], 3));
+        assert!(!serial.read(0, &mut [9; 4]));
+        assert!(!serial.write(8, &[1]));
+        assert!(!serial.write(0x100, &[1]));
     }
 
     #[test]
-    fn output_that_cannot_be_written_stops_nothing() {
-        let mut serial = Serial::new(event(), Box::new(Full));
+    fn failed_output_does_not_stop_the_guest() {
+        let attempts = Arc::default();
+        let mut serial = Serial::new(event(), Box::new(FullStorage(Arc::clone(&attempts))));
 
-        serial.write(0, b"a");
-        serial.write(0, b"b");
+        assert!(serial.write(0, b"a"));
+        assert!(serial.write(0, b"b"));
 
-        assert!(serial.output_failed);
+        assert_eq!(*attempts.lock(), 2);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the tests of the ports share.
+//! Output that the tests of the serial ports share.
 
 use std::{
     io::{self, Write},
@@ -8,11 +8,11 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// What a port wrote, kept for a test to look at.
+/// Keeps the bytes that a port wrote.
 #[derive(Debug, Clone, Default)]
-pub struct Page(pub Arc<Mutex<Vec<u8>>>);
+pub struct CapturedOutput(pub Arc<Mutex<Vec<u8>>>);
 
-impl Write for Page {
+impl Write for CapturedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())

@@ -18,7 +18,7 @@ use crate::{
         balloon::{Balloon, BalloonHandle},
         block::{Block, DiskError},
         console::Console,
-        net::{Mac, Net, TapError, mac_for},
+        net::{MacAddress, Net, TapError, mac_for},
         rng::Rng,
         vsock::{Vsock, VsockError},
     },
@@ -41,7 +41,7 @@ pub struct NetConfig {
     /// The tap at its other end.
     pub tap: String,
     /// Its address; one made from the tap's name if not given.
-    pub mac: Option<Mac>,
+    pub mac: Option<MacAddress>,
 }
 
 /// Sockets between guest and host.
@@ -135,7 +135,7 @@ fn add(
     let (number, irq) = platform.interrupt()?;
     let transport = Transport::new(name, device, Arc::clone(memory), irq)?;
     for notifier in transport.notifiers() {
-        let address = IoEventAddress::Mmio(start + notifier.offset);
+        let address = IoEventAddress::Mmio(start.0 + notifier.offset);
         platform
             .vm()
             .register_ioevent(notifier.event.as_ref(), &address, notifier.value)

@@ -4,6 +4,7 @@
 
 use std::{io, sync::Arc};
 
+use granule_types::units::GuestAddress;
 use kvm_ioctls::VmFd;
 use parking_lot::Mutex;
 use thiserror::Error;
@@ -68,7 +69,7 @@ impl<'a> Platform<'a> {
     ///
     /// # Errors
     /// There is no room left.
-    pub fn place(&mut self) -> Result<u64, PlatformError> {
+    pub fn place(&mut self) -> Result<GuestAddress, PlatformError> {
         let end = PLATFORM_DEVICES.end;
         next(&mut self.next_platform, PLATFORM_DEVICE_STEP, end)
     }
@@ -77,7 +78,7 @@ impl<'a> Platform<'a> {
     ///
     /// # Errors
     /// There is no room left.
-    pub fn place_virtio(&mut self) -> Result<u64, PlatformError> {
+    pub fn place_virtio(&mut self) -> Result<GuestAddress, PlatformError> {
         let end = VIRTIO_DEVICES.end;
         next(&mut self.next_virtio, VIRTIO_DEVICE_STEP, end)
     }
@@ -118,11 +119,11 @@ impl<'a> Platform<'a> {
     }
 }
 
-fn next(place: &mut u64, step: u64, end: u64) -> Result<u64, PlatformError> {
+fn next(place: &mut u64, step: u64, end: u64) -> Result<GuestAddress, PlatformError> {
     let start = *place;
     if start + step > end {
         return Err(PlatformError::Full);
     }
     *place += step;
-    Ok(start)
+    Ok(GuestAddress(start))
 }

@@ -23,6 +23,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use granule_types::units::GuestAddress;
 use kvm_bindings::{
     KVM_EXIT_ARM_NISV, KVM_EXIT_DIRTY_RING_FULL, KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET,
     KVM_SYSTEM_EVENT_SHUTDOWN,
@@ -340,12 +341,12 @@ impl Vcpu {
         let what = match self.fd.run() {
             Ok(VcpuExit::MmioRead(address, data)) => {
                 count(&exits.mmio_reads);
-                shared.bus.read(address, data);
+                shared.bus.read(GuestAddress(address), data);
                 return Left::Handled;
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
                 count(&exits.mmio_writes);
-                shared.bus.write(address, data);
+                shared.bus.write(GuestAddress(address), data);
                 shared.hold(address);
                 return Left::Handled;
             }
@@ -406,7 +407,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::devices::{Serial, serial::SerialPort as _};
+    use crate::devices::{REGISTER_SPACE, Serial, serial::SerialPort as _};
 
     const PORT: u64 = 0x1000;
 
@@ -466,17 +467,20 @@ mod tests {
         let serial = Serial::new(irq, Box::new(outlet.clone()));
         let serial = Arc::new(Mutex::new(serial));
         let mut bus = Bus::new();
-        bus.add(Serial::describe(PORT, 0), Arc::clone(&serial) as _)
-            .unwrap();
+        bus.add(
+            Serial::describe(GuestAddress(PORT), 0),
+            Arc::clone(&serial) as _,
+        )
+        .unwrap();
         let brake = Brake {
-            port: PORT..PORT + Serial::SIZE,
+            port: PORT..PORT + REGISTER_SPACE,
             outlet: outlet.clone(),
         };
         let (mut crew, post) = crew(bus, Some(brake));
         crew.threads.push(thread::spawn(move || {
             let shared = &post.shared;
             while shared.wait() == Wanted::Run {
-                shared.bus.write(PORT, b"x");
+                shared.bus.write(GuestAddress(PORT), b"x");
                 shared.hold(PORT);
             }
         }));

@@ -27,7 +27,7 @@ use super::{
     vm as arch_vm,
 };
 use crate::{
-    devices::{BootTimer, MmioDeviceInfo, Pl011, Rtc, Serial, serial},
+    devices::{BootTimer, MmioDeviceInfo, Pl011, REGISTER_SPACE, Rtc, Serial, serial},
     kvm::{self, dirty::DirtyMode, dirty_ring::DirtyRings, memslot::Memslot, stats::Statistics},
     memory::GuestRam,
     vm::{
@@ -166,7 +166,7 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
         .iter()
         .map(|ram| (ram.start(), ram.size()))
         .collect();
-    let devices: Vec<MmioDeviceInfo> = bus.descriptions().cloned().collect();
+    let devices: Vec<MmioDeviceInfo> = bus.infos().cloned().collect();
     let seed = seed();
     let tree = Fdt {
         memory: &pieces,
@@ -199,7 +199,7 @@ pub fn build(config: &VmConfig, opened: &Opened, ends: Ends) -> Result<Machine, 
         Arc::clone(&bus),
         rings.clone(),
         Some(Brake {
-            port: console..console + Serial::SIZE.max(Pl011::SIZE),
+            port: console.0..console.0 + REGISTER_SPACE,
             outlet: ends.outlet,
         }),
         ends.ended,

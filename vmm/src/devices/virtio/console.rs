@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A console with one port (virtio 1.2, section 5.3): `hvc0` in the guest. Faster than the serial
-//! port, as it moves many bytes with one exit, but there only once the guest has its drivers.
+//! Console with one port (virtio 1.2, section 5.3): `hvc0` in the guest. It moves many bytes per
+//! exit and is therefore faster than the serial port, but needs a loaded driver.
 
 use std::{
     fmt,
@@ -9,6 +9,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
+use rustix::io::Errno;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 
 use super::{ConfigSpace, DeviceError, Direction, Queues, RateLimitedLog, VirtioDevice};
@@ -17,23 +18,23 @@ use crate::devices::console_output::ConsoleOutput;
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
-/// Bytes moved at once.
-const PIECE: usize = 4096;
+/// Bytes moved per call.
+const CHUNK: usize = 4096;
 
-/// Bytes of output in one request; Linux gives a page. The buffers of a request may overlap, so
-/// without a limit a guest could have 4 GiB written for each.
-const MOST: usize = 1 << 20;
+/// Maximum output per request; Linux sends a page. The buffers of a request may overlap, so that
+/// without a limit each request could write 4 GiB.
+const MAX_OUTPUT: usize = 1 << 20;
 
-/// The device.
+/// Virtio console.
 pub struct Console {
     config: ConfigSpace,
     input: Option<OwnedFd>,
     output: Box<dyn Write + Send>,
-    /// What is waited for before there is more output.
-    outlet: Option<ConsoleOutput>,
-    /// Whether there may be a buffer of the driver's to read into.
-    room: bool,
-    complaints: RateLimitedLog,
+    /// Output whose space limits the guest.
+    backpressure: Option<ConsoleOutput>,
+    /// Set while the receive queue may have a buffer.
+    rx_available: bool,
+    log: RateLimitedLog,
 }
 
 impl fmt::Debug for Console {
@@ -43,25 +44,25 @@ impl fmt::Debug for Console {
 }
 
 impl Console {
-    /// A console that writes to `output` and reads from `input`, if there is one. What is read
-    /// must not block once a poll has said that there is something.
+    /// Creates a console that writes to `output` and reads from `input`, if given. A read of
+    /// `input` must not block once a poll has reported it as readable.
     #[must_use]
     pub fn new(input: Option<OwnedFd>, output: Box<dyn Write + Send>) -> Self {
-        // Columns, rows, number of ports, emergency write: none is offered, so all are 0.
+        // Columns, rows, number of ports, emergency write: unused without their features.
         Self {
             config: ConfigSpace::new(vec![0; 12], 0..0),
             input,
             output,
-            outlet: None,
-            room: false,
-            complaints: RateLimitedLog::default(),
+            backpressure: None,
+            rx_available: false,
+            log: RateLimitedLog::default(),
         }
     }
 
-    /// Has the guest wait where there is no room in this outlet, which its output goes to.
+    /// Makes the guest wait while `output`, the destination of its bytes, has no space.
     #[must_use]
-    pub fn with_backpressure(mut self, outlet: ConsoleOutput) -> Self {
-        self.outlet = Some(outlet);
+    pub fn with_backpressure(mut self, output: ConsoleOutput) -> Self {
+        self.backpressure = Some(output);
         self
     }
 }
@@ -83,37 +84,36 @@ impl VirtioDevice for Console {
         &self.config
     }
 
-    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        let Some(ring) = queues.get(queue) else {
+    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(queue) = queues.get(index) else {
             return Ok(());
         };
-        if queue == RECEIVE {
-            self.room = true;
+        if index == RECEIVE {
+            self.rx_available = true;
             return Ok(());
         }
-        debug_assert_eq!(queue, TRANSMIT);
-        let stopping = ring.stopping();
-        let gives_up = || stopping.load(Ordering::Relaxed);
-        ring.drain(|memory, chain| {
-            if chain.length(Direction::Readable) > MOST {
+        debug_assert_eq!(index, TRANSMIT);
+        let stop = queue.stop_flag();
+        queue.serve_available(|memory, chain| {
+            if chain.length(Direction::Readable) > MAX_OUTPUT {
                 return Err(DeviceError::Request("its output is larger than 1M"));
             }
-            // A driver that resets the device forgets what it asked for.
-            if let Some(outlet) = &self.outlet
-                && !outlet.wait_for_space(gives_up)
+            // A driver that resets the device abandons its requests.
+            if let Some(output) = &self.backpressure
+                && !output.wait_for_space(|| stop.load(Ordering::Relaxed))
             {
                 return Ok(0);
             }
-            let mut bytes = [0; PIECE];
+            let mut bytes = [0; CHUNK];
             let mut done = 0;
             loop {
-                let count = chain.copy_out(memory, done, &mut bytes);
+                let count = chain.read(memory, done, &mut bytes);
                 if count == 0 {
                     break;
                 }
                 if let Err(error) = self.output.write_all(&bytes[..count]) {
-                    let message = format_args!("the guest's console output is lost: {error}");
-                    self.complaints.warn(message);
+                    self.log
+                        .warn(format_args!("console output is lost: {error}"));
                     break;
                 }
                 done += count;
@@ -126,45 +126,44 @@ impl VirtioDevice for Console {
     }
 
     fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
-        let input = self.input.as_ref().filter(|_| self.room);
+        let input = self.input.as_ref().filter(|_| self.rx_available);
         input.map(AsFd::as_fd)
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        let (Some(ring), Some(input)) = (queues.get(RECEIVE), &self.input) else {
+        let (Some(queue), Some(input)) = (queues.get(RECEIVE), &self.input) else {
             return Ok(());
         };
-        let Some(chain) = ring.pop()? else {
-            // Nothing is read until the driver says that there is room again.
-            self.room = ring.listen()?;
+        let Some(chain) = queue.pop()? else {
+            // The input is not read until the driver adds a buffer.
+            self.rx_available = queue.enable_notification()?;
             return Ok(());
         };
-        let mut bytes = [0; PIECE];
-        let room = chain.length(Direction::Writable).min(PIECE);
-        let count = match rustix::io::read(input, &mut bytes[..room]) {
+        let mut bytes = [0; CHUNK];
+        let space = chain.length(Direction::Writable).min(CHUNK);
+        let count = match rustix::io::read(input, &mut bytes[..space]) {
             Ok(count) => count,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
-                ring.undo_pop();
+            Err(Errno::AGAIN | Errno::INTR) => {
+                queue.undo_pop();
                 return Ok(());
             }
             Err(error) => {
-                let message = format_args!("the guest gets no more console input: {error}");
-                self.complaints.warn(message);
+                self.log.warn(format_args!("console input ends: {error}"));
                 0
             }
         };
-        if count == 0 && room > 0 {
-            ring.undo_pop();
+        if count == 0 && space > 0 {
+            queue.undo_pop();
             self.input = None;
             return Ok(());
         }
-        let written = chain.copy_in(ring.memory(), 0, &bytes[..count]);
-        ring.finish(chain.head(), u32::try_from(written).unwrap_or(0))?;
-        ring.announce()
+        let written = chain.write(queue.memory(), 0, &bytes[..count]);
+        queue.add_used(&chain, written)?;
+        queue.signal_used()
     }
 
     fn reset(&mut self) {
-        self.room = false;
+        self.rx_available = false;
     }
 }
 
@@ -176,85 +175,85 @@ mod tests {
     use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory};
 
     #[test]
-    fn both_directions_pass() {
+    fn output_and_input_are_transferred() {
         let memory = memory();
         let (input, mut keyboard) = std::io::pipe().unwrap();
-        let (mut screen, output) = std::io::pipe().unwrap();
-        let console = Box::new(Console::new(Some(input.into()), Box::new(output)));
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let console = Box::new(Console::new(Some(input.into()), Box::new(writer)));
         let mut driver = Driver::start(&memory, console, EVENT_IDX);
 
-        driver.ask(TRANSMIT, &[Buffer::Out(vec![b'x'; 5000])]);
+        driver.request(TRANSMIT, &[Buffer::Out(vec![b'x'; 5000])]);
         let mut shown = vec![0; 5000];
-        screen.read_exact(&mut shown).unwrap();
+        reader.read_exact(&mut shown).unwrap();
         keyboard.write_all(b"typed").unwrap();
-        let (answers, written) = driver.ask(RECEIVE, &[Buffer::In(100)]);
+        let (answers, written) = driver.request(RECEIVE, &[Buffer::In(100)]);
 
         assert_eq!(shown, [b'x'; 5000]);
         assert_eq!((&answers[0][..5], written), (&b"typed"[..], 5));
     }
 
     #[test]
-    fn input_waits_for_room_and_its_end_is_no_error() {
+    fn input_waits_for_buffers_and_may_end() {
         let memory = memory();
         let (input, mut keyboard) = std::io::pipe().unwrap();
         let console = Box::new(Console::new(Some(input.into()), Box::new(std::io::sink())));
         let mut driver = Driver::start(&memory, console, EVENT_IDX);
 
         keyboard.write_all(b"abcdef").unwrap();
-        let first = driver.ask(RECEIVE, &[Buffer::In(4)]);
-        let second = driver.ask(RECEIVE, &[Buffer::In(4)]);
+        let first = driver.request(RECEIVE, &[Buffer::In(4)]);
+        let second = driver.request(RECEIVE, &[Buffer::In(4)]);
         drop(keyboard);
-        driver.put(RECEIVE, &[Buffer::In(4)]);
-        driver.kick(RECEIVE);
+        driver.add(RECEIVE, &[Buffer::In(4)]);
+        driver.notify(RECEIVE);
         std::thread::sleep(Duration::from_millis(50));
 
         assert_eq!(first, (vec![b"abcd".to_vec()], 4));
         assert_eq!((&second.0[0][..2], second.1), (&b"ef"[..], 2));
-        assert!(!driver.has_answer(RECEIVE));
-        driver.ask(TRANSMIT, &[Buffer::Out(vec![1])]);
+        assert!(!driver.has_used(RECEIVE));
+        driver.request(TRANSMIT, &[Buffer::Out(vec![1])]);
     }
 
     #[test]
-    fn a_guest_waits_for_a_reader_that_stalls_and_can_reset_the_device_meanwhile() {
+    fn a_reset_ends_the_wait_for_a_stalled_reader() {
         let memory = memory();
-        let (_screen, to) = std::io::pipe().unwrap();
-        let outlet = ConsoleOutput::new(to, || Ok(())).unwrap();
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let output = ConsoleOutput::new(writer, || Ok(())).unwrap();
         let console =
-            Console::new(None, Box::new(outlet.clone())).with_backpressure(outlet.clone());
+            Console::new(None, Box::new(output.clone())).with_backpressure(output.clone());
         let mut driver = Driver::start(&memory, Box::new(console), 0);
         let mut requests = 0;
-        while outlet.wait_for_space(|| true) || !stays_full(&outlet) {
-            driver.ask(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
+        while output.wait_for_space(|| true) || !stays_full(&output) {
+            driver.request(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
             requests += 1;
             assert!(requests < 100);
         }
 
-        driver.put(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
-        driver.kick(TRANSMIT);
+        driver.add(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
+        driver.notify(TRANSMIT);
         std::thread::sleep(Duration::from_millis(200));
-        let waits = !driver.has_answer(TRANSMIT);
+        let waits = !driver.has_used(TRANSMIT);
         driver.set(0x70, 0);
 
         assert!(waits);
         assert_eq!(driver.get(0x70), 0);
     }
 
-    /// Whether nothing is written any more.
-    fn stays_full(outlet: &ConsoleOutput) -> bool {
-        let until = std::time::Instant::now() + Duration::from_millis(200);
-        !outlet.wait_for_space(|| std::time::Instant::now() > until)
+    /// Returns whether the output makes no progress.
+    fn stays_full(output: &ConsoleOutput) -> bool {
+        let deadline = std::time::Instant::now() + Duration::from_millis(200);
+        !output.wait_for_space(|| std::time::Instant::now() > deadline)
     }
 
     #[test]
-    fn output_that_cannot_be_written_stops_nothing() {
+    fn failed_output_does_not_stop_the_device() {
         let memory = memory();
-        let (screen, output) = std::io::pipe().unwrap();
-        drop(screen);
-        let console = Box::new(Console::new(None, Box::new(output)));
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let console = Box::new(Console::new(None, Box::new(writer)));
         let mut driver = Driver::start(&memory, console, 0);
 
-        driver.ask(TRANSMIT, &[Buffer::Out(vec![1])]);
-        driver.ask(TRANSMIT, &[Buffer::Out(vec![1])]);
+        driver.request(TRANSMIT, &[Buffer::Out(vec![1])]);
+        driver.request(TRANSMIT, &[Buffer::Out(vec![1])]);
 
         assert_eq!(driver.get(0x70), 15);
     }

@@ -1,35 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One request of the driver's: a chain of buffers in guest memory, first those the device reads,
-//! then those it writes (virtio 1.2, section 2.7.4.2).
+//! Descriptor chain: one request of the driver as a list of buffers in guest memory, first the
+//! device-readable ones, then the device-writable ones (virtio 1.2, section 2.7.4.2).
 //!
-//! A chain is taken out of the ring whole and checked once: every buffer lies in guest memory, the
-//! order is right, and no table is followed further than it is long. After that it is plain data
-//! that the guest cannot change, so nothing has to be checked a second time.
+//! A chain is copied out of the queue and validated once: each buffer lies in guest memory, the
+//! order is right, and no table is followed beyond its length. The guest cannot change the copy, so
+//! that no later step validates it again.
 
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
+use std::ops::Range;
+
+use granule_types::units::GuestAddress;
+use vm_memory::{Bytes as _, GuestMemoryBackend as _, GuestMemoryMmap};
 
 use super::DeviceError;
 use crate::memory::GuestMemory;
 
-/// More buffers than a well-meaning driver puts into one request: as many as one call of the
-/// host's takes (`IOV_MAX`).
-const MOST_BUFFERS: usize = 1024;
+/// Maximum number of buffers in a chain: `IOV_MAX`, the maximum of one system call.
+const MAX_BUFFERS: usize = 1024;
 
-/// Which buffers of a request.
+/// Direction of a buffer, from the view of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Those the device reads.
+    /// The device reads the buffer.
     Readable,
-    /// Those the device writes.
+    /// The device writes the buffer.
     Writable,
 }
 
-/// A request.
+/// Validated request of the driver.
 #[derive(Debug)]
 pub struct DescriptorChain {
     head: u16,
     buffers: Vec<(GuestAddress, usize)>,
-    /// How many of the buffers are readable: these come first.
+    /// Number of device-readable buffers, which come first.
     readable: usize,
 }
 
@@ -38,87 +40,86 @@ impl DescriptorChain {
         chain: virtio_queue::DescriptorChain<&GuestMemoryMmap>,
         memory: &GuestMemory,
     ) -> Result<Self, DeviceError> {
-        let head = chain.head_index();
         let mut parsed = Self {
-            head,
+            head: chain.head_index(),
             buffers: Vec::new(),
             readable: 0,
         };
-        // A chain that breaks off gives no further item: only the last item's flag shows it.
-        let mut whole = false;
+        // The iterator ends at an invalid link; only the flag of the last descriptor reveals it.
+        let mut complete = false;
         for descriptor in chain {
-            whole = !descriptor.has_next();
+            complete = !descriptor.has_next();
             let (address, length) = (descriptor.addr(), descriptor.len() as usize);
-            if parsed.buffers.len() >= MOST_BUFFERS {
+            if parsed.buffers.len() >= MAX_BUFFERS {
                 return Err(DeviceError::Request("it has more than 1024 buffers"));
             }
             if !memory.map().check_range(address, length) {
-                return Err(DeviceError::Request("a buffer lies outside memory"));
+                return Err(DeviceError::Request("a buffer is outside of guest memory"));
             }
             if !descriptor.is_write_only() {
                 if parsed.readable < parsed.buffers.len() {
-                    return Err(DeviceError::Request(
-                        "a readable buffer follows a writable one",
-                    ));
+                    let problem = "a device-readable buffer follows a device-writable one";
+                    return Err(DeviceError::Request(problem));
                 }
                 parsed.readable += 1;
             }
             parsed.buffers.push((address, length));
         }
-        if !whole {
-            return Err(DeviceError::Request("its chain of buffers breaks off"));
+        if !complete {
+            return Err(DeviceError::Request("its descriptor chain is incomplete"));
         }
         Ok(parsed)
     }
 
-    /// By what the ring knows it.
+    /// Returns the index of the first descriptor, which identifies the chain in the used ring.
     #[must_use]
     pub const fn head(&self) -> u16 {
         self.head
     }
 
-    /// The buffers: first byte and length.
+    /// Returns the buffers of one direction: first byte and length.
     #[must_use]
-    pub fn buffers(&self, part: Direction) -> &[(GuestAddress, usize)] {
-        match part {
+    pub fn buffers(&self, direction: Direction) -> &[(GuestAddress, usize)] {
+        match direction {
             Direction::Readable => &self.buffers[..self.readable],
             Direction::Writable => &self.buffers[self.readable..],
         }
     }
 
-    /// Bytes in all buffers of a part.
+    /// Returns the number of bytes in all buffers of one direction, which is less than 4 GiB: the
+    /// iterator of `virtio-queue` ends before.
     #[must_use]
-    pub fn length(&self, part: Direction) -> usize {
-        // A chain has less than 4 GiB: the iterator of virtio-queue ends before.
-        self.buffers(part).iter().map(|(_, length)| length).sum()
+    pub fn length(&self, direction: Direction) -> usize {
+        let buffers = self.buffers(direction).iter();
+        buffers.map(|(_, length)| length).sum()
     }
 
-    /// The pieces of memory that make up `length` bytes from `skip` on, or fewer where the buffers
-    /// end.
-    pub fn pieces(
+    /// Returns the ranges of guest memory behind `range`, which counts bytes through all buffers of
+    /// one direction. The ranges end with the buffers.
+    pub fn ranges(
         &self,
-        part: Direction,
-        skip: usize,
-        length: usize,
+        direction: Direction,
+        range: Range<usize>,
     ) -> impl Iterator<Item = (GuestAddress, usize)> + '_ {
-        let (mut skip, mut left) = (skip, length);
-        self.buffers(part)
+        let (mut skip, mut left) = (range.start, range.len());
+        self.buffers(direction)
             .iter()
             .filter_map(move |&(address, size)| {
-                let passed = skip.min(size);
-                let taken = (size - passed).min(left);
-                skip -= passed;
+                let skipped = skip.min(size);
+                let taken = (size - skipped).min(left);
+                skip -= skipped;
                 left -= taken;
-                (taken > 0).then(|| (GuestAddress(address.0 + passed as u64), taken))
+                (taken > 0).then(|| (GuestAddress(address.0 + skipped as u64), taken))
             })
     }
 
-    /// Copies from the readable buffers, from byte `skip` on. Says how many bytes there were.
-    pub fn copy_out(&self, memory: &GuestMemory, skip: usize, data: &mut [u8]) -> usize {
+    /// Copies device-readable bytes from byte `offset` on and returns how many there were.
+    pub fn read(&self, memory: &GuestMemory, offset: usize, data: &mut [u8]) -> usize {
         let mut done = 0;
-        for (address, length) in self.pieces(Direction::Readable, skip, data.len()) {
-            let place = &mut data[done..done + length];
-            if memory.map().read_slice(place, address).is_err() {
+        let range = offset..offset.saturating_add(data.len());
+        for (address, length) in self.ranges(Direction::Readable, range) {
+            let target = &mut data[done..done + length];
+            if memory.map().read_slice(target, address).is_err() {
                 break;
             }
             done += length;
@@ -126,11 +127,12 @@ impl DescriptorChain {
         done
     }
 
-    /// Copies to the writable buffers, from byte `skip` on. Says for how many bytes there was
-    /// room.
-    pub fn copy_in(&self, memory: &GuestMemory, skip: usize, data: &[u8]) -> usize {
+    /// Copies `data` to the device-writable buffers from byte `offset` on and returns how many
+    /// bytes they had space for.
+    pub fn write(&self, memory: &GuestMemory, offset: usize, data: &[u8]) -> usize {
         let mut done = 0;
-        for (address, length) in self.pieces(Direction::Writable, skip, data.len()) {
+        let range = offset..offset.saturating_add(data.len());
+        for (address, length) in self.ranges(Direction::Writable, range) {
             let source = &data[done..done + length];
             if memory.map().write_slice(source, address).is_err() {
                 break;

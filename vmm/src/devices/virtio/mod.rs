@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Virtio devices behind the MMIO transport (virtio 1.2, section 4.2).
+//! Virtio devices over the MMIO transport (virtio 1.2, section 4.2).
 //!
-//! A device is an implementation of [`VirtioDevice`]: it says what it is and serves its queues.
-//! [`Transport`] makes registers of it. Once the driver has set the device up, the device moves
-//! into a thread of its own, which waits for the driver's notifications and for whatever else the
-//! device reads from; a reset brings it back. So no two threads ever work on one device, vCPUs
-//! never wait for input and output, and the only state that both sides see is the configuration
-//! space ([`ConfigSpace`]) and the interrupt's ([`Interrupt`]).
+//! A device implements [`VirtioDevice`]: it describes itself and serves its queues. [`Transport`]
+//! exposes it as registers. Once the driver has set `DRIVER_OK`, the device moves into a worker
+//! thread that waits for queue notifications and for the device's backend on the host; a reset
+//! moves it back. Therefore no two threads use a device at the same time and no vCPU waits for
+//! input or output. Both sides share only the configuration space ([`ConfigSpace`]) and the state of
+//! the interrupt ([`Interrupt`]).
 //!
-//! Everything in a queue is the guest's word. Queues, indices, addresses and lengths are checked
-//! before they are used, and what is wrong with one of them ends in the status bit
-//! `DEVICE_NEEDS_RESET` (section 2.1.2): the device stops until the driver resets it, and the
-//! machine goes on.
+//! Everything in a queue is untrusted. Ring indices, addresses and lengths are validated before they
+//! are used. An invalid one sets the status bit `DEVICE_NEEDS_RESET` (section 2.1.2): the device
+//! stops until the driver resets it, and the VM continues.
 
 pub mod balloon;
 pub mod block;
@@ -39,76 +38,86 @@ pub use descriptor_chain::{DescriptorChain, Direction};
 pub use interrupt::Interrupt;
 pub use queue::{Queue, QueueConfig, Queues};
 pub use rate_limited_log::RateLimitedLog;
-pub use transport::{Notifier, Transport};
+pub use transport::{QueueNotifier, Transport};
 
-/// Why a device stopped serving its queues. The driver is told, and can reset it.
+/// Error that stops a device until the driver resets it.
 #[derive(Debug, Error)]
 pub enum DeviceError {
-    /// A ring is not what it has to be.
-    #[error("the driver's ring cannot be used: {0}")]
+    /// A queue is invalid.
+    #[error("the driver's queue is invalid: {0}")]
     Queue(#[from] virtio_queue::Error),
-    /// A request is not what it has to be.
-    #[error("the driver's request cannot be used: {0}")]
+    /// A request is invalid.
+    #[error("the driver's request is invalid: {0}")]
     Request(&'static str),
-    /// The host's side failed.
+    /// A call on the host failed.
     #[error("{doing}: {source}")]
     Host {
-        /// What was tried.
+        /// Purpose of the call.
         doing: &'static str,
-        /// Why it failed.
+        /// Its error.
         source: io::Error,
     },
 }
 
-/// What a device is and does.
+impl DeviceError {
+    /// Returns a conversion of host errors for `map_err`.
+    fn host<E: Into<io::Error>>(doing: &'static str) -> impl Fn(E) -> Self {
+        move |error| Self::Host {
+            doing,
+            source: error.into(),
+        }
+    }
+}
+
+/// Virtio device, without its transport.
 pub trait VirtioDevice: Send {
-    /// Its device identifier (virtio 1.2, section 5).
+    /// Returns the device identifier (virtio 1.2, section 5).
     fn device_type(&self) -> u32;
 
-    /// The features it offers, besides those of queues and transport.
+    /// Returns the features that the device offers beside those of queues and transport.
     fn features(&self) -> u64;
 
-    /// The largest size of each of its queues: powers of two.
+    /// Returns the maximum size of each queue: powers of two.
     fn queue_sizes(&self) -> &[u16];
 
-    /// Its configuration space, shared with the transport.
+    /// Returns the configuration space, which the transport shares.
     fn config(&self) -> &ConfigSpace;
 
-    /// The driver has accepted `features` and is about to use the queues. A queue that somebody
-    /// else is to serve is taken out of `queues`: its notifications are left alone then.
+    /// Called at `DRIVER_OK` with the negotiated features. A device whose backend serves a queue
+    /// by itself removes that queue from `queues`; its notifications are not read then.
     ///
     /// # Errors
-    /// The device cannot work that way.
+    /// The device cannot work with these features or queues.
     fn activate(&mut self, features: u64, queues: &mut Queues) -> Result<(), DeviceError> {
         let _ = (features, queues);
         Ok(())
     }
 
-    /// The driver has put something into this queue.
+    /// Called when the driver has notified the queue of this index.
     ///
     /// # Errors
-    /// The device cannot go on.
-    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError>;
+    /// The device cannot continue.
+    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError>;
 
-    /// What the device wants to read from now, if anything.
+    /// Returns the descriptor of the backend to wait for, if any.
     fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// There is something to read, or an error, where [`VirtioDevice::input`] said.
+    /// Called when [`VirtioDevice::backend_fd`] is readable or has an error.
     ///
     /// # Errors
-    /// The device cannot go on.
+    /// The device cannot continue.
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
         let _ = queues;
         Ok(())
     }
 
-    /// The driver resets the device: what was kept of its requests is forgotten.
+    /// Called when the driver resets the device: discards all state of requests.
     fn reset(&mut self) {}
 }
 
-/// A feature's bit.
-const fn bit(feature: u32) -> u64 {
+/// Returns the bit of a feature.
+const fn feature_bit(feature: u32) -> u64 {
     1 << feature
 }

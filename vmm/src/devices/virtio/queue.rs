@@ -1,210 +1,223 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A queue in use: requests are taken out and given back, the driver is told when it wants to be.
+//! Queue of a device: takes descriptor chains from the available ring, returns them through the
+//! used ring and notifies the driver. The ring accesses are those of `virtio-queue`.
 
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
 };
 
+use granule_types::units::GuestAddress;
 use virtio_queue::{QueueOwnedT as _, QueueT as _};
-use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{DescriptorChain, DeviceError, Interrupt};
 use crate::memory::GuestMemory;
 
-/// Requests served before the thread looks around again, so that a driver that keeps on adding
-/// requests cannot keep the device from being stopped.
+/// Number of chains served before the worker polls again, so that a driver that keeps adding chains
+/// cannot keep the device from being stopped.
 const BATCH: usize = 1024;
 
-/// What the driver says of a queue.
-#[derive(Debug, Clone, Copy, Default)]
+/// Configuration of a queue by the driver.
+#[derive(Debug, Clone, Copy)]
 pub struct QueueConfig {
-    /// The largest size that the device takes.
-    pub most: u16,
-    /// Its size in requests.
+    /// Maximum size that the device accepts.
+    pub max_size: u16,
+    /// Size in descriptors.
     pub size: u32,
-    /// Whether the driver uses it.
+    /// Set when the driver uses the queue.
     pub ready: bool,
-    /// Guest-physical address of the descriptors.
-    pub descriptors: u64,
-    /// Guest-physical address of the ring of what is there to do.
-    pub available: u64,
-    /// Guest-physical address of the ring of what is done.
-    pub used: u64,
+    /// Address of the descriptor table.
+    pub desc_table: GuestAddress,
+    /// Address of the available ring.
+    pub avail_ring: GuestAddress,
+    /// Address of the used ring.
+    pub used_ring: GuestAddress,
 }
 
 impl QueueConfig {
-    /// A queue that the driver has said nothing of.
+    /// Returns the configuration after a reset.
     #[must_use]
-    pub fn new(most: u16) -> Self {
+    pub fn new(max_size: u16) -> Self {
         Self {
-            most,
-            size: most.into(),
-            ..Self::default()
+            max_size,
+            size: max_size.into(),
+            ready: false,
+            desc_table: GuestAddress(0),
+            avail_ring: GuestAddress(0),
+            used_ring: GuestAddress(0),
         }
     }
 
-    /// The queue, if it is as it has to be.
+    /// Validates the configuration and builds the queue.
     ///
     /// # Errors
-    /// It lies outside memory or on a wrong boundary, or its size is none that it can have.
-    pub fn ring(
+    /// The size is invalid, or a ring is misaligned or outside of guest memory.
+    pub fn build(
         &self,
         event_idx: bool,
         memory: &Arc<GuestMemory>,
-        kick: &Arc<EventFd>,
+        event: &Arc<EventFd>,
         interrupt: &Arc<Interrupt>,
     ) -> Result<Queue, DeviceError> {
         let size = u16::try_from(self.size).map_err(|_| virtio_queue::Error::InvalidSize)?;
-        let mut queue = virtio_queue::Queue::new(self.most)?;
-        queue.try_set_size(size)?;
-        queue.try_set_desc_table_address(GuestAddress(self.descriptors))?;
-        queue.try_set_avail_ring_address(GuestAddress(self.available))?;
-        queue.try_set_used_ring_address(GuestAddress(self.used))?;
-        queue.set_event_idx(event_idx);
-        queue.set_ready(true);
-        if !queue.is_valid(memory.map()) {
+        let mut rings = virtio_queue::Queue::new(self.max_size)?;
+        rings.try_set_size(size)?;
+        rings.try_set_desc_table_address(self.desc_table)?;
+        rings.try_set_avail_ring_address(self.avail_ring)?;
+        rings.try_set_used_ring_address(self.used_ring)?;
+        rings.set_event_idx(event_idx);
+        rings.set_ready(true);
+        if !rings.is_valid(memory.map()) {
             return Err(virtio_queue::Error::FindMemoryRegion.into());
         }
         Ok(Queue {
-            queue,
+            rings,
             memory: Arc::clone(memory),
-            kick: Arc::clone(kick),
+            event: Arc::clone(event),
             interrupt: Arc::clone(interrupt),
-            stop: Arc::default(),
+            stop_flag: Arc::default(),
         })
     }
 }
 
-/// A queue that the driver has set up.
+/// Queue that the driver has configured.
 #[derive(Debug)]
 pub struct Queue {
-    pub(super) queue: virtio_queue::Queue,
+    pub(super) rings: virtio_queue::Queue,
     memory: Arc<GuestMemory>,
-    pub(super) kick: Arc<EventFd>,
+    /// Signalled by the driver's notifications.
+    pub(super) event: Arc<EventFd>,
     pub(super) interrupt: Arc<Interrupt>,
-    /// Whether the device is to stop.
-    stop: Arc<AtomicBool>,
+    stop_flag: Arc<AtomicBool>,
 }
 
 impl Queue {
-    /// The memory that the requests lie in.
+    /// Returns the guest memory that holds the requests.
     #[must_use]
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
-    /// Whether the device is to stop: who waits in the middle of a request looks at it.
-    pub(super) fn stopping(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.stop)
+    /// Returns the flag that is set when the device must stop; a backend that blocks within a
+    /// request polls it.
+    pub(super) fn stop_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop_flag)
     }
 
-    /// Takes the next request out.
+    /// Takes the next chain from the available ring.
     ///
     /// # Errors
-    /// The ring or the request is not what it has to be.
+    /// The ring or the chain is invalid.
     pub fn pop(&mut self) -> Result<Option<DescriptorChain>, DeviceError> {
-        let memory = self.memory.map();
-        let next = self.queue.iter(memory)?.next();
+        let next = self.rings.iter(self.memory.map())?.next();
         next.map(|chain| DescriptorChain::parse(chain, &self.memory))
             .transpose()
     }
 
-    /// Puts the request taken out last back where it was.
+    /// Returns the chain taken last to the available ring.
     pub fn undo_pop(&mut self) {
-        self.queue.go_to_previous_position();
+        self.rings.go_to_previous_position();
     }
 
-    /// Gives a request back with `written` bytes in its writable buffers. The driver is told by
-    /// [`Queue::announce`].
+    /// Adds a chain to the used ring with the number of bytes written to it. The caller notifies
+    /// the driver with [`Queue::signal_used`].
     ///
     /// # Errors
-    /// The ring is not what it has to be.
-    pub fn finish(&mut self, head: u16, written: u32) -> Result<(), DeviceError> {
-        self.queue.add_used(self.memory.map(), head, written)?;
-        Ok(())
+    /// The ring is invalid.
+    pub fn add_used(&mut self, chain: &DescriptorChain, written: usize) -> Result<(), DeviceError> {
+        self.add_used_head(chain.head(), written)
     }
 
-    /// Interrupts the driver if it wants to know of what was given back.
+    /// As [`Queue::add_used`], by the head index of the chain.
     ///
     /// # Errors
-    /// The ring is not what it has to be.
-    pub fn announce(&mut self) -> Result<(), DeviceError> {
-        if self.queue.needs_notification(self.memory.map())? {
-            self.interrupt.used();
+    /// The ring is invalid.
+    pub fn add_used_head(&mut self, head: u16, written: usize) -> Result<(), DeviceError> {
+        // A chain is shorter than 4 GiB.
+        let written = u32::try_from(written).unwrap_or(u32::MAX);
+        Ok(self.rings.add_used(self.memory.map(), head, written)?)
+    }
+
+    /// Interrupts the driver if it has asked for it.
+    ///
+    /// # Errors
+    /// The ring is invalid.
+    pub fn signal_used(&mut self) -> Result<(), DeviceError> {
+        if self.rings.needs_notification(self.memory.map())? {
+            self.interrupt.signal_used();
         }
         Ok(())
     }
 
-    /// Wants to be told of new requests; says whether there are some already.
+    /// Enables notifications by the driver. Returns whether further chains are available.
     ///
     /// # Errors
-    /// The ring is not what it has to be.
-    pub fn listen(&mut self) -> Result<bool, DeviceError> {
-        Ok(self.queue.enable_notification(self.memory.map())?)
+    /// The ring is invalid.
+    pub fn enable_notification(&mut self) -> Result<bool, DeviceError> {
+        Ok(self.rings.enable_notification(self.memory.map())?)
     }
 
-    /// Serves what is in the queue: `serve` gets each request and says how many bytes it wrote.
+    /// Passes each available chain to `serve`, which returns the number of bytes written to it.
     ///
     /// # Errors
-    /// The ring or a request is not what it has to be, or `serve` fails.
-    pub fn drain(
+    /// The ring or a chain is invalid, or `serve` fails.
+    pub fn serve_available(
         &mut self,
-        mut serve: impl FnMut(&GuestMemory, &DescriptorChain) -> Result<u32, DeviceError>,
+        mut serve: impl FnMut(&GuestMemory, &DescriptorChain) -> Result<usize, DeviceError>,
     ) -> Result<(), DeviceError> {
         let memory = Arc::clone(&self.memory);
         let mut left = BATCH;
         loop {
-            self.queue.disable_notification(memory.map())?;
+            self.rings.disable_notification(memory.map())?;
             while let Some(chain) = self.pop()? {
                 let written = serve(&memory, &chain)?;
-                self.finish(chain.head(), written)?;
-                self.announce()?;
+                self.add_used(&chain, written)?;
+                self.signal_used()?;
                 left -= 1;
-                if left == 0 || self.stop.load(Ordering::Relaxed) {
-                    // Come back soon.
-                    let _ = self.kick.write(1);
+                if left == 0 || self.stop_flag.load(Ordering::Relaxed) {
+                    // Makes the worker return to this queue.
+                    let _ = self.event.write(1);
                     return Ok(());
                 }
             }
-            if !self.listen()? {
+            if !self.enable_notification()? {
                 return Ok(());
             }
         }
     }
 }
 
-/// A device's queues. Those that the driver did not set up are not there.
+/// Queues of a device by index; queues that the driver does not use are absent.
 #[derive(Debug)]
 pub struct Queues(Vec<Option<Queue>>);
 
 impl Queues {
-    /// A device's queues in their order.
+    /// Returns the queues in the order of their indices.
     #[must_use]
     pub const fn new(queues: Vec<Option<Queue>>) -> Self {
         Self(queues)
     }
 
-    /// Has the queues be left between two requests once `stop` says so.
-    pub(super) fn heed(&mut self, stop: &Arc<AtomicBool>) {
-        for ring in self.0.iter_mut().flatten() {
-            ring.stop = Arc::clone(stop);
+    /// Makes all queues stop between two requests once `flag` is set.
+    pub(super) fn set_stop_flag(&mut self, flag: &Arc<AtomicBool>) {
+        for queue in self.0.iter_mut().flatten() {
+            queue.stop_flag = Arc::clone(flag);
         }
     }
 
-    /// The queue of this number, if the driver uses it.
+    /// Returns the queue of this index if the driver uses it.
     pub fn get(&mut self, index: usize) -> Option<&mut Queue> {
         self.0.get_mut(index)?.as_mut()
     }
 
-    /// Takes a queue out: from now on it is the taker's.
+    /// Removes a queue, which another thread or the host's kernel serves from here on.
     pub fn take(&mut self, index: usize) -> Option<Queue> {
         self.0.get_mut(index)?.take()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Queue)> {
         let queues = self.0.iter().enumerate();
-        queues.filter_map(|(index, ring)| Some((index, ring.as_ref()?)))
+        queues.filter_map(|(index, queue)| Some((index, queue.as_ref()?)))
     }
 }

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Warnings that a guest can cause, kept from filling the log.
+//! Limit on the warnings that a guest can cause, so that no guest fills the log.
 
 use std::fmt;
 
-/// How many warnings a device gives before it falls silent.
-const MOST: u32 = 8;
+/// Number of warnings per device before further messages are logged at debug level.
+const MAX_WARNINGS: u32 = 8;
 
-/// A device's warnings.
+/// Warnings of one device.
 #[derive(Debug, Default)]
 pub struct RateLimitedLog(u32);
 
 impl RateLimitedLog {
-    /// Warns, unless too many warnings were given already.
+    /// Logs a warning, or a debug message once the device has reached its limit.
     pub fn warn(&mut self, message: fmt::Arguments<'_>) {
         self.0 = self.0.saturating_add(1);
         match self.0 {
-            ..MOST => log::warn!("{message}"),
-            MOST => log::warn!("{message} (no more warnings of this kind)"),
+            ..MAX_WARNINGS => log::warn!("{message}"),
+            MAX_WARNINGS => log::warn!("{message} (further warnings of this device are dropped)"),
             _ => log::debug!("{message}"),
         }
     }

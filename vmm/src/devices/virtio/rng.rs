@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Entropy for the guest (virtio 1.2, section 5.4), from the host kernel's generator.
+//! Entropy device (virtio 1.2, section 5.4), from the generator of the host's kernel.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::{ConfigSpace, DeviceError, Direction, Queues, VirtioDevice};
 
-/// Bytes given for one request at most, whatever it has room for.
-const MOST: usize = 4096;
+/// Maximum number of bytes per request, whatever its buffers have space for.
+const MAX_BYTES: usize = 4096;
 
-/// The device.
+/// Entropy device.
 #[derive(Debug)]
 pub struct Rng {
     config: ConfigSpace,
@@ -40,28 +40,21 @@ impl VirtioDevice for Rng {
         &self.config
     }
 
-    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        let Some(ring) = queues.get(queue) else {
+    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(queue) = queues.get(index) else {
             return Ok(());
         };
-        ring.drain(|memory, chain| {
-            let mut bytes = [0; MOST];
-            let wanted = chain.length(Direction::Writable).min(MOST);
+        queue.serve_available(|memory, chain| {
+            let mut bytes = [0; MAX_BYTES];
+            let wanted = chain.length(Direction::Writable).min(MAX_BYTES);
             let mut done = 0;
             while done < wanted {
-                match getrandom(&mut bytes[done..wanted], GetRandomFlags::empty()) {
-                    Ok(count) => done += count,
-                    Err(rustix::io::Errno::INTR) => {}
-                    Err(error) => {
-                        return Err(DeviceError::Host {
-                            doing: "getting random numbers",
-                            source: error.into(),
-                        });
-                    }
-                }
+                let rest = &mut bytes[done..wanted];
+                done +=
+                    rustix::io::retry_on_intr(|| getrandom(&mut *rest, GetRandomFlags::empty()))
+                        .map_err(DeviceError::host("reading random numbers (getrandom)"))?;
             }
-            let written = chain.copy_in(memory, 0, &bytes[..wanted]);
-            Ok(u32::try_from(written).unwrap_or(0))
+            Ok(chain.write(memory, 0, &bytes[..wanted]))
         })
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A driver for tests: goes through the registers as a guest's does, and puts requests into real
-//! queues in guest memory.
+//! Driver for tests: configures a device through its registers as a guest does, and places requests
+//! in queues in guest memory.
 
 use std::{
     sync::Arc,
@@ -24,10 +24,11 @@ use crate::{
 
 pub const START: u64 = 0x4000_0000;
 pub const SIZE: u64 = 16 << 20;
-/// Queues lie at the start, this far apart; requests' buffers from here on.
+/// Distance between queues, which begin at `START`.
 const QUEUE_AREA: u64 = 0x1_0000;
-pub const BUFFERS: u64 = START + 0x10_0000;
-const QUEUE_LENGTH: u16 = 16;
+/// First address of request buffers.
+const BUFFERS: u64 = START + 0x10_0000;
+const QUEUE_SIZE: u16 = 16;
 pub const VERSION_1: u64 = 1 << 32;
 pub const EVENT_IDX: u64 = 1 << 29;
 
@@ -41,55 +42,56 @@ pub fn memory() -> Arc<GuestMemory> {
     Arc::new(GuestMemory::new(vec![ram]).unwrap())
 }
 
-/// A buffer of a request: what the device finds in it, or how much room it has for an answer.
+/// Calls `condition` until it holds.
+///
+/// # Panics
+/// It does not hold within ten seconds.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < deadline, "timeout: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Buffer of a request: contents for the device, or space for its answer.
 #[derive(Debug, Clone)]
 pub enum Buffer {
     Out(Vec<u8>),
     In(u32),
 }
 
-/// A queue as the driver sees it. (`MockSplitQueue` of virtio-queue 0.18 has its two queues
-/// overlap from the sixth entry on.)
-pub struct MockQueue<'m> {
-    table: DescriptorTable<'m, GuestMemoryMmap>,
-    avail: AvailRing<'m, GuestMemoryMmap>,
+/// Queue from the view of the driver. (The rings of `MockSplitQueue` of virtio-queue 0.18 overlap
+/// from the sixth entry on.)
+pub struct DriverQueue<'m> {
+    pub desc_table: DescriptorTable<'m, GuestMemoryMmap>,
+    pub avail: AvailRing<'m, GuestMemoryMmap>,
     used: UsedRing<'m, GuestMemoryMmap>,
-    start: u64,
+    pub desc_table_address: GuestAddress,
+    pub avail_address: GuestAddress,
+    used_address: GuestAddress,
+    /// Number of chains received from the used ring.
+    received: u16,
+    next_free: u16,
 }
 
-impl<'m> MockQueue<'m> {
+impl<'m> DriverQueue<'m> {
     fn new(memory: &'m GuestMemoryMmap, start: u64) -> Self {
-        let at = |offset| vm_memory::GuestAddress(start + offset);
+        let [desc, avail, used] = [0, 0x1000, 0x2000].map(|offset| GuestAddress(start + offset));
         Self {
-            table: DescriptorTable::new(memory, at(0), QUEUE_LENGTH),
-            avail: AvailRing::new(memory, at(0x1000), QUEUE_LENGTH),
-            used: UsedRing::new(memory, at(0x2000), QUEUE_LENGTH),
-            start,
+            desc_table: DescriptorTable::new(memory, desc, QUEUE_SIZE),
+            avail: AvailRing::new(memory, avail, QUEUE_SIZE),
+            used: UsedRing::new(memory, used, QUEUE_SIZE),
+            desc_table_address: desc,
+            avail_address: avail,
+            used_address: used,
+            received: 0,
+            next_free: 0,
         }
     }
 
-    pub fn desc_table(&self) -> &DescriptorTable<'m, GuestMemoryMmap> {
-        &self.table
-    }
-
-    pub fn avail(&self) -> &AvailRing<'m, GuestMemoryMmap> {
-        &self.avail
-    }
-
-    pub fn used(&self) -> &UsedRing<'m, GuestMemoryMmap> {
-        &self.used
-    }
-
-    pub fn desc_table_addr(&self) -> vm_memory::GuestAddress {
-        vm_memory::GuestAddress(self.start)
-    }
-
-    pub fn avail_addr(&self) -> vm_memory::GuestAddress {
-        vm_memory::GuestAddress(self.start + 0x1000)
-    }
-
-    pub fn used_addr(&self) -> vm_memory::GuestAddress {
-        vm_memory::GuestAddress(self.start + 0x2000)
+    fn has_used(&self) -> bool {
+        u16::from_le(self.used.idx().load()) != self.received
     }
 }
 
@@ -97,15 +99,13 @@ pub struct Driver<'m> {
     pub transport: Transport,
     pub irq: EventFd,
     pub memory: &'m GuestMemoryMmap,
-    pub queues: Vec<MockQueue<'m>>,
-    used: Vec<u16>,
-    free: Vec<u16>,
-    buffer: u64,
+    pub queues: Vec<DriverQueue<'m>>,
+    next_buffer: u64,
 }
 
 impl<'m> Driver<'m> {
-    /// A driver that has found its device and done nothing with it yet.
-    pub fn find(memory: &'m Arc<GuestMemory>, device: Box<dyn VirtioDevice>) -> Self {
+    /// Returns a driver whose device is in its state after a reset.
+    pub fn new(memory: &'m Arc<GuestMemory>, device: Box<dyn VirtioDevice>) -> Self {
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let line = irq.try_clone().unwrap();
         let transport = Transport::new("test", device, Arc::clone(memory), line).unwrap();
@@ -114,178 +114,170 @@ impl<'m> Driver<'m> {
             irq,
             memory: memory.map(),
             queues: Vec::new(),
-            used: Vec::new(),
-            free: Vec::new(),
-            buffer: BUFFERS,
+            next_buffer: BUFFERS,
         }
     }
 
-    /// A driver whose device works.
+    /// Returns a driver whose device is active.
     pub fn start(
         memory: &'m Arc<GuestMemory>,
         device: Box<dyn VirtioDevice>,
         features: u64,
     ) -> Self {
-        let mut driver = Self::find(memory, device);
-        driver.set_up(features);
+        let mut driver = Self::new(memory, device);
+        driver.activate(features);
         assert_eq!(driver.get(reg::VIRTIO_MMIO_STATUS), 15);
         driver
     }
 
+    /// Reads a register; a refused access reads as zero.
     pub fn get(&mut self, register: u32) -> u32 {
         let mut word = [0; 4];
-        self.transport.read(register.into(), &mut word);
+        let _ = self.transport.read(register.into(), &mut word);
         u32::from_le_bytes(word)
     }
 
-    pub fn set(&mut self, register: u32, value: u32) {
-        self.transport.write(register.into(), &value.to_le_bytes());
+    /// Writes a register and returns whether the device has accepted it.
+    pub fn set(&mut self, register: u32, value: u32) -> bool {
+        self.transport.write(register.into(), &value.to_le_bytes())
     }
 
-    pub fn offered(&mut self) -> u64 {
-        self.set(reg::VIRTIO_MMIO_DEVICE_FEATURES_SEL, 1);
-        let high = self.get(reg::VIRTIO_MMIO_DEVICE_FEATURES);
-        self.set(reg::VIRTIO_MMIO_DEVICE_FEATURES_SEL, 0);
-        u64::from(high) << 32 | u64::from(self.get(reg::VIRTIO_MMIO_DEVICE_FEATURES))
+    pub fn offered_features(&mut self) -> u64 {
+        let halves = [1, 0].map(|select| {
+            self.set(reg::VIRTIO_MMIO_DEVICE_FEATURES_SEL, select);
+            u64::from(self.get(reg::VIRTIO_MMIO_DEVICE_FEATURES))
+        });
+        halves[0] << 32 | halves[1]
     }
 
-    pub fn accept(&mut self, features: u64) {
+    /// Takes the device from reset to `FEATURES_OK`.
+    pub fn negotiate(&mut self, features: u64) {
+        for status in [0, 1, 3] {
+            self.set(reg::VIRTIO_MMIO_STATUS, status);
+        }
         for (select, shift) in [(0, 0), (1, 32)] {
             self.set(reg::VIRTIO_MMIO_DRIVER_FEATURES_SEL, select);
             let half = u32::try_from(features >> shift & 0xffff_ffff).unwrap();
             self.set(reg::VIRTIO_MMIO_DRIVER_FEATURES, half);
         }
+        self.set(reg::VIRTIO_MMIO_STATUS, 11);
     }
 
-    /// From reset to `DRIVER_OK`.
-    pub fn set_up(&mut self, features: u64) {
-        self.set(reg::VIRTIO_MMIO_STATUS, 0);
-        self.set(reg::VIRTIO_MMIO_STATUS, 1);
-        self.set(reg::VIRTIO_MMIO_STATUS, 3);
-        self.accept(features | VERSION_1);
-        self.set(reg::VIRTIO_MMIO_STATUS, 11);
+    /// Takes the device from reset to `DRIVER_OK` with all its queues.
+    pub fn activate(&mut self, features: u64) {
+        self.negotiate(features | VERSION_1);
         self.queues.clear();
-        self.used.clear();
-        self.free.clear();
         for index in 0.. {
             self.set(reg::VIRTIO_MMIO_QUEUE_SEL, index);
             if self.get(reg::VIRTIO_MMIO_QUEUE_NUM_MAX) == 0 {
                 break;
             }
             let start = START + u64::from(index) * QUEUE_AREA;
-            let queue = MockQueue::new(self.memory, start);
-            self.set(reg::VIRTIO_MMIO_QUEUE_NUM, QUEUE_LENGTH.into());
-            let places = [
-                (reg::VIRTIO_MMIO_QUEUE_DESC_LOW, queue.desc_table_addr()),
-                (reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW, queue.avail_addr()),
-                (reg::VIRTIO_MMIO_QUEUE_USED_LOW, queue.used_addr()),
-            ];
-            for (register, address) in places {
+            let queue = DriverQueue::new(self.memory, start);
+            self.set(reg::VIRTIO_MMIO_QUEUE_NUM, QUEUE_SIZE.into());
+            for (register, address) in [
+                (reg::VIRTIO_MMIO_QUEUE_DESC_LOW, queue.desc_table_address),
+                (reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW, queue.avail_address),
+                (reg::VIRTIO_MMIO_QUEUE_USED_LOW, queue.used_address),
+            ] {
                 self.set(register, u32::try_from(address.0 & 0xffff_ffff).unwrap());
                 self.set(register + 4, u32::try_from(address.0 >> 32).unwrap());
             }
             self.set(reg::VIRTIO_MMIO_QUEUE_READY, 1);
             self.queues.push(queue);
-            self.used.push(0);
-            self.free.push(0);
         }
         self.set(reg::VIRTIO_MMIO_STATUS, 15);
     }
 
-    /// Puts a request into a queue without telling; gives where its buffers lie.
-    pub fn put(&mut self, queue: usize, buffers: &[Buffer]) -> Vec<vm_memory::GuestAddress> {
-        let mut places = Vec::new();
-        let first = self.free[queue];
-        for (index, buffer) in (0..).zip(buffers) {
-            if self.buffer > START + SIZE - 0x20_0000 {
-                self.buffer = BUFFERS;
+    /// Adds a request to a queue without a notification. Returns the addresses of its buffers.
+    pub fn add(&mut self, index: usize, buffers: &[Buffer]) -> Vec<GuestAddress> {
+        let queue = &mut self.queues[index];
+        let first = queue.next_free;
+        let count = u16::try_from(buffers.len()).unwrap();
+        let mut addresses = Vec::new();
+        for (slot, buffer) in (first..).zip(buffers) {
+            if self.next_buffer > START + SIZE - 0x20_0000 {
+                self.next_buffer = BUFFERS;
             }
-            let place = vm_memory::GuestAddress(self.buffer);
-            let (length, flag) = match buffer {
+            let address = GuestAddress(self.next_buffer);
+            let (length, direction) = match buffer {
                 Buffer::Out(bytes) => {
-                    self.memory.write_slice(bytes, place).unwrap();
+                    self.memory.write_slice(bytes, address).unwrap();
                     (u32::try_from(bytes.len()).unwrap(), 0)
                 }
                 Buffer::In(length) => (*length, WRITE),
             };
-            self.buffer += u64::from(length).next_multiple_of(64) + 64;
-            let last = usize::from(index) + 1 == buffers.len();
-            let (next, more) = if last {
-                (0, 0)
-            } else {
-                (first + index + 1, NEXT)
+            self.next_buffer += u64::from(length).next_multiple_of(64) + 64;
+            let (next, more) = match slot + 1 == first + count {
+                true => (0, 0),
+                false => (slot + 1, NEXT),
             };
-            let descriptor = Descriptor::new(place.0, length, flag | more, next);
-            let table = self.queues[queue].desc_table();
-            table
-                .store(first + index, RawDescriptor::from(descriptor))
-                .unwrap();
-            places.push(place);
+            let descriptor = Descriptor::new(address.0, length, direction | more, next);
+            let stored = queue
+                .desc_table
+                .store(slot, RawDescriptor::from(descriptor));
+            stored.unwrap();
+            addresses.push(address);
         }
-        let count = u16::try_from(buffers.len()).unwrap();
-        let available = self.queues[queue].avail();
-        let index = u16::from_le(available.idx().load());
-        let slot = usize::from(index % QUEUE_LENGTH);
-        available.ring().ref_at(slot).unwrap().store(first.to_le());
-        available.idx().store(index.wrapping_add(1).to_le());
-        // No more than a few requests are under way at once.
-        self.free[queue] = if first + count + 4 >= QUEUE_LENGTH {
+        let available = u16::from_le(queue.avail.idx().load());
+        let entry = queue
+            .avail
+            .ring()
+            .ref_at(usize::from(available % QUEUE_SIZE));
+        entry.unwrap().store(first.to_le());
+        queue.avail.idx().store(available.wrapping_add(1).to_le());
+        // Tests have few requests in flight: descriptors are reused without a check.
+        queue.next_free = if first + count + 4 >= QUEUE_SIZE {
             0
         } else {
             first + count
         };
-        places
+        addresses
     }
 
-    pub fn kick(&mut self, queue: usize) {
-        self.set(reg::VIRTIO_MMIO_QUEUE_NOTIFY, u32::try_from(queue).unwrap());
+    pub fn notify(&mut self, index: usize) {
+        self.set(reg::VIRTIO_MMIO_QUEUE_NOTIFY, u32::try_from(index).unwrap());
     }
 
-    /// Waits for the next request given back, and says how many bytes were written to it.
-    pub fn wait(&mut self, queue: usize) -> u32 {
-        let until = Instant::now() + Duration::from_secs(10);
-        let used = self.queues[queue].used();
-        let slot = usize::from(self.used[queue] % QUEUE_LENGTH);
-        while u16::from_le(used.idx().load()) == self.used[queue] {
-            assert!(Instant::now() < until, "nothing was given back");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        self.used[queue] = self.used[queue].wrapping_add(1);
-        used.ring().ref_at(slot).unwrap().load().len()
+    /// Waits for the next used chain and returns the number of bytes written to it.
+    pub fn wait_used(&mut self, index: usize) -> u32 {
+        let queue = &mut self.queues[index];
+        wait_until("a used chain", || queue.has_used());
+        let slot = usize::from(queue.received % QUEUE_SIZE);
+        queue.received = queue.received.wrapping_add(1);
+        queue.used.ring().ref_at(slot).unwrap().load().len()
     }
 
-    pub fn has_answer(&self, queue: usize) -> bool {
-        u16::from_le(self.queues[queue].used().idx().load()) != self.used[queue]
+    pub fn has_used(&self, index: usize) -> bool {
+        self.queues[index].has_used()
     }
 
-    /// A whole request: gives what the device wrote into the buffers for answers, and how many
-    /// bytes it says it wrote.
-    pub fn ask(&mut self, queue: usize, buffers: &[Buffer]) -> (Vec<Vec<u8>>, u32) {
-        let places = self.put(queue, buffers);
-        self.kick(queue);
-        let written = self.wait(queue);
-        let answers = places
+    /// Adds a request and waits for it. Returns the contents of its device-writable buffers and the
+    /// number of bytes that the device reports as written.
+    pub fn request(&mut self, index: usize, buffers: &[Buffer]) -> (Vec<Vec<u8>>, u32) {
+        let addresses = self.add(index, buffers);
+        self.notify(index);
+        let written = self.wait_used(index);
+        let answers = addresses
             .iter()
             .zip(buffers)
-            .filter_map(|(place, buffer)| match buffer {
+            .filter_map(|(address, buffer)| match buffer {
                 Buffer::Out(_) => None,
-                Buffer::In(length) => Some(self.bytes(*place, *length)),
+                Buffer::In(length) => Some(self.bytes(*address, *length)),
             });
         (answers.collect(), written)
     }
 
-    pub fn bytes(&self, place: vm_memory::GuestAddress, length: u32) -> Vec<u8> {
+    pub fn bytes(&self, address: GuestAddress, length: u32) -> Vec<u8> {
         let mut bytes = vec![0; length as usize];
-        self.memory.read_slice(&mut bytes, place).unwrap();
+        self.memory.read_slice(&mut bytes, address).unwrap();
         bytes
     }
 
-    /// Waits for the device to give up until it is reset.
-    pub fn wait_for_failure(&mut self) {
-        let until = Instant::now() + Duration::from_secs(10);
-        while self.get(reg::VIRTIO_MMIO_STATUS) & 64 == 0 {
-            assert!(Instant::now() < until, "the device did not stop");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    /// Waits until the device has stopped until its next reset.
+    pub fn wait_needs_reset(&mut self) {
+        wait_until("DEVICE_NEEDS_RESET", || {
+            self.get(reg::VIRTIO_MMIO_STATUS) & 64 != 0
+        });
     }
 }

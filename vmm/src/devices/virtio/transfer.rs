@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Moves bytes between a request's buffers and a file descriptor without a copy in between.
+//! Vectored I/O between the buffers of a descriptor chain and a file descriptor, without a copy in
+//! this process. The safe wrappers of other crates take slices, which memory that a guest changes
+//! concurrently cannot have.
 
 use std::{
     io,
+    ops::Range,
     os::fd::{AsRawFd, RawFd},
 };
 
@@ -11,39 +14,30 @@ use vm_memory::GuestMemoryBackend as _;
 use super::{DescriptorChain, Direction};
 use crate::memory::GuestMemory;
 
-/// As many pieces as one call takes (`IOV_MAX`).
-const MOST_PIECES: usize = 1024;
+/// Maximum number of buffers of one system call (`IOV_MAX`).
+const MAX_IOVECS: usize = 1024;
 
-/// What to move.
-#[derive(Debug, Clone, Copy)]
-pub struct Span {
-    /// First byte within the request's part.
-    pub skip: usize,
-    /// Number of bytes.
-    pub length: usize,
-}
-
-/// Reads `span.length` bytes of the file at `offset` into the request's writable buffers.
+/// Reads the file from `offset` on into `range` of the device-writable buffers.
 ///
 /// # Errors
-/// The file cannot be read, or ends before.
+/// The file cannot be read, or it ends before.
 pub fn read_at(
     file: &impl AsRawFd,
     offset: u64,
     memory: &GuestMemory,
     chain: &DescriptorChain,
-    span: Span,
+    range: Range<usize>,
 ) -> io::Result<()> {
-    all(memory, chain, Direction::Writable, span, |pieces, done| {
-        let (fd, at) = (file.as_raw_fd(), position(offset, done)?);
-        let count = libc::c_int::try_from(pieces.len()).map_err(io::Error::other)?;
-        // SAFETY: every piece is guest memory, mapped and writable for as long as `memory` lives;
-        // the guest may see or change it meanwhile, which is its own affair.
-        result(unsafe { libc::preadv(fd, pieces.as_ptr(), count, at) })
+    transfer_all(memory, chain, Direction::Writable, range, |iovecs, done| {
+        let (fd, at) = (file.as_raw_fd(), file_position(offset, done)?);
+        let count = libc::c_int::try_from(iovecs.len()).map_err(io::Error::other)?;
+        // SAFETY: each buffer is guest memory, mapped and writable as long as `memory` exists. The
+        // guest may access it concurrently; this process does not hold references to it.
+        call_result(unsafe { libc::preadv(fd, iovecs.as_ptr(), count, at) })
     })
 }
 
-/// Writes `span.length` bytes of the request's readable buffers to the file at `offset`.
+/// Writes `range` of the device-readable buffers to the file from `offset` on.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -52,65 +46,50 @@ pub fn write_at(
     offset: u64,
     memory: &GuestMemory,
     chain: &DescriptorChain,
-    span: Span,
+    range: Range<usize>,
 ) -> io::Result<()> {
-    all(memory, chain, Direction::Readable, span, |pieces, done| {
-        let (fd, at) = (file.as_raw_fd(), position(offset, done)?);
-        let count = libc::c_int::try_from(pieces.len()).map_err(io::Error::other)?;
-        // SAFETY: as in `read_at`; the memory is only read.
-        result(unsafe { libc::pwritev(fd, pieces.as_ptr(), count, at) })
+    transfer_all(memory, chain, Direction::Readable, range, |iovecs, done| {
+        let (fd, at) = (file.as_raw_fd(), file_position(offset, done)?);
+        let count = libc::c_int::try_from(iovecs.len()).map_err(io::Error::other)?;
+        // SAFETY: as in `read_at`; the call only reads the memory.
+        call_result(unsafe { libc::pwritev(fd, iovecs.as_ptr(), count, at) })
     })
 }
 
-/// Writes the request's readable buffers in one call: a packet.
+/// Writes all device-readable buffers in one call, which is one packet.
 ///
 /// # Errors
-/// The call's.
+/// The call fails.
 pub fn write_packet(fd: RawFd, memory: &GuestMemory, chain: &DescriptorChain) -> io::Result<usize> {
-    let mut pieces = Vec::new();
-    collect(
-        memory,
-        chain,
-        Direction::Readable,
-        Span {
-            skip: 0,
-            length: usize::MAX,
-        },
-        &mut pieces,
-    )?;
-    let count = libc::c_int::try_from(pieces.len()).map_err(io::Error::other)?;
-    // SAFETY: as in `read_at`; the memory is only read.
-    result(unsafe { libc::writev(fd, pieces.as_ptr(), count) })
+    let iovecs = collect_iovecs(memory, chain, Direction::Readable, 0..usize::MAX)?;
+    let count = libc::c_int::try_from(iovecs.len()).map_err(io::Error::other)?;
+    // SAFETY: as in `read_at`; the call only reads the memory.
+    call_result(unsafe { libc::writev(fd, iovecs.as_ptr(), count) })
 }
 
-fn position(offset: u64, done: usize) -> io::Result<libc::off_t> {
-    let at = offset
+fn file_position(offset: u64, done: usize) -> io::Result<libc::off_t> {
+    let position = offset
         .checked_add(done as u64)
         .and_then(|at| at.try_into().ok());
-    at.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    position.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-fn result(count: isize) -> io::Result<usize> {
+fn call_result(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Repeats `call` until everything is moved.
-fn all(
+/// Repeats `call` until all of `range` is transferred.
+fn transfer_all(
     memory: &GuestMemory,
     chain: &DescriptorChain,
-    part: Direction,
-    span: Span,
+    direction: Direction,
+    range: Range<usize>,
     call: impl Fn(&[libc::iovec], usize) -> io::Result<usize>,
 ) -> io::Result<()> {
-    let mut pieces = Vec::new();
     let mut done = 0;
-    while done < span.length {
-        let rest = Span {
-            skip: span.skip + done,
-            length: span.length - done,
-        };
-        collect(memory, chain, part, rest, &mut pieces)?;
-        match call(&pieces, done) {
+    while done < range.len() {
+        let iovecs = collect_iovecs(memory, chain, direction, range.start + done..range.end)?;
+        match call(&iovecs, done) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -120,26 +99,23 @@ fn all(
     Ok(())
 }
 
-fn collect(
+/// Returns the buffers of one system call. A buffer that spans two memory regions needs two.
+fn collect_iovecs(
     memory: &GuestMemory,
     chain: &DescriptorChain,
-    part: Direction,
-    span: Span,
-    pieces: &mut Vec<libc::iovec>,
-) -> io::Result<()> {
-    pieces.clear();
-    for (address, length) in chain.pieces(part, span.skip, span.length) {
-        // One buffer lies in several pieces where regions of memory touch.
-        for slice in memory.map().get_slices(address, length) {
-            if pieces.len() == MOST_PIECES {
-                return Ok(());
-            }
+    direction: Direction,
+    range: Range<usize>,
+) -> io::Result<Vec<libc::iovec>> {
+    chain
+        .ranges(direction, range)
+        .flat_map(|(address, length)| memory.map().get_slices(address, length))
+        .take(MAX_IOVECS)
+        .map(|slice| {
             let slice = slice.map_err(io::Error::other)?;
-            pieces.push(libc::iovec {
+            Ok(libc::iovec {
                 iov_base: slice.ptr_guard_mut().as_ptr().cast(),
                 iov_len: slice.len(),
-            });
-        }
-    }
-    Ok(())
+            })
+        })
+        .collect()
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The thread that a device works in, from the driver's `DRIVER_OK` to its reset.
+//! Worker: the thread that owns a device from `DRIVER_OK` to its reset.
 
 use std::{
-    io,
+    fmt, io,
     os::fd::BorrowedFd,
     sync::{
         Arc,
@@ -17,24 +17,25 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{DeviceError, Interrupt, Queues, RateLimitedLog, VirtioDevice};
 use crate::scoped_thread::borrow_event;
 
-/// A device, its name and its warnings: what goes into the thread and comes back.
+/// Device, name and log: moved into the thread and returned by it.
 pub struct WorkerContext {
     pub name: String,
     pub device: Box<dyn VirtioDevice>,
-    pub complaints: RateLimitedLog,
+    pub log: RateLimitedLog,
 }
 
-/// A running thread.
+/// Running worker thread.
 #[derive(Debug)]
 pub struct Worker {
-    stop: EventFd,
-    /// The same for a thread that is at work.
-    stopping: Arc<AtomicBool>,
+    /// Wakes a thread that waits.
+    stop_event: EventFd,
+    /// Stops a thread between two requests.
+    stop_flag: Arc<AtomicBool>,
     thread: JoinHandle<WorkerContext>,
 }
 
-impl std::fmt::Debug for WorkerContext {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for WorkerContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WorkerContext")
             .field("name", &self.name)
             .finish_non_exhaustive()
@@ -43,50 +44,49 @@ impl std::fmt::Debug for WorkerContext {
 
 impl Worker {
     pub fn start(
-        crew: WorkerContext,
+        context: WorkerContext,
         mut queues: Queues,
         interrupt: Arc<Interrupt>,
     ) -> io::Result<Self> {
-        let stopping = Arc::default();
-        queues.heed(&stopping);
-        let stop = EventFd::new(libc::EFD_NONBLOCK)?;
-        let stopped = stop.try_clone()?;
+        let stop_flag = Arc::default();
+        queues.set_stop_flag(&stop_flag);
+        let stop_event = EventFd::new(libc::EFD_NONBLOCK)?;
+        let event = stop_event.try_clone()?;
         let thread = thread::Builder::new()
-            .name(crew.name.clone())
-            .spawn(move || work(crew, queues, &interrupt, &stopped))?;
+            .name(context.name.clone())
+            .spawn(move || run(context, queues, &interrupt, &event))?;
         Ok(Self {
-            stop,
-            stopping,
+            stop_event,
+            stop_flag,
             thread,
         })
     }
 
-    /// Waits until the device has finished the request it is at. `None` if its thread died.
+    /// Waits until the device has finished its current request. Returns `None` if the thread
+    /// panicked.
     pub fn stop(self) -> Option<WorkerContext> {
-        self.stopping.store(true, Ordering::Relaxed);
-        self.stop.write(1).ok()?;
+        self.stop_flag.store(true, Ordering::Relaxed);
+        self.stop_event.write(1).ok()?;
         self.thread.join().ok()
     }
 }
 
-fn work(
-    mut crew: WorkerContext,
+fn run(
+    mut context: WorkerContext,
     mut queues: Queues,
     interrupt: &Interrupt,
     stop: &EventFd,
 ) -> WorkerContext {
-    if let Err(error) = serve(crew.device.as_mut(), &mut queues, stop) {
-        let WorkerContext {
-            name, complaints, ..
-        } = &mut crew;
-        complaints.warn(format_args!(
+    if let Err(error) = serve(context.device.as_mut(), &mut queues, stop) {
+        let WorkerContext { name, log, .. } = &mut context;
+        log.warn(format_args!(
             "{name} stopped until the guest resets it: {error}"
         ));
-        interrupt.needs_reset();
+        interrupt.set_needs_reset();
         let _ = wait(&[stop], None);
     }
-    crew.device.reset();
-    crew
+    context.device.reset();
+    context
 }
 
 fn serve(
@@ -94,23 +94,24 @@ fn serve(
     queues: &mut Queues,
     stop: &EventFd,
 ) -> Result<(), DeviceError> {
-    let kicks: Vec<(usize, Arc<EventFd>)> = queues
+    let notifications: Vec<(usize, Arc<EventFd>)> = queues
         .iter()
-        .map(|(index, ring)| (index, Arc::clone(&ring.kick)))
+        .map(|(index, queue)| (index, Arc::clone(&queue.event)))
         .collect();
     let mut events = vec![stop];
-    events.extend(kicks.iter().map(|(_, kick)| kick.as_ref()));
+    events.extend(notifications.iter().map(|(_, event)| event.as_ref()));
     loop {
-        let ready = wait(&events, device.backend_fd()).map_err(|source| DeviceError::Host {
-            doing: "waiting for the guest (poll)",
-            source,
-        })?;
+        let ready = wait(&events, device.backend_fd())
+            .map_err(DeviceError::host("waiting for the guest (poll)"))?;
         if ready.first() == Some(&true) {
             return Ok(());
         }
-        for ((index, kick), _) in kicks.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
-            // Empty when another reader was faster; there is none.
-            let _ = kick.read();
+        for ((index, event), _) in notifications
+            .iter()
+            .zip(&ready[1..])
+            .filter(|(_, ready)| **ready)
+        {
+            let _ = event.read();
             device.process_queue(*index, queues)?;
         }
         if ready.last() == Some(&true) {
@@ -119,21 +120,16 @@ fn serve(
     }
 }
 
-/// Waits until one of them can be read, and says which: one answer for each event and a last one
-/// for the input.
-fn wait(events: &[&EventFd], input: Option<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
+/// Waits until one of the descriptors is readable. Returns one entry per event and a last one for
+/// the backend.
+fn wait(events: &[&EventFd], backend: Option<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
     let mut fds: Vec<PollFd<'_>> = events
         .iter()
-        .map(|event| PollFd::from_borrowed_fd(borrow_event(event), PollFlags::IN))
+        .map(|event| borrow_event(event))
+        .chain(backend)
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
         .collect();
-    fds.extend(input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-    loop {
-        match poll(&mut fds, None) {
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-            Ok(_) => break,
-        }
-    }
+    rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
     let mut ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
     ready.resize(events.len() + 1, false);
     Ok(ready)

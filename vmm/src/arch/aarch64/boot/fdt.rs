@@ -257,7 +257,7 @@ impl Fdt<'_> {
         let open = fdt.begin_node(&node(device))?;
         let names = device.compatible.iter().map(|&name| name.to_owned());
         fdt.property_string_list("compatible", names.collect())?;
-        fdt.property_array_u64("reg", &[device.start, device.size])?;
+        fdt.property_array_u64("reg", &[device.start.0, device.size])?;
         if let Some(number) = device.irq {
             fdt.property_array_u32("interrupts", &[SHARED, number, EDGE_RISING])?;
         }
@@ -290,7 +290,7 @@ impl Fdt<'_> {
 
 /// The name of a device's node.
 fn node(device: &MmioDeviceInfo) -> String {
-    format!("{}@{:x}", device.name, device.start)
+    format!("{}@{:x}", device.name, device.start.0)
 }
 
 const fn length(range: &Range<u64>) -> u64 {

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a disk is on the host.
+//! Disk image or block device on the host.
 //!
-//! A disk is locked as long as it is open (`flock`): by one guest for writing, or by several for
-//! reading. Two guests that write to one file system destroy it.
+//! A disk is locked while it is open (`flock`): exclusively by one guest that writes, or shared by
+//! guests that read. Two guests that write to one file system would destroy it.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{self, Seek as _, SeekFrom},
-    os::{fd::AsRawFd, unix::fs::FileExt as _},
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
 };
 
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    io::Errno,
+};
 use thiserror::Error;
 
 use super::SECTOR;
 
-/// Why a disk cannot be used.
+/// Error returned when a disk cannot be used.
 #[derive(Debug, Error)]
 pub enum DiskError {
     /// It cannot be opened.
@@ -23,12 +27,12 @@ pub enum DiskError {
     Open {
         /// The disk.
         path: PathBuf,
-        /// What to do, if that is known.
+        /// Remedy, if known.
         advice: &'static str,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// Someone else uses it.
+    /// Another guest has it locked.
     #[error(
         "the disk {0} is in use by another guest: stop that one, or give both the disk with \
          readonly=on"
@@ -39,7 +43,7 @@ pub enum DiskError {
     Lock {
         /// The disk.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// It has no sectors.
@@ -47,7 +51,7 @@ pub enum DiskError {
     Empty(PathBuf),
 }
 
-/// An open disk.
+/// Open disk.
 #[derive(Debug)]
 pub struct Disk {
     file: File,
@@ -57,11 +61,11 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens and locks a raw image or a block device.
+    /// Opens and locks a raw image or a block device. Bytes after the last whole sector are not
+    /// part of the disk.
     ///
     /// # Errors
-    /// It cannot be opened or locked, or it is empty. Bytes past the last whole sector are not
-    /// part of the disk.
+    /// It cannot be opened or locked, or it is empty.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
         let open = |source: io::Error| DiskError::Open {
             path: path.to_owned(),
@@ -75,7 +79,7 @@ impl Disk {
             },
             source,
         };
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(!read_only)
             .open(path)
@@ -91,64 +95,66 @@ impl Disk {
                 source,
             },
         })?;
-        let sectors = file.seek(SeekFrom::End(0)).map_err(open)? / SECTOR;
-        if sectors == 0 || file.metadata().map_err(open)?.is_dir() {
+        if file.metadata().map_err(open)?.is_dir() {
             return Err(DiskError::Empty(path.to_owned()));
         }
-        Ok(Self {
-            file,
-            path: path.to_owned(),
-            sectors,
-            read_only,
-        })
+        Self::from_file(file, path, read_only)
     }
 
-    /// The same disk, open and locked once for both, with the size that it has now.
+    /// Returns the same open and locked disk, with its current size.
     ///
     /// # Errors
-    /// The host has no descriptor to give, or the disk has become empty.
+    /// The host is out of file descriptors, or the disk has become empty.
     pub fn try_clone(&self) -> Result<Self, DiskError> {
-        let open = |source| DiskError::Open {
+        let file = self.file.try_clone().map_err(|source| DiskError::Open {
             path: self.path.clone(),
             advice: "",
             source,
-        };
-        let mut file = self.file.try_clone().map_err(open)?;
-        let sectors = file.seek(SeekFrom::End(0)).map_err(open)? / SECTOR;
-        if sectors == 0 {
-            return Err(DiskError::Empty(self.path.clone()));
-        }
-        Ok(Self {
-            file,
-            path: self.path.clone(),
-            sectors,
-            read_only: self.read_only,
-        })
+        })?;
+        Self::from_file(file, &self.path, self.read_only)
     }
 
-    /// The file.
+    fn from_file(mut file: File, path: &Path, read_only: bool) -> Result<Self, DiskError> {
+        let path = path.to_owned();
+        match file.seek(SeekFrom::End(0)) {
+            Ok(..SECTOR) => Err(DiskError::Empty(path)),
+            Ok(size) => Ok(Self {
+                file,
+                path,
+                sectors: size / SECTOR,
+                read_only,
+            }),
+            Err(source) => Err(DiskError::Open {
+                path,
+                advice: "",
+                source,
+            }),
+        }
+    }
+
+    /// Returns the file.
     pub(super) const fn file(&self) -> &File {
         &self.file
     }
 
-    /// Its path, for messages.
+    /// Returns the path, for messages.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its size in sectors of 512 bytes.
+    /// Returns the size in sectors of 512 bytes.
     #[must_use]
     pub const fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// Whether the guest may not write.
+    /// Returns whether the guest may not write.
     #[must_use]
     pub const fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Everything written is on the host's storage afterwards.
+    /// Flushes all completed writes to the storage of the host.
     pub(super) fn flush(&self) -> io::Result<()> {
         match self.read_only {
             true => Ok(()),
@@ -156,27 +162,25 @@ impl Disk {
         }
     }
 
-    /// Gives the range back to the host. What it holds afterwards is zeros, or what it was.
+    /// Deallocates the range, which then reads as zeros or keeps its contents.
     pub(super) fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.allocate(libc::FALLOC_FL_PUNCH_HOLE, offset, length)
+        Ok(self.allocate(FallocateFlags::PUNCH_HOLE, offset, length)?)
     }
 
-    /// Fills the range with zeros, and may give it back to the host for that.
+    /// Fills the range with zeros; `unmap` permits deallocating it.
     pub(super) fn write_zeros(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()> {
         let mode = match unmap {
-            true => libc::FALLOC_FL_PUNCH_HOLE,
-            false => libc::FALLOC_FL_ZERO_RANGE,
+            true => FallocateFlags::PUNCH_HOLE,
+            false => FallocateFlags::ZERO_RANGE,
         };
         match self.allocate(mode, offset, length) {
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                self.write_zeros_slowly(offset, length)
-            }
-            result => result,
+            Err(Errno::OPNOTSUPP) => self.write_zero_buffers(offset, length),
+            result => Ok(result?),
         }
     }
 
-    /// For file systems that know neither holes nor ranges of zeros.
-    fn write_zeros_slowly(&self, offset: u64, length: u64) -> io::Result<()> {
+    /// Writes zeros, for file systems that support neither holes nor zero ranges.
+    fn write_zero_buffers(&self, offset: u64, length: u64) -> io::Result<()> {
         const ZEROS: &[u8] = &[0; 1 << 16];
         let mut done = 0;
         while done < length {
@@ -187,17 +191,10 @@ impl Disk {
         Ok(())
     }
 
-    fn allocate(&self, mode: libc::c_int, offset: u64, length: u64) -> io::Result<()> {
-        if length == 0 {
-            return Ok(());
-        }
-        let number = |value: u64| libc::off_t::try_from(value).map_err(io::Error::other);
-        let (offset, length) = (number(offset)?, number(length)?);
-        let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: fallocate takes numbers only; the descriptor is this value's own.
-        match unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, length) } {
+    fn allocate(&self, mode: FallocateFlags, offset: u64, length: u64) -> Result<(), Errno> {
+        match length {
             0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+            _ => fallocate(&self.file, mode | FallocateFlags::KEEP_SIZE, offset, length),
         }
     }
 }

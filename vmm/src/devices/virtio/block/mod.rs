@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Disks (virtio 1.2, section 5.2): a raw file or a block device of the host's.
+//! Block device (virtio 1.2, section 5.2), backed by a raw image or a block device of the host.
 //!
-//! Requests are carried out one after the other in the device's thread, straight between the file
-//! and guest memory. A write is acknowledged when the host's kernel has it; a flush, when the
-//! host's storage has it (`fdatasync`), which is when the driver may rely on it. Drivers that do
-//! not know flushes get every write flushed. A request that fails ends with an error status for
-//! the driver and a warning here.
+//! The worker carries out one request after another, directly between the file and guest memory. A
+//! write completes when the host's kernel has it; a flush completes when the host's storage has it
+//! (`fdatasync`), from which point on the driver may rely on it. A driver without the flush feature
+//! gets each write flushed. A failed request returns an error status to the driver and logs a
+//! warning.
 
 mod disk;
 #[cfg(test)]
@@ -26,48 +26,47 @@ use virtio_bindings::{
 
 use super::{
     ConfigSpace, DescriptorChain, DeviceError, Direction, Queues, RateLimitedLog, VirtioDevice,
-    bit,
-    transfer::{self, Span},
+    feature_bit, transfer,
 };
 use crate::memory::GuestMemory;
 
 pub use disk::{Disk, DiskError};
 
-/// Bytes in a sector, whatever the disk's own block is (section 5.2.4).
+/// Bytes per sector, independent of the block size of the disk (section 5.2.4).
 pub const SECTOR: u64 = 512;
 
-/// Requests that fit into the queue.
-const QUEUE: u16 = 256;
-/// Buffers of data in one request.
-const MOST_SEGMENTS: u32 = 254;
-/// Sectors in one range to discard or to zero: 32 MiB, which even the slow way does not take long.
-const MOST_SECTORS: u32 = 1 << 16;
-/// Ranges in one request.
-const MOST_RANGES: u32 = 32;
-/// Bytes of a request's header, and of a range to discard or to zero.
+/// Size of the queue.
+const QUEUE_SIZE: u16 = 256;
+/// Maximum number of data buffers per request.
+const MAX_SEGMENTS: u32 = 254;
+/// Maximum sectors in a range to discard or zero: 32 MiB, quick even without `fallocate`.
+const MAX_SECTORS: u32 = 1 << 16;
+/// Maximum ranges per request.
+const MAX_RANGES: u32 = 32;
+/// Bytes of a request header, and of a range to discard or zero.
 const HEADER: usize = 16;
 
-/// A disk's device.
+/// Block device.
 #[derive(Debug)]
 pub struct Block {
     disk: Disk,
     config: ConfigSpace,
     id: [u8; VIRTIO_BLK_ID_BYTES as usize],
-    flush_each: bool,
-    complaints: RateLimitedLog,
+    flush_each_write: bool,
+    log: RateLimitedLog,
 }
 
-/// How a request ended, besides well.
-enum Failed {
-    /// The driver asks for what the disk does not do.
+/// Reason for an error status.
+enum RequestError {
+    /// The disk does not support the request.
     Unsupported,
-    /// The driver asks for what is not there.
+    /// The request exceeds the disk or its limits.
     Invalid,
-    /// The host's side failed.
+    /// A call on the host failed.
     Host(io::Error),
 }
 
-impl From<io::Error> for Failed {
+impl From<io::Error> for RequestError {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EOPNOTSUPP) => Self::Unsupported,
@@ -77,64 +76,61 @@ impl From<io::Error> for Failed {
 }
 
 impl Block {
-    /// A device for a disk. The first 20 bytes of `id` are the disk's serial number.
+    /// Creates a device for a disk. The first 20 bytes of `id` are its serial number.
     #[must_use]
     pub fn new(disk: Disk, id: &str) -> Self {
         let mut bytes = [0; VIRTIO_BLK_ID_BYTES as usize];
-        for (place, byte) in bytes.iter_mut().zip(id.bytes()) {
-            *place = byte;
-        }
+        let length = id.len().min(bytes.len());
+        bytes[..length].copy_from_slice(&id.as_bytes()[..length]);
         Self {
-            config: ConfigSpace::new(layout(disk.sectors()), 0..0),
+            config: ConfigSpace::new(config_bytes(disk.sectors()), 0..0),
             disk,
             id: bytes,
-            flush_each: false,
-            complaints: RateLimitedLog::default(),
+            flush_each_write: false,
+            log: RateLimitedLog::default(),
         }
     }
 
-    fn serve(&mut self, memory: &GuestMemory, chain: &DescriptorChain) -> Result<u32, DeviceError> {
+    /// Carries out a request and returns the number of bytes written to its buffers.
+    fn serve(
+        &mut self,
+        memory: &GuestMemory,
+        chain: &DescriptorChain,
+    ) -> Result<usize, DeviceError> {
         let mut header = [0; HEADER];
-        let room = chain.length(Direction::Writable);
-        if chain.copy_out(memory, 0, &mut header) < HEADER || room == 0 {
+        let space = chain.length(Direction::Writable);
+        if chain.read(memory, 0, &mut header) < HEADER || space == 0 {
             return Err(DeviceError::Request(
-                "it has no room for a disk request's header and status",
+                "it has no space for the header and status of a block request",
             ));
         }
-        let [kind, _, low, high] = words(&header);
+        let [request_type, _, low, high] = words(&header);
         let sector = u64::from(high) << 32 | u64::from(low);
-        let data = room - 1;
-        let result = match kind {
+        let data = space - 1;
+        let result = match request_type {
             VIRTIO_BLK_T_IN => self.read(memory, chain, sector, data),
             VIRTIO_BLK_T_OUT => self.write(memory, chain, sector),
-            VIRTIO_BLK_T_FLUSH => self.disk.flush().map_err(Failed::from),
+            VIRTIO_BLK_T_FLUSH => self.disk.flush().map(|()| 0).map_err(RequestError::from),
             VIRTIO_BLK_T_GET_ID => {
                 let count = data.min(self.id.len());
-                chain.copy_in(memory, 0, &self.id[..count]);
-                Ok(())
+                Ok(chain.write(memory, 0, &self.id[..count]))
             }
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
-                self.clear(memory, chain, kind == VIRTIO_BLK_T_DISCARD)
+                self.clear(memory, chain, request_type == VIRTIO_BLK_T_DISCARD)
             }
-            _ => Err(Failed::Unsupported),
+            _ => Err(RequestError::Unsupported),
         };
-        let filled = match (kind, &result) {
-            (VIRTIO_BLK_T_IN, Ok(())) => data,
-            (VIRTIO_BLK_T_GET_ID, Ok(())) => data.min(self.id.len()),
-            _ => 0,
-        };
-        let status = match result {
-            Ok(()) => VIRTIO_BLK_S_OK,
-            Err(Failed::Unsupported) => VIRTIO_BLK_S_UNSUPP,
-            Err(Failed::Invalid) => VIRTIO_BLK_S_IOERR,
-            Err(Failed::Host(error)) => {
-                self.complain(kind, sector, &error);
-                VIRTIO_BLK_S_IOERR
+        let (written, status) = match result {
+            Ok(written) => (written, VIRTIO_BLK_S_OK),
+            Err(RequestError::Unsupported) => (0, VIRTIO_BLK_S_UNSUPP),
+            Err(RequestError::Invalid) => (0, VIRTIO_BLK_S_IOERR),
+            Err(RequestError::Host(error)) => {
+                self.log_failure(request_type, sector, &error);
+                (0, VIRTIO_BLK_S_IOERR)
             }
         };
-        chain.copy_in(memory, data, &status.to_le_bytes()[..1]);
-        // A chain is shorter than 4 GiB.
-        Ok(u32::try_from(filled + 1).unwrap_or(u32::MAX))
+        chain.write(memory, data, &status.to_le_bytes()[..1]);
+        Ok(written + 1)
     }
 
     fn read(
@@ -143,16 +139,10 @@ impl Block {
         chain: &DescriptorChain,
         sector: u64,
         length: usize,
-    ) -> Result<(), Failed> {
-        let offset = self.place(sector, length as u64)?;
-        let span = Span { skip: 0, length };
-        Ok(transfer::read_at(
-            self.disk.file(),
-            offset,
-            memory,
-            chain,
-            span,
-        )?)
+    ) -> Result<usize, RequestError> {
+        let offset = self.byte_offset(sector, length as u64)?;
+        transfer::read_at(self.disk.file(), offset, memory, chain, 0..length)?;
+        Ok(length)
     }
 
     fn write(
@@ -160,79 +150,76 @@ impl Block {
         memory: &GuestMemory,
         chain: &DescriptorChain,
         sector: u64,
-    ) -> Result<(), Failed> {
+    ) -> Result<usize, RequestError> {
         self.check_writable()?;
-        let length = chain.length(Direction::Readable) - HEADER;
-        let offset = self.place(sector, length as u64)?;
-        let span = Span {
-            skip: HEADER,
-            length,
-        };
-        transfer::write_at(self.disk.file(), offset, memory, chain, span)?;
-        self.settle()
+        let length = chain.length(Direction::Readable);
+        let offset = self.byte_offset(sector, (length - HEADER) as u64)?;
+        transfer::write_at(self.disk.file(), offset, memory, chain, HEADER..length)?;
+        self.complete_write()
     }
 
-    /// Discards ranges or fills them with zeros.
+    /// Discards or zeroes the ranges of the request.
     fn clear(
         &self,
         memory: &GuestMemory,
         chain: &DescriptorChain,
         discard: bool,
-    ) -> Result<(), Failed> {
+    ) -> Result<usize, RequestError> {
         self.check_writable()?;
         let length = chain.length(Direction::Readable) - HEADER;
-        if length == 0 || !length.is_multiple_of(HEADER) || length / HEADER > MOST_RANGES as usize {
-            return Err(Failed::Invalid);
+        if length == 0 || !length.is_multiple_of(HEADER) || length / HEADER > MAX_RANGES as usize {
+            return Err(RequestError::Invalid);
         }
         for at in (0..length).step_by(HEADER) {
             let mut range = [0; HEADER];
-            chain.copy_out(memory, HEADER + at, &mut range);
+            chain.read(memory, HEADER + at, &mut range);
             let [low, high, sectors, flags] = words(&range);
             let unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
             if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 || (discard && unmap) {
-                return Err(Failed::Unsupported);
+                return Err(RequestError::Unsupported);
             }
-            if sectors > MOST_SECTORS {
-                return Err(Failed::Invalid);
+            if sectors > MAX_SECTORS {
+                return Err(RequestError::Invalid);
             }
             let length = u64::from(sectors) * SECTOR;
-            let offset = self.place(u64::from(high) << 32 | u64::from(low), length)?;
+            let offset = self.byte_offset(u64::from(high) << 32 | u64::from(low), length)?;
             match discard {
                 true => self.disk.discard(offset, length)?,
                 false => self.disk.write_zeros(offset, length, unmap)?,
             }
         }
-        self.settle()
+        self.complete_write()
     }
 
-    fn settle(&self) -> Result<(), Failed> {
-        match self.flush_each {
-            true => Ok(self.disk.flush()?),
-            false => Ok(()),
+    /// Flushes a write where the driver cannot request it.
+    fn complete_write(&self) -> Result<usize, RequestError> {
+        if self.flush_each_write {
+            self.disk.flush()?;
         }
+        Ok(0)
     }
 
-    fn check_writable(&self) -> Result<(), Failed> {
+    fn check_writable(&self) -> Result<(), RequestError> {
         match self.disk.is_read_only() {
-            true => Err(Failed::Invalid),
+            true => Err(RequestError::Invalid),
             false => Ok(()),
         }
     }
 
-    /// Where a range lies in the file, in bytes, if all of it lies on the disk.
-    fn place(&self, sector: u64, length: u64) -> Result<u64, Failed> {
+    /// Returns the byte offset of a range in the file if the disk covers the range.
+    fn byte_offset(&self, sector: u64, length: u64) -> Result<u64, RequestError> {
         let end = sector.checked_add(length / SECTOR);
         match end {
             Some(end) if length.is_multiple_of(SECTOR) && end <= self.disk.sectors() => {
                 Ok(sector * SECTOR)
             }
-            _ => Err(Failed::Invalid),
+            _ => Err(RequestError::Invalid),
         }
     }
 
-    fn complain(&mut self, kind: u32, sector: u64, error: &io::Error) {
+    fn log_failure(&mut self, request_type: u32, sector: u64, error: &io::Error) {
         let path = self.disk.path().display();
-        let doing = match kind {
+        let action = match request_type {
             VIRTIO_BLK_T_IN => "read",
             VIRTIO_BLK_T_FLUSH => "flushed",
             _ => "written",
@@ -242,8 +229,8 @@ impl Block {
             io::ErrorKind::UnexpectedEof => ": the file has become shorter",
             _ => "",
         };
-        self.complaints.warn(format_args!(
-            "{path} could not be {doing} at sector {sector}, the guest gets an error: \
+        self.log.warn(format_args!(
+            "{path} could not be {action} at sector {sector}, the guest gets an error: \
              {error}{advice}"
         ));
     }
@@ -255,20 +242,19 @@ impl VirtioDevice for Block {
     }
 
     fn features(&self) -> u64 {
-        let always = bit(VIRTIO_BLK_F_SEG_MAX) | bit(VIRTIO_BLK_F_BLK_SIZE);
-        always
-            | match self.disk.is_read_only() {
-                true => bit(VIRTIO_BLK_F_RO),
-                false => {
-                    bit(VIRTIO_BLK_F_FLUSH)
-                        | bit(VIRTIO_BLK_F_DISCARD)
-                        | bit(VIRTIO_BLK_F_WRITE_ZEROES)
-                }
+        let access = match self.disk.is_read_only() {
+            true => feature_bit(VIRTIO_BLK_F_RO),
+            false => {
+                feature_bit(VIRTIO_BLK_F_FLUSH)
+                    | feature_bit(VIRTIO_BLK_F_DISCARD)
+                    | feature_bit(VIRTIO_BLK_F_WRITE_ZEROES)
             }
+        };
+        access | feature_bit(VIRTIO_BLK_F_SEG_MAX) | feature_bit(VIRTIO_BLK_F_BLK_SIZE)
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &[QUEUE]
+        &[QUEUE_SIZE]
     }
 
     fn config(&self) -> &ConfigSpace {
@@ -276,42 +262,38 @@ impl VirtioDevice for Block {
     }
 
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
-        self.flush_each = features & bit(VIRTIO_BLK_F_FLUSH) == 0 && !self.disk.is_read_only();
+        let flush = features & feature_bit(VIRTIO_BLK_F_FLUSH) != 0;
+        self.flush_each_write = !flush && !self.disk.is_read_only();
         Ok(())
     }
 
-    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        let Some(ring) = queues.get(queue) else {
-            return Ok(());
-        };
-        ring.drain(|memory, chain| self.serve(memory, chain))
+    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        match queues.get(index) {
+            Some(queue) => queue.serve_available(|memory, chain| self.serve(memory, chain)),
+            None => Ok(()),
+        }
     }
 }
 
-/// `struct virtio_blk_config` (section 5.2.4).
-fn layout(sectors: u64) -> Vec<u8> {
+/// Returns the contents of `struct virtio_blk_config` (section 5.2.4).
+fn config_bytes(sectors: u64) -> Vec<u8> {
     let mut config = vec![0; 60];
     let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &sectors.to_le_bytes());
-    put(12, &MOST_SEGMENTS.to_le_bytes());
+    put(12, &MAX_SEGMENTS.to_le_bytes());
     put(20, &512_u32.to_le_bytes());
-    put(36, &MOST_SECTORS.to_le_bytes());
-    put(40, &MOST_RANGES.to_le_bytes());
-    // Discarding less than a block of a file system gives nothing back.
+    put(36, &MAX_SECTORS.to_le_bytes());
+    put(40, &MAX_RANGES.to_le_bytes());
+    // Discard alignment of 8 sectors: less than a file system block frees nothing.
     put(44, &8_u32.to_le_bytes());
-    put(48, &MOST_SECTORS.to_le_bytes());
-    put(52, &MOST_RANGES.to_le_bytes());
+    put(48, &MAX_SECTORS.to_le_bytes());
+    put(52, &MAX_RANGES.to_le_bytes());
     put(56, &[1]);
     config
 }
 
+/// Returns the four little-endian words of a header or range.
 fn words(bytes: &[u8; HEADER]) -> [u32; 4] {
-    let mut words = [0; 4];
-    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(4)) {
-        *word = bytes
-            .iter()
-            .rev()
-            .fold(0, |word, byte| word << 8 | u32::from(*byte));
-    }
-    words
+    let (words, _) = bytes.as_chunks::<4>();
+    [0, 1, 2, 3].map(|index| u32::from_le_bytes(words[index]))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Disks by a driver's requests, over real queues.
+//! Tests of the block device through a driver.
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
@@ -8,6 +8,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory};
+
+mod full_storage;
 
 const SECTORS: usize = 256;
 const OK: u8 = 0;
@@ -43,7 +45,7 @@ fn read(driver: &mut Driver<'_>, sector: u64, length: u32) -> (Vec<u8>, u8) {
         Buffer::In(length),
         Buffer::In(1),
     ];
-    let (answers, _) = driver.ask(0, &request);
+    let (answers, _) = driver.request(0, &request);
     (answers[0].clone(), answers[1][0])
 }
 
@@ -53,7 +55,7 @@ fn write(driver: &mut Driver<'_>, sector: u64, bytes: Vec<u8>) -> u8 {
         Buffer::Out(bytes),
         Buffer::In(1),
     ];
-    driver.ask(0, &request).0[0][0]
+    driver.request(0, &request).0[0][0]
 }
 
 fn clear(driver: &mut Driver<'_>, kind: u32, sector: u64, sectors: u32, flags: u32) -> u8 {
@@ -61,17 +63,17 @@ fn clear(driver: &mut Driver<'_>, kind: u32, sector: u64, sectors: u32, flags: u
     range.extend(sectors.to_le_bytes());
     range.extend(flags.to_le_bytes());
     let request = [header(kind, 0), Buffer::Out(range), Buffer::In(1)];
-    driver.ask(0, &request).0[0][0]
+    driver.request(0, &request).0[0][0]
 }
 
 #[test]
-fn what_is_written_is_in_the_file_and_is_read_again() {
+fn written_data_is_in_the_file_and_is_read_back() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     let mut driver = Driver::start(&memory, disk(&folder, false), EVENT_IDX);
     let page: Vec<u8> = (0..251).cycle().take(4096).collect();
 
     let status = write(&mut driver, 8, page.clone());
-    let flushed = driver.ask(0, &[header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)]);
+    let flushed = driver.request(0, &[header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)]);
     let again = read(&mut driver, 8, 4096);
     let before = read(&mut driver, 7, 512);
 
@@ -82,7 +84,7 @@ fn what_is_written_is_in_the_file_and_is_read_again() {
 }
 
 #[test]
-fn a_request_may_lie_in_many_buffers_of_any_length() {
+fn a_request_may_span_buffers_of_any_length() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     let mut driver = Driver::start(&memory, disk(&folder, false), 0);
     let Buffer::Out(head) = header(VIRTIO_BLK_T_IN, 1) else {
@@ -90,7 +92,7 @@ fn a_request_may_lie_in_many_buffers_of_any_length() {
     };
     let (first, second) = head.split_at(5);
 
-    let (answers, written) = driver.ask(
+    let (answers, written) = driver.request(
         0,
         &[
             Buffer::Out(first.to_vec()),
@@ -110,7 +112,7 @@ fn a_request_may_lie_in_many_buffers_of_any_length() {
 }
 
 #[test]
-fn what_is_not_on_the_disk_is_an_error() {
+fn requests_beyond_the_disk_or_its_limits_fail() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     let mut driver = Driver::start(&memory, disk(&folder, false), 0);
     let end = SECTORS as u64;
@@ -128,7 +130,7 @@ fn what_is_not_on_the_disk_is_an_error() {
             &mut driver,
             VIRTIO_BLK_T_WRITE_ZEROES,
             0,
-            MOST_SECTORS + 1,
+            MAX_SECTORS + 1,
             0,
         ),
     ];
@@ -156,16 +158,19 @@ fn ranges_are_zeroed_and_discarded() {
     );
     match discarded {
         OK => assert!(blocks() < before),
-        status => assert_eq!(status, UNSUPPORTED, "this file system knows no holes"),
+        status => assert_eq!(
+            status, UNSUPPORTED,
+            "this file system does not support holes"
+        ),
     }
 }
 
 #[test]
-fn a_disk_tells_its_size_and_its_serial_number() {
+fn capacity_and_serial_number_are_reported() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     let mut driver = Driver::start(&memory, disk(&folder, false), 0);
 
-    let id = driver.ask(
+    let id = driver.request(
         0,
         &[
             header(VIRTIO_BLK_T_GET_ID, 0),
@@ -173,7 +178,7 @@ fn a_disk_tells_its_size_and_its_serial_number() {
             Buffer::In(1),
         ],
     );
-    let unknown = driver.ask(0, &[header(99, 0), Buffer::In(1)]);
+    let unknown = driver.request(0, &[header(99, 0), Buffer::In(1)]);
 
     assert_eq!(driver.get(0x100), 256);
     assert_eq!(id, (vec![b"a disk of the tests\0".to_vec(), vec![OK]], 21));
@@ -181,7 +186,7 @@ fn a_disk_tells_its_size_and_its_serial_number() {
 }
 
 #[test]
-fn a_read_only_disk_is_only_read() {
+fn writes_to_a_read_only_disk_fail() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     drop(disk(&folder, false));
     let mut driver = Driver::start(&memory, disk(&folder, true), 0);
@@ -193,13 +198,13 @@ fn a_read_only_disk_is_only_read() {
         read(&mut driver, 3, 512).1,
     ];
 
-    assert_ne!(driver.offered() & bit(VIRTIO_BLK_F_RO), 0);
+    assert_ne!(driver.offered_features() & feature_bit(VIRTIO_BLK_F_RO), 0);
     assert_eq!(results, [IOERR, IOERR, OK]);
     assert_eq!(content(&folder), before);
 }
 
 #[test]
-fn a_file_that_becomes_shorter_gives_errors_and_no_more() {
+fn requests_beyond_a_truncated_file_fail() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     let mut driver = Driver::start(&memory, disk(&folder, false), 0);
     let file = fs::OpenOptions::new()
@@ -212,95 +217,21 @@ fn a_file_that_becomes_shorter_gives_errors_and_no_more() {
     assert_eq!(read(&mut driver, 1, 512), (vec![1; 512], OK));
 }
 
-/// In a process of its own, whose file system of 64 KiB nobody else sees: a disk that is larger
-/// than what is behind it.
 #[test]
-fn a_host_whose_storage_is_full_gives_errors_until_there_is_room() {
-    const FULL: &str = "GRANULE_TEST_FULL";
-    if let Some(folder) = std::env::var_os(FULL) {
-        log::set_logger(&Say).unwrap();
-        log::set_max_level(log::LevelFilter::Warn);
-        let path = std::path::PathBuf::from(folder).join("disk");
-        fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let disk = Disk::open(&path, false).unwrap();
-        let memory = memory();
-        let mut driver = Driver::start(&memory, Box::new(Block::new(disk, "full")), EVENT_IDX);
-
-        let fits = write(&mut driver, 0, vec![1; 16384]);
-        let does_not = write(&mut driver, 128, vec![2; 1 << 17]);
-        let read_still = read(&mut driver, 0, 16384);
-        // Back to a disk of holes, of its old size.
-        for length in [0, 1 << 20] {
-            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-            file.set_len(length).unwrap();
-        }
-        let again = write(&mut driver, 128, vec![3; 16384]);
-
-        assert_eq!((fits, does_not, again), (OK, IOERR, OK));
-        assert_eq!(read_still, (vec![1; 16384], OK));
-        println!("\nCHECKED");
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let output = std::process::Command::new("unshare")
-        .args(["--map-root-user", "--mount", "sh", "-c"])
-        .arg(
-            "mount -t tmpfs -o size=64k tmpfs \"$GRANULE_TEST_FULL\" || exit 9; exec \"$0\" \"$@\"",
-        )
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "--test-threads=1"])
-        .arg(concat!(
-            "devices::virtio::block::tests::",
-            "a_host_whose_storage_is_full_gives_errors_until_there_is_room"
-        ))
-        .env(FULL, folder.path())
-        .output();
-    let said = match &output {
-        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
-        Err(_) => String::new(),
-    };
-    if !output.is_ok_and(|output| output.status.success() || !said.is_empty()) {
-        return granule_types::testing::skip("cannot mount a file system in a user namespace");
-    }
-
-    assert!(said.contains("CHECKED"), "{said}");
-    let warnings: Vec<&str> = said.lines().filter(|line| line.contains("WARN")).collect();
-    let [warning] = warnings[..] else {
-        panic!("{said}");
-    };
-    assert!(warning.contains("make room"), "{warning}");
-}
-
-/// A logger that says what it is told.
-struct Say;
-
-impl log::Log for Say {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        println!("\n{} {}", record.level(), record.args());
-    }
-
-    fn flush(&self) {}
-}
-
-#[test]
-fn a_request_without_room_for_its_status_stops_the_device() {
+fn a_request_without_space_for_its_status_stops_the_device() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     let mut driver = Driver::start(&memory, disk(&folder, false), 0);
 
-    driver.put(0, &[header(VIRTIO_BLK_T_FLUSH, 0)]);
-    driver.kick(0);
-    driver.wait_for_failure();
+    driver.add(0, &[header(VIRTIO_BLK_T_FLUSH, 0)]);
+    driver.notify(0);
+    driver.wait_needs_reset();
 
-    driver.set_up(0);
+    driver.activate(0);
     assert_eq!(read(&mut driver, 1, 512).1, OK);
 }
 
 #[test]
-fn one_guest_writes_or_several_read() {
+fn a_disk_has_one_writer_or_several_readers() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     let writer = disk(&folder, false);
@@ -318,7 +249,7 @@ fn one_guest_writes_or_several_read() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused() {
+fn files_that_are_not_disks_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let empty = folder.path().join("empty");
     fs::write(&empty, [0; 511]).unwrap();
@@ -338,7 +269,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn a_disk_is_an_array_of_sectors(
+    fn a_disk_behaves_as_an_array_of_sectors(
         operations in prop::collection::vec((0..3_u8, 0..280_u64, 1..9_usize, any::<u8>()), 1..30),
     ) {
         let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
@@ -376,80 +307,4 @@ proptest! {
         }
         prop_assert_eq!(content(&folder), model);
     }
-}
-
-/// The record of this number: as many copies of it as fit into a sector.
-fn record(number: u64) -> Vec<u8> {
-    number.to_le_bytes().repeat(512 / 8)
-}
-
-/// What the killed process does: writes records one after the other, each flushed, and says so.
-fn write_records(path: &std::path::Path, first: u64) {
-    let memory = memory();
-    let disk = Disk::open(path, false).unwrap();
-    let mut driver = Driver::start(&memory, Box::new(Block::new(disk, "killed")), EVENT_IDX);
-    for number in first.. {
-        let sector = number % SECTORS as u64;
-        assert_eq!(write(&mut driver, sector, record(number)), OK);
-        let flushed = driver.ask(0, &[header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)]);
-        assert_eq!(flushed.0, [[OK]]);
-        println!("\nFLUSHED {number}");
-    }
-}
-
-/// Kills a process with a disk a hundred times, at moments that differ.
-#[test]
-fn killed_at_any_moment_a_disk_loses_no_flushed_write() {
-    use std::{
-        io::{BufRead as _, BufReader},
-        process::{Command, Stdio},
-        time::Duration,
-    };
-    const NAME: &str = "GRANULE_TEST_KILLED_DISK";
-    const FIRST: &str = "GRANULE_TEST_KILLED_FIRST";
-    if let (Some(path), Ok(first)) = (std::env::var_os(NAME), std::env::var(FIRST)) {
-        return write_records(path.as_ref(), first.parse().unwrap());
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("disk");
-    fs::write(&path, vec![0; SECTORS * 512]).unwrap();
-    let mut flushed = 0_u64;
-    for round in 0..100_u64 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg(concat!(
-                "devices::virtio::block::tests::",
-                "killed_at_any_moment_a_disk_loses_no_flushed_write"
-            ))
-            .env(NAME, &path)
-            .env(FIRST, (flushed + 1).to_string())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let is_record = |line: &String| line.starts_with("FLUSHED ");
-        let first = lines.by_ref().map(Result::unwrap).find(is_record);
-        std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
-        child.kill().unwrap();
-        child.wait().unwrap();
-
-        // A last line may be cut: the number in it would be too small, never too large.
-        let told = first
-            .into_iter()
-            .chain(lines.map_while(Result::ok).filter(is_record));
-        let last = told.filter_map(|line| line[8..].parse().ok()).max();
-        flushed = last.unwrap_or(flushed).max(flushed);
-        let content = content(&folder);
-        let oldest = flushed.saturating_sub(SECTORS as u64 - 2).max(1);
-        for number in oldest..=flushed {
-            let at = usize::try_from(number % SECTORS as u64).unwrap() * 512;
-            assert_eq!(
-                content[at..at + 512],
-                record(number),
-                "round {round}, record {number}"
-            );
-        }
-    }
-    assert!(flushed >= 100);
-    println!("100 kills, {flushed} flushed writes, none lost");
 }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A network card (virtio 1.2, section 5.1), its other end a tap of the host's.
+//! Network card (virtio 1.2, section 5.1), connected to a tap interface of the host.
 //!
-//! Every packet has a header in front that says which checksums are still to be made and how a
-//! large packet is to be cut; tap and guest speak the same header, so packets pass as they are,
-//! and what one side can do by itself (offloads) is negotiated between the two through this
-//! device. A packet to the guest may take several of its buffers (`MRG_RXBUF`).
+//! Each packet starts with a header that describes its checksum and segmentation offloads. Tap and
+//! guest use the same header, so that packets pass unchanged, and the device negotiates the offloads
+//! between both. A packet to the guest may span several buffers (`MRG_RXBUF`).
 //!
-//! A tap that vanishes takes the link down: the guest sees an unplugged cable, and what it sends
-//! is dropped.
+//! A tap that disappears takes the link down: the guest sees an unplugged cable, and its packets are
+//! dropped.
 
 mod tap;
 #[cfg(test)]
@@ -31,7 +30,7 @@ use virtio_bindings::{
 
 use super::{
     ConfigSpace, DescriptorChain, DeviceError, Direction, Queue, Queues, RateLimitedLog,
-    VirtioDevice, bit, transfer,
+    VirtioDevice, feature_bit, transfer,
 };
 
 pub use tap::{Tap, TapError};
@@ -39,45 +38,46 @@ pub use tap::{Tap, TapError};
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
-/// Requests that fit into a queue.
-const QUEUE: u16 = 256;
+/// Size of each queue.
+const QUEUE_SIZE: u16 = 256;
 
 /// Bytes of the header, `struct virtio_net_hdr_v1`.
 const HEADER: usize = 12;
-/// Where it says how many buffers the packet takes.
-const BUFFERS: usize = 10;
+/// Offset of the number of buffers in the header.
+const NUM_BUFFERS: usize = 10;
 
-/// The largest packet with its header: 64 KiB, and an Ethernet header.
-const MOST: usize = HEADER + 65536 + 14 + 4;
+/// Maximum size of a packet with its header: 64 KiB and an Ethernet header.
+const MAX_PACKET: usize = HEADER + 65536 + 14 + 4;
 
-/// Where the configuration space says whether the link is up.
+/// Offset of the link status in the configuration space.
 const STATUS: usize = 6;
 
-/// Packets handed to the guest before the thread looks at what it sends.
+/// Packets passed to the guest before the worker serves the transmit queue.
 const BATCH: usize = 64;
 
-/// An Ethernet address.
-pub type Mac = [u8; 6];
+/// Ethernet address.
+pub type MacAddress = [u8; 6];
 
-/// The device.
+/// Network device.
 #[derive(Debug)]
 pub struct Net {
-    /// `None` once it has vanished.
+    /// `None` once the tap has disappeared.
     tap: Option<Tap>,
     config: ConfigSpace,
-    merge: bool,
-    /// Whether there may be a buffer of the driver's to receive into.
-    room: bool,
-    /// A packet from the tap, and its length while it waits for room.
+    mergeable_buffers: bool,
+    /// Set while the receive queue may have a buffer.
+    rx_available: bool,
+    /// Buffer for a packet from the tap.
     packet: Box<[u8]>,
-    waiting: Option<usize>,
-    complaints: RateLimitedLog,
+    /// Length of the packet that waits for receive buffers.
+    pending: Option<usize>,
+    log: RateLimitedLog,
 }
 
-/// An address that is the same every time for a tap of this name, and locally administered.
+/// Returns a locally administered address that depends only on the name of the tap.
 #[must_use]
-pub fn mac_for(tap: &str) -> Mac {
-    // FNV-1a: it need not be more than different for different names.
+pub fn mac_for(tap: &str) -> MacAddress {
+    // FNV-1a: different names need different addresses, no more.
     let hash = tap.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     });
@@ -86,119 +86,118 @@ pub fn mac_for(tap: &str) -> Mac {
 }
 
 impl Net {
-    /// A card with this address, at the other end of a tap.
+    /// Creates a card with this address, connected to a tap.
     #[must_use]
-    pub fn new(tap: Tap, mac: Mac) -> Self {
+    pub fn new(tap: Tap, mac: MacAddress) -> Self {
         let mut config = mac.to_vec();
-        config.extend(link(true));
+        config.extend(link_status(true));
         Self {
             tap: Some(tap),
             config: ConfigSpace::new(config, 0..0),
-            merge: false,
-            room: false,
-            packet: vec![0; MOST].into_boxed_slice(),
-            waiting: None,
-            complaints: RateLimitedLog::default(),
+            mergeable_buffers: false,
+            rx_available: false,
+            packet: vec![0; MAX_PACKET].into_boxed_slice(),
+            pending: None,
+            log: RateLimitedLog::default(),
         }
     }
 
-    fn lose(&mut self, error: &io::Error) {
+    fn take_link_down(&mut self, error: &io::Error) {
         let Some(tap) = self.tap.take() else {
             return;
         };
         let name = tap.name();
-        self.complaints.warn(format_args!(
-            "the tap {name} has vanished and the guest's link is down: {error}"
+        self.log.warn(format_args!(
+            "the tap {name} has disappeared, the guest's link is down: {error}"
         ));
-        self.config.change(STATUS, &link(false));
+        self.config.update(STATUS, &link_status(false));
     }
 
     fn transmit(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        let Some(ring) = queues.get(TRANSMIT) else {
+        let Some(queue) = queues.get(TRANSMIT) else {
             return Ok(());
         };
         let mut lost = None;
-        ring.drain(|memory, chain| {
+        queue.serve_available(|memory, chain| {
             let Some(tap) = self.tap.as_ref().filter(|_| lost.is_none()) else {
                 return Ok(0);
             };
-            if chain.length(Direction::Readable) > MOST {
+            if chain.length(Direction::Readable) > MAX_PACKET {
                 return Err(DeviceError::Request("a packet is larger than 64 KiB"));
             }
             match transfer::write_packet(tap.as_raw_fd(), memory, chain) {
-                Err(error) if has_vanished(&error) => lost = Some(error),
-                // A full queue, a tap that is down or a packet that makes no sense: networks lose
-                // packets.
+                Err(error) if has_disappeared(&error) => lost = Some(error),
+                // A full queue, an interface that is down or an invalid packet loses the packet.
                 Err(error) => log::debug!("{}: a packet is dropped: {error}", tap.name()),
                 Ok(_) => {}
             }
             Ok(0)
         })?;
         if let Some(error) = lost {
-            self.lose(&error);
+            self.take_link_down(&error);
         }
         Ok(())
     }
 
-    /// Puts the packet that waits into the guest's buffers; says whether there was room.
-    fn deliver(&mut self, ring: &mut Queue) -> Result<bool, DeviceError> {
-        let Some(length) = self.waiting else {
+    /// Copies the pending packet to the guest's buffers. Returns false if they lack space.
+    fn deliver_pending(&mut self, queue: &mut Queue) -> Result<bool, DeviceError> {
+        let Some(length) = self.pending else {
             return Ok(true);
         };
-        let mut taken: Vec<(DescriptorChain, usize)> = Vec::new();
+        let mut chains: Vec<(DescriptorChain, usize)> = Vec::new();
         let mut done = 0;
         while done < length {
-            let Some(chain) = ring.pop()? else {
-                // Asked for while everything is taken out: the driver is to tell of what comes
-                // behind it.
-                if ring.listen()? {
+            let Some(chain) = queue.pop()? else {
+                // Enabled before the chains are returned, so that the driver notifies about
+                // buffers after them.
+                if queue.enable_notification()? {
                     continue;
                 }
-                for _ in &taken {
-                    ring.undo_pop();
+                for _ in &chains {
+                    queue.undo_pop();
                 }
                 return Ok(false);
             };
-            let room = chain.length(Direction::Writable);
-            if room < HEADER || (!self.merge && room < length) {
-                let problem = "a buffer for a packet is too small";
+            let space = chain.length(Direction::Writable);
+            if space < HEADER || (!self.mergeable_buffers && space < length) {
+                let problem = "a receive buffer is smaller than a packet";
                 return Err(DeviceError::Request(problem));
             }
-            let part = room.min(length - done);
-            taken.push((chain, part));
+            let part = space.min(length - done);
+            chains.push((chain, part));
             done += part;
         }
-        let buffers = u16::try_from(taken.len()).unwrap_or(u16::MAX);
-        self.packet[BUFFERS..HEADER].copy_from_slice(&buffers.to_le_bytes());
+        let buffers = u16::try_from(chains.len()).unwrap_or(u16::MAX);
+        self.packet[NUM_BUFFERS..HEADER].copy_from_slice(&buffers.to_le_bytes());
         let mut done = 0;
-        for (chain, part) in taken {
-            chain.copy_in(ring.memory(), 0, &self.packet[done..done + part]);
-            ring.finish(chain.head(), u32::try_from(part).unwrap_or(0))?;
+        for (chain, part) in chains {
+            chain.write(queue.memory(), 0, &self.packet[done..done + part]);
+            queue.add_used(&chain, part)?;
             done += part;
         }
-        self.waiting = None;
+        self.pending = None;
         Ok(true)
     }
 
-    /// Reads a packet from the tap; says whether there was one.
-    fn next_packet(&mut self) -> bool {
+    /// Reads a packet from the tap. Returns false if there is none.
+    fn read_packet(&mut self) -> bool {
         let Some(tap) = &self.tap else {
             return false;
         };
         match rustix::io::read(tap, &mut self.packet[..]) {
             Ok(length) if length > HEADER => {
-                self.waiting = Some(length);
+                self.pending = Some(length);
                 true
             }
             Ok(0) => {
-                self.lose(&io::ErrorKind::UnexpectedEof.into());
+                self.take_link_down(&io::ErrorKind::UnexpectedEof.into());
                 false
             }
-            // Nothing a driver could use.
+            // Drops a packet without content.
             Ok(_) => true,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
             Err(error) => {
-                self.lose(&error.into());
+                self.take_link_down(&error.into());
                 false
             }
         }
@@ -227,11 +226,11 @@ impl VirtioDevice for Net {
             VIRTIO_NET_F_STATUS,
         ]
         .into_iter()
-        .fold(0, |features, feature| features | bit(feature))
+        .fold(0, |features, feature| features | feature_bit(feature))
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &[QUEUE, QUEUE]
+        &[QUEUE_SIZE, QUEUE_SIZE]
     }
 
     fn config(&self) -> &ConfigSpace {
@@ -239,65 +238,60 @@ impl VirtioDevice for Net {
     }
 
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
-        self.merge = features & bit(VIRTIO_NET_F_MRG_RXBUF) != 0;
-        let flags = offloads(features);
-        let done = self
-            .tap
-            .as_ref()
-            .map_or(Ok(()), |tap| tap.set_offloads(flags));
-        match done {
-            Err(error) if has_vanished(&error) => {
-                self.lose(&error);
+        self.mergeable_buffers = features & feature_bit(VIRTIO_NET_F_MRG_RXBUF) != 0;
+        let flags = tap_offloads(features);
+        let tap = self.tap.as_ref();
+        match tap.map_or(Ok(()), |tap| tap.set_offloads(flags)) {
+            Err(error) if has_disappeared(&error) => {
+                self.take_link_down(&error);
                 Ok(())
             }
-            other => other.map_err(|source| DeviceError::Host {
-                doing: "agreeing on offloads with the tap (TUNSETOFFLOAD)",
-                source,
-            }),
+            other => other.map_err(DeviceError::host(
+                "negotiating offloads with the tap (TUNSETOFFLOAD)",
+            )),
         }
     }
 
-    fn process_queue(&mut self, queue: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        match queue {
+    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        match index {
             TRANSMIT => self.transmit(queues),
             _ => {
-                self.room = true;
+                self.rx_available = true;
                 self.process_backend(queues)
             }
         }
     }
 
     fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.tap.as_ref().filter(|_| self.room).map(AsFd::as_fd)
+        let tap = self.tap.as_ref().filter(|_| self.rx_available);
+        tap.map(AsFd::as_fd)
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        let Some(ring) = queues.get(RECEIVE) else {
+        let Some(queue) = queues.get(RECEIVE) else {
             return Ok(());
         };
-        let mut left = BATCH;
-        while left > 0 {
-            if !self.deliver(ring)? {
-                // No packet is read until the driver says that there is room again.
-                self.room = false;
+        for _ in 0..BATCH {
+            if !self.deliver_pending(queue)? {
+                // The tap is not read until the driver adds a buffer.
+                self.rx_available = false;
                 break;
             }
-            if !self.next_packet() {
+            if !self.read_packet() {
                 break;
             }
-            left -= 1;
         }
-        ring.announce()
+        queue.signal_used()
     }
 
     fn reset(&mut self) {
-        self.room = false;
-        self.waiting = None;
+        self.rx_available = false;
+        self.pending = None;
     }
 }
 
-/// What the kernel may leave to the guest, by the features that the guest took.
-fn offloads(features: u64) -> libc::c_uint {
+/// Returns the offloads that the kernel may leave to a guest with these features.
+fn tap_offloads(features: u64) -> libc::c_uint {
     [
         (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
         (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
@@ -306,18 +300,19 @@ fn offloads(features: u64) -> libc::c_uint {
         (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
     ]
     .into_iter()
-    .filter(|(feature, _)| features & bit(*feature) != 0)
+    .filter(|(feature, _)| features & feature_bit(*feature) != 0)
     .fold(0, |flags, (_, flag)| flags | flag)
 }
 
-fn has_vanished(error: &io::Error) -> bool {
+fn has_disappeared(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(libc::EBADFD | libc::ENODEV | libc::ENXIO)
     )
 }
 
-fn link(up: bool) -> [u8; 2] {
+/// Returns the bytes of the status field in the configuration space.
+fn link_status(up: bool) -> [u8; 2] {
     let status = if up { VIRTIO_NET_S_LINK_UP } else { 0 };
     let [low, high, ..] = status.to_le_bytes();
     [low, high]

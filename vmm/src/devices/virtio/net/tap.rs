@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A tap interface of the host's: what is written to it arrives at the host as a packet.
+//! Tap interface of the host: a write to it is a packet that the host receives.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,48 +15,48 @@ use vmm_sys_util::ioctl::{ioctl_with_ref, ioctl_with_val};
 
 use super::HEADER;
 
-/// Why a tap cannot be used.
+/// Error returned when a tap cannot be used.
 #[derive(Debug, Error)]
 pub enum TapError {
     /// No interface can have this name.
     #[error(
-        "'{0}' cannot be the name of a tap: it takes 1 to 15 characters, none of them a blank, a \
-         slash or a percent sign"
+        "'{0}' is not a valid tap name: use 1 to 15 characters without blanks, slashes and \
+         percent signs"
     )]
     Name(String),
-    /// The host does not let us.
+    /// The host refuses.
     #[error("the tap {name} cannot be used ({doing}){advice}")]
     Open {
         /// The tap.
         name: String,
-        /// What was tried.
+        /// Failed step.
         doing: &'static str,
-        /// What to do, if that is known.
+        /// Remedy, if known.
         advice: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// An open tap.
+/// Open tap.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
     name: String,
-    /// Whether it can be told which offloads the guest takes.
-    agrees: bool,
+    /// Set if the descriptor accepts `TUNSETOFFLOAD`.
+    has_offloads: bool,
 }
 
 impl Tap {
-    /// Attaches to the tap of this name; one that does not exist is made for as long as the
-    /// process lives, if it has the right to.
+    /// Attaches to the tap of this name. Given the right, the kernel creates a tap that does not
+    /// exist for the time that the process runs.
     ///
     /// # Errors
-    /// The name is no name, or the kernel refuses.
+    /// The name is invalid, or the kernel refuses.
     pub fn open(name: &str) -> Result<Self, TapError> {
         let bytes = name.as_bytes();
-        let odd = |byte: &u8| !byte.is_ascii_graphic() || b"/%".contains(byte);
-        if bytes.is_empty() || bytes.len() >= libc::IFNAMSIZ || bytes.iter().any(odd) {
+        let invalid = |byte: &u8| !byte.is_ascii_graphic() || b"/%".contains(byte);
+        if bytes.is_empty() || bytes.len() >= libc::IFNAMSIZ || bytes.iter().any(invalid) {
             return Err(TapError::Name(name.to_owned()));
         }
         let refused = |doing, source: io::Error| TapError::Open {
@@ -73,41 +73,40 @@ impl Tap {
             .map_err(|source| refused("opening /dev/net/tun", source))?;
         // SAFETY: all zeros is a valid request: an empty name and no flags.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (place, byte) in request.ifr_name.iter_mut().zip(bytes) {
-            *place = libc::c_char::from_ne_bytes([*byte]);
+        for (target, byte) in request.ifr_name.iter_mut().zip(bytes) {
+            *target = libc::c_char::from_ne_bytes([*byte]);
         }
         let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).unwrap_or(0);
-        // SAFETY: the request is a whole `struct ifreq`, read by the kernel during the call.
-        let done = unsafe { ioctl_with_ref(&file, request_number(libc::TUNSETIFF), &request) };
-        check(done).map_err(|source| refused("TUNSETIFF", source))?;
+        // SAFETY: the kernel reads a whole `struct ifreq` during the call.
+        let result = unsafe { ioctl_with_ref(&file, ioctl_number(libc::TUNSETIFF), &request) };
+        check(result).map_err(|source| refused("TUNSETIFF", source))?;
         let size = libc::c_int::try_from(HEADER).unwrap_or(0);
-        let number = request_number(libc::TUNSETVNETHDRSZ);
         // SAFETY: the kernel reads an int during the call.
-        let done = unsafe { ioctl_with_ref(&file, number, &size) };
-        check(done).map_err(|source| refused("TUNSETVNETHDRSZ", source))?;
+        let result = unsafe { ioctl_with_ref(&file, ioctl_number(libc::TUNSETVNETHDRSZ), &size) };
+        check(result).map_err(|source| refused("TUNSETVNETHDRSZ", source))?;
         Ok(Self {
             file,
             name: name.to_owned(),
-            agrees: true,
+            has_offloads: true,
         })
     }
 
-    /// Takes another descriptor for a tap: a packet, its header in front, is what one read gives
-    /// and one write takes, and neither blocks. It is asked for no offloads.
+    /// Uses another non-blocking descriptor as a tap, without offloads. Each read returns and each
+    /// write takes a packet with its header.
     #[must_use]
     pub fn from_fd(packets: OwnedFd, name: &str) -> Self {
         Self {
             file: packets.into(),
             name: name.to_owned(),
-            agrees: false,
+            has_offloads: false,
         }
     }
 
-    /// The same tap, open once for both.
+    /// Returns the same open tap.
     ///
     /// # Errors
-    /// The host has no descriptor to give.
+    /// The host is out of file descriptors.
     pub fn try_clone(&self) -> Result<Self, TapError> {
         let file = self.file.try_clone().map_err(|source| TapError::Open {
             name: self.name.clone(),
@@ -118,21 +117,21 @@ impl Tap {
         Ok(Self {
             file,
             name: self.name.clone(),
-            agrees: self.agrees,
+            has_offloads: self.has_offloads,
         })
     }
 
-    /// Its name.
+    /// Returns the name.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Says which offloads the guest takes: the kernel hands it nothing else.
+    /// Sets the offloads that the guest accepts; the kernel resolves all others.
     pub(super) fn set_offloads(&self, flags: libc::c_uint) -> io::Result<()> {
-        if !self.agrees {
+        if !self.has_offloads {
             return Ok(());
         }
-        let number = request_number(libc::TUNSETOFFLOAD);
+        let number = ioctl_number(libc::TUNSETOFFLOAD);
         // SAFETY: the argument is a number.
         check(unsafe { ioctl_with_val(&self.file, number, libc::c_ulong::from(flags)) })
     }
@@ -140,8 +139,8 @@ impl Tap {
 
 #[cfg(test)]
 impl Tap {
-    /// Two ends of a socket that keeps packets apart: one stands for the tap, and what the host
-    /// would see of it comes out of the other.
+    /// Returns a socket in place of a tap, and its peer in place of the host. The sockets preserve
+    /// packet boundaries.
     pub(in crate::devices) fn pair() -> (Self, std::os::unix::net::UnixDatagram) {
         let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
         tap.set_nonblocking(true).unwrap();
@@ -168,13 +167,13 @@ fn check(result: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// The C libraries differ in the type.
+/// Converts an ioctl number, whose type differs between C libraries.
 #[allow(
     clippy::unnecessary_cast,
     clippy::cast_sign_loss,
     clippy::cast_possible_truncation
 )]
-const fn request_number(number: libc::Ioctl) -> libc::c_ulong {
+const fn ioctl_number(number: libc::Ioctl) -> libc::c_ulong {
     number as u32 as libc::c_ulong
 }
 
@@ -186,7 +185,7 @@ fn advice(name: &str, source: &io::Error) -> String {
              root"
         ),
         Some(libc::EINVAL) => {
-            ": it exists and is no tap, or takes several queues; make another".to_owned()
+            ": it exists and is not a tap with one queue; use another name".to_owned()
         }
         Some(libc::ENOENT | libc::ENODEV) => {
             ": the kernel has no tun driver; try 'modprobe tun'".to_owned()
@@ -200,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_no_interface_can_have_are_refused() {
+    fn invalid_interface_names_are_refused() {
         for name in ["", "sixteen-bytes-xx", "a b", "a/b", "tap%d", "tap\0"] {
             assert!(matches!(Tap::open(name), Err(TapError::Name(_))), "{name}");
         }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The host kernel's half of the device: `/dev/vhost-vsock`.
+//! Backend of the vsock device in the host's kernel: `/dev/vhost-vsock`.
 //!
-//! It is opened once, and gets its CID then, which no other guest can have until this process ends.
-//! For each start it learns the features, where guest memory lies in this process, and where the
-//! queues; then it runs. That it is stopped ([`ActiveBackend`]) takes each ring's lock, and it looks for
-//! that under the lock before it touches a ring: neither queues nor buffers are touched afterwards,
-//! and nothing else has to be asked of it (its `VHOST_GET_VRING_BASE` only reads a number, and
-//! `VHOST_RESET_OWNER` it does not have).
+//! Opening it reserves the CID, which no other guest can use until this process ends. Each
+//! activation passes the features, the location of guest memory in this process and the location of
+//! the queues; then the kernel runs. The kernel checks for a stop ([`ActiveBackend`]) under the lock
+//! of each queue before it accesses the queue, and the stop takes these locks: no queue or buffer is
+//! accessed afterwards. No other request is necessary: `VHOST_GET_VRING_BASE` only reads a number,
+//! and this device lacks `VHOST_RESET_OWNER`.
 //!
-//! Addresses in descriptors are the guest's; the kernel looks each up in the table of memory. Queues
-//! are given as addresses of this process, and the kernel believes them from their first byte to
-//! their last. So what lies in guest memory is not enough for a ring: it has to lie in one piece of
-//! it, as what follows in guest memory may be something else here.
+//! Descriptors contain guest addresses, which the kernel looks up in the memory table. Rings are
+//! passed as addresses of this process, and the kernel trusts them from their first byte to their
+//! last. A ring must therefore lie within one memory region: the bytes after the region may belong
+//! to something else in this process.
 
 use std::{
     fmt, io,
@@ -22,7 +22,7 @@ use std::{
 use thiserror::Error;
 use vhost::{
     Error, VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData,
-    vhost_kern::{VhostKernBackend, vsock::Vsock as Device},
+    vhost_kern::{VhostKernBackend, vsock::Vsock as VhostDevice},
     vsock::VhostVsock as _,
 };
 use virtio_queue::QueueT as _;
@@ -32,55 +32,55 @@ use vm_memory::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    super::{DeviceError, Interrupt, Queue, bit, transport::EVERY_DEVICE},
+    super::{DeviceError, Interrupt, Queue, feature_bit, transport::COMMON_FEATURES},
     RECEIVE,
 };
 
-/// Messages keep their bounds: `SOCK_SEQPACKET`. Not in the bindings (section 5.10.3).
+/// `SOCK_SEQPACKET` support (section 5.10.3), which the bindings lack.
 const F_SEQPACKET: u32 = 1;
 
-/// Why there is no vsock.
+/// Error returned when the vsock backend cannot be used.
 #[derive(Debug, Error)]
 pub enum VsockError {
-    /// The host's half cannot be opened.
+    /// It cannot be opened.
     #[error("/dev/vhost-vsock cannot be opened{advice}")]
     Open {
-        /// What to do, if that is known.
+        /// Remedy, if known.
         advice: &'static str,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The address is somebody else's.
-    #[error("the CID {0} is taken, by another guest or by this host: give another one")]
-    Taken(u32),
-    /// The kernel refuses.
-    #[error("the host's vsock cannot be used ({doing})")]
+    /// The CID is in use.
+    #[error("the CID {0} is taken, by another guest or by this host: choose another one")]
+    CidInUse(u32),
+    /// The kernel refuses a call.
+    #[error("the vsock of this host cannot be used ({doing})")]
     Call {
-        /// What was tried.
+        /// Purpose of the call.
         doing: &'static str,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The kernel's half can less than the rest of us promises.
-    #[error("this host's vsock lacks the virtio features {0:#x}: its kernel is too old")]
+    /// The kernel lacks features that every device offers.
+    #[error("the vsock of this host lacks the virtio features {0:#x}: its kernel is too old")]
     Features(u64),
-    /// No event.
-    #[error("no event file descriptor can be had")]
+    /// The host is out of file descriptors.
+    #[error("no event file descriptor can be created")]
     Event(#[source] io::Error),
 }
 
-/// The kernel's half, open, with its CID. A copy is the same one.
+/// Open backend with its CID; clones share it.
 #[derive(Clone)]
 pub struct VsockBackend {
-    device: Arc<Handle>,
+    device: Arc<KernelDevice>,
     cid: u32,
-    /// What it offers of what we know.
+    /// Device features that the kernel offers and this program knows.
     features: u64,
 }
 
-/// The crate ties a device to a memory when it is opened, which is before there is any: this one
-/// stays empty, and [`BoundBackend`] has the machine's.
-type Handle = Device<Arc<GuestMemoryMmap>>;
+/// Device type of the `vhost` crate. The crate binds a device to guest memory when it is opened,
+/// before there is any: that memory stays empty, and [`BoundBackend`] provides the real one.
+type KernelDevice = VhostDevice<Arc<GuestMemoryMmap>>;
 
 impl fmt::Debug for VsockBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,62 +91,57 @@ impl fmt::Debug for VsockBackend {
 }
 
 impl VsockBackend {
-    /// Opens it and takes the CID for the guest.
+    /// Opens the backend and reserves the CID for the guest.
     ///
     /// # Errors
-    /// There is no such device, somebody has the CID, or the kernel refuses.
+    /// The host has no such device, the CID is in use, or the kernel refuses.
     pub fn open(cid: u32) -> Result<Self, VsockError> {
-        let call = |doing| {
-            move |error| VsockError::Call {
-                doing,
-                source: reason(error),
-            }
-        };
-        let device = Handle::new(Arc::default())
-            .map_err(reason)
+        let device = KernelDevice::new(Arc::default())
+            .map_err(host_error)
             .map_err(|source| VsockError::Open {
                 advice: advice(&source),
                 source,
             })?;
         let offered = device
             .get_features()
-            .map_err(call("reading its features, VHOST_GET_FEATURES"))?;
-        match EVERY_DEVICE & !offered {
+            .map_err(vsock_error("reading its features, VHOST_GET_FEATURES"))?;
+        match COMMON_FEATURES & !offered {
             0 => {}
-            lacking => return Err(VsockError::Features(lacking)),
+            missing => return Err(VsockError::Features(missing)),
         }
         device
             .set_guest_cid(cid.into())
-            .map_err(|error| match reason(error) {
-                source if source.raw_os_error() == Some(libc::EADDRINUSE) => VsockError::Taken(cid),
+            .map_err(|error| match host_error(error) {
+                source if source.raw_os_error() == Some(libc::EADDRINUSE) => {
+                    VsockError::CidInUse(cid)
+                }
                 source => VsockError::Call {
-                    doing: "taking the CID, VHOST_VSOCK_SET_GUEST_CID",
+                    doing: "reserving the CID, VHOST_VSOCK_SET_GUEST_CID",
                     source,
                 },
             })?;
         Ok(Self {
             device: Arc::new(device),
             cid,
-            features: offered & bit(F_SEQPACKET),
+            features: offered & feature_bit(F_SEQPACKET),
         })
     }
 
-    /// The guest's CID.
+    /// Returns the CID of the guest.
     pub(super) const fn cid(&self) -> u32 {
         self.cid
     }
 
-    /// The features that it offers, besides those of queues and transport, all of which it has.
+    /// Returns the device features that the kernel offers.
     pub(super) const fn features(&self) -> u64 {
         self.features
     }
 
-    /// Has the kernel work for this process, if it does not already. Not done by
-    /// [`VsockBackend::open`], because it may start a thread of this process, and rights can only be given
-    /// up by a process that has one.
-    pub(super) fn belong_to_this_process(&self) -> Result<(), VsockError> {
-        match self.device.set_owner().map_err(reason) {
-            // It did in an earlier life of the guest; the descriptor is ours alone.
+    /// Makes this process the owner of the device. Separate from [`VsockBackend::open`]: the kernel
+    /// may start a thread of this process, and only a process of one thread can drop privileges.
+    pub(super) fn set_owner(&self) -> Result<(), VsockError> {
+        match self.device.set_owner().map_err(host_error) {
+            // Owned since an earlier boot of the guest; no other process has the descriptor.
             Err(source) if source.raw_os_error() == Some(libc::EBUSY) => Ok(()),
             other => other.map_err(|source| VsockError::Call {
                 doing: "VHOST_SET_OWNER",
@@ -155,55 +150,50 @@ impl VsockBackend {
         }
     }
 
-    /// Has the kernel serve the queues to receive and to send by; it says by `used` that the driver
-    /// is to be interrupted, and by `broken` that it cannot go on.
-    pub(super) fn run(
+    /// Makes the kernel serve the receive and transmit queues. It signals `used` when the driver
+    /// needs an interrupt, and `broken` when it cannot continue.
+    pub(super) fn start(
         &self,
         queues: [Queue; 2],
         features: u64,
         used: &EventFd,
         broken: &EventFd,
     ) -> Result<ActiveBackend, DeviceError> {
-        let call = |doing| {
-            move |error| DeviceError::Host {
-                doing,
-                source: reason(error),
-            }
-        };
-        let placed = BoundBackend {
+        let call = |doing| move |error| DeviceError::host(doing)(host_error(error));
+        let bound = BoundBackend {
             device: &self.device,
             memory: queues[RECEIVE].memory().map(),
         };
-        placed
+        bound
             .set_features(features)
-            .map_err(call("agreeing on features (VHOST_SET_FEATURES)"))?;
-        placed
-            .set_mem_table(&table(placed.memory))
-            .map_err(call("telling where memory lies (VHOST_SET_MEM_TABLE)"))?;
-        for (index, ring) in queues.iter().enumerate() {
-            let place = place(ring);
-            placed
-                .set_vring_num(index, place.queue_size)
-                .map_err(call("telling a ring's size (VHOST_SET_VRING_NUM)"))?;
-            placed
-                .set_vring_addr(index, &place)
-                .map_err(call("telling where a ring lies (VHOST_SET_VRING_ADDR)"))?;
-            placed
+            .map_err(call("setting features (VHOST_SET_FEATURES)"))?;
+        bound
+            .set_mem_table(&memory_table(bound.memory))
+            .map_err(call("passing guest memory (VHOST_SET_MEM_TABLE)"))?;
+        for (index, queue) in queues.iter().enumerate() {
+            let config = vring_config(queue);
+            bound
+                .set_vring_num(index, config.queue_size)
+                .map_err(call("setting a queue's size (VHOST_SET_VRING_NUM)"))?;
+            bound
+                .set_vring_addr(index, &config)
+                .map_err(call("setting a queue's addresses (VHOST_SET_VRING_ADDR)"))?;
+            bound
                 .set_vring_base(index, 0)
-                .map_err(call("beginning a ring (VHOST_SET_VRING_BASE)"))?;
-            placed
+                .map_err(call("setting a queue's base (VHOST_SET_VRING_BASE)"))?;
+            bound
                 .set_vring_call(index, used)
-                .map_err(call("wiring used buffers (VHOST_SET_VRING_CALL)"))?;
-            placed
+                .map_err(call("setting an interrupt event (VHOST_SET_VRING_CALL)"))?;
+            bound
                 .set_vring_err(index, broken)
-                .map_err(call("wiring errors (VHOST_SET_VRING_ERR)"))?;
-            placed
-                .set_vring_kick(index, &ring.kick)
-                .map_err(call("wiring notifications (VHOST_SET_VRING_KICK)"))?;
+                .map_err(call("setting an error event (VHOST_SET_VRING_ERR)"))?;
+            bound
+                .set_vring_kick(index, &queue.event)
+                .map_err(call("setting a notification event (VHOST_SET_VRING_KICK)"))?;
         }
         self.device
             .start()
-            .map_err(call("starting the kernel's half (VHOST_VSOCK_SET_RUNNING)"))?;
+            .map_err(call("starting the backend (VHOST_VSOCK_SET_RUNNING)"))?;
         Ok(ActiveBackend {
             device: Arc::clone(&self.device),
             queues,
@@ -211,10 +201,10 @@ impl VsockBackend {
     }
 }
 
-/// The kernel at work. Dropping it stops the kernel, which touches neither queues nor buffers then.
+/// Running backend. Dropping it stops the kernel, which then accesses no queue and no buffer.
 pub(super) struct ActiveBackend {
-    device: Arc<Handle>,
-    /// They hold the memory that the kernel uses.
+    device: Arc<KernelDevice>,
+    /// Keep alive the memory that the kernel uses.
     queues: [Queue; 2],
 }
 
@@ -227,7 +217,7 @@ impl fmt::Debug for ActiveBackend {
 }
 
 impl ActiveBackend {
-    /// The device's interrupt.
+    /// Returns the interrupt of the device.
     pub(super) fn interrupt(&self) -> &Interrupt {
         &self.queues[RECEIVE].interrupt
     }
@@ -236,15 +226,17 @@ impl ActiveBackend {
 impl Drop for ActiveBackend {
     fn drop(&mut self) {
         if let Err(error) = self.device.stop() {
-            // Only a process that is not its owner is refused.
-            log::error!("the host's vsock cannot be stopped and may write to memory: {error}");
+            // The kernel refuses only a process that is not the owner.
+            log::error!(
+                "the vsock backend cannot be stopped and may write to guest memory: {error}"
+            );
         }
     }
 }
 
-/// The device and the machine's memory, by which the crate translates addresses.
+/// Device with the guest memory through which the `vhost` crate translates addresses.
 struct BoundBackend<'a> {
-    device: &'a Handle,
+    device: &'a KernelDevice,
     memory: &'a GuestMemoryMmap,
 }
 
@@ -261,41 +253,42 @@ impl<'a> VhostKernBackend for BoundBackend<'a> {
         &self.memory
     }
 
-    /// The crate's own check takes a ring that lies across two pieces of memory.
-    fn is_valid(&self, ring: &VringConfigData) -> bool {
-        lies_in_one_piece(self.memory, ring)
+    /// The default of the crate accepts a ring that spans two memory regions.
+    fn is_valid(&self, config: &VringConfigData) -> bool {
+        is_within_one_region(self.memory, config)
     }
 }
 
-/// Whether the kernel can be given the ring's parts as addresses of this process. What else there is
-/// to check, [`super::super::QueueConfig::ring`] has.
-pub(super) fn lies_in_one_piece(memory: &GuestMemoryMmap, ring: &VringConfigData) -> bool {
-    let size = usize::from(ring.queue_size);
-    // Section 2.7: entries, and for the queues flags, index, and the index of notifications.
+/// Returns whether each part of the queue lies within one memory region, so that the kernel can
+/// access it through an address of this process. [`super::super::QueueConfig::build`] has validated
+/// everything else.
+pub(super) fn is_within_one_region(memory: &GuestMemoryMmap, config: &VringConfigData) -> bool {
+    let size = usize::from(config.queue_size);
+    // Section 2.7: entries, and in the rings flags, index and the event index.
     [
-        (ring.desc_table_addr, 16 * size),
-        (ring.avail_ring_addr, 6 + 2 * size),
-        (ring.used_ring_addr, 6 + 8 * size),
+        (config.desc_table_addr, 16 * size),
+        (config.avail_ring_addr, 6 + 2 * size),
+        (config.used_ring_addr, 6 + 8 * size),
     ]
     .into_iter()
     .all(|(start, length)| memory.get_slice(GuestAddress(start), length).is_ok())
 }
 
-/// What the driver has said of a ring.
-fn place(ring: &Queue) -> VringConfigData {
-    let queue = &ring.queue;
+/// Returns the configuration of a queue as the `vhost` crate takes it.
+fn vring_config(queue: &Queue) -> VringConfigData {
+    let rings = &queue.rings;
     VringConfigData {
-        queue_max_size: queue.max_size(),
-        queue_size: queue.size(),
-        desc_table_addr: queue.desc_table(),
-        avail_ring_addr: queue.avail_ring(),
-        used_ring_addr: queue.used_ring(),
+        queue_max_size: rings.max_size(),
+        queue_size: rings.size(),
+        desc_table_addr: rings.desc_table(),
+        avail_ring_addr: rings.avail_ring(),
+        used_ring_addr: rings.used_ring(),
         ..VringConfigData::default()
     }
 }
 
-/// Where the pieces of guest memory lie in this process.
-fn table(memory: &GuestMemoryMmap) -> Vec<VhostUserMemoryRegionInfo> {
+/// Returns the location of each memory region in this process.
+fn memory_table(memory: &GuestMemoryMmap) -> Vec<VhostUserMemoryRegionInfo> {
     memory
         .iter()
         .map(|region| VhostUserMemoryRegionInfo {
@@ -307,8 +300,16 @@ fn table(memory: &GuestMemoryMmap) -> Vec<VhostUserMemoryRegionInfo> {
         .collect()
 }
 
-/// What the kernel said, where it was the kernel.
-fn reason(error: Error) -> io::Error {
+/// Returns a conversion of errors of the `vhost` crate for `map_err`.
+fn vsock_error(doing: &'static str) -> impl Fn(Error) -> VsockError {
+    move |error| VsockError::Call {
+        doing,
+        source: host_error(error),
+    }
+}
+
+/// Returns the error of the kernel, if it is one.
+fn host_error(error: Error) -> io::Error {
     match error {
         Error::VhostOpen(source) | Error::IoctlError(source) | Error::IOError(source) => source,
         other => io::Error::other(other),
@@ -321,7 +322,7 @@ pub(super) fn advice(source: &io::Error) -> &'static str {
             ": this host has no vhost-vsock; try 'modprobe vhost_vsock', as root"
         }
         Some(libc::EACCES | libc::EPERM) => {
-            ": this user may not; start as root with --user, or have root allow it"
+            ": permission denied; start as root with --user, or have root permit it"
         }
         _ => "",
     }

@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sockets between guest and host (virtio 1.2, section 5.10): `AF_VSOCK`, whose addresses are a
-//! number for the machine (its CID; the host's is 2) and a port.
+//! Vsock (virtio 1.2, section 5.10): `AF_VSOCK` sockets between guest and host. An address is a
+//! context identifier (CID; that of the host is 2) and a port.
 //!
-//! The data path is the host kernel's ([`VsockBackend`]). It waits for the driver's notifications of the
-//! first two queues by itself, on the events that KVM signals, and reads and writes queues and
-//! buffers from a thread of its own. So both queues are taken from this device's thread, which is
-//! left with what the kernel cannot do behind MMIO registers: the kernel says by an event that
-//! there are used buffers, and the register that tells the driver why it is interrupted has to say
-//! so before the interrupt. The third queue, of events, is here and stays empty: its one event is
-//! for a guest that was moved to another host.
+//! The data path is in the host's kernel ([`VsockBackend`]), which waits for the notifications of
+//! the receive and transmit queues on the ioeventfds and accesses queues and buffers from its own
+//! thread. The worker of this device therefore does not serve these two queues. It does what the
+//! kernel cannot do for MMIO registers: the kernel signals an event for used buffers, and the
+//! interrupt status register must name the cause before the interrupt is raised. The third queue,
+//! for events, stays empty: its only event is for a migrated guest.
 //!
-//! The kernel is stopped before a reset is over, before the device goes, and where it finds fault
-//! with a ring or a packet (which it says of a packet that it has no memory for, too: the sockets end
-//! then, as with any device, until the driver resets it); it touches no guest memory from then on. A machine that is paused has vCPUs that
-//! stand still, no more: what arrives meanwhile is written into the buffers that the guest has
-//! given. Like all that a device writes, it is in no dirty log of KVM's.
+//! The kernel is stopped before a reset completes, before the device is dropped, and when it reports
+//! an invalid ring or packet; it accesses no guest memory from then on. (It also reports a packet
+//! for which it has no memory. As with any device, the driver must reset the device then.) A paused
+//! VM only stops its vCPUs: data that arrives meanwhile is written to the buffers that the guest has
+//! provided. Like all writes of devices, these are not in the dirty log of KVM.
 //!
-//! Connections are the kernel's too. The host's ends of a guest that has reset itself learn of it
-//! when they send something, and when this process ends.
+//! Connections are in the kernel too. Peers on the host notice a reboot of the guest when they next
+//! send, and when this process ends.
 
 mod backend;
 #[cfg(test)]
@@ -38,50 +37,46 @@ use crate::scoped_thread::borrow_event;
 use backend::ActiveBackend;
 pub use backend::{VsockBackend, VsockError};
 
-/// For the guest to receive by.
+/// Index of the receive queue.
 const RECEIVE: usize = 0;
-/// For the guest to send by.
+/// Index of the transmit queue.
 const TRANSMIT: usize = 1;
 
-/// Requests that fit into a queue that data passes through, and into that of events.
-const QUEUE: u16 = 256;
-const EVENTS: u16 = 16;
+/// Sizes of the receive, transmit and event queues.
+const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
 
-/// The device.
+/// Vsock device.
 #[derive(Debug)]
 pub struct Vsock {
-    vhost: VsockBackend,
+    backend: VsockBackend,
     config: ConfigSpace,
-    /// The kernel has used buffers.
+    /// Signalled by the kernel for used buffers.
     used: EventFd,
-    /// The kernel cannot use a ring or a packet.
+    /// Signalled by the kernel for an invalid ring or packet.
     broken: EventFd,
-    /// Both of them, as one thing to wait for.
-    either: OwnedFd,
-    running: Option<ActiveBackend>,
+    /// Epoll descriptor of both events.
+    events: OwnedFd,
+    active: Option<ActiveBackend>,
 }
 
 impl Vsock {
-    /// The device of a machine, whose address `vhost` has.
+    /// Creates the device of a VM with the CID of `backend`.
     ///
     /// # Errors
-    /// The kernel refuses to work for this process, or has no descriptor to give.
-    pub fn new(vhost: VsockBackend) -> Result<Self, VsockError> {
-        vhost.belong_to_this_process()?;
-        let event = || EventFd::new(libc::EFD_NONBLOCK);
-        let (used, broken) = (
-            event().map_err(VsockError::Event)?,
-            event().map_err(VsockError::Event)?,
-        );
-        let either = wait_for([&used, &broken]).map_err(VsockError::Event)?;
-        let cid = u64::from(vhost.cid()).to_le_bytes();
+    /// The kernel refuses this process, or the host is out of file descriptors.
+    pub fn new(backend: VsockBackend) -> Result<Self, VsockError> {
+        backend.set_owner()?;
+        let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(VsockError::Event);
+        let (used, broken) = (event()?, event()?);
+        let events = epoll_of([&used, &broken]).map_err(VsockError::Event)?;
+        let cid = u64::from(backend.cid()).to_le_bytes();
         Ok(Self {
-            vhost,
+            backend,
             config: ConfigSpace::new(cid.to_vec(), 0..0),
             used,
             broken,
-            either,
-            running: None,
+            events,
+            active: None,
         })
     }
 }
@@ -92,11 +87,11 @@ impl VirtioDevice for Vsock {
     }
 
     fn features(&self) -> u64 {
-        self.vhost.features()
+        self.backend.features()
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &[QUEUE, QUEUE, EVENTS]
+        &QUEUE_SIZES
     }
 
     fn config(&self) -> &ConfigSpace {
@@ -105,49 +100,51 @@ impl VirtioDevice for Vsock {
 
     fn activate(&mut self, features: u64, queues: &mut Queues) -> Result<(), DeviceError> {
         let (Some(receive), Some(transmit)) = (queues.take(RECEIVE), queues.take(TRANSMIT)) else {
-            let problem = "it uses the device without the queues to receive and to send by";
+            let problem = "it uses the device without receive and transmit queues";
             return Err(DeviceError::Request(problem));
         };
-        // What an earlier start has left; empty, mostly.
+        // Events left by an earlier activation.
         let _ = (self.used.read(), self.broken.read());
         let queues = [receive, transmit];
-        let running = self.vhost.run(queues, features, &self.used, &self.broken)?;
-        self.running = Some(running);
+        let active = self
+            .backend
+            .start(queues, features, &self.used, &self.broken)?;
+        self.active = Some(active);
         Ok(())
     }
 
+    /// Leaves the buffers in the event queue: there are no events.
     fn process_queue(&mut self, _: usize, _: &mut Queues) -> Result<(), DeviceError> {
-        // Buffers for events, of which there are none.
         Ok(())
     }
 
     fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.running.is_some().then(|| self.either.as_fd())
+        self.active.is_some().then(|| self.events.as_fd())
     }
 
     fn process_backend(&mut self, _: &mut Queues) -> Result<(), DeviceError> {
-        if let (Ok(_), Some(running)) = (self.used.read(), &self.running) {
-            running.interrupt().used();
+        if let (Ok(_), Some(active)) = (self.used.read(), &self.active) {
+            active.interrupt().signal_used();
         }
         if self.broken.read().is_ok() {
-            self.running = None;
-            let problem = "the host's kernel can make nothing of a ring or a packet (vhost)";
+            self.active = None;
+            let problem = "the host's kernel reports an invalid ring or packet (vhost)";
             return Err(DeviceError::Request(problem));
         }
         Ok(())
     }
 
     fn reset(&mut self) {
-        self.running = None;
+        self.active = None;
     }
 }
 
-/// What can be read as long as one of the events can.
-fn wait_for(events: [&EventFd; 2]) -> io::Result<OwnedFd> {
-    let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+/// Returns a descriptor that is readable while one of the events is.
+fn epoll_of(events: [&EventFd; 2]) -> io::Result<OwnedFd> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for event in events {
-        let nothing = epoll::EventData::new_u64(0);
-        epoll::add(&either, borrow_event(event), nothing, epoll::EventFlags::IN)?;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&epoll, borrow_event(event), data, epoll::EventFlags::IN)?;
     }
-    Ok(either)
+    Ok(epoll)
 }

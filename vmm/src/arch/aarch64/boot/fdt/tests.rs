@@ -59,16 +59,11 @@ fn value_text(name: &str, value: &[u8]) -> String {
 }
 
 fn devices() -> Vec<MmioDeviceInfo> {
-    let virtio = MmioDeviceInfo {
-        name: "disk0".to_owned(),
-        start: 0xa00_0000,
-        size: 0x1000,
-        irq: Some(1),
-        compatible: &["virtio,mmio"],
-    };
+    let start = GuestAddress(0xa00_0000);
+    let virtio = MmioDeviceInfo::new("disk0", start, Some(1), &["virtio,mmio"]);
     vec![
-        Serial::describe(0x900_0000, 0),
-        Rtc::describe(0x901_0000),
+        Serial::describe(GuestAddress(0x900_0000), 0),
+        Rtc::describe(GuestAddress(0x901_0000)),
         virtio,
     ]
 }

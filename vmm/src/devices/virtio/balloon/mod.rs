@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Balloon (virtio 1.2, section 5.5): returns memory that the guest does not need to the host.
+//!
+//! There are two ways. The host sets a target, and the guest allocates that many pages and names
+//! them in the inflate queue ([`BalloonHandle::set_target`]). Or the guest reports pages that are
+//! free at the moment (free-page reporting, section 5.5.6.9) in ranges of 2 MiB and more, which
+//! keeps huge pages whole. In both cases the device discards the backing of the pages, which read as
+//! zeros when the guest touches them again. The guest may deflate the balloon when it runs short.
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use granule_types::units::{Bytes, GuestAddress};
+use parking_lot::Mutex;
+use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    ConfigSpace, DescriptorChain, DeviceError, Direction, Queues, VirtioDevice, feature_bit,
+};
+use crate::{memory::GuestMemory, scoped_thread::borrow_event};
+
+#[cfg(test)]
+mod tests;
+
+const INFLATE: usize = 0;
+const DEFLATE: usize = 1;
+
+// Features of section 5.5.3, which the bindings lack.
+const F_STATS: u32 = 1;
+const F_DEFLATE_ON_OOM: u32 = 2;
+const F_REPORTING: u32 = 5;
+
+/// Unit of page numbers, independent of the page size of the guest (section 5.5.6).
+const PAGE: u64 = 4096;
+
+/// Offset of the target in the configuration space.
+const TARGET: usize = 0;
+/// Offset of the actual size in the configuration space.
+const ACTUAL: usize = 4;
+
+/// Maximum number of bytes of page numbers in a request; Linux sends 256 numbers. Buffers may
+/// overlap, and each number may cost a system call.
+const MAX_NUMBERS: usize = 1 << 16;
+
+/// Bytes of a statistics entry: a tag of 2 bytes and a value of 8 bytes.
+const ENTRY: usize = 10;
+
+/// Memory statistics of the guest: values by tag (section 5.5.6.3), in bytes or counts.
+pub type Statistics = Vec<(u16, u64)>;
+
+/// Balloon device.
+#[derive(Debug)]
+pub struct Balloon {
+    state: Arc<BalloonState>,
+    /// Features of the negotiated queues after the first two, in the order of their indices.
+    optional_queues: Vec<u32>,
+    /// Head of the chain whose return requests the next statistics.
+    statistics_chain: Option<u16>,
+}
+
+/// State that the device shares with its handles.
+#[derive(Debug)]
+struct BalloonState {
+    config: ConfigSpace,
+    statistics_request: EventFd,
+    statistics: Mutex<Statistics>,
+    reported: AtomicU64,
+    inflated: AtomicU64,
+}
+
+/// Handle that controls a balloon.
+#[derive(Debug, Clone)]
+pub struct BalloonHandle(Arc<BalloonState>);
+
+impl Balloon {
+    /// Creates an empty balloon.
+    ///
+    /// # Errors
+    /// The host is out of file descriptors.
+    pub fn new() -> std::io::Result<Self> {
+        let state = BalloonState {
+            // Target, actual size, free-page hinting command, poison value.
+            config: ConfigSpace::new(vec![0; 16], ACTUAL..ACTUAL + 4),
+            statistics_request: EventFd::new(libc::EFD_NONBLOCK)?,
+            statistics: Mutex::default(),
+            reported: AtomicU64::new(0),
+            inflated: AtomicU64::new(0),
+        };
+        Ok(Self {
+            state: Arc::new(state),
+            optional_queues: Vec::new(),
+            statistics_chain: None,
+        })
+    }
+
+    /// Returns a handle, which stays valid while the worker owns the device.
+    #[must_use]
+    pub fn handle(&self) -> BalloonHandle {
+        BalloonHandle(Arc::clone(&self.state))
+    }
+
+    fn receive_statistics(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        let Some(queue) = queues.get(index) else {
+            return Ok(());
+        };
+        while let Some(chain) = queue.pop()? {
+            let mut bytes = [0; ENTRY * 32];
+            let length = chain.read(queue.memory(), 0, &mut bytes);
+            let entries = bytes[..length].as_chunks::<ENTRY>().0.iter();
+            let entries = entries.map(|&[t0, t1, ref value @ ..]| {
+                (u16::from_le_bytes([t0, t1]), u64::from_le_bytes(*value))
+            });
+            *self.state.statistics.lock() = entries.collect();
+            // The protocol has one chain in flight; a further one releases the former.
+            if let Some(head) = self.statistics_chain.replace(chain.head()) {
+                queue.add_used_head(head, 0)?;
+                queue.signal_used()?;
+            }
+        }
+        queue.enable_notification()?;
+        Ok(())
+    }
+}
+
+impl BalloonHandle {
+    /// Asks the guest to move `bytes` of its memory into the balloon. The guest may take time or
+    /// refuse; [`BalloonHandle::actual`] returns its progress.
+    pub fn set_target(&self, bytes: Bytes) {
+        let pages = u32::try_from(bytes.0 / PAGE).unwrap_or(u32::MAX);
+        self.0.config.update(TARGET, &pages.to_le_bytes());
+    }
+
+    /// Returns the size of the balloon as the guest reports it.
+    #[must_use]
+    pub fn actual(&self) -> Bytes {
+        Bytes(u64::from(self.0.config.read_u32(ACTUAL as u64)) * PAGE)
+    }
+
+    /// Returns the number of bytes discarded through free-page reporting.
+    #[must_use]
+    pub fn reported(&self) -> Bytes {
+        Bytes(self.0.reported.load(Ordering::Relaxed))
+    }
+
+    /// Returns the number of bytes discarded through the inflate queue.
+    #[must_use]
+    pub fn inflated(&self) -> Bytes {
+        Bytes(self.0.inflated.load(Ordering::Relaxed))
+    }
+
+    /// Returns the latest statistics of the guest, empty if it has sent none, and requests new ones.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        // A full counter means that a request is pending.
+        let _ = self.0.statistics_request.write(1);
+        self.0.statistics.lock().clone()
+    }
+}
+
+impl VirtioDevice for Balloon {
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_BALLOON
+    }
+
+    fn features(&self) -> u64 {
+        feature_bit(F_STATS) | feature_bit(F_DEFLATE_ON_OOM) | feature_bit(F_REPORTING)
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[128, 128, 16, 64]
+    }
+
+    fn config(&self) -> &ConfigSpace {
+        &self.state.config
+    }
+
+    fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
+        // A queue exists only with its feature; later queues move up (section 5.5.2).
+        let optional = [F_STATS, F_REPORTING].into_iter();
+        self.optional_queues = optional
+            .filter(|f| features & feature_bit(*f) != 0)
+            .collect();
+        Ok(())
+    }
+
+    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+        let feature = index
+            .checked_sub(2)
+            .and_then(|at| self.optional_queues.get(at));
+        if feature == Some(&F_STATS) {
+            return self.receive_statistics(index, queues);
+        }
+        let Some(queue) = queues.get(index) else {
+            return Ok(());
+        };
+        let state = &self.state;
+        queue.serve_available(|memory, chain| {
+            match (index, feature) {
+                (INFLATE, _) if chain.length(Direction::Readable) > MAX_NUMBERS => {
+                    return Err(DeviceError::Request("it names more than 16384 pages"));
+                }
+                (INFLATE, _) => {
+                    let discarded = inflate(memory, chain);
+                    state.inflated.fetch_add(discarded, Ordering::Relaxed);
+                }
+                // The next access faults the memory in again.
+                (DEFLATE, _) => {}
+                (_, Some(&F_REPORTING)) => {
+                    // The buffers themselves are the free memory.
+                    let buffers = chain.buffers(Direction::Writable).iter();
+                    let discarded = buffers
+                        .map(|(start, length)| memory.discard(*start, Bytes(*length as u64)).0)
+                        .sum();
+                    state.reported.fetch_add(discarded, Ordering::Relaxed);
+                }
+                _ => {}
+            }
+            Ok(0)
+        })
+    }
+
+    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
+        let waiting = self.statistics_chain.is_some();
+        waiting.then(|| borrow_event(&self.state.statistics_request))
+    }
+
+    fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
+        let _ = self.state.statistics_request.read();
+        let position = self.optional_queues.iter().position(|f| *f == F_STATS);
+        let queue = position.and_then(|at| queues.get(at + 2));
+        if let (Some(queue), Some(head)) = (queue, self.statistics_chain.take()) {
+            queue.add_used_head(head, 0)?;
+            queue.signal_used()?;
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.statistics_chain = None;
+    }
+}
+
+/// Discards the pages that the request names, consecutive pages in one call. Returns the number of
+/// bytes discarded.
+fn inflate(memory: &GuestMemory, chain: &DescriptorChain) -> u64 {
+    let mut discarded = 0;
+    let mut discard = |first: u64, end: u64| {
+        let size = Bytes((end - first) * PAGE);
+        discarded += memory.discard(GuestAddress(first * PAGE), size).0;
+    };
+    let (mut first, mut end) = (0, 0);
+    let mut numbers = [0; 1024];
+    let mut offset = 0;
+    loop {
+        let count = chain.read(memory, offset, &mut numbers);
+        for number in numbers[..count].as_chunks().0 {
+            let page = u64::from(u32::from_le_bytes(*number));
+            if page != end || first == end {
+                discard(first, end);
+                first = page;
+            }
+            end = page + 1;
+        }
+        offset += count;
+        if count < numbers.len() {
+            break;
+        }
+    }
+    discard(first, end);
+    discarded
+}
