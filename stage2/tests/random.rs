@@ -75,32 +75,32 @@ macro_rules! choices {
 fn every_choice_of_a_policy_violates_no_rule_by_itself() {
     let choices = choices! {
         "fault-path": LINUX_6_12_SERIES { cmo: CmoPlacement::FaultPath };
-        "inside-window": LINUX_6_12_SERIES { cmo: CmoPlacement::BetweenBreakAndMake };
+        "between-break-and-make": LINUX_6_12_SERIES { cmo: CmoPlacement::BetweenBreakAndMake };
         "before-break": LINUX_6_12_SERIES { cmo: CmoPlacement::BeforeBreak };
         "free-first": LINUX_6_12_SERIES { coalesce: Coalesce::FreeFirst };
-        "install-unready": LINUX_6_12_SERIES { coalesce: Coalesce::InstallWithoutCmo };
-        "remake": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Replace };
+        "install-without-cmo": LINUX_6_12_SERIES { coalesce: Coalesce::InstallWithoutCmo };
+        "replace": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Replace };
         "retry": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Retry };
-        "widen": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Relax };
-        "always": LINUX_6_12_SERIES { top_up: TopUp::Always };
-        "missing": LINUX_6_12_SERIES { reserve: Reserve::Missing };
-        "unpopulated": LINUX_6_12_SERIES { populate_on_split: false };
-        "unrecovered": LINUX_6_12_SERIES { recover_blocks: false };
-        "unskipped": LINUX_6_12_SERIES { skip_mapped: false };
+        "relax": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Relax };
+        "top-up-always": LINUX_6_12_SERIES { top_up: TopUp::Always };
+        "reserve-missing": LINUX_6_12_SERIES { reserve: Reserve::Missing };
+        "no-populate-on-split": LINUX_6_12_SERIES { populate_on_split: false };
+        "no-recovery": LINUX_6_12_SERIES { recover_blocks: false };
+        "map-again": LINUX_6_12_SERIES { skip_mapped: false };
         "refault": LINUX_6_12_SERIES { locked_entry_turns: 0 };
-        "broadcast": LINUX_6_12_SERIES { local_relax: false };
-        "whole-guest": LINUX_6_12_SERIES { range_invalidation: false };
+        "no-local-relax": LINUX_6_12_SERIES { local_relax: false };
+        "no-range-invalidation": LINUX_6_12_SERIES { range_invalidation: false };
         "deferred": LINUX_6_12_SERIES { unmap: Unmap::Deferred };
         "one-by-one": LINUX_6_12_SERIES { unmap: Unmap::Batch(1) };
         "sixteen": LINUX_6_12_SERIES { unmap: Unmap::Batch(16) };
         "whole-tables": LINUX_6_12_SERIES { unmap: Unmap::Tables(16) };
-        "uncounted": LINUX_6_12_SERIES { count_references: false };
+        "no-references": LINUX_6_12_SERIES { count_references: false };
         "contiguous": LINUX_6_12_SERIES { contiguous: true };
         "bbm": LINUX_6_12_SERIES { use_bbm: true };
         "exclusive": LINUX_6_12_SERIES { locking: Locking::Exclusive };
         "shared-relax": LINUX_6_12_SERIES { locking: Locking::SharedRelax };
-        "missing-alone": LINUX_5_10 { reserve: Reserve::Missing };
-        "granule-missing": GRANULE { reserve: Reserve::Missing };
+        "reserve-missing-exclusive": LINUX_5_10 { reserve: Reserve::Missing };
+        "granule-reserve-missing": GRANULE { reserve: Reserve::Missing };
     };
     run_all(choices, 200, 1..3);
 }

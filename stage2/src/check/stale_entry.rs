@@ -149,7 +149,7 @@ pub(super) struct StaleEntry {
     progress: Vec<Progress>,
 }
 
-/// The necessity of an invalidation or a DSB for an entry.
+/// The effect of an event on what CPUs may hold or observe.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effect {
     /// The event changes what CPUs may hold or observe.
