@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! arm64 stage-2 page tables: an engine that hypervisors can use, and a checker that knows the
-//! architecture's rules. The companion Linux series lives beside this crate, in `linux/`.
+//! arm64 stage-2 page tables: an engine for hypervisors, and a checker of the architecture's rules.
 //!
 //! - [`Stage2`] is the table: map, unmap, relax, write-protect, age, split, recover blocks, walk.
 //!   Its [`Policy`] switches what distinguishes one kernel from another.
-//! - [`Operations`] is all that it asks of its surroundings: memory, barriers, TLBs, caches.
-//! - [`fault::Mmu`] is the fault path around it, with the lock.
-//! - [`check`] (feature `check`) records every event and holds it against the rules.
+//! - [`Operations`] is the engine's interface to its surroundings: memory, barriers, TLBs, caches.
+//! - [`fault::Mmu`] is the fault path around the table, with the lock.
+//! - `check` (feature `check`) records every event and checks it against the rules.
 //!
-//! The crate is `no_std`; with a [`pool::TablePool`] over static memory it needs no allocator
-//! either (`examples/bare_metal.rs`). Its features, both on by default: `alloc` for
-//! [`pool::words`], `check` for the checker, which needs the standard library.
+//! The crate is `no_std`. With a [`pool::TablePool`] over static memory it needs no allocator either
+//! (`examples/bare_metal.rs`). Features: `alloc` (default) for [`pool::words`], `std` for `epoch`,
+//! `check` for the checker.
 //!
 //! # Map a guest
 //!
@@ -20,7 +19,7 @@
 //! // 40 bits of guest addresses; 16 tables of 512 entries, the first two of them the root.
 //! let geometry = Geometry::new(Granule::K4, 40)?;
 //! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(16 * 512), words(2 * 16)).unwrap();
-//! // No CPU walks the table yet, so there is nothing to invalidate.
+//! // No CPU walks the table, so there is nothing to invalidate.
 //! let ops = NoMaintenance(&pool);
 //! let mut memcache = Memcache::new();
 //! let mut guest = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
@@ -37,12 +36,12 @@
 //!
 //! # Take a fault
 //!
-//! The host says what is behind an address; [`fault::Mmu`] does the rest, under its lock.
+//! The host looks the page up; [`fault::Mmu`] does the rest, under its lock.
 //!
 //! ```
 //! use granule_stage2::{fault::*, geometry::*, operations::Vmid, pool::*, *};
 //!
-//! /// A host that has 2M pieces of memory for the guest.
+//! /// A host with memory in pieces of 2M.
 //! struct Memory;
 //!
 //! impl Host for Memory {
@@ -68,7 +67,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Log dirty pages, and coalesce
+//! # Log dirty pages, and recover blocks
 //!
 //! ```
 //! use granule_stage2::{descriptor::Attributes, geometry::*, operations::Vmid, pool::*, *};
@@ -80,19 +79,19 @@
 //! # memcache.top_up(&ops, 4, 8);
 //! # let memory = MapRequest::new(Ipa(0x4000_0000), PhysAddr(0x1_0000_0000), 2 << 20, Attributes::READ_WRITE);
 //! # guest.map(&ops, &mut memcache, &memory)?;
-//! // The log begins: no write goes unseen.
+//! // Dirty logging starts: the first write to each page faults.
 //! guest.write_protect(&ops, Ipa(0x4000_0000), 2 << 20)?;
 //! let fault = guest.translate(&ops, Ipa(0x4000_5678), Access::Write).unwrap_err();
 //! assert_eq!(fault.status, FaultStatus::Permission);
 //!
-//! // The first write: its page is dirty and becomes writable, its neighbours stay as they are.
+//! // The first write splits the block: its page becomes writable, the others stay read-only.
 //! let page = MapRequest::new(Ipa(0x4000_5000), PhysAddr(0x1_0000_5000), 4096, Attributes::READ_WRITE);
 //! guest.map(&ops, &mut memcache, &page)?;
 //! assert!(guest.translate(&ops, Ipa(0x4000_5678), Access::Write).is_ok());
 //! assert!(guest.translate(&ops, Ipa(0x4000_6000), Access::Write).is_err());
 //! assert_eq!(guest.look_up(&ops, Ipa(0x4000_6000)).1, Level::PAGE);
 //!
-//! // The log ends: one block again, with what all of its parts permit.
+//! // Dirty logging stops: one block again, with the permissions that all parts have.
 //! guest.recover_blocks(&ops, Ipa(0x4000_0000), 2 << 20, 2 << 20)?;
 //! let (block, level) = guest.look_up(&ops, Ipa(0x4000_5678));
 //! assert_eq!(level, Level::new(2).unwrap());
@@ -103,7 +102,7 @@
 
 #[cfg(any(test, feature = "alloc"))]
 extern crate alloc;
-#[cfg(any(test, feature = "check"))]
+#[cfg(any(test, feature = "std"))]
 extern crate std;
 
 mod address;
@@ -111,7 +110,7 @@ mod address;
 pub mod check;
 pub mod descriptor;
 mod engine;
-#[cfg(feature = "check")]
+#[cfg(feature = "std")]
 pub mod epoch;
 pub mod fault;
 pub mod geometry;
@@ -134,3 +133,8 @@ pub use operations::Operations;
 pub use policy::{
     CmoPlacement, Coalesce, ExistingLeaf, Locking, Policy, Reserve, TopUp, UnknownPolicy, Unmap,
 };
+
+/// The example of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -3,10 +3,10 @@
 
 #[cfg(not(feature = "loom"))]
 mod real {
-    #[cfg(feature = "check")]
+    #[cfg(feature = "std")]
     pub(crate) use core::sync::atomic::AtomicUsize;
     pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
-    #[cfg(feature = "check")]
+    #[cfg(feature = "std")]
     pub(crate) use std::sync::Mutex;
 }
 
