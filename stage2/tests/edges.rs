@@ -150,25 +150,6 @@ fn pages_with_different_software_bits_are_not_coalesced() {
 }
 
 #[test]
-fn a_replaced_table_is_not_freed_during_a_mappers_walk() {
-    let (pool, table, mut memcache) = fixture(Granule::K4, 39, 32);
-    let reclaim = EpochReclaim::new(1);
-    let ops = cpu(&pool, &reclaim, 0);
-    let request = |ipa, size| MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE);
-
-    let mut mapper = table.mapper_shared(&ops);
-    mapper.map(&mut memcache, &request(0, PAGE)).unwrap();
-    // The same CPU maps a block there in a walk of its own.
-    let block = table.map_shared(&ops, &mut memcache, &request(0, BLOCK));
-    let early = reclaim.take();
-    mapper.map(&mut memcache, &request(PAGE, PAGE)).unwrap();
-    drop(mapper);
-
-    assert_eq!((block, early), (Ok(()), None));
-    assert!(reclaim.take().is_some());
-}
-
-#[test]
 fn a_drained_memcache_keeps_no_table() {
     let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 32);
     let ops = NoMaintenance(&pool);
@@ -245,34 +226,6 @@ fn coalescing_needs_no_break_with_bbm_3_and_equal_permissions() {
     // FEAT_BBM level 2 needs the nT bit, thus two stores; a change of permissions needs a break.
     assert!(breaks(2, true) && breaks(1, true) && breaks(0, true));
     assert!(breaks(3, false));
-}
-
-#[test]
-fn addresses_beyond_48_bits_are_refused() {
-    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
-    let ops = NoMaintenance(&pool);
-    let request = |ipa, phys| MapRequest::new(ipa, phys, 4096, Attributes::READ_WRITE);
-    table
-        .map(&ops, &mut memcache, &request(Ipa(0), MEMORY))
-        .unwrap();
-
-    for (page, bit) in (48..64).map(|bit| (bit * 4096, 1 << bit)) {
-        let far = request(Ipa(0x5000 | bit), MEMORY);
-        let high = request(Ipa(0x5000), PhysAddr(MEMORY.0 | bit));
-        let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
-        let mut mapper = table.mapper(&ops);
-        // The mapper remembers the table that the refused addresses would truncate to.
-        mapper
-            .map(&mut memcache, &request(Ipa(page), MEMORY + page))
-            .unwrap();
-        let in_one_walk = [far, high].map(|r| mapper.map(&mut memcache, &r));
-
-        for [far, high] in [alone, in_one_walk] {
-            assert!(matches!(far, Err(MapError::OutOfRange { .. })), "{far:?}");
-            assert!(matches!(high, Err(MapError::TooHigh { .. })), "{high:?}");
-        }
-    }
-    assert_eq!(table.look_up(&ops, Ipa(0x5000)).0, Descriptor::EMPTY);
 }
 
 #[test]

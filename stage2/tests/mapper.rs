@@ -7,9 +7,10 @@ mod support;
 use granule_stage2::{
     Access, Ipa, MapError, MapRequest, NoMaintenance, PhysAddr,
     descriptor::{Attributes, Descriptor, MemoryType},
+    epoch::EpochReclaim,
     geometry::{Geometry, Granule, Level},
 };
-use support::{MEMORY, fixture};
+use support::{BLOCK, MEMORY, PAGE, cpu, fixture};
 
 #[test]
 fn a_block_is_mapped_in_the_right_one_of_concatenated_root_tables() {
@@ -157,4 +158,51 @@ fn every_granule_and_ipa_width_is_walked_alike() {
         assert_eq!(table.look_up(&ops, Ipa(at)).1, highest);
         assert_eq!(table.look_up(&ops, Ipa(one)).1, Level::PAGE);
     }
+}
+
+#[test]
+fn a_replaced_table_is_not_freed_during_a_mappers_walk() {
+    let (pool, table, mut memcache) = fixture(Granule::K4, 39, 32);
+    let reclaim = EpochReclaim::new(1);
+    let ops = cpu(&pool, &reclaim, 0);
+    let request = |ipa, size| MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE);
+
+    let mut mapper = table.mapper_shared(&ops);
+    mapper.map(&mut memcache, &request(0, PAGE)).unwrap();
+    // The same CPU maps a block there in a walk of its own.
+    let block = table.map_shared(&ops, &mut memcache, &request(0, BLOCK));
+    let early = reclaim.take();
+    mapper.map(&mut memcache, &request(PAGE, PAGE)).unwrap();
+    drop(mapper);
+
+    assert_eq!((block, early), (Ok(()), None));
+    assert!(reclaim.take().is_some());
+}
+
+#[test]
+fn addresses_beyond_48_bits_are_refused() {
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
+    let ops = NoMaintenance(&pool);
+    let request = |ipa, phys| MapRequest::new(ipa, phys, 4096, Attributes::READ_WRITE);
+    table
+        .map(&ops, &mut memcache, &request(Ipa(0), MEMORY))
+        .unwrap();
+
+    for (page, bit) in (48..64).map(|bit| (bit * 4096, 1 << bit)) {
+        let far = request(Ipa(0x5000 | bit), MEMORY);
+        let high = request(Ipa(0x5000), PhysAddr(MEMORY.0 | bit));
+        let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
+        let mut mapper = table.mapper(&ops);
+        // The mapper remembers the table that the refused addresses would truncate to.
+        mapper
+            .map(&mut memcache, &request(Ipa(page), MEMORY + page))
+            .unwrap();
+        let in_one_walk = [far, high].map(|r| mapper.map(&mut memcache, &r));
+
+        for [far, high] in [alone, in_one_walk] {
+            assert!(matches!(far, Err(MapError::OutOfRange { .. })), "{far:?}");
+            assert!(matches!(high, Err(MapError::TooHigh { .. })), "{high:?}");
+        }
+    }
+    assert_eq!(table.look_up(&ops, Ipa(0x5000)).0, Descriptor::EMPTY);
 }

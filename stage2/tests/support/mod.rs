@@ -7,6 +7,7 @@
 pub mod recording_checker;
 pub mod script;
 pub mod test_vm;
+pub mod vcpu;
 pub mod yielding;
 
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
