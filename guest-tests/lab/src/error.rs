@@ -1,73 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why the lab could not carry a run out.
+//! The error of a run of the lab.
 
-use std::{io, path::PathBuf};
+use std::{error::Error, io, path::PathBuf};
 
-use thiserror::Error;
-
-use super::{build::BuildError, series::SeriesError, sources::SourceError, step::StepError};
 use granule_report::{CompareError, input::InputError};
 
-/// Why the lab could not carry a run out.
-#[derive(Debug, Error)]
+use crate::{command::CommandError, kernel::KernelError};
+
+/// Error returned when a run of the lab cannot be completed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LabError {
-    /// A test is asked for that there is not.
-    #[error(transparent)]
-    UnknownTest(#[from] super::upstream::UnknownTest),
-    /// A program of ours is not built.
-    #[error(
-        "{what} is missing at {path}: run scripts/lab, which builds it, or name it with {option}"
-    )]
+    /// A program of this workspace is not built.
+    #[error("{program} is missing at {path}: run scripts/lab, which builds it, or set {option}")]
     NotBuilt {
-        /// What it is.
-        what: &'static str,
-        /// Where it should be.
+        /// The program.
+        program: &'static str,
+        /// The expected path.
         path: PathBuf,
-        /// The option that names it.
+        /// The option that sets the path.
         option: &'static str,
     },
-    /// Another run is preparing kernels in the same cache.
-    #[error("cannot lock the cache {path}")]
-    Lock {
-        /// The cache.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-    /// The options leave no kernel.
-    #[error("no kernel is called {wanted}; there are: {known}")]
-    NoKernel {
-        /// What `--only` asked for.
-        wanted: String,
-        /// What there is.
-        known: String,
-    },
-    /// There is no source.
+    /// A source, a series or a kernel is not available.
     #[error(transparent)]
-    Source(#[from] SourceError),
-    /// There is no such series.
-    #[error(transparent)]
-    Series(#[from] SeriesError),
-    /// A kernel was not built.
-    #[error(transparent)]
-    Build(#[from] BuildError),
+    Kernel(#[from] KernelError),
     /// A command or a file operation failed.
     #[error(transparent)]
-    Step(#[from] StepError),
-    /// Results cannot be read back.
+    Command(#[from] CommandError),
+    /// Results cannot be read.
     #[error(transparent)]
     Input(#[from] InputError),
     /// Results cannot be compared.
     #[error(transparent)]
     Compare(#[from] CompareError),
-    /// A record cannot be written.
+    /// A record cannot be serialized.
     #[error("cannot write a record")]
     Record(#[from] serde_json::Error),
-    /// Nothing can be printed.
+    /// Standard output cannot be written.
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
-    /// No job gave a result.
-    #[error("no job gave a result; see the errors above and the logs in {0}")]
-    Nothing(PathBuf),
+    /// No job returned a result.
+    #[error("no job returned a result; see the errors above and the logs in {0}")]
+    NoResults(PathBuf),
+}
+
+/// Formats an error with its causes, one a line.
+pub fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!("\n  because: {error}"));
+        cause = error.source();
+    }
+    text
 }

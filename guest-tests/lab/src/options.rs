@@ -1,113 +1,113 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a run of the lab is asked to do, as the command line gives it.
+//! Options of a run, as the command line sets them.
 
 use std::{path::PathBuf, time::Duration};
 
 use granule_types::{backing::Backing, units::Bytes};
 
-/// Where the tree under test comes from, what is run on it, and where results go.
+/// Options of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Which kernels.
+    /// Kernels under test.
     pub kernels: Kernels,
-    /// Which jobs on each.
+    /// Jobs on each kernel.
     pub matrix: Matrix,
-    /// Where things are.
-    pub places: Places,
-    /// Print what would be done as shell and do nothing.
+    /// Paths.
+    pub paths: Paths,
+    /// Print the run as shell and execute nothing.
     pub dry_run: bool,
-    /// How many emulators at a time.
+    /// Number of emulators at a time.
     pub parallel: usize,
-    /// The real time after which an emulator is ended.
+    /// Real time after which an emulator is terminated.
     pub deadline: Duration,
-    /// From how many percent on a slower phase is a regression.
+    /// Smallest slowdown of a phase, in percent, that is a regression.
     pub min_effect_percent: f64,
-    /// Whether a regression is a failure; a single short run a side is no ground to judge on.
+    /// Whether a regression fails the run; one short run a side is too little to judge.
     pub judge: bool,
 }
 
-/// Which kernels are built or taken.
+/// Kernels under test.
 #[derive(Debug, Clone)]
 pub struct Kernels {
-    /// The Linux version to start from: `5.10`.
+    /// Linux version of the base: `5.10`.
     pub base: String,
-    /// A tree, a tarball or a Debian package to take instead of Debian's own package.
+    /// Tree, tarball or Debian package that replaces Debian's own source package.
     pub source: Option<PathBuf>,
-    /// The Debian suite that has the package; found by version where not given.
+    /// Debian suite of the source package; by version if absent.
     pub suite: Option<String>,
-    /// The series to apply, in order.
+    /// Series to apply, in order.
     pub series: Vec<String>,
-    /// Only the first so many patches of the last series.
+    /// Number of patches of the last series; all if absent.
     pub patches: Option<usize>,
-    /// A kernel for every patch.
+    /// Build a kernel for every patch.
     pub each_patch: bool,
-    /// Kernel images to run as they are, the first one being the base.
+    /// Kernel images to run instead, the base first.
     pub images: Vec<PathBuf>,
-    /// More configuration fragments.
+    /// Additional configuration fragments.
     pub fragments: Vec<PathBuf>,
-    /// Build with every checker on and take any complaint for a failure.
+    /// Build with all debug checkers; any splat is a failure.
     pub debug: bool,
-    /// Only kernels of these names.
+    /// Names of the kernels to run; all if empty.
     pub only: Vec<String>,
 }
 
-/// What runs in the emulated host.
+/// Program under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Test {
     /// `granule bench`.
-    Ours,
-    /// The kernel tree's `kvm_page_table_test`.
-    Upstream,
-    /// The kernel tree's KVM selftests, for their verdict.
+    Bench,
+    /// The kernel's `kvm_page_table_test`.
+    KernelPageTableTest,
+    /// The kernel's KVM selftests, for their result only.
     Selftests,
-    /// `granule run` with a Linux guest: the same kernel, and this program as its init.
+    /// `granule run` with a Linux guest.
     Guest,
 }
 
-/// The jobs that each kernel runs.
+/// Jobs on each kernel.
 #[derive(Debug, Clone)]
 pub struct Matrix {
-    /// What runs.
+    /// Program under test.
     pub test: Test,
     /// Backings of the region under test.
     pub backings: Vec<Backing>,
     /// Numbers of vCPUs.
     pub vcpus: Vec<u32>,
-    /// The region's size; by backing where not given.
+    /// Size of the region; by backing if absent.
     pub memory: Option<Bytes>,
-    /// The guest mode.
+    /// Guest mode.
     pub mode: String,
     /// Offset of the region in guest memory.
     pub offset: Option<Bytes>,
-    /// How many repeats within one boot.
+    /// Iterations in one boot.
     pub iterations: u32,
-    /// How many boots with another interleaving each.
+    /// Number of boots, each with another schedule.
     pub seeds: u64,
-    /// Selftests to run, with their arguments; all of the lab's list where there are none.
+    /// Selftests to run, with their arguments; the whole list if empty.
     pub selftests: Vec<String>,
-    /// More arguments for `granule bench`.
+    /// Additional arguments of `granule bench` or `granule run`.
     pub extra: Vec<String>,
-    /// A folder with a distribution's `vmlinuz`, `initrd.img` and `root.img`, as `scripts/guest`
-    /// makes them, for guests to boot from.
+    /// Directory with the `vmlinuz`, `initrd.img` and `root.img` of a distribution, as
+    /// `scripts/guest` writes them.
     pub distribution: Option<PathBuf>,
-    /// QEMU's name of the CPU model.
+    /// CPU model, as QEMU names it.
     pub cpu: String,
-    /// How many emulated CPUs; as many as vCPUs where not given.
+    /// Number of emulated CPUs; one for each vCPU if absent.
     pub cpus: Option<u32>,
-    /// The emulated host's memory; what the job needs where not given.
+    /// Memory of the emulated host; by job if absent.
     pub host_memory: Option<Bytes>,
 }
 
-/// Where things are.
+/// Paths of a run.
 #[derive(Debug, Clone)]
-pub struct Places {
-    /// The repository: `stage2/linux` lies in it.
+pub struct Paths {
+    /// The repository, which contains `stage2/linux`.
     pub root: PathBuf,
     /// The static arm64 `granule`.
     pub init: PathBuf,
     /// The counting plugin.
     pub plugin: PathBuf,
-    /// Sources, objects and kernels between runs.
+    /// Sources, objects and kernels that outlast a run.
     pub cache: PathBuf,
     /// The run directory.
     pub out: PathBuf,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the lab is doing, on standard error: a moving line on a terminal, plain lines elsewhere.
+//! Progress on standard error: a bar on a terminal, plain lines elsewhere.
 
 use std::{
     io::{self, IsTerminal},
@@ -8,14 +8,14 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Tells how far the lab is.
+/// Reports the progress of a run.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// On a terminal or not; silent in a dry run, whose output is for pasting.
+    /// Returns a reporter that is silent in a dry run, whose output is for pasting.
     pub fn new(dry: bool) -> Self {
         let bar = if dry {
             Some(ProgressBar::hidden())
@@ -29,7 +29,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// A new stage of work begins.
+    /// Reports that a stage begins.
     pub fn stage(&self, text: impl Into<String>) {
         let text = text.into();
         match &self.bar {
@@ -38,7 +38,7 @@ impl Progress {
         }
     }
 
-    /// Jobs begin, this many.
+    /// Reports that `count` jobs begin.
     pub fn jobs(&self, count: usize) {
         let Some(bar) = &self.bar else { return };
         bar.set_length(count as u64);
@@ -49,7 +49,7 @@ impl Progress {
         }
     }
 
-    /// A job ended, in so many seconds of real time.
+    /// Reports that a job ended after `seconds` of real time.
     pub fn job_done(&self, name: &str, seconds: f64) {
         match &self.bar {
             Some(bar) => {
@@ -60,7 +60,7 @@ impl Progress {
         }
     }
 
-    /// Something the user must see.
+    /// Prints a message that stays on the screen.
     pub fn note(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("lab: {text}")),
@@ -68,7 +68,7 @@ impl Progress {
         }
     }
 
-    /// All is done.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! External commands that are run or, in a dry run, printed as shell.
+//!
+//! [`Command`] keeps program, arguments, environment and redirection as data, because a dry run
+//! prints exactly what a run executes; the command crates (`duct`, `xshell`) cannot print theirs as
+//! shell. The output of a command goes to a log, whose last lines are part of the error.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt,
+    fs::{self, File},
+    io,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{self, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use thiserror::Error;
+
+use crate::process::wait_or_terminate;
+
+/// Number of log lines in an error.
+const TAIL_LINES: usize = 20;
+
+/// Error of a command or a file operation.
+#[derive(Debug, Error)]
+pub enum CommandError {
+    #[error("cannot run '{0}': it is not installed; run scripts/setup")]
+    Missing(String),
+    #[error("cannot run '{program}'")]
+    Start {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{task} failed ({status}); log: {log}\n{tail}")]
+    Failed {
+        task: String,
+        status: String,
+        log: PathBuf,
+        tail: String,
+    },
+    #[error("{task} exceeded its deadline of {seconds} s of real time; log: {log}\n{tail}")]
+    Deadline {
+        task: String,
+        seconds: u64,
+        log: PathBuf,
+        tail: String,
+    },
+    #[error("cannot {operation} {path}")]
+    File {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl CommandError {
+    /// Returns the error of a file operation.
+    pub fn file(operation: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::File {
+            operation,
+            path: path.into(),
+            source,
+        }
+    }
+}
+
+/// One external command.
+#[derive(Debug, Clone)]
+pub struct Command {
+    task: String,
+    program: OsString,
+    args: Vec<OsString>,
+    envs: Vec<(OsString, OsString)>,
+    directory: Option<PathBuf>,
+    log: Option<PathBuf>,
+    deadline: Option<Duration>,
+}
+
+impl Command {
+    /// Returns a command; errors name it by `task` ("building the kernel").
+    pub fn new(task: impl Into<String>, program: impl Into<OsString>) -> Self {
+        Self {
+            task: task.into(),
+            program: program.into(),
+            args: Vec::new(),
+            envs: Vec::new(),
+            directory: None,
+            log: None,
+            deadline: None,
+        }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<T: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = T>) -> Self {
+        self.args
+            .extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets an environment variable.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.envs
+            .push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets the working directory.
+    #[must_use]
+    pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    /// Appends standard output and standard error to `log`.
+    #[must_use]
+    pub fn log(mut self, log: impl Into<PathBuf>) -> Self {
+        self.log = Some(log.into());
+        self
+    }
+
+    /// Terminates the program after this much real time.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Runs the command, in a dry run too, and returns its standard output: for queries without
+    /// effect.
+    pub fn query(&self) -> Result<String, CommandError> {
+        let output = self.prepared().output().map_err(|e| self.start_error(e))?;
+        if !output.status.success() {
+            let tail = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(self.failure(output.status, tail));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs the command.
+    pub fn run(&self) -> Result<(), CommandError> {
+        let mut command = self.prepared();
+        if let Some(log) = &self.log {
+            let open = || {
+                let file = File::options().create(true).append(true).open(log)?;
+                Ok((file.try_clone()?, file))
+            };
+            let (out, err) = open().map_err(|e| CommandError::file("write", log, e))?;
+            command.stdout(out).stderr(err);
+        } else {
+            command.stdout(Stdio::null());
+        }
+        let mut child = command.spawn().map_err(|e| self.start_error(e))?;
+        let status = match self.deadline {
+            None => child.wait().map(Some),
+            Some(deadline) => wait_or_terminate(&mut child, deadline),
+        };
+        let tail = self.log.as_deref().map(tail).unwrap_or_default();
+        match status.map_err(|e| self.start_error(e))? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(self.failure(status, tail)),
+            None => Err(CommandError::Deadline {
+                task: self.task.clone(),
+                seconds: self.deadline.unwrap_or_default().as_secs(),
+                log: self.log_name(),
+                tail,
+            }),
+        }
+    }
+
+    fn prepared(&self) -> process::Command {
+        let mut command = process::Command::new(&self.program);
+        command.args(&self.args).stdin(Stdio::null());
+        command.envs(self.envs.iter().map(|(name, value)| (name, value)));
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        command
+    }
+
+    fn log_name(&self) -> PathBuf {
+        self.log.clone().unwrap_or_else(|| PathBuf::from("-"))
+    }
+
+    fn start_error(&self, source: io::Error) -> CommandError {
+        let program = self.program.to_string_lossy().into_owned();
+        match source.kind() {
+            io::ErrorKind::NotFound => CommandError::Missing(program),
+            _ => CommandError::Start { program, source },
+        }
+    }
+
+    fn failure(&self, status: ExitStatus, tail: String) -> CommandError {
+        CommandError::Failed {
+            task: self.task.clone(),
+            status: match (status.code(), status.signal()) {
+                (Some(code), _) => format!("exit code {code}"),
+                (None, Some(signal)) => format!("signal {signal}"),
+                (None, None) => "no exit code".to_owned(),
+            },
+            log: self.log_name(),
+            tail,
+        }
+    }
+}
+
+/// As shell: `(cd DIRECTORY && NAME=value program arguments >>log 2>&1)`.
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(directory) = &self.directory {
+            write!(f, "(cd {} && ", quote(directory))?;
+        }
+        for (name, value) in &self.envs {
+            write!(f, "{}={} ", name.to_string_lossy(), quote(value))?;
+        }
+        if let Some(deadline) = self.deadline {
+            write!(f, "timeout {} ", deadline.as_secs())?;
+        }
+        write!(f, "{}", quote(&self.program))?;
+        for arg in &self.args {
+            write!(f, " {}", quote(arg))?;
+        }
+        if let Some(log) = &self.log {
+            write!(f, " >>{} 2>&1", quote(log))?;
+        }
+        f.write_str(if self.directory.is_some() { ")" } else { "" })
+    }
+}
+
+/// Returns the last lines of a log, indented.
+pub fn tail(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).replace('\r', "");
+    last_lines(&text.lines().collect::<Vec<_>>())
+}
+
+/// Returns the last of these lines, indented.
+pub fn last_lines(lines: &[&str]) -> String {
+    indented(&lines[lines.len().saturating_sub(TAIL_LINES)..])
+}
+
+/// Returns the lines as they are shown below an error.
+pub fn indented(lines: &[&str]) -> String {
+    lines.iter().map(|line| format!("    | {line}\n")).collect()
+}
+
+/// Quotes a word for the shell.
+pub fn quote(word: impl AsRef<OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
+    match shlex::try_quote(&word) {
+        Ok(quoted) => quoted.into_owned(),
+        Err(_) => format!("{word:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_prints_as_shell_that_can_be_pasted() {
+        let command = Command::new("x", "make")
+            .env("A", "b c")
+            .args(["-C", "it's"])
+            .directory("/tmp/d")
+            .log("/tmp/log");
+
+        assert_eq!(
+            command.to_string(),
+            r#"(cd /tmp/d && A='b c' make -C "it's" >>/tmp/log 2>&1)"#
+        );
+    }
+
+    #[test]
+    fn the_error_of_a_failed_command_has_the_end_of_its_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = Command::new("counting", "sh")
+            .args(["-c", "seq 100; exit 3"])
+            .log(directory.path().join("log"))
+            .run();
+
+        let error = error.unwrap_err().to_string();
+
+        assert!(error.contains("counting failed (exit code 3)"), "{error}");
+        assert!(error.contains("| 81\n") && error.contains("| 100\n"));
+        assert!(!error.contains("| 80\n"));
+    }
+
+    #[test]
+    fn the_error_of_a_missing_program_names_it_and_the_remedy() {
+        let error = Command::new("x", "no-such-program").run().unwrap_err();
+        let error = error.to_string();
+
+        assert!(error.contains("no-such-program") && error.contains("scripts/setup"));
+    }
+
+    #[test]
+    fn a_command_is_terminated_at_its_deadline() {
+        let command = Command::new("sleeping", "sleep")
+            .arg("60")
+            .deadline(Duration::from_millis(50));
+
+        assert!(matches!(
+            command.run().unwrap_err(),
+            CommandError::Deadline { .. }
+        ));
+    }
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The emulated arm64 host: the command line of QEMU's `virt` machine with EL2.
+//!
+//! * `-icount shift=0,sleep=off`: virtual time advances by one nanosecond an instruction, all CPUs
+//!   run in turn in one thread, and idle time takes no real time. Equal inputs give equal runs.
+//! * `dtb-randomness=off` and `-rtc clock=vm` remove entropy and clock of the machine; `nokaslr
+//!   norandmaps` remove the kernel's randomness, and functions have fixed addresses.
+//! * A CPU's turn ends at a timer. `skew_tick=1` spreads the ticks of the CPUs, so that a turn is a
+//!   fraction of a tick and parallel work is interleaved.
+//! * Every other CPU is offline. QEMU before 8.1 assigns an empty turn to the CPU after one that used
+//!   up its turn. If that CPU holds a lock that the others poll, as faulting vCPUs do during an
+//!   invalidation, or has to answer an IPI that another spins for, the machine hangs. An offline CPU
+//!   can take the empty turns.
+//! * `oops=panic panic=-1` with `-no-reboot`: an oops ends the emulator.
+
+use std::{
+    ffi::OsString,
+    fmt::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use granule_types::units::Bytes;
+
+use crate::command::{Command, CommandError};
+
+const PROGRAM: &str = "qemu-system-aarch64";
+
+/// The emulated hardware.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hardware {
+    /// CPU model, as QEMU names it.
+    pub cpu: String,
+    /// Number of online CPUs; as many more are offline.
+    pub cpus: u32,
+    pub memory: Bytes,
+}
+
+/// One boot.
+#[derive(Debug, Clone)]
+pub struct Boot {
+    pub hardware: Hardware,
+    pub image: PathBuf,
+    pub initramfs: PathBuf,
+    /// Additional kernel parameters.
+    pub append: String,
+    /// Log of the serial console.
+    pub console: PathBuf,
+    /// Log of the emulator's own messages.
+    pub log: PathBuf,
+    pub plugin: Plugin,
+    /// Real time after which the emulator is terminated.
+    pub deadline: Duration,
+}
+
+/// Options of the counting plugin.
+#[derive(Debug, Clone)]
+pub struct Plugin {
+    pub library: PathBuf,
+    /// Output file.
+    pub out: PathBuf,
+    /// Name and virtual address of the functions whose calls are counted.
+    pub functions: Vec<(String, u64)>,
+    /// Count all instructions, which slows the emulation.
+    pub instructions: bool,
+}
+
+impl Hardware {
+    /// Describes the options that affect results, for the records.
+    pub fn describe(&self) -> String {
+        let Self { cpu, memory, .. } = self;
+        let cpus = self.all_cpus();
+        format!(
+            "-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0, \
+             skew_tick=1, every other CPU off"
+        )
+    }
+
+    fn all_cpus(&self) -> u32 {
+        self.cpus.saturating_mul(2)
+    }
+}
+
+impl Boot {
+    /// Returns the command that boots.
+    pub fn command(&self) -> Command {
+        let Hardware { cpu, memory, .. } = &self.hardware;
+        Command::new("the emulated host", PROGRAM)
+            .args([
+                "-M",
+                "virt,virtualization=on,gic-version=3,dtb-randomness=off",
+            ])
+            .args(["-cpu", cpu])
+            .args(["-smp", &self.hardware.all_cpus().to_string()])
+            .args(["-m", &(memory.0 >> 20).to_string()])
+            .args(["-icount", "shift=0,sleep=off"])
+            .args(["-rtc", "clock=vm,base=2000-01-01"])
+            .args(["-nic", "none", "-display", "none", "-monitor", "none"])
+            .arg("-no-reboot")
+            .arg("-chardev")
+            .arg(with_path("file,id=console,path=", &self.console))
+            .args(["-serial", "chardev:console"])
+            .arg("-plugin")
+            .arg(self.plugin.argument())
+            .arg("-kernel")
+            .arg(&self.image)
+            .arg("-initrd")
+            .arg(&self.initramfs)
+            .args(["-append", &self.kernel_command_line()])
+            .log(&self.log)
+            .deadline(self.deadline)
+    }
+
+    fn kernel_command_line(&self) -> String {
+        let fixed = "console=ttyAMA0 nokaslr norandmaps skew_tick=1 oops=panic panic=-1";
+        match self.append.as_str() {
+            "" => fixed.to_owned(),
+            append => format!("{fixed} {append}"),
+        }
+    }
+}
+
+impl Plugin {
+    fn argument(&self) -> OsString {
+        let mut argument = with_path("file=", &self.library);
+        argument.push(",");
+        argument.push(with_path("out=", &self.out));
+        let mut rest = String::new();
+        if self.instructions {
+            rest += ",instructions=on";
+        }
+        for (name, address) in &self.functions {
+            // Writing to a String cannot fail.
+            let _ = write!(rest, ",at={name}:{address:x}");
+        }
+        argument.push(rest);
+        argument
+    }
+}
+
+/// Returns an option with a path; QEMU requires commas in a value to be doubled.
+fn with_path(option: &str, path: &Path) -> OsString {
+    let path = path.to_string_lossy().replace(',', ",,");
+    OsString::from(format!("{option}{path}"))
+}
+
+/// Returns the emulator's version.
+pub fn version() -> Result<String, CommandError> {
+    let text = Command::new("querying QEMU's version", PROGRAM)
+        .arg("--version")
+        .query()?;
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_in_paths_are_doubled() {
+        let plugin = Plugin {
+            library: PathBuf::from("/a,b/x.so"),
+            out: PathBuf::from("/c"),
+            functions: vec![("guest_aborts".to_owned(), 0xffff_8000_1002_e4d0)],
+            instructions: true,
+        };
+
+        assert_eq!(
+            plugin.argument(),
+            "file=/a,,b/x.so,out=/c,instructions=on,at=guest_aborts:ffff80001002e4d0"
+        );
+    }
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! PID 1 of a guest that `granule run` boots in the emulated host.
+//!
+//! It prints [`INIT`], touches memory as a booting system does, prints [`WORKS`] with the number of
+//! vCPUs and the memory size, and powers off. The lab matches both lines on the console.
+
+use std::{fs, path::Path};
+
+use rustix::{
+    mount::{MountFlags, mount},
+    process::{Pid, getpid},
+    system::{RebootCommand, reboot},
+};
+
+/// Marker file in the initramfs of a guest.
+pub const MARKER: &str = "/guest";
+/// Line printed when PID 1 starts.
+pub const INIT: &str = "granule-guest: init";
+/// Start of the line printed after all checks passed.
+pub const WORKS: &str = "granule-guest: works";
+
+/// Bytes written and read back, if the guest has four times as much.
+const TOUCHED: usize = 16 << 20;
+
+/// Returns whether this process is PID 1 of a guest.
+pub fn is_wanted() -> bool {
+    getpid() == Pid::INIT && Path::new(MARKER).exists()
+}
+
+/// Checks the guest and powers it off; returns only if that fails.
+pub fn run() {
+    println!("{INIT}");
+    match check() {
+        Ok(summary) => println!("{WORKS}, {summary}"),
+        Err(error) => println!("granule-guest: {error}"),
+    }
+    if let Err(error) = rustix::termios::tcdrain(std::io::stdout()) {
+        println!("granule-guest: tcdrain: {error}");
+    }
+    if let Err(error) = reboot(RebootCommand::PowerOff) {
+        println!("granule-guest: cannot power off: {error}");
+    }
+}
+
+fn check() -> std::io::Result<String> {
+    mount("proc", "/proc", "proc", MountFlags::empty(), None)?;
+    let cpus = std::thread::available_parallelism()?;
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let kib: usize = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"))
+        .and_then(|number| number.trim().parse().ok())
+        .unwrap_or(0);
+    // Every vCPU touches a part, so that all of them fault.
+    let part = TOUCHED.min((kib << 10) / 4) / cpus.get();
+    let threads: Vec<_> = (0..cpus.get())
+        .map(|cpu| std::thread::spawn(move || touch_memory(cpu, part)))
+        .collect();
+    let wrong = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap_or(usize::MAX))
+        .fold(0usize, usize::saturating_add);
+    if wrong > 0 {
+        return Err(std::io::Error::other(format!(
+            "{wrong} words of memory differ from those written"
+        )));
+    }
+    Ok(format!("vcpus {cpus}, memory {} MiB", kib >> 10))
+}
+
+/// Writes and reads back every word; returns the number of wrong ones.
+fn touch_memory(seed: usize, bytes: usize) -> usize {
+    let value = |index: usize| (index ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let words: Vec<usize> = (0..bytes / size_of::<usize>()).map(value).collect();
+    let words = std::hint::black_box(words);
+    let wrong = |(index, word): &(usize, &usize)| **word != value(*index);
+    words.iter().enumerate().filter(wrong).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_holds_the_written_words() {
+        assert_eq!(touch_memory(3, 1 << 16), 0);
+    }
+
+    #[test]
+    fn a_test_process_is_not_a_guest() {
+        assert!(!is_wanted());
+    }
+}

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! PID 1 of the emulated host.
+//!
+//! The program `granule` is also `/init` of the initramfs. As PID 1 it mounts file systems, reserves
+//! the huge pages of the job, runs the test with a deadline, sends the results as frames on the
+//! console, and powers off. During the test it sleeps, and the output of the test goes to a file in
+//! memory, so that no instruction of PID 1 is part of a phase.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use granule_types::{host::FACTS_VARIABLE, mark, record::Host, units::Nanoseconds};
+use rustix::{
+    mount::{MountFlags, mount},
+    process::{Pid, getpid},
+    system::{RebootCommand, reboot},
+    thread::{CpuSet, sched_setaffinity},
+};
+use thiserror::Error;
+
+use crate::{
+    host::{
+        expect,
+        job::{
+            ENDING_FRAME, Ending, FACTS_PATH, HOST_FRAME, JOB_PATH, Job, RESULTS_FRAME,
+            RESULTS_PATH, STDERR_FRAME, STDOUT_FRAME, Walk,
+        },
+        serial_framing,
+    },
+    process::wait_for_exit,
+};
+
+const STDOUT_PATH: &str = "/tmp/stdout";
+const STDERR_PATH: &str = "/tmp/stderr";
+
+/// Error of PID 1.
+#[derive(Debug, Error)]
+#[error("{operation}")]
+struct InitError {
+    operation: String,
+    #[source]
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+trait Context<T> {
+    fn context(self, operation: impl FnOnce() -> String) -> Result<T, InitError>;
+}
+
+impl<T, E: Into<Box<dyn std::error::Error + Send + Sync>>> Context<T> for Result<T, E> {
+    fn context(self, operation: impl FnOnce() -> String) -> Result<T, InitError> {
+        self.map_err(|error| InitError {
+            operation: operation(),
+            source: error.into(),
+        })
+    }
+}
+
+/// Returns whether this process is PID 1 of the emulated host: process 1, and a job exists.
+pub fn is_wanted() -> bool {
+    getpid() == Pid::INIT && Path::new(JOB_PATH).exists()
+}
+
+/// Runs the job and powers the machine off; returns only if that fails.
+pub fn run() {
+    let ending = mount_all()
+        .and_then(|()| run_job())
+        .unwrap_or_else(|error| {
+            let mut text = error.to_string();
+            let mut cause = std::error::Error::source(&error);
+            while let Some(error) = cause {
+                text.push_str(&format!(": {error}"));
+                cause = error.source();
+            }
+            Ending::Init { error: text }
+        });
+    if let Err(error) = send(&ending) {
+        eprintln!("granule: cannot send the results: {error}");
+    }
+    if let Err(error) = reboot(RebootCommand::PowerOff) {
+        eprintln!("granule: cannot power off: {error}");
+    }
+}
+
+fn mount_all() -> Result<(), InitError> {
+    for (kind, target, needed) in [
+        ("proc", "/proc", true),
+        ("sysfs", "/sys", true),
+        ("devtmpfs", "/dev", true),
+        ("tmpfs", "/tmp", true),
+        ("tmpfs", "/dev/shm", true),
+        ("hugetlbfs", "/dev/hugepages", false),
+        ("debugfs", "/sys/kernel/debug", false),
+        ("tracefs", "/sys/kernel/tracing", false),
+    ] {
+        if !target.starts_with("/sys/") {
+            fs::create_dir_all(target).context(|| format!("cannot create {target}"))?;
+        }
+        let mounted = mount(kind, target, kind, MountFlags::empty(), None);
+        if needed {
+            mounted.context(|| format!("cannot mount {kind} on {target}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn run_job() -> Result<Ending, InitError> {
+    let text = fs::read_to_string(JOB_PATH).context(|| format!("cannot read {JOB_PATH}"))?;
+    let job: Job = serde_json::from_str(&text).context(|| format!("{JOB_PATH} is not a job"))?;
+    if let Some(short) = reserve_pools(&job)? {
+        return Ok(short);
+    }
+    for (path, value) in &job.settings {
+        fs::write(path, value).context(|| format!("cannot write {value} to {path}"))?;
+    }
+    let online = set_every_other_cpu_offline()?;
+    if job.seed != 0 {
+        walk(job.seed, &online)?;
+    }
+    run_test(&job)
+}
+
+/// Sets the CPUs with odd numbers offline and returns the others (see [`crate::host::emulator`]).
+fn set_every_other_cpu_offline() -> Result<Vec<usize>, InitError> {
+    let cpus =
+        std::thread::available_parallelism().context(|| "cannot count the CPUs".to_owned())?;
+    for cpu in (1..cpus.get()).step_by(2) {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+        fs::write(&path, "0").context(|| format!("cannot write 0 to {path}"))?;
+    }
+    Ok((0..cpus.get()).step_by(2).collect())
+}
+
+/// Restricts this process and its future children to these CPUs.
+fn restrict_to(cpus: &[usize]) -> Result<(), InitError> {
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu);
+    }
+    sched_setaffinity(None, &set)
+        .context(|| format!("cannot set the affinity to the CPUs {cpus:?}"))
+}
+
+/// Walks over the CPUs; see [`Walk`].
+fn walk(seed: u64, cpus: &[usize]) -> Result<(), InitError> {
+    for (cpu, turns) in Walk::new(seed, cpus) {
+        restrict_to(&[cpu])?;
+        for _ in 0..turns {
+            std::hint::spin_loop();
+        }
+    }
+    restrict_to(cpus)
+}
+
+/// Reserves huge pages; `Some` if the host has too few. A pool that was reserved at boot (gigantic
+/// pages) is left unchanged.
+fn reserve_pools(job: &Job) -> Result<Option<Ending>, InitError> {
+    for (&page, &wanted) in &job.pools {
+        let path = format!(
+            "/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
+            page >> 10
+        );
+        let count = || -> Result<u64, InitError> {
+            let text = fs::read_to_string(&path).context(|| format!("cannot read {path}"))?;
+            text.trim()
+                .parse()
+                .context(|| format!("{path} is not a number"))
+        };
+        if count()? < wanted {
+            // Fails for pages that can only be reserved at boot; the count is checked below.
+            let _ = fs::write(&path, wanted.to_string());
+        }
+        let got = count()?;
+        if got < wanted {
+            return Ok(Some(Ending::ShortPool { page, wanted, got }));
+        }
+    }
+    Ok(None)
+}
+
+fn run_test(job: &Job) -> Result<Ending, InitError> {
+    let [program, arguments @ ..] = job.argv.as_slice() else {
+        return Err(io::Error::other("argv is empty"))
+            .context(|| "the job has no program".to_owned());
+    };
+    let output = |path: &str| File::create(path).context(|| format!("cannot create {path}"));
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env(FACTS_VARIABLE, FACTS_PATH)
+        .stdin(Stdio::null())
+        .stderr(output(STDERR_PATH)?);
+    let log = output(STDOUT_PATH)?;
+    let log = if job.expect.is_empty() {
+        command.stdout(log);
+        None
+    } else {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Some(log)
+    };
+    if job.foreign {
+        mark::foreign();
+    }
+    let start = Instant::now();
+    let mut child = command
+        .spawn()
+        .context(|| format!("cannot run {program}; is it in the initramfs?"))?;
+    let script = log.zip(child.stdout.take()).zip(child.stdin.take());
+    let script = script.map(|((log, output), input)| {
+        let exchanges = job.expect.clone();
+        thread::spawn(move || expect::run_script(&exchanges, output, log, input))
+    });
+    let in_time = wait_for_exit(&child, Duration::from_secs(job.deadline_seconds));
+    let elapsed = start.elapsed();
+    if job.foreign {
+        mark::outside();
+    }
+    if !in_time.context(|| format!("cannot wait for {program}"))? {
+        child.kill().context(|| format!("cannot kill {program}"))?;
+    }
+    if let Some(Err(error)) = script.and_then(|script| script.join().ok()) {
+        return Err(error).context(|| format!("cannot read the output of {program}"));
+    }
+    ending(&mut child, elapsed, job).context(|| format!("cannot wait for {program}"))
+}
+
+fn ending(child: &mut Child, elapsed: Duration, job: &Job) -> io::Result<Ending> {
+    let status = child.wait()?;
+    let seconds = job.deadline_seconds;
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => Ending::Exited {
+            code,
+            ns: Nanoseconds(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)),
+        },
+        (None, Some(9)) if elapsed.as_secs() >= seconds => Ending::Deadline { seconds },
+        (None, signal) => Ending::Killed {
+            signal: signal.unwrap_or(0),
+        },
+    })
+}
+
+/// Sends all results. The console log level is lowered meanwhile and restored afterwards, so that a
+/// late splat still reaches the console.
+fn send(ending: &Ending) -> io::Result<()> {
+    const LEVELS: &str = "/proc/sys/kernel/printk";
+    let levels = fs::read_to_string(LEVELS).unwrap_or_default();
+    // If this fails, the checksums detect messages inside a frame.
+    let _ = fs::write(LEVELS, "1");
+    let mut console = io::stdout().lock();
+    for (name, path) in [
+        (STDOUT_FRAME, STDOUT_PATH),
+        (STDERR_FRAME, STDERR_PATH),
+        (RESULTS_FRAME, RESULTS_PATH),
+    ] {
+        if let Ok(payload) = fs::read(path) {
+            serial_framing::send(&mut console, name, &payload)?;
+        }
+    }
+    match Host::with_facts(Path::new(FACTS_PATH)) {
+        Ok(host) => serial_framing::send(&mut console, HOST_FRAME, &serde_json::to_vec(&host)?)?,
+        Err(error) => eprintln!("granule: {error}"),
+    }
+    serial_framing::send(&mut console, ENDING_FRAME, &serde_json::to_vec(ending)?)?;
+    rustix::termios::tcdrain(&console)?;
+    let _ = fs::write(LEVELS, levels);
+    Ok(())
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Reads the counts of the plugin and assigns them to phases.
+//!
+//! The plugin writes a line for each segment between two marks, in the order of execution, and an
+//! end line when the emulator exits normally. Records have the same order, so marked segments and
+//! records correspond one to one. Anything else is an error: counts would belong to the wrong phase.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use granule_types::{mark, phase::Phase, record::Record};
+
+/// Counts between two marks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Index in the order of execution.
+    pub seq: u64,
+    /// The mark that started the segment.
+    pub mark: u8,
+    /// Sums over all CPUs, by name.
+    pub counts: BTreeMap<String, u64>,
+    /// Counts of each CPU, unless zero.
+    #[serde(default)]
+    pub per_cpu: BTreeMap<u32, BTreeMap<String, u64>>,
+}
+
+/// The end line.
+#[derive(Deserialize)]
+struct End {
+    #[expect(
+        dead_code,
+        reason = "its presence distinguishes this line from a segment"
+    )]
+    end: bool,
+    segments: u64,
+}
+
+/// Error returned when counts cannot be used.
+#[derive(Debug, Error)]
+pub enum CountError {
+    #[error(
+        "the counting plugin wrote no {path}: does this QEMU load plugins? See the emulator's log"
+    )]
+    Missing {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("line {line} of the counting plugin is malformed; run again")]
+    Line {
+        line: usize,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("the counts have {0} segments and no end line: QEMU was killed")]
+    Truncated(usize),
+    #[error("the counts have {found} segments instead of {expected}: the file is damaged")]
+    Lost { found: usize, expected: u64 },
+    #[error(
+        "the counts do not match the results: marks are [{marks}], results are [{results}]; was \
+         the test killed?"
+    )]
+    Mismatch { marks: String, results: String },
+}
+
+/// Reads the output of the plugin.
+pub fn read_segments(text: &str) -> Result<Vec<Segment>, CountError> {
+    let mut segments = Vec::new();
+    let mut expected = None;
+    for (index, line) in text.lines().enumerate() {
+        let malformed = |source| CountError::Line {
+            line: index + 1,
+            source,
+        };
+        if let Ok(end) = serde_json::from_str::<End>(line) {
+            expected = Some(end.segments);
+            continue;
+        }
+        match serde_json::from_str(line) {
+            Ok(segment) => segments.push(segment),
+            // The last line of an emulator that was killed may be incomplete.
+            Err(_) if !text.ends_with('\n') && index + 1 == text.lines().count() => {}
+            Err(source) => return Err(malformed(source)),
+        }
+    }
+    match expected {
+        None => Err(CountError::Truncated(segments.len())),
+        Some(expected) if expected != segments.len() as u64 => Err(CountError::Lost {
+            found: segments.len(),
+            expected,
+        }),
+        Some(_) => Ok(segments),
+    }
+}
+
+/// Returns the phase that a mark starts.
+fn phase_of(mark: u8) -> Option<Phase> {
+    Phase::IN_ORDER
+        .into_iter()
+        .find(|phase| mark::immediate(*phase) == mark)
+}
+
+/// Copies the counts of each marked segment into the record of the same phase.
+pub fn merge(segments: &[Segment], records: &mut [Record]) -> Result<(), CountError> {
+    let marked: Vec<(Phase, &Segment)> = segments
+        .iter()
+        .filter_map(|segment| Some((phase_of(segment.mark)?, segment)))
+        .collect();
+    let same = marked.len() == records.len()
+        && marked
+            .iter()
+            .zip(&*records)
+            .all(|((phase, _), record)| *phase == record.phase);
+    if !same {
+        let list = |phases: &mut dyn Iterator<Item = Phase>| {
+            phases.map(Phase::name).collect::<Vec<_>>().join(" ")
+        };
+        return Err(CountError::Mismatch {
+            marks: list(&mut marked.iter().map(|(phase, _)| *phase)),
+            results: list(&mut records.iter().map(|record| record.phase)),
+        });
+    }
+    for ((_, segment), record) in marked.into_iter().zip(records) {
+        record.counters.clone_from(&segment.counts);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WHOLE: &str = concat!(
+        r#"{"seq":0,"mark":96,"counts":{"IC IALLU":1},"per_cpu":{"0":{"IC IALLU":1}}}"#,
+        "\n",
+        r#"{"seq":1,"mark":97,"counts":{"DC CIVAC":7},"per_cpu":{"3":{"DC CIVAC":7}}}"#,
+        "\n",
+        r#"{"seq":2,"mark":96,"counts":{},"per_cpu":{}}"#,
+        "\n",
+        r#"{"end":true,"segments":3}"#,
+        "\n",
+    );
+
+    fn record(phase: Phase) -> Record {
+        let config = r#"{"mode":"","backing":"anonymous","memory":1,"vcpus":1,"seed":0,
+                         "iteration":0}"#;
+        serde_json::from_str(&format!(
+            r#"{{"schema":"","config":{config},"phase":"{phase}","ns":1}}"#
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn counts_are_assigned_to_the_marked_phase() {
+        let segments = read_segments(WHOLE).unwrap();
+        let mut records = [record(Phase::Create)];
+
+        merge(&segments, &mut records).unwrap();
+
+        assert_eq!(records[0].counters["DC CIVAC"], 7);
+        assert_eq!(records[0].counters.len(), 1);
+    }
+
+    #[test]
+    fn a_truncated_file_is_an_error() {
+        for cut in 0..WHOLE.len() - 2 {
+            assert!(read_segments(&WHOLE[..cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_lost_segment_is_an_error() {
+        let lost: String = WHOLE.lines().skip(1).map(|l| format!("{l}\n")).collect();
+
+        assert!(matches!(
+            read_segments(&lost),
+            Err(CountError::Lost {
+                found: 2,
+                expected: 3
+            })
+        ));
+    }
+
+    #[test]
+    fn phases_that_do_not_match_are_an_error() {
+        let segments = read_segments(WHOLE).unwrap();
+        for mut records in [
+            vec![],
+            vec![record(Phase::Update)],
+            vec![record(Phase::Create), record(Phase::Update)],
+        ] {
+            assert!(matches!(
+                merge(&segments, &mut records),
+                Err(CountError::Mismatch { .. })
+            ));
+        }
+    }
+}

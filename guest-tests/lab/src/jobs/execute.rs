@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Executes one job on one kernel: packs the initramfs, boots, and collects results and counts.
+//!
+//! All files stay in the job's directory, also after an error:
+//!
+//! | file | contents |
+//! |---|---|
+//! | `command` | command line of the emulator, as shell |
+//! | `job.json`, `facts.json` | input of PID 1 |
+//! | `console.log` | console |
+//! | `emulator.log` | QEMU's own messages |
+//! | `counts.jsonl` | segments of the plugin |
+//! | `stdout`, `stderr`, `raw.jsonl` | output and results of the test |
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use granule_types::record::Series;
+use serde::Serialize;
+
+use crate::{
+    command::{CommandError, tail},
+    host::{
+        emulator::{Boot, Plugin},
+        job::{ENDING_FRAME, RESULTS_FRAME, STDERR_FRAME, STDOUT_FRAME},
+        serial_framing,
+    },
+    jobs::{
+        counts::{CountError, read_segments},
+        outcome::{JobError, Outcome},
+        pack::Contents,
+        planned_job::PlannedJob,
+        splat,
+    },
+    kernel::Kernel,
+    shell::Shell,
+};
+
+/// Executes jobs; the properties that all jobs of a run share.
+#[derive(Debug, Clone)]
+pub struct Executor {
+    /// The static arm64 `granule`.
+    pub init: PathBuf,
+    /// The counting plugin.
+    pub plugin: PathBuf,
+    /// Version of the emulator.
+    pub emulator: String,
+    /// Real time after which an emulator is terminated.
+    pub deadline: Duration,
+    /// Whether any splat is a failure.
+    pub strict: bool,
+}
+
+/// Facts that PID 1 cannot determine itself; see [`granule_types::record::Host`].
+#[derive(Debug, Serialize)]
+struct Facts<'a> {
+    series: Option<&'a [Series]>,
+    image_sha256: &'a str,
+    emulator: String,
+    cpu: &'a str,
+}
+
+impl Executor {
+    /// Executes a job; `None` in a dry run.
+    pub fn run(
+        &self,
+        shell: Shell,
+        kernel: &Kernel,
+        job: &PlannedJob,
+        directory: &Path,
+    ) -> Result<Option<Outcome>, JobError> {
+        shell.create_dir(directory)?;
+        let boot = self.boot(kernel, job, directory);
+        let command = boot.command();
+        let facts = Facts {
+            series: kernel.series.as_deref(),
+            image_sha256: &kernel.image_sha256,
+            emulator: format!("{} {}", self.emulator, job.hardware.describe()),
+            cpu: &job.hardware.cpu,
+        };
+        let serialize = |e: serde_json::Error| CommandError::file("write", directory, e.into());
+        let job_text = serde_json::to_string(&job.job).map_err(serialize)?;
+        let facts_text = serde_json::to_string(&facts).map_err(serialize)?;
+        let contents = Contents {
+            init: &self.init,
+            kernel,
+            job,
+            job_text: &job_text,
+            facts_text: &facts_text,
+        };
+        if shell.is_dry() {
+            contents.print(shell, directory, &boot.initramfs)?;
+            shell.run(&command)?;
+            return Ok(None);
+        }
+        shell.write(&directory.join("job.json"), &job_text)?;
+        shell.write(&directory.join("facts.json"), &facts_text)?;
+        contents.pack(&boot.initramfs)?;
+        shell.write(&directory.join("command"), format!("{command}\n"))?;
+        let ended = shell.run(&command);
+        // It is large, and its inputs are still available.
+        let _ = fs::remove_file(&boot.initramfs);
+        self.collect(&boot, directory, ended).map(Some)
+    }
+
+    fn boot(&self, kernel: &Kernel, job: &PlannedJob, directory: &Path) -> Boot {
+        Boot {
+            hardware: job.hardware.clone(),
+            image: kernel.image.clone(),
+            initramfs: directory.join("initramfs.cpio"),
+            append: job.append.clone(),
+            console: directory.join("console.log"),
+            log: directory.join("emulator.log"),
+            plugin: Plugin {
+                library: self.plugin.clone(),
+                out: directory.join("counts.jsonl"),
+                functions: kernel.functions.clone(),
+                instructions: job.guest.is_some(),
+            },
+            deadline: self.deadline,
+        }
+    }
+
+    /// Collects the outcome of a boot.
+    fn collect(
+        &self,
+        boot: &Boot,
+        directory: &Path,
+        ended: Result<(), CommandError>,
+    ) -> Result<Outcome, JobError> {
+        let console = &boot.console;
+        let bytes = fs::read(console).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        if let Some(splat) = splat::oops(&text) {
+            let console = console.clone();
+            return Err(JobError::Oops { console, splat });
+        }
+        if self.strict
+            && let Some(splat) = splat::any(&text)
+        {
+            let console = console.clone();
+            return Err(JobError::Splat { console, splat });
+        }
+        match ended {
+            // The reason is on the console, not in the emulator's log.
+            Err(CommandError::Deadline { task, seconds, .. }) => {
+                return Err(JobError::Command(CommandError::Deadline {
+                    task,
+                    seconds,
+                    log: console.clone(),
+                    tail: tail(console),
+                }));
+            }
+            other => other?,
+        }
+        let frames = serial_framing::receive(&bytes).map_err(|source| JobError::Frame {
+            console: console.clone(),
+            source,
+        })?;
+        for (frame, file) in [
+            (STDOUT_FRAME, "stdout"),
+            (STDERR_FRAME, "stderr"),
+            (RESULTS_FRAME, "raw.jsonl"),
+        ] {
+            if let Some(payload) = frames.get(frame) {
+                let path = directory.join(file);
+                fs::write(&path, payload).map_err(|e| CommandError::file("write", path, e))?;
+            }
+        }
+        let Some(ending) = frames.get(ENDING_FRAME) else {
+            return Err(JobError::NoEnding {
+                console: console.clone(),
+                tail: tail(console),
+            });
+        };
+        let ending = serde_json::from_slice(ending).map_err(JobError::Ending)?;
+        let counts = &boot.plugin.out;
+        let counts = fs::read_to_string(counts).map_err(|source| CountError::Missing {
+            path: counts.clone(),
+            source,
+        })?;
+        Ok(Outcome::new(ending, frames, read_segments(&counts)?))
+    }
+}

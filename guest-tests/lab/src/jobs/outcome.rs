@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The outcome of one job: the ending of its test, its output, results and counts.
+
+use std::path::PathBuf;
+
+use granule_report::{
+    input::{LogError, page_table_log},
+    results::{ReadError, read_records},
+};
+use granule_types::{
+    phase::Phase,
+    record::{Host, Record},
+    units::{Bytes, Nanoseconds},
+};
+use thiserror::Error;
+
+use crate::{
+    command::{CommandError, last_lines},
+    host::{
+        job::{Ending, HOST_FRAME, RESULTS_FRAME, STDERR_FRAME, STDOUT_FRAME},
+        serial_framing::{FrameError, Frames},
+    },
+    jobs::{
+        counts::{self, CountError, Segment},
+        planned_job::PlannedJob,
+    },
+};
+
+/// Error returned when a job has no results.
+#[derive(Debug, Error)]
+pub enum JobError {
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error("the host kernel crashed; console: {console}\n{splat}")]
+    Oops { console: PathBuf, splat: String },
+    /// A checker of the debug kernel printed a splat.
+    #[error("the host kernel printed a splat; console: {console}\n{splat}")]
+    Splat { console: PathBuf, splat: String },
+    #[error("the host ended without a report of PID 1; console: {console}\n{tail}")]
+    NoEnding { console: PathBuf, tail: String },
+    #[error("console: {console}")]
+    Frame {
+        console: PathBuf,
+        #[source]
+        source: FrameError,
+    },
+    #[error("the emulated host's `granule` has another version: run scripts/lab to build it")]
+    Ending(#[source] serde_json::Error),
+    /// The test failed; with its last output.
+    #[error("the test {0}\n{1}")]
+    Test(String, String),
+    #[error("the results of the test are invalid")]
+    Results(#[from] ReadError),
+    #[error("the log of the kernel's test is invalid")]
+    Log(#[from] LogError),
+    #[error(transparent)]
+    Counts(#[from] CountError),
+}
+
+/// Outcome of a job whose boot completed.
+#[derive(Debug)]
+pub struct Outcome {
+    pub ending: Ending,
+    /// Standard output of the test.
+    pub stdout: String,
+    /// Counts between marks.
+    pub segments: Vec<Segment>,
+    frames: Frames,
+}
+
+impl Outcome {
+    /// Returns the outcome with these frames and counts.
+    pub fn new(ending: Ending, frames: Frames, segments: Vec<Segment>) -> Self {
+        Self {
+            ending,
+            stdout: text(&frames, STDOUT_FRAME),
+            segments,
+            frames,
+        }
+    }
+
+    /// Returns the raw results of the test.
+    pub fn results(&self) -> &[u8] {
+        self.frames
+            .get(RESULTS_FRAME)
+            .map_or(&[][..], Vec::as_slice)
+    }
+
+    /// Returns the records of the test, with the counts of each phase.
+    pub fn records(&self, job: &PlannedJob) -> Result<Vec<Record>, JobError> {
+        let ns = self.success()?;
+        if !job.job.foreign {
+            let mut records = read_records(&String::from_utf8_lossy(self.results()))?;
+            counts::merge(&self.segments, &mut records)?;
+            return Ok(records);
+        }
+        // The kernel's test does not describe its host; PID 1 does.
+        let host: Host = match self.frames.get(HOST_FRAME) {
+            Some(host) => serde_json::from_slice(host).map_err(JobError::Ending)?,
+            None => Host::default(),
+        };
+        let runs = page_table_log::read(&self.stdout)?;
+        let mut records: Vec<Record> = (0..)
+            .zip(&runs)
+            .flat_map(|(iteration, run)| run.records(&host, job.job.seed, iteration))
+            .collect();
+        if let Some(first) = records.first() {
+            let mut whole = [Record {
+                phase: Phase::Whole,
+                ns,
+                ..first.clone()
+            }];
+            counts::merge(&self.segments, &mut whole)?;
+            records.extend(whole);
+        }
+        Ok(records)
+    }
+
+    /// Returns the duration of the test if it succeeded.
+    pub fn success(&self) -> Result<Nanoseconds, JobError> {
+        match &self.ending {
+            Ending::Exited { code: 0, ns } => Ok(*ns),
+            other => Err(self.failure(describe(other))),
+        }
+    }
+
+    /// Returns the error of a test that failed for this reason.
+    pub fn failure(&self, reason: String) -> JobError {
+        let stderr = text(&self.frames, STDERR_FRAME);
+        let lines: Vec<&str> = self.stdout.lines().chain(stderr.lines()).collect();
+        JobError::Test(reason, last_lines(&lines))
+    }
+}
+
+fn text(frames: &Frames, name: &str) -> String {
+    String::from_utf8_lossy(frames.get(name).map_or(&[][..], Vec::as_slice)).into_owned()
+}
+
+/// Describes an ending, as the predicate of "the test".
+pub fn describe(ending: &Ending) -> String {
+    match ending {
+        Ending::Exited { code, .. } => format!("exited with code {code}"),
+        Ending::Killed { signal } => format!("was killed by signal {signal}"),
+        Ending::Deadline { seconds } => {
+            format!("exceeded its deadline of {seconds} s virtual time")
+        }
+        Ending::ShortPool { page, wanted, got } => format!(
+            "requires {wanted} huge pages of {}, the emulated host has {got}: increase --memory",
+            Bytes(*page)
+        ),
+        Ending::Init { error } => format!("could not be started: {error}"),
+    }
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Kernel builds: out of tree, cached, and reproducible.
+//!
+//! ```text
+//! CACHE/objects/KEY/   objects of the base
+//! CACHE/kernels/KEY/   Image, System.map, config, build.log; complete if it exists
+//! ```
+//!
+//! A key is the hash of the inputs: source, patches, configuration fragments, compiler. A patched
+//! kernel starts from a copy of the base's objects, so that only what the patches touch is compiled.
+//! The sources are newer than the copied objects exactly where a patch changed them, because
+//! [`worktree`] reverts patches with the original times.
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::{
+    command::{Command, CommandError},
+    digest::sha256,
+    kernel::{
+        config_fragment::{Mismatch, mismatches},
+        image::Kernel,
+        series::Patch,
+        sources::Tree,
+        stacks::Stack,
+        worktree,
+    },
+    shell::{self, Shell, partial},
+};
+
+/// Prefix of the cross compiler; Debian names the native compiler with it too.
+const CROSS_COMPILE: &str = "aarch64-linux-gnu-";
+
+/// Error returned when a kernel cannot be built.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    #[error("the kernel '{kernel}' was not built")]
+    Command {
+        kernel: String,
+        #[source]
+        source: CommandError,
+    },
+    #[error(
+        "the configuration of this source lacks {0}, which the lab requires: see \
+         stage2/linux/config/lab.config and the dependencies of these symbols"
+    )]
+    Config(String),
+}
+
+/// Builds kernels from one source.
+#[derive(Debug)]
+pub struct Builder<'a> {
+    shell: Shell,
+    cache: &'a Path,
+    tree: &'a Tree,
+    fragments: Vec<PathBuf>,
+    fragment_texts: Vec<String>,
+    compiler: String,
+}
+
+impl<'a> Builder<'a> {
+    /// Returns a builder for a tree and configuration fragments; later fragments override.
+    pub fn new(
+        shell: Shell,
+        cache: &'a Path,
+        tree: &'a Tree,
+        fragments: Vec<PathBuf>,
+    ) -> Result<Self, CommandError> {
+        let fragment_texts = fragments
+            .iter()
+            .map(|path| Ok(String::from_utf8_lossy(&shell::read(path)?).into_owned()))
+            .collect::<Result<_, CommandError>>()?;
+        let version = Command::new("querying the compiler", format!("{CROSS_COMPILE}gcc"))
+            .arg("--version")
+            .query();
+        let compiler = match version {
+            Err(_) if shell.is_dry() => String::new(),
+            version => version?.lines().next().unwrap_or_default().to_owned(),
+        };
+        Ok(Self {
+            shell,
+            cache,
+            tree,
+            fragments,
+            fragment_texts,
+            compiler,
+        })
+    }
+
+    fn key(&self, patches: &[Patch]) -> String {
+        let mut inputs = format!("{}\n{}\n", self.tree.id, self.compiler).into_bytes();
+        for fragment in &self.fragment_texts {
+            inputs.extend(sha256(fragment.as_bytes()).bytes());
+        }
+        for patch in patches {
+            inputs.extend(sha256(&patch.content).bytes());
+        }
+        sha256(&inputs)[..16].to_owned()
+    }
+
+    /// Returns whether the kernel of a stack is in the cache.
+    pub fn is_built(&self, stack: &Stack) -> bool {
+        self.kernel_dir(&stack.patches).join("Image").is_file()
+    }
+
+    fn kernel_dir(&self, patches: &[Patch]) -> PathBuf {
+        self.cache.join("kernels").join(self.key(patches))
+    }
+
+    /// Builds the kernel of a stack, unless it is in the cache. Returns it with the symbols whose
+    /// value differs from the fragments.
+    pub fn kernel(&self, stack: &Stack) -> Result<(Kernel, Vec<Mismatch>), BuildError> {
+        let failed = |source| BuildError::Command {
+            kernel: stack.name.clone(),
+            source,
+        };
+        let directory = self.kernel_dir(&stack.patches);
+        let image = directory.join("Image");
+        if !self.is_built(stack) {
+            self.build(&stack.patches).map_err(failed)?;
+        }
+        let series = Some(stack.series.clone());
+        if self.shell.is_dry() && !image.is_file() {
+            let planned = Kernel::planned(stack.name.clone(), image, series);
+            return Ok((planned, Vec::new()));
+        }
+        let config = shell::read(&directory.join("config")).map_err(failed)?;
+        let config = String::from_utf8_lossy(&config);
+        let mismatches = mismatches(self.fragment_texts.iter().map(String::as_str), &config);
+        let required: Vec<&str> = mismatches
+            .iter()
+            .filter(|mismatch| mismatch.required)
+            .map(|mismatch| mismatch.symbol.as_str())
+            .collect();
+        if !required.is_empty() {
+            return Err(BuildError::Config(required.join(", ")));
+        }
+        let kernel = Kernel::open(stack.name.clone(), &image, series).map_err(failed)?;
+        Ok((kernel, mismatches))
+    }
+
+    fn build(&self, patches: &[Patch]) -> Result<(), CommandError> {
+        let shell = self.shell;
+        let base = self.cache.join("objects").join(self.key(&[]));
+        let base_done = self.kernel_dir(&[]).join("Image").is_file();
+        if patches.is_empty() || !base_done || !base.join("vmlinux").is_file() {
+            worktree::switch_to(shell, self.tree, &[])?;
+            self.compile(&base)?;
+            self.publish(&base, &[])?;
+        }
+        if patches.is_empty() {
+            return Ok(());
+        }
+        let objects = self.cache.join("objects").join("patched");
+        shell.remove_dir(&objects)?;
+        let copy = Command::new("copying the objects of the base", "cp")
+            .args(["-a", "-T"])
+            .args([&base, &objects]);
+        shell.run(&copy)?;
+        worktree::switch_to(shell, self.tree, patches)?;
+        let compiled = self.compile(&objects);
+        worktree::restore(shell, self.tree)?;
+        compiled?;
+        self.publish(&objects, patches)?;
+        shell.remove_dir(&objects)
+    }
+
+    /// Configures, if necessary, and compiles.
+    fn compile(&self, objects: &Path) -> Result<(), CommandError> {
+        let shell = self.shell;
+        let log = objects.join("build.log");
+        let make = |task: &str, arguments: &[&str]| {
+            make(task, &self.tree.path)
+                .arg(format!("O={}", objects.display()))
+                .log(&log)
+                .args(arguments)
+        };
+        shell.create_dir(objects)?;
+        // Written last, so that an interrupted configuration is repeated.
+        let configured = objects.join("configured");
+        if !configured.is_file() {
+            shell.run(&make("configuring", &["allnoconfig"]))?;
+            let merge = Command::new("merging the configuration", "sh")
+                .arg(self.tree.path.join("scripts/kconfig/merge_config.sh"))
+                .args(["-m", "-O"])
+                .arg(objects)
+                .arg(objects.join(".config"))
+                .args(&self.fragments)
+                .directory(objects)
+                .log(&log);
+            shell.run(&merge)?;
+            shell.run(&make("configuring", &["olddefconfig"]))?;
+            shell.write(&configured, "")?;
+        }
+        shell.run(&make("compiling", &[&format!("-j{}", jobs()), "Image"]))
+    }
+
+    /// Copies the results of a build into the cache, atomically.
+    fn publish(&self, objects: &Path, patches: &[Patch]) -> Result<(), CommandError> {
+        let shell = self.shell;
+        let directory = self.kernel_dir(patches);
+        let partial = partial(&directory);
+        shell.remove_dir(&partial)?;
+        shell.create_dir(&partial)?;
+        for (from, to) in [
+            ("arch/arm64/boot/Image", "Image"),
+            ("System.map", "System.map"),
+            (".config", "config"),
+            ("build.log", "build.log"),
+        ] {
+            shell.copy(&objects.join(from), &partial.join(to))?;
+        }
+        shell.remove_dir(&directory)?;
+        shell.rename(&partial, &directory)
+    }
+}
+
+/// Returns `make` in a kernel tree for arm64, with fixed values for everything that varies between
+/// machines and ends up in the image.
+pub fn make(task: &str, tree: &Path) -> Command {
+    Command::new(task, "make")
+        .env("KBUILD_BUILD_TIMESTAMP", "2000-01-01")
+        .env("KBUILD_BUILD_USER", "granule")
+        .env("KBUILD_BUILD_HOST", "lab")
+        .env("KBUILD_BUILD_VERSION", "1")
+        .env("LOCALVERSION", "")
+        .args(["-s", "-C"])
+        .arg(tree)
+        .arg("ARCH=arm64")
+        .arg(format!("CROSS_COMPILE={CROSS_COMPILE}"))
+}
+
+/// Returns the number of compilers at a time: one for each CPU.
+pub fn jobs() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! From a Linux version and a series to kernels that are ready to boot, all in the cache.
+//!
+//! ```text
+//! apt ─ sources ─┐
+//! series ────────┼─ worktree ─┐
+//! config_fragment ────────────┴─ build ─ image
+//! sources ─ selftests ─ selftest_build
+//! ```
+
+pub mod apt;
+pub mod build;
+pub mod config_fragment;
+pub mod counted_functions;
+pub mod image;
+pub mod prepare;
+pub mod selftest_build;
+pub mod selftests;
+pub mod series;
+pub mod sources;
+pub mod stacks;
+pub mod worktree;
+
+pub use image::Kernel;
+pub use prepare::KernelError;

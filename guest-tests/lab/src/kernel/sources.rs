@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The kernel source: Debian's `linux-source-VERSION`, or the one of `--source`, unpacked once.
+//!
+//! ```text
+//! CACHE/apt/SUITE/         a private package configuration for that suite
+//! CACHE/packages/*.deb     downloaded packages
+//! CACHE/sources/ID/tree/   the unpacked tree; ID is the package and its version, or a hash
+//! ```
+//!
+//! A package in the cache is not downloaded again.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    io,
+    path::{Path, PathBuf},
+    time::UNIX_EPOCH,
+};
+
+use thiserror::Error;
+
+use crate::{
+    command::{Command, CommandError},
+    digest::sha256,
+    kernel::apt::{Apt, AptError},
+    options::Kernels,
+    shell::{self, Shell},
+};
+
+/// Error returned when the source is not available.
+#[derive(Debug, Error)]
+pub enum SourceError {
+    #[error(transparent)]
+    Apt(#[from] AptError),
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error(
+        "cannot download {package} from suite {suite}: set another suite with --suite, or the \
+         source with --source TREE, TARBALL or PACKAGE.deb"
+    )]
+    Package {
+        package: String,
+        suite: String,
+        #[source]
+        source: Box<CommandError>,
+    },
+    #[error("{0} is not a Linux source: it has no Makefile and arch/arm64")]
+    NotLinux(PathBuf),
+}
+
+/// A kernel tree in the cache, whose files may be patched.
+#[derive(Debug, Clone)]
+pub struct Tree {
+    /// Package and version, or a hash.
+    pub id: String,
+    /// The directory of the tree in the cache.
+    pub directory: PathBuf,
+    /// The tree.
+    pub path: PathBuf,
+}
+
+/// Debian suites of versions that are not the machine's own.
+const SUITES: [(&str, &str); 3] = [
+    ("5.10", "bullseye"),
+    ("6.12", "trixie"),
+    ("7.3", "trixie-backports"),
+];
+
+/// Downloads and unpacks the source, unless it is in the cache.
+pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, SourceError> {
+    let (id, origin) = match &kernels.source {
+        Some(given) => (identify(given)?, given.clone()),
+        None => {
+            let package = package(shell, cache, kernels)?;
+            let stem = package.file_stem().unwrap_or_default();
+            (stem.to_string_lossy().into_owned(), package)
+        }
+    };
+    let directory = cache.join("sources").join(&id);
+    let path = directory.join("tree");
+    let tree = Tree {
+        id,
+        directory,
+        path,
+    };
+    if !tree.path.is_dir() {
+        unpack(shell, &tree, &origin)?;
+    }
+    let is_linux = ["Makefile", "arch/arm64"]
+        .iter()
+        .all(|name| tree.path.join(name).exists());
+    if !shell.is_dry() && !is_linux {
+        let _ = fs::remove_dir_all(&tree.directory);
+        return Err(SourceError::NotLinux(origin));
+    }
+    Ok(tree)
+}
+
+/// Returns the newest package of the version in the cache, or downloads it.
+fn package(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, SourceError> {
+    let name = format!("linux-source-{}", kernels.base);
+    let packages = cache.join("packages");
+    if let Some(package) = newest(&packages, &name) {
+        return Ok(package);
+    }
+    let apt = Apt::default();
+    let suite = match &kernels.suite {
+        Some(suite) => suite.clone(),
+        None => match SUITES.iter().find(|(version, _)| *version == kernels.base) {
+            Some((_, suite)) => (*suite).to_owned(),
+            None => apt.codename()?,
+        },
+    };
+    let private = cache.join("apt").join(&suite);
+    let incoming = private.join("incoming");
+    for directory in [
+        "lists/partial",
+        "cache/archives/partial",
+        "parts",
+        "incoming",
+    ] {
+        shell.create_dir(&private.join(directory))?;
+    }
+    shell.create_dir(&packages)?;
+    shell.write(&private.join("sources.list"), apt.sources_list(&suite)?)?;
+    shell.write(&private.join("status"), "")?;
+    for (task, arguments) in [
+        ("reading the package lists", &["update"][..]),
+        ("downloading the kernel source", &["download", &name]),
+    ] {
+        let apt_get = apt_get(task, &private).args(arguments).directory(&incoming);
+        shell.run(&apt_get).map_err(|source| SourceError::Package {
+            package: name.clone(),
+            suite: suite.clone(),
+            source: Box::new(source),
+        })?;
+    }
+    if shell.is_dry() {
+        shell.print(format_args!(
+            "mv {}/*.deb {}/",
+            incoming.display(),
+            packages.display()
+        ));
+        return Ok(packages.join(format!("{name}_VERSION_all.deb")));
+    }
+    let downloaded = newest(&incoming, &name).ok_or_else(|| {
+        CommandError::file(
+            "find the package in",
+            &incoming,
+            io::ErrorKind::NotFound.into(),
+        )
+    })?;
+    let kept = packages.join(downloaded.file_name().unwrap_or_default());
+    shell.rename(&downloaded, &kept)?;
+    Ok(kept)
+}
+
+/// Returns `apt-get` with the private package configuration.
+fn apt_get(task: &str, private: &Path) -> Command {
+    let option = |name: &str, file: &str| format!("{name}={}", private.join(file).display());
+    Command::new(task, "apt-get")
+        .arg("-q")
+        .args(["-o", &option("Dir::Etc::sourcelist", "sources.list")])
+        .args(["-o", &option("Dir::Etc::sourceparts", "parts")])
+        .args(["-o", &option("Dir::State", ".")])
+        .args(["-o", &option("Dir::State::lists", "lists")])
+        .args(["-o", &option("Dir::State::status", "status")])
+        .args(["-o", &option("Dir::Cache", "cache")])
+        .args(["-o", "Acquire::Languages=none", "-o", "Acquire::Retries=3"])
+        .log(private.join("log"))
+}
+
+/// Returns the package of that name that was downloaded last.
+fn newest(directory: &Path, name: &str) -> Option<PathBuf> {
+    let prefix = format!("{name}_");
+    fs::read_dir(directory)
+        .ok()?
+        .flatten()
+        .filter(|entry| {
+            let file = entry.file_name();
+            let file = file.to_string_lossy();
+            file.starts_with(&prefix) && file.ends_with(".deb")
+        })
+        .max_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok())
+        .map(|entry| entry.path())
+}
+
+/// Names the source of `--source`: a file by its content, a tree by the names, sizes and times of
+/// its files.
+fn identify(given: &Path) -> Result<String, CommandError> {
+    let name = given.file_name().unwrap_or_default().to_string_lossy();
+    if given.is_file() {
+        let sum = sha256(&shell::read(given)?);
+        return Ok(format!("{name}-{}", &sum[..16]));
+    }
+    let mut hasher = DefaultHasher::new();
+    fingerprint(given, &mut hasher).map_err(|e| CommandError::file("read", given, e))?;
+    Ok(format!("{name}-{:016x}", hasher.finish()))
+}
+
+fn fingerprint(directory: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
+    let mut entries: Vec<_> = fs::read_dir(directory)?.collect::<Result<_, _>>()?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        if entry.file_name() == ".git" {
+            continue;
+        }
+        let metadata = entry.metadata()?;
+        entry.file_name().hash(hasher);
+        if metadata.is_dir() {
+            fingerprint(&entry.path(), hasher)?;
+        } else {
+            metadata.len().hash(hasher);
+            let time = metadata.modified()?.duration_since(UNIX_EPOCH);
+            time.unwrap_or_default().hash(hasher);
+        }
+    }
+    Ok(())
+}
+
+/// Unpacks beside the final path and renames, so that a tree at the final path is complete.
+fn unpack(shell: Shell, tree: &Tree, origin: &Path) -> Result<(), CommandError> {
+    let partial = tree.directory.join("partial");
+    let log = tree.directory.join("unpack.log");
+    shell.remove_dir(&partial)?;
+    shell.create_dir(&partial)?;
+    let unpacked = partial.join("tree");
+    if origin.is_dir() {
+        let copy = Command::new("copying the source", "cp")
+            .arg("-a")
+            .args([origin, &unpacked])
+            .log(&log);
+        shell.run(&copy)?;
+    } else {
+        let mut tarball = origin.to_owned();
+        if origin.extension().is_some_and(|e| e == "deb") {
+            let extract = Command::new("opening the package", "dpkg-deb")
+                .arg("-x")
+                .args([origin, &partial.join("package")])
+                .log(&log);
+            shell.run(&extract)?;
+            tarball = inner_tarball(&partial.join("package/usr/src"));
+        }
+        shell.create_dir(&unpacked)?;
+        let unpack = Command::new("unpacking the source", "tar")
+            .args(["--strip-components=1", "-xf"])
+            .arg(&tarball)
+            .arg("-C")
+            .arg(&unpacked)
+            .log(&log);
+        shell.run(&unpack)?;
+    }
+    shell.rename(&unpacked, &tree.path)?;
+    shell.remove_dir(&partial)
+}
+
+/// Returns the tarball in Debian's source package.
+fn inner_tarball(directory: &Path) -> PathBuf {
+    fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.to_string_lossy().contains(".tar."))
+        .unwrap_or_else(|| directory.join("linux-source-*.tar.xz"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernels(source: PathBuf) -> Kernels {
+        Kernels {
+            base: "5.10".to_owned(),
+            source: Some(source),
+            suite: None,
+            series: Vec::new(),
+            patches: None,
+            each_patch: false,
+            images: Vec::new(),
+            fragments: Vec::new(),
+            debug: false,
+            only: Vec::new(),
+        }
+    }
+
+    fn small_tree(at: &Path) {
+        fs::create_dir_all(at.join("arch/arm64")).unwrap();
+        fs::write(at.join("Makefile"), "VERSION = 5\n").unwrap();
+    }
+
+    #[test]
+    fn a_given_tree_is_copied_and_recognized() {
+        let directory = tempfile::tempdir().unwrap();
+        let given = directory.path().join("linux");
+        small_tree(&given);
+        let cache = directory.path().join("cache");
+        let options = kernels(given.clone());
+
+        let first = tree(Shell::new(false), &cache, &options).unwrap();
+        let again = tree(Shell::new(false), &cache, &options).unwrap();
+        fs::write(given.join("Makefile"), "VERSION = 55\n").unwrap();
+        let changed = tree(Shell::new(false), &cache, &options).unwrap();
+
+        assert_eq!(first.id, again.id);
+        assert_ne!(first.id, changed.id);
+        assert!(first.path.join("Makefile").is_file());
+    }
+
+    #[test]
+    fn a_tarball_is_unpacked_without_its_top_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        small_tree(&directory.path().join("linux-5.10"));
+        let tarball = directory.path().join("linux.tar");
+        let pack = Command::new("packing", "tar")
+            .arg("-cf")
+            .arg(&tarball)
+            .args(["-C".as_ref(), directory.path(), "linux-5.10".as_ref()]);
+        pack.run().unwrap();
+
+        let cache = directory.path().join("cache");
+        let tree = tree(Shell::new(false), &cache, &kernels(tarball)).unwrap();
+
+        assert!(tree.path.join("arch/arm64").is_dir());
+    }
+
+    #[test]
+    fn a_source_that_is_not_linux_is_refused_and_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let given = directory.path().join("empty");
+        fs::create_dir(&given).unwrap();
+        let cache = directory.path().join("cache");
+
+        let error = tree(Shell::new(false), &cache, &kernels(given)).unwrap_err();
+
+        assert!(matches!(error, SourceError::NotLinux(_)));
+        assert_eq!(fs::read_dir(cache.join("sources")).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Figures of one guest boot.
+//!
+//! `granule run` writes its statistics to the results file and executes [marks](granule_types::mark).
+//! *Start* is the time from its own start to the guest's first instruction, *to init* from there to
+//! the guest's PID 1, *to login* to the login prompt. Faults and maintenance are those of the whole
+//! run; counts include host and guest.
+
+use std::collections::BTreeMap;
+
+use granule_types::{mark, units::Bytes};
+use serde::Deserialize;
+
+use crate::{
+    host::guest_init,
+    jobs::{
+        counts::Segment,
+        outcome::{JobError, Outcome},
+        planned_job::PlannedJob,
+    },
+};
+
+/// Statistics of `granule run --stats`, as far as the report uses them.
+#[derive(Debug, Deserialize)]
+pub struct Statistics {
+    ended: String,
+    #[serde(default)]
+    marks: Vec<(u8, u64)>,
+    phases: Vec<Phase>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Phase {
+    name: String,
+    ns: u64,
+    #[serde(default)]
+    faults: BTreeMap<String, u64>,
+    #[serde(default)]
+    resident: Vec<BTreeMap<u64, u64>>,
+    stage2_tables: Option<u64>,
+    overhead: Option<u64>,
+}
+
+/// Value that a guest writes to the boot timer when its login prompt is ready.
+const READY: u8 = 2;
+
+/// Figures of one boot; times are relative to the start of the VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BootFigures {
+    /// Instructions, if a mark ends them.
+    pub start_instructions: Option<u64>,
+    pub boot_instructions: Option<u64>,
+    pub boot_ns: u64,
+    pub ready_ns: Option<u64>,
+    pub faults: Option<u64>,
+    /// Faults on memory by kind and level, unless zero.
+    pub levels: BTreeMap<String, u64>,
+    /// `DC CIVAC` instructions.
+    pub lines: u64,
+    pub invalidations: u64,
+    pub tables: Option<u64>,
+    pub resident: u64,
+    pub overhead: Option<u64>,
+}
+
+impl BootFigures {
+    /// Headings of the figures.
+    pub const HEADINGS: [&str; 10] = [
+        "start M instr.",
+        "to init M instr.",
+        "to init ms",
+        "to login ms",
+        "memory faults",
+        "DC CIVAC",
+        "stage-2 TLBI",
+        "stage-2 tables",
+        "resident",
+        "beyond guest memory",
+    ];
+
+    /// Returns the figures of a successful boot.
+    pub fn of(job: &PlannedJob, outcome: &Outcome) -> Result<Self, JobError> {
+        outcome.success()?;
+        let failed = |reason: &str| outcome.failure(reason.to_owned());
+        if !outcome.stdout.contains(guest_init::WORKS) {
+            return Err(failed("has no report of the guest's PID 1"));
+        }
+        let mut argv = job.job.argv.iter().skip_while(|word| *word != "--vcpus");
+        let vcpus = format!("vcpus {},", argv.nth(1).map_or("", String::as_str));
+        if !outcome.stdout.contains(&vcpus) {
+            return Err(failed(&format!("has no guest with {vcpus}")));
+        }
+        let statistics: Statistics =
+            serde_json::from_slice(outcome.results()).map_err(JobError::Ending)?;
+        if statistics.ended != "off" {
+            return Err(failed("ended before the guest powered off"));
+        }
+        Self::from_statistics(&statistics, &outcome.segments)
+            .ok_or_else(|| failed("has no statistics of a boot"))
+    }
+
+    /// Returns the figures of statistics with a boot.
+    pub fn from_statistics(statistics: &Statistics, segments: &[Segment]) -> Option<Self> {
+        let phases = &statistics.phases;
+        let phase = |name: &str| phases.iter().find(|phase| phase.name == name);
+        let (start, boot, last) = (phase("start")?, phase("boot")?, phases.last()?);
+        // Each fault on memory has one access type and one level; MMIO has no access type.
+        let mut levels = BTreeMap::new();
+        let mut faults = None;
+        for (name, count) in phases.iter().flat_map(|phase| &phase.faults) {
+            if name.starts_with("by.") {
+                *faults.get_or_insert(0) += count;
+            } else if *count > 0 {
+                *levels.entry(name.clone()).or_default() += count;
+            }
+        }
+        let ready = statistics.marks.iter().find(|(mark, _)| *mark == READY);
+        let marks = [mark::FOREIGN, mark::GUEST, mark::GUEST_INIT];
+        let count = |selected: fn(&str) -> bool| {
+            segments
+                .iter()
+                .filter(|segment| marks.contains(&segment.mark))
+                .flat_map(|segment| &segment.counts)
+                .filter(|(name, _)| selected(name))
+                .map(|(_, count)| count)
+                .sum()
+        };
+        let instructions = |mark: u8, until: u8| {
+            let at = segments.iter().position(|segment| segment.mark == mark)?;
+            segments.get(at + 1).filter(|next| next.mark == until)?;
+            segments[at].counts.get("instructions").copied()
+        };
+        Some(Self {
+            start_instructions: instructions(mark::FOREIGN, mark::GUEST),
+            boot_instructions: instructions(mark::GUEST, mark::GUEST_INIT),
+            boot_ns: boot.ns,
+            ready_ns: ready.map(|(_, ns)| ns.saturating_sub(start.ns)),
+            faults,
+            lines: count(|name| name == "DC CIVAC"),
+            invalidations: count(is_stage2_tlbi),
+            tables: last.stage2_tables,
+            resident: last.resident.iter().flat_map(BTreeMap::values).sum(),
+            overhead: last.overhead,
+            levels,
+        })
+    }
+
+    /// Returns the figures as text, in the order of the headings.
+    pub fn cells(&self) -> [String; 10] {
+        let absent = || "–".to_owned();
+        let size = |bytes: Option<u64>| bytes.map_or_else(absent, |n| Bytes(n).to_string());
+        [
+            self.start_instructions.map_or_else(absent, millions),
+            self.boot_instructions.map_or_else(absent, millions),
+            millions(self.boot_ns),
+            self.ready_ns.map_or_else(absent, millions),
+            self.faults.map_or_else(absent, |n| n.to_string()),
+            self.lines.to_string(),
+            self.invalidations.to_string(),
+            size(self.tables),
+            Bytes(self.resident).to_string(),
+            size(self.overhead),
+        ]
+    }
+
+    /// Returns the first figures as numbers, in the order of the headings.
+    pub fn values(&self) -> [Option<u64>; 6] {
+        [
+            self.start_instructions,
+            self.boot_instructions,
+            Some(self.boot_ns),
+            self.ready_ns,
+            self.faults,
+            Some(self.lines),
+        ]
+    }
+}
+
+/// Formats instructions in millions, or nanoseconds in milliseconds.
+pub fn millions(count: u64) -> String {
+    format!("{}.{:03}", count / 1_000_000, count / 1_000 % 1_000)
+}
+
+/// Returns whether a TLBI invalidates stage-2 entries or a whole VMID.
+fn is_stage2_tlbi(name: &str) -> bool {
+    let operation = name.strip_prefix("TLBI ");
+    let stage2 = ["IPAS2", "RIPAS2", "VMALLS12"];
+    operation.is_some_and(|operation| stage2.iter().any(|kind| operation.starts_with(kind)))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::jobs::counts::read_segments;
+
+    #[test]
+    fn figures_without_statistics_are_shown_as_absent() {
+        let figures = BootFigures {
+            start_instructions: Some(1_234_567),
+            boot_instructions: None,
+            boot_ns: 512_000_999,
+            ready_ns: Some(2_512_000_999),
+            faults: None,
+            levels: BTreeMap::new(),
+            lines: 7,
+            invalidations: 8,
+            tables: Some(4 << 10),
+            resident: 3 << 20,
+            overhead: Some(4_096),
+        };
+
+        assert_eq!(
+            figures.cells().join(" | "),
+            "1.234 | – | 512.000 | 2512.000 | – | 7 | 8 | 4K | 3M | 4K"
+        );
+    }
+
+    #[test]
+    fn invalidations_of_stage_1_are_not_counted() {
+        assert!(is_stage2_tlbi("TLBI IPAS2E1IS"));
+        assert!(is_stage2_tlbi("TLBI VMALLS12E1IS"));
+        assert!(!is_stage2_tlbi("TLBI VAALE1IS"));
+        assert!(!is_stage2_tlbi("DC CIVAC"));
+    }
+
+    /// Returns the figures of a job with this many faults, from its `raw.jsonl` and `counts.jsonl`.
+    pub fn sample(faults: u64) -> BootFigures {
+        let statistics = format!(
+            r#"{{"schema":"granule.run/1","ended":"off","marks":[[1,336209056],[2,900000000]],"phases":[
+            {{"name":"start","ns":30106304,"faults":{{"by.read":0,"translation.level3":0}},"resident":[]}},
+            {{"name":"boot","ns":306102752,"faults":{{"by.read":{faults},"by.write":7,
+              "translation.level2":14,"translation.level3":{faults}}},"resident":[{{"4096":26107904}}]}},
+            {{"name":"first-minute","ns":93224384,"faults":{{"by.write":1,"translation.level3":1}},
+              "resident":[{{"4096":36966400}}],"stage2_tables":81920,"overhead":3411968}}]}}"#
+        );
+        let counts = format!(
+            "{{\"seq\":0,\"mark\":{},\"counts\":{{\"DC CIVAC\":900000,\"instructions\":30106304}}}}\n\
+             {{\"seq\":1,\"mark\":{},\"counts\":{{\"DC CIVAC\":12000,\"instructions\":290000999}}}}\n\
+             {{\"seq\":2,\"mark\":{},\"counts\":{{\"DC CIVAC\":156,\"TLBI IPAS2E1IS\":305,\"TLBI VAE1\":9}}}}\n\
+             {{\"end\":true,\"segments\":3}}\n",
+            mark::FOREIGN,
+            mark::GUEST,
+            mark::GUEST_INIT
+        );
+        let statistics: Statistics = serde_json::from_str(&statistics).unwrap();
+        BootFigures::from_statistics(&statistics, &read_segments(&counts).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn figures_are_sums_over_the_whole_run() {
+        let figures = sample(100);
+
+        assert_eq!(
+            figures.cells().join(" | "),
+            "30.106 | 290.000 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K"
+        );
+        let levels = [("translation.level2", 14), ("translation.level3", 101)];
+        assert_eq!(
+            figures.levels,
+            levels.map(|(name, n)| (name.to_owned(), n)).into()
+        );
+    }
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Compares the kernels of a run: the last with the first and, with a kernel for each patch, each
+//! with the one before it.
+
+use granule_report::{Comparison, command_line, input, render};
+
+use crate::{
+    error::LabError,
+    jobs::run_directory::RunDirectory,
+    kernel::Kernel,
+    options::Options,
+    report::{
+        output::{RunStatus, print, publish_html},
+        tables,
+    },
+};
+
+/// Compares the results of the kernels and publishes the report.
+pub fn compare(
+    options: &Options,
+    run_directory: &RunDirectory,
+    kernels: &[Kernel],
+) -> Result<RunStatus, LabError> {
+    let pairs = pairs(kernels);
+    if options.dry_run {
+        for pair in pairs {
+            let [before, after] = pair.map(|kernel| run_directory.results(kernel));
+            print(&format!(
+                "granule compare {} {}\n",
+                before.display(),
+                after.display()
+            ))?;
+        }
+        return Ok(RunStatus::Passed);
+    }
+    let mut status = RunStatus::Passed;
+    let mut report = summary(run_directory, kernels)?;
+    let mut html = None;
+    let whole_series = pairs.len().saturating_sub(1);
+    for (index, pair) in pairs.into_iter().enumerate() {
+        let [before, after] = pair.map(|kernel| run_directory.results(kernel));
+        if !before.is_file() || !after.is_file() {
+            continue;
+        }
+        let settings = granule_report::Options {
+            labels: pair.map(|kernel| kernel.name.clone()),
+            min_effect: Some(options.min_effect_percent / 100.0),
+            command: Some(command_line()),
+            ..granule_report::Options::default()
+        };
+        let (before, after) = (input::side(&[before])?, input::side(&[after])?);
+        let comparison = Comparison::of(&before, &after, &settings)?;
+        report.push_str(&render::text(&comparison));
+        report.push('\n');
+        let page = render::html(&comparison);
+        if index == whole_series {
+            if options.judge && comparison.regressions().next().is_some() {
+                status = RunStatus::Failed;
+            }
+            html = Some(page);
+        } else {
+            run_directory.write_html(Some(pair[1]), &page)?;
+        }
+    }
+    run_directory.write_report(&report)?;
+    print(&report)?;
+    if html.is_none() {
+        html = last_kernel(run_directory, kernels)?;
+    }
+    if let Some(html) = html {
+        publish_html(run_directory, &html)?;
+    }
+    Ok(status)
+}
+
+/// Returns the kernels to compare; the pair of first and last kernel is the last one.
+fn pairs(kernels: &[Kernel]) -> Vec<[&Kernel; 2]> {
+    let mut pairs: Vec<[&Kernel; 2]> = Vec::new();
+    if kernels.len() > 2 {
+        pairs.extend(
+            kernels
+                .array_windows()
+                .map(|[before, after]| [before, after]),
+        );
+    }
+    if let [first, .., last] = kernels {
+        pairs.push([first, last]);
+    }
+    pairs
+}
+
+/// Returns the table of a run with one kernel, or with more than two.
+fn summary(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<String, LabError> {
+    Ok(match kernels {
+        [kernel] => tables::phases(&input::read(&run_directory.results(kernel))?),
+        [_, _, _, ..] => {
+            let sides = kernels
+                .iter()
+                .filter(|kernel| run_directory.results(kernel).is_file())
+                .map(|kernel| {
+                    let records = input::read(&run_directory.results(kernel))?;
+                    Ok((kernel.name.clone(), records))
+                })
+                .collect::<Result<Vec<_>, LabError>>()?;
+            tables::kernels(&sides)
+        }
+        _ => String::new(),
+    })
+}
+
+/// Returns the HTML report of the last kernel with results, for runs without a comparison.
+fn last_kernel(
+    run_directory: &RunDirectory,
+    kernels: &[Kernel],
+) -> Result<Option<String>, LabError> {
+    let mut kernels = kernels.iter().rev();
+    let Some(kernel) = kernels.find(|kernel| run_directory.results(kernel).is_file()) else {
+        return Ok(None);
+    };
+    let samples = input::side(&[run_directory.results(kernel)])?;
+    let command = command_line();
+    Ok(Some(render::single(&samples, &kernel.name, Some(&command))))
+}
+
+#[cfg(test)]
+mod tests {
+    use granule_report::results::record_lines;
+    use granule_types::record::Record;
+
+    use super::*;
+    use crate::shell::Shell;
+
+    #[test]
+    fn the_html_report_of_one_kernel_has_its_phases() {
+        let directory = tempfile::tempdir().unwrap();
+        let kernels =
+            ["base", "series"].map(|name| Kernel::planned(name.to_owned(), "Image".into(), None));
+        let run_directory =
+            RunDirectory::create(Shell::new(false), directory.path(), &kernels).unwrap();
+        assert_eq!(
+            last_kernel(&run_directory, &kernels).unwrap(),
+            None,
+            "nothing ran"
+        );
+        let record: Record = serde_json::from_value(serde_json::json!({
+            "schema": granule_types::record::SCHEMA, "engine": "kvm", "phase": "create", "ns": 1_234_567,
+            "config": {"mode": "", "backing": "anonymous", "memory": 65536, "vcpus": 1,
+                       "seed": 0, "iteration": 0},
+            "counters": {"DC CIVAC": 5},
+        }))
+        .unwrap();
+        std::fs::write(
+            run_directory.results(&kernels[0]),
+            record_lines(&[record]).unwrap(),
+        )
+        .unwrap();
+
+        let page = last_kernel(&run_directory, &kernels).unwrap().unwrap();
+        publish_html(&run_directory, &page).unwrap();
+
+        let page = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
+        assert!(
+            page.contains("Figures of base") && page.contains("1.235 ms"),
+            "{page}"
+        );
+        assert!(
+            page.contains("anonymous, 64K, 1 vCPU, by kvm; 1 run"),
+            "{page}"
+        );
+    }
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Report of the kernel's selftests: the verdict of each on each kernel.
+
+use std::fmt;
+
+use granule_report::render::page::escaped;
+use granule_types::units::counted;
+
+use crate::{
+    error::{LabError, with_causes},
+    host::job::Ending,
+    jobs::{
+        job_queue::{JobResult, JobResults},
+        outcome::describe,
+        records::NO_BOOT,
+        run_directory::RunDirectory,
+    },
+    report::{
+        html::{Failure, RunInfo},
+        output::{RunStatus, publish},
+    },
+    shell::Shell,
+};
+
+/// Exit code of a selftest that cannot run on this host (`KSFT_SKIP`).
+const SKIP: i32 = 4;
+
+/// Verdict of a selftest on one kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Verdict {
+    Pass,
+    Skip,
+    Fail(String),
+    /// No verdict: the kernel crashed or printed a splat, or the results were lost.
+    Broken(String),
+}
+
+impl Verdict {
+    fn of(result: JobResult) -> Self {
+        match result {
+            Some(Ok(outcome)) => match &outcome.ending {
+                Ending::Exited { code: 0, .. } => Self::Pass,
+                Ending::Exited { code: SKIP, .. } => Self::Skip,
+                Ending::ShortPool { .. } | Ending::Init { .. } => {
+                    Self::Broken(format!("the test {}", describe(&outcome.ending)))
+                }
+                ending => Self::Fail(describe(ending)),
+            },
+            Some(Err(error)) => Self::Broken(with_causes(&error)),
+            None => Self::Broken(NO_BOOT.to_owned()),
+        }
+    }
+
+    /// Returns the verdict as a coloured tag.
+    fn html(&self) -> String {
+        let class = match self {
+            Self::Pass => "better",
+            Self::Skip => "",
+            Self::Fail(_) => "worse",
+            Self::Broken(_) => "cannot-tell",
+        };
+        format!("<span class=\"tag {class}\">{self}</span>")
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Pass => "pass",
+            Self::Skip => "skip",
+            Self::Fail(_) => "FAIL",
+            Self::Broken(_) => "BROKEN",
+        })
+    }
+}
+
+/// Returns the remark on a row of verdicts; empty if they are equal.
+fn remark(row: &[&Verdict]) -> &'static str {
+    // The message of a missing verdict has paths that depend on the kernel.
+    let equal = |a: &Verdict, b: &Verdict| match (a, b) {
+        (Verdict::Broken(_), Verdict::Broken(_)) => true,
+        _ => a == b,
+    };
+    if row.iter().any(|verdict| !equal(verdict, row[0])) {
+        "differs"
+    } else if row
+        .iter()
+        .any(|verdict| matches!(verdict, Verdict::Broken(_)))
+    {
+        "no verdict"
+    } else {
+        ""
+    }
+}
+
+/// Publishes the report. Verdicts that differ between kernels, or are missing, fail the run.
+pub fn report(
+    shell: Shell,
+    run_directory: &RunDirectory,
+    run: RunInfo<'_>,
+    results: JobResults,
+) -> Result<RunStatus, LabError> {
+    if shell.is_dry() {
+        return Ok(RunStatus::Passed);
+    }
+    let verdicts: Vec<Vec<Verdict>> = results
+        .into_iter()
+        .map(|results| results.into_iter().map(Verdict::of).collect())
+        .collect();
+    let names: Vec<&str> = run.kernels.iter().map(|k| k.name.as_str()).collect();
+    let tests: Vec<&str> = run.jobs.iter().map(|job| job.name.as_str()).collect();
+    let (table, status) = table(&names, &tests, &verdicts);
+    publish(run_directory, &table, &html(run, &verdicts))?;
+    Ok(status)
+}
+
+/// Returns the report as HTML.
+fn html(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> String {
+    let mut rows = Vec::new();
+    let mut failures: Vec<Failure> = Vec::new();
+    for (at, job) in run.jobs.iter().enumerate() {
+        let row: Vec<&Verdict> = verdicts.iter().map(|kernel| &kernel[at]).collect();
+        let mut cells = vec![escaped(&job.name)];
+        cells.extend(row.iter().map(|verdict| verdict.html()));
+        cells.push(remark(&row).to_owned());
+        rows.push(cells);
+        for (kernel, verdict) in run.kernels.iter().zip(row) {
+            if let Verdict::Fail(why) | Verdict::Broken(why) = verdict {
+                failures.push((format!("{} on {}", job.name, kernel.name), why.clone()));
+            }
+        }
+    }
+    let (class, summary) = summary(run, verdicts);
+    run.selftests(class, &summary, &rows, &failures)
+}
+
+/// Returns the sentences above the table, and their class.
+fn summary(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> (&'static str, Vec<String>) {
+    let (mut differing, mut missing) = (Vec::new(), Vec::new());
+    let [mut pass, mut skip, mut fail] = [0_usize; 3];
+    for (at, job) in run.jobs.iter().enumerate() {
+        let row: Vec<&Verdict> = verdicts.iter().map(|kernel| &kernel[at]).collect();
+        match (remark(&row), row.first()) {
+            ("differs", _) => differing.push(job.name.as_str()),
+            ("no verdict", _) => missing.push(job.name.as_str()),
+            (_, Some(Verdict::Pass)) => pass += 1,
+            (_, Some(Verdict::Skip)) => skip += 1,
+            _ => fail += 1,
+        }
+    }
+    let kernels = match run.kernels.len() {
+        0 | 1 => String::new(),
+        2 => ", the same on both kernels".to_owned(),
+        kernels => format!(", the same on all {kernels} kernels"),
+    };
+    let mut summary = Vec::new();
+    if !differing.is_empty() {
+        summary.push(format!("Verdicts differ: {}.", differing.join(", ")));
+    } else if run.kernels.len() > 1 {
+        summary.push("No verdict differs between the kernels.".to_owned());
+    }
+    summary.push(format!(
+        "Of {}{kernels}: {pass} pass, {skip} skipped, {fail} fail, {} without a verdict.",
+        counted(run.jobs.len(), "selftest"),
+        missing.len(),
+    ));
+    if !missing.is_empty() {
+        summary.push(format!("No verdict: {}.", missing.join(", ")));
+    }
+    let class = match (differing.is_empty(), missing.is_empty()) {
+        (false, _) => "worse",
+        (true, false) => "cannot-tell",
+        (true, true) => "",
+    };
+    (class, summary)
+}
+
+/// Returns the report as text, and the status of the run.
+fn table(kernels: &[&str], tests: &[&str], verdicts: &[Vec<Verdict>]) -> (String, RunStatus) {
+    let longest = tests.iter().map(|name| name.len()).max();
+    let width = longest.unwrap_or(0).max(8);
+    let mut table = format!("{:width$}", "selftest");
+    for kernel in kernels {
+        table.push_str(&format!("  {kernel:>8}"));
+    }
+    table.push('\n');
+    let mut status = RunStatus::Passed;
+    let mut failures = String::new();
+    for (at, test) in tests.iter().enumerate() {
+        table.push_str(&format!("{test:width$}"));
+        let row: Vec<&Verdict> = verdicts.iter().map(|kernel| &kernel[at]).collect();
+        for (kernel, verdict) in kernels.iter().zip(&row) {
+            table.push_str(&format!("  {verdict:>0$}", kernel.len().max(8)));
+            if let Verdict::Fail(why) | Verdict::Broken(why) = verdict {
+                failures.push_str(&format!("\n{test} on {kernel}: {why}\n"));
+            }
+        }
+        let remark = remark(&row);
+        if !remark.is_empty() {
+            status = RunStatus::Failed;
+            table.push_str(&format!("  <- {remark}"));
+        }
+        table.push('\n');
+    }
+    table.push_str(&failures);
+    (table, status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        jobs::matrix,
+        kernel::Kernel,
+        options::{Matrix, Test},
+    };
+    use granule_report::render::browser::look_at;
+    use granule_types::record::Series;
+
+    #[test]
+    fn equal_verdicts_pass_whatever_they_are() {
+        let verdicts = vec![vec![Verdict::Pass, Verdict::Skip, Verdict::Fail("x".to_owned())]; 2];
+
+        let (table, status) = table(&["base", "series"], &["a", "b", "c"], &verdicts);
+
+        assert_eq!(status, RunStatus::Passed);
+        assert!(!table.contains("differs"));
+        assert!(table.contains("c on series: x"));
+    }
+
+    #[test]
+    fn a_differing_or_missing_verdict_fails_the_run() {
+        for (before, after) in [
+            (Verdict::Pass, Verdict::Skip),
+            (Verdict::Pass, Verdict::Fail("x".to_owned())),
+            (
+                Verdict::Fail("exit 1".to_owned()),
+                Verdict::Fail("signal 9".to_owned()),
+            ),
+            (
+                Verdict::Broken("oops".to_owned()),
+                Verdict::Broken("oops".to_owned()),
+            ),
+        ] {
+            let verdicts = vec![vec![before], vec![after]];
+
+            let (table, status) = table(&["base", "series"], &["a"], &verdicts);
+
+            assert_eq!(status, RunStatus::Failed, "{table}");
+            let differs = table.contains("<- differs");
+            assert_eq!(differs, !table.contains("<- no verdict"), "{table}");
+        }
+    }
+
+    /// Returns the report of four tests on two kernels, with one differing verdict or none.
+    fn sample(differing: bool) -> String {
+        let matrix = Matrix {
+            test: Test::Selftests,
+            ..matrix::tests::matrix()
+        };
+        let jobs = ["a_test", "b_test", "c_test", "d_test"]
+            .map(|name| matrix::selftest(&matrix, name.as_ref(), &[]));
+        let kernel = |name: &str, patches: u32| Kernel {
+            series: Some(vec![Series {
+                name: name.to_owned(),
+                patches,
+            }]),
+            ..Kernel::planned(name.to_owned(), "Image".into(), None)
+        };
+        let kernels = [kernel("base", 0), kernel("<series>", 3)];
+        let run = RunInfo {
+            kernels: &kernels,
+            jobs: &jobs,
+            emulator: "QEMU 7.2",
+        };
+        let fail = |why: &str| Verdict::Fail(why.to_owned());
+        let broken = Verdict::Broken("lost\n  | <console>".to_owned());
+        let lost = Verdict::Broken("lost elsewhere".to_owned());
+        let before = vec![Verdict::Pass, Verdict::Skip, fail("exit 1"), broken];
+        let other = if differing { "signal 9" } else { "exit 1" };
+        let after = vec![Verdict::Pass, Verdict::Skip, fail(other), lost];
+        html(run, &[before, after])
+    }
+
+    #[test]
+    #[ignore = "requires Chromium; scripts/test runs it if that is installed"]
+    fn in_chromium_the_selftest_report_is_legible() {
+        look_at(&sample(true), 0);
+    }
+
+    #[test]
+    fn the_html_report_has_every_verdict_and_its_reason() {
+        let (page, alike) = (sample(true), sample(false));
+
+        for wanted in [
+            "<title>KVM selftests: &lt;series&gt; against base</title>",
+            "<p class=\"verdict worse\">Verdicts differ: c_test.</p>",
+            "Of 4 selftests, the same on both kernels: 1 pass, 1 skipped, 0 fail, 1 without",
+            "No verdict: d_test.",
+            "<span class=\"tag better\">pass</span>",
+            "c_test on base: exit 1",
+            "c_test on &lt;series&gt;: signal 9",
+            "<summary>d_test on base: lost</summary>",
+            "| &lt;console&gt;",
+            "&lt;series&gt; (3 patches)",
+            "QEMU 7.2 -M virt",
+            "Made by",
+        ] {
+            assert!(page.contains(wanted), "{wanted}\n{page}");
+        }
+        assert!(!page.contains("<script") && !page.contains("http"));
+        assert!(
+            alike.contains("<p class=\"verdict cannot-tell\">No verdict differs"),
+            "{alike}"
+        );
+    }
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Executes commands and file operations or, in a dry run, prints them as shell.
+
+use std::{
+    fmt, fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use crate::command::{Command, CommandError, quote};
+
+/// Executes commands and file operations, or prints them.
+#[derive(Debug, Clone, Copy)]
+pub struct Shell {
+    dry: bool,
+}
+
+impl Shell {
+    /// Returns a shell that executes, or with `dry` only prints to standard output.
+    pub const fn new(dry: bool) -> Self {
+        Self { dry }
+    }
+
+    /// Returns whether operations are only printed.
+    pub const fn is_dry(self) -> bool {
+        self.dry
+    }
+
+    /// Prints a line of a dry run; without effect otherwise.
+    pub fn print(self, line: impl fmt::Display) {
+        if self.dry {
+            // A reader may close the pipe early (`| head`); that is not an error.
+            let _ = writeln!(io::stdout(), "{line}");
+        }
+    }
+
+    /// Runs a command.
+    pub fn run(self, command: &Command) -> Result<(), CommandError> {
+        if self.dry {
+            self.print(command);
+            return Ok(());
+        }
+        command.run()
+    }
+
+    /// Creates a directory and its parents.
+    pub fn create_dir(self, path: &Path) -> Result<(), CommandError> {
+        self.print(format_args!("mkdir -p {}", quote(path)));
+        self.act("create the directory", path, || fs::create_dir_all(path))
+    }
+
+    /// Writes a file.
+    pub fn write(self, path: &Path, content: impl AsRef<[u8]>) -> Result<(), CommandError> {
+        if self.dry {
+            let text = String::from_utf8_lossy(content.as_ref()).into_owned();
+            self.print(format_args!("printf %s {} >{}", quote(text), quote(path)));
+        }
+        self.act("write", path, || fs::write(path, content))
+    }
+
+    /// Copies a file.
+    pub fn copy(self, from: &Path, to: &Path) -> Result<(), CommandError> {
+        self.print(format_args!("cp {} {}", quote(from), quote(to)));
+        self.act("copy", from, || fs::copy(from, to).map(drop))
+    }
+
+    /// Renames a file or a directory.
+    pub fn rename(self, from: &Path, to: &Path) -> Result<(), CommandError> {
+        self.print(format_args!("mv -T {} {}", quote(from), quote(to)));
+        self.act("rename", from, || fs::rename(from, to))
+    }
+
+    /// Removes a directory and its contents, if it exists.
+    pub fn remove_dir(self, path: &Path) -> Result<(), CommandError> {
+        self.print(format_args!("rm -rf {}", quote(path)));
+        self.act("remove", path, || match fs::remove_dir_all(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        })
+    }
+
+    fn act(
+        self,
+        operation: &'static str,
+        path: &Path,
+        action: impl FnOnce() -> io::Result<()>,
+    ) -> Result<(), CommandError> {
+        if self.dry {
+            return Ok(());
+        }
+        action().map_err(|e| CommandError::file(operation, path, e))
+    }
+}
+
+/// Returns the path at which `path` is built before it is renamed.
+pub fn partial(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    path.with_file_name(name)
+}
+
+/// Reads a file.
+pub fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
+    fs::read(path).map_err(|e| CommandError::file("read", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dry_run_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x");
+        let shell = Shell::new(true);
+
+        shell.create_dir(&path).unwrap();
+        shell.write(&path, "x").unwrap();
+        shell.run(&Command::new("x", "touch").arg(&path)).unwrap();
+
+        assert!(!path.exists());
+    }
+}
