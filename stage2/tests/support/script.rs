@@ -12,9 +12,11 @@
 //! | `PAGEn` `RPAGEn` `XPAGEn` `HINTEDn` | page n: writable, read-only, executable, contiguous |
 //! | `BLOCK` `RBLOCK` `XBLOCK` `NTBLOCK` | the block of these pages: writable, read-only, executable, with nT |
 //! | `PHYS` | the memory of the guest, 2M |
+//! | `LINKED` `TWO_PAGES` `FLUSH` … | the events that [`EVENTS`] lists |
 
 use granule_stage2::check::{Checker, Trace};
 
+/// Words for values.
 const VALUES: &[(&str, u64)] = &[
     ("ROOT", 0x8000_0000),
     ("T2", 0x8000_4000),
@@ -38,6 +40,7 @@ const SERIES: &[(&str, u64, u64)] = &[
     ("HINTED", 0x0050_0001_0000_07ff, 0x1000),
 ];
 
+/// Lists of events, which may contain others.
 const EVENTS: &[(&str, &str)] = &[
     // Tables of level 2 and 3, neither linked; the lock is held.
     (
