@@ -13,6 +13,10 @@ pub use vm_memory::GuestAddress;
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
+/// Virtual address in a process of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostVirtAddr(pub u64);
+
 /// A span of time in nanoseconds. Under emulation it is virtual time: the work of all CPUs.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,

@@ -51,7 +51,7 @@ impl Memslot {
             flags,
             guest_phys_addr: self.ram.start().0,
             memory_size: self.ram.size().0,
-            userspace_addr: self.ram.host_address(),
+            userspace_addr: self.ram.host_address().0,
         };
         // SAFETY: the range is a mapping of this process that lives as long as this value; what
         // the guest does to it is only ever read through volatile accesses.

@@ -1,53 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What can go wrong with guest memory, and what to do about it.
+//! Errors of guest memory, with their remedies.
 
 use std::{io, path::PathBuf};
 
 use granule_types::{backing::Backing, units::Bytes};
 use thiserror::Error;
 
-/// Why guest memory cannot be had as asked.
+/// Error returned when guest memory is not available as requested.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// A file of the host's could not be read.
+    /// A file of the host cannot be read.
     #[error("cannot read {path}", path = path.display())]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A file of the host's holds something else than expected.
+    /// A file of the host has unexpected contents.
     #[error("{path} holds '{found}' where {expected} was expected", path = path.display())]
     Malformed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What stood there.
+        /// Its contents.
         found: String,
-        /// What should have.
+        /// Expected contents.
         expected: &'static str,
     },
-    /// The kernel was built without transparent huge pages, or they are off.
+    /// Transparent huge pages are disabled or not built into the kernel.
     #[error(
-        "{Backing} needs transparent huge pages and they are off on this host: \
+        "{Backing} needs transparent huge pages, which are disabled on this host: \
          write 'madvise' to /sys/kernel/mm/transparent_hugepage/enabled",
         Backing = Backing::AnonymousThp
     )]
     ThpOff,
-    /// The host knows no hugetlb page of this size.
+    /// The host has no hugetlb pages of this size.
     #[error(
         "{backing} needs hugetlb pages that this host does not offer; it offers {offered}",
         offered = list(offered)
     )]
     NoHugetlb {
-        /// What was asked for.
+        /// Requested backing.
         backing: Backing,
-        /// What the host offers.
+        /// Sizes that the host offers.
         offered: Vec<Bytes>,
     },
-    /// The pool holds too few free hugetlb pages.
+    /// The pool has too few free hugetlb pages.
     #[error(
-        "the memory needs {needed} hugetlb pages of {page} and the host has {available} to give: \
+        "the memory needs {needed} hugetlb pages of {page} and the host has {available} available: \
          {missing} are missing; add them with: \
          echo {total} > /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages \
          (or boot the host with hugepagesz={page} hugepages={total})",
@@ -57,14 +57,14 @@ pub enum MemoryError {
     PoolShort {
         /// The page size.
         page: Bytes,
-        /// How many pages the memory takes.
+        /// Number of pages that the memory needs.
         needed: u64,
-        /// How many are neither used nor promised to someone else.
+        /// Number of pages that are neither used nor reserved.
         available: u64,
-        /// What the pool's size has to become.
+        /// Sufficient size of the pool.
         total: u64,
     },
-    /// A node's part of the pool is too small.
+    /// The pool of a NUMA node is too small.
     #[error(
         "NUMA node {node} has {free} free pages of {page}, {needed} are needed, {missing} are missing; \
          as root: echo {total} > \
@@ -73,104 +73,104 @@ pub enum MemoryError {
         kib = page.0 >> 10
     )]
     NodeShort {
-        /// The node asked for.
+        /// Requested node.
         node: u32,
         /// The page size.
         page: Bytes,
-        /// How many pages the memory takes.
+        /// Number of pages that the memory needs.
         needed: u64,
-        /// How many are free there.
+        /// Number of free pages.
         free: u64,
-        /// What its part has to become.
+        /// Sufficient size of the pool.
         total: u64,
     },
-    /// A size is no multiple of the backing's page.
-    #[error("{size} is no multiple of the backing's page of {page}")]
+    /// The size is not a multiple of the page of the backing.
+    #[error("{size} is not a multiple of {page}, the page of the backing")]
     Size {
-        /// The size asked for.
+        /// Requested size.
         size: Bytes,
-        /// The backing's page.
+        /// Page of the backing.
         page: Bytes,
     },
     /// A system call failed.
     #[error("{doing} failed for {size} of {backing}")]
     Call {
-        /// The call and its purpose.
+        /// Purpose of the call.
         doing: &'static str,
-        /// The memory's size.
+        /// Size of the memory.
         size: Bytes,
         /// Its backing.
         backing: Backing,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The kernel backs the memory with other pages than asked for.
-    #[error("{backing} was asked for, but {wrong} of {resident} resident are in {what}: {advice}")]
+    /// The kernel has mapped other pages than requested.
+    #[error("{wrong} of {resident} resident memory of {backing} are in {what}: {advice}")]
     WrongPages {
-        /// What was asked for.
+        /// Requested backing.
         backing: Backing,
-        /// How much is in the wrong pages.
+        /// Size of the wrong pages.
         wrong: Bytes,
-        /// How much is resident in all.
+        /// Size of all resident pages.
         resident: Bytes,
-        /// Which wrong pages.
+        /// Type of the wrong pages.
         what: &'static str,
-        /// What to do.
+        /// Remedy.
         advice: &'static str,
     },
-    /// BlockBacking are mapped whole and yet are not one piece of physical memory.
+    /// Blocks are not contiguous in physical memory.
     #[error(
-        "{backing} was asked for, but {broken} of {present} blocks of {page} are not one huge page \
-         (/proc/kpageflags): the kernel mapped something else in their place"
+        "{broken} of {present} blocks of {page} of {backing} are not one huge page \
+         (/proc/kpageflags): the kernel has mapped other pages in their place"
     )]
-    NotOnePiece {
-        /// What was asked for.
+    NotContiguous {
+        /// Requested backing.
         backing: Backing,
-        /// BlockBacking that are not one huge page.
+        /// Number of blocks that are not one huge page.
         broken: u64,
-        /// BlockBacking that are there.
+        /// Number of present blocks.
         present: u64,
-        /// The size of a block.
+        /// Size of a block.
         page: Bytes,
     },
-    /// There is no such NUMA node.
+    /// The NUMA node does not exist.
     #[error("this host has no NUMA node {node}: /sys/devices/system/node lists those it has")]
     NoNode {
-        /// The node asked for.
+        /// Requested node.
         node: u32,
     },
-    /// Its pages are not to be huge.
-    #[error("{0} is not made of transparent huge pages: only anonymous_thp can be collapsed")]
+    /// The backing has no transparent huge pages.
+    #[error("{0} has no transparent huge pages: only anonymous_thp can be collapsed")]
     NotThp(Backing),
-    /// The kernel cannot collapse.
+    /// The kernel cannot collapse pages.
     #[error("this host's kernel cannot collapse pages on request (MADV_COLLAPSE, Linux 6.1)")]
     NoCollapse,
-    /// The kernel populated less than asked.
+    /// The kernel has populated less than requested.
     #[error("{resident} of {size} are resident after populating: is the host short of memory?")]
     NotPopulated {
-        /// The memory's size.
+        /// Size of the memory.
         size: Bytes,
-        /// What is there.
+        /// Size of the resident pages.
         resident: Bytes,
     },
-    /// The memory leaves the guest's addresses, or has no place in this process.
-    #[error("{size} of guest memory at {start:#x} cannot be described: {why}")]
+    /// The guest addresses are invalid or overlap.
+    #[error("{size} of guest memory at {start:#x} is invalid: {why}")]
     Range {
-        /// Where it should begin in the guest.
+        /// First guest address.
         start: u64,
         /// Its size.
         size: Bytes,
-        /// What is wrong.
+        /// Problem.
         why: String,
     },
-    /// The kernel does not list the mapping.
+    /// The kernel does not list the whole mapping.
     #[error("/proc/self/smaps lists {listed} of {size} at {address:#x}")]
     NotListed {
-        /// Where the memory lies in this process.
+        /// Address in this process.
         address: u64,
         /// Its size.
         size: Bytes,
-        /// How much of it is listed.
+        /// Size of the listed part.
         listed: Bytes,
     },
 }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_pool_names_the_missing_pages_and_the_command() {
+    fn a_short_pool_names_the_missing_pages_and_the_remedy() {
         let error = MemoryError::PoolShort {
             page: Bytes::mib(2),
             needed: 32,
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_on_offer_are_listed() {
+    fn available_sizes_are_listed() {
         let error = MemoryError::NoHugetlb {
             backing: Backing::AnonymousHugetlb(Some(Bytes::kib(64))),
             offered: vec![Bytes::mib(2), Bytes::gib(1)],

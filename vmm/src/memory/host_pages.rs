@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The page sizes this host offers, as its kernel tells them under `/sys/kernel/mm`.
+//! Page sizes and hugetlb pools of the host, from `/sys/kernel/mm`.
 
 use std::{
     fs, io,
@@ -8,47 +8,46 @@ use std::{
 
 use granule_types::units::Bytes;
 
-use super::MemoryError;
+use super::{HugetlbPool, MemoryError};
 
-/// The kernel's memory folder.
+/// Directory of memory settings.
 const SYS_MM: &str = "/sys/kernel/mm";
-/// Its folder of NUMA nodes.
+/// Directory of NUMA nodes.
 const SYS_NODES: &str = "/sys/devices/system/node";
 
-/// The page sizes of a host.
+/// Page sizes of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPages {
-    /// The base page.
+    /// Base page.
     pub base: Bytes,
-    /// The size of a transparent huge page, where they can be had on request.
+    /// Size of a transparent huge page, if they are enabled.
     pub thp: Option<Bytes>,
-    /// The hugetlb page sizes, smallest first.
+    /// Hugetlb page sizes, smallest first.
     pub hugetlb: Vec<Bytes>,
-    /// The hugetlb page size used where none is named.
+    /// Default hugetlb page size.
     pub default_hugetlb: Option<Bytes>,
     root: PathBuf,
     nodes: PathBuf,
 }
 
-/// The block one entry of the last but one table level maps: a table of 8-byte entries fills one
-/// page. 4K → 2M, 16K → 32M, 64K → 512M.
+/// Returns the block that an entry of the second-to-last table level maps. A table of 8-byte entries
+/// fills one page: 4K → 2M, 16K → 32M, 64K → 512M.
 pub const fn block_above(page: Bytes) -> Bytes {
     Bytes(page.0 * (page.0 / 8))
 }
 
 impl HostPages {
-    /// Asks this host.
+    /// Reads the page sizes of this host.
     ///
     /// # Errors
-    /// A file exists but cannot be read or holds something unexpected.
+    /// A file exists and cannot be read or has unexpected contents.
     pub fn of_this_host() -> Result<Self, MemoryError> {
         let meminfo = PathBuf::from("/proc/meminfo");
         let text = read(&meminfo)?;
         Self::from_files(base_page(), Path::new(SYS_MM), &text)
     }
 
-    /// Reads a host's answers from `root` (laid out as `/sys/kernel/mm`) and the text of its
-    /// `meminfo`.
+    /// Reads the page sizes from `root`, laid out as `/sys/kernel/mm`, and the text of `meminfo`.
     ///
     /// # Errors
     /// As [`HostPages::of_this_host`].
@@ -90,15 +89,15 @@ impl HostPages {
         })
     }
 
-    /// Checks that a node has free hugetlb pages for a mapping: they are promised by the pool of all
-    /// nodes, and taken from this one when they are touched.
+    /// Checks that a NUMA node has free hugetlb pages for a mapping: the pool of all nodes reserves
+    /// them, and a touch takes them from this node.
     ///
     /// # Errors
-    /// [`MemoryError::NodeShort`] with the command that helps.
+    /// [`MemoryError::NodeShort`] with a remedy.
     pub fn check_node(&self, node: u32, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
         let pool = format!("node{node}/hugepages/hugepages-{}kB", page.0 >> 10);
         let pool = self.nodes.join(pool);
-        // A host without nodes has one pool, which is checked anyway.
+        // A host without NUMA has one pool, which the caller checks.
         let number = |name| {
             fs::read_to_string(pool.join(name))
                 .ok()?
@@ -122,10 +121,10 @@ impl HostPages {
         Ok(())
     }
 
-    /// The pool of hugetlb pages of `page` bytes, as it stands now.
+    /// Reads the pool of hugetlb pages of `page` bytes.
     ///
     /// # Errors
-    /// The host has no such pool or its files hold something unexpected.
+    /// The host has no such pool, or a file has unexpected contents.
     pub fn pool(&self, page: Bytes) -> Result<HugetlbPool, MemoryError> {
         let folder = self
             .root
@@ -150,60 +149,15 @@ impl HostPages {
     }
 }
 
-/// A pool of hugetlb pages, in pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HugetlbPool {
-    /// The size of one page.
-    pub page: Bytes,
-    /// Pages in the pool, used or not.
-    pub total: u64,
-    /// Pages not used.
-    pub free: u64,
-    /// Of these, pages promised to mappings that exist.
-    pub reserved: u64,
-    /// Pages above the pool's fixed size.
-    pub surplus: u64,
-    /// How many such there may be.
-    pub overcommit: u64,
-}
-
-impl HugetlbPool {
-    /// How many pages a new mapping can be promised.
-    pub const fn available(&self) -> u64 {
-        self.free.saturating_sub(self.reserved) + self.overcommit.saturating_sub(self.surplus)
-    }
-
-    /// Checks that a mapping of `size` bytes can be promised its pages.
-    ///
-    /// # Errors
-    /// [`MemoryError::PoolShort`] with the command that helps.
-    pub fn check(&self, size: Bytes) -> Result<(), MemoryError> {
-        let needed = size.0.div_ceil(self.page.0);
-        let available = self.available();
-        if available < needed {
-            return Err(MemoryError::PoolShort {
-                page: self.page,
-                needed,
-                available,
-                total: self.total - self.surplus.min(self.total) + (needed - available),
-            });
-        }
-        Ok(())
-    }
-}
-
-/// The size in a folder's name, `hugepages-2048kB`.
+/// Returns the page size in the name of a directory, `hugepages-2048kB`.
 fn folder_size(name: &str) -> Option<Bytes> {
     let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
     Some(Bytes::kib(kib.parse().ok()?))
 }
 
-/// The base page of this host.
+/// Returns the base page of this host.
 pub fn base_page() -> Bytes {
-    // SAFETY: sysconf reads no memory of ours, and _SC_PAGESIZE is a valid name.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    // POSIX has every system answer this; 4K keeps the arithmetic sound if one does not.
-    Bytes(u64::try_from(size).unwrap_or(4096))
+    Bytes(rustix::param::page_size() as u64)
 }
 
 fn read(path: &Path) -> Result<String, MemoryError> {
@@ -247,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_pages_is_told_of_although_another_has_them() {
+    fn a_short_node_is_an_error_although_another_has_pages() {
         let (root, mut pages) = host("never", [8, 8, 0, 0, 0]);
         let folder = root.path().join("nodes/node1/hugepages/hugepages-2048kB");
         fs::create_dir_all(&folder).unwrap();
@@ -268,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hosts_sizes_are_read() {
+    fn page_sizes_are_read() {
         let (_root, pages) = host("always [madvise] never", [0; 5]);
 
         assert_eq!(pages.hugetlb, [Bytes::mib(2), Bytes::gib(1)]);
@@ -277,57 +231,29 @@ mod tests {
     }
 
     #[test]
-    fn transparent_huge_pages_switched_off_are_not_offered() {
+    fn all_counts_of_a_pool_are_read() {
+        let (_root, pages) = host("[never]", [40, 37, 5, 3, 2]);
+
+        let pool = HugetlbPool {
+            page: Bytes::mib(2),
+            total: 40,
+            free: 37,
+            reserved: 5,
+            surplus: 3,
+            overcommit: 2,
+        };
+        assert_eq!(pages.pool(Bytes::mib(2)).unwrap(), pool);
+    }
+
+    #[test]
+    fn disabled_transparent_huge_pages_are_not_offered() {
         let (_root, pages) = host("always madvise [never]", [0; 5]);
 
         assert_eq!(pages.thp, None);
     }
 
     #[test]
-    fn pages_promised_to_others_are_not_available() {
-        let (_root, pages) = host("[never]", [40, 37, 5, 0, 0]);
-
-        let pool = pages.pool(Bytes::mib(2)).unwrap();
-
-        assert_eq!(pool.available(), 32);
-        assert!(pool.check(Bytes::mib(64)).is_ok());
-    }
-
-    #[test]
-    fn a_short_pool_is_told_what_size_it_must_have() {
-        let (_root, pages) = host("[never]", [40, 10, 5, 0, 0]);
-
-        let error = pages
-            .pool(Bytes::mib(2))
-            .unwrap()
-            .check(Bytes::mib(64))
-            .unwrap_err();
-
-        assert!(
-            matches!(
-                error,
-                MemoryError::PoolShort {
-                    needed: 32,
-                    available: 5,
-                    total: 67,
-                    ..
-                }
-            ),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn pages_that_may_be_added_on_demand_count() {
-        let (_root, pages) = host("[never]", [0, 0, 0, 0, 32]);
-
-        let pool = pages.pool(Bytes::mib(2)).unwrap();
-
-        assert!(pool.check(Bytes::mib(64)).is_ok());
-    }
-
-    #[test]
-    fn a_pool_file_that_holds_no_number_is_named() {
+    fn a_pool_file_without_a_number_is_named() {
         let (root, pages) = host("[never]", [0; 5]);
         fs::write(
             root.path()

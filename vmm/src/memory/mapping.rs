@@ -1,47 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The system calls that make, populate and drop a mapping, each wrapped once.
+//! System calls that create, populate and drop a mapping.
 //!
-//! A [`Mapping`] owns a reservation of address space (`PROT_NONE`) and, inside it, the memory
-//! itself, put there with `MAP_FIXED`. Dropping it unmaps both.
+//! A [`Mapping`] owns a reservation of address space (`PROT_NONE`) and the memory mapped inside it
+//! with `MAP_FIXED`. Dropping it unmaps both.
 
-use std::{
-    fs::File,
-    io,
-    os::fd::{AsRawFd, FromRawFd},
-    ptr,
-};
+use std::{fs::File, io, ptr, thread};
 
-use granule_types::units::Bytes;
+use granule_types::units::{Bytes, GuestAddress};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
 use super::{
+    DropMethod, MemoryError, Plan,
     align::{congruent_from, reservation},
-    plan::Plan,
 };
 
-/// A failed call and its purpose.
-#[derive(Debug)]
-pub struct CallError {
-    pub doing: &'static str,
-    pub source: io::Error,
-}
+/// Since Linux 6.1; some C libraries lack it.
+const MADV_COLLAPSE: i32 = 25;
 
-fn failed(doing: &'static str) -> CallError {
-    CallError {
-        doing,
-        source: io::Error::last_os_error(),
-    }
-}
-
-fn too_large(doing: &'static str) -> CallError {
-    CallError {
-        doing,
-        source: io::Error::from_raw_os_error(libc::ENOMEM),
-    }
-}
-
-/// Memory in this process, its place chosen by us.
+/// Mapping of guest memory.
 #[derive(Debug)]
 pub struct Mapping {
+    plan: Plan,
     reserved: *mut libc::c_void,
     reserved_len: usize,
     memory: *mut libc::c_void,
@@ -49,22 +28,28 @@ pub struct Mapping {
     file: Option<File>,
 }
 
-// SAFETY: the pointers are addresses of memory that lives as long as the value; every access
-// through them is volatile or a system call, both fine from any thread.
+// SAFETY: the pointers are addresses of memory that exists as long as the value; every access
+// through them is volatile or a system call, which any thread may do.
 unsafe impl Send for Mapping {}
-// SAFETY: as for Send; no method gives out a reference to the memory.
+// SAFETY: as for Send; no method returns a reference to the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Reserves address space and maps `size` bytes in it as `plan` says, at an address congruent
-    /// to `guest` modulo `block`, at least the plan's page.
-    pub fn new(plan: &Plan, size: Bytes, guest: u64, block: Bytes) -> Result<Self, CallError> {
-        const RESERVE: &str = "reserving address space (mmap)";
+    /// Reserves address space and maps `size` bytes in it as `plan` determines, at an address
+    /// congruent to `guest` modulo `block`, which is at least the page of the plan.
+    pub fn new(
+        plan: Plan,
+        size: Bytes,
+        guest: GuestAddress,
+        block: Bytes,
+    ) -> Result<Self, MemoryError> {
+        let failed = |source| call_error(&plan, size, "reserving address space (mmap)", source);
+        let too_large = || failed(io::ErrorKind::OutOfMemory.into());
         let base = plan.base_page().0;
-        let length = reservation(size.0, block.0, base).ok_or_else(|| too_large(RESERVE))?;
-        let reserved_len = usize::try_from(length).map_err(|_| too_large(RESERVE))?;
-        let len = usize::try_from(size.0).map_err(|_| too_large(RESERVE))?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let length = reservation(size.0, block.0, base).ok_or_else(too_large)?;
+        let reserved_len = usize::try_from(length).map_err(|_| too_large())?;
+        let len = usize::try_from(size.0).map_err(|_| too_large())?;
+        // SAFETY: a mapping at an address that the kernel chooses overlaps no other memory.
         let reserved = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -76,93 +61,105 @@ impl Mapping {
             )
         };
         if reserved == libc::MAP_FAILED {
-            return Err(failed(RESERVE));
+            return Err(failed(io::Error::last_os_error()));
         }
-        // From here on, dropping `mapping` gives the reservation back.
+        // From here on, dropping `mapping` releases the reservation.
         let mut mapping = Self {
+            plan,
             reserved,
             reserved_len,
             memory: reserved,
             len,
             file: None,
         };
-        let at = congruent_from(reserved.addr() as u64 + base, guest, block.0)
-            .and_then(|at| usize::try_from(at).ok())
-            .ok_or_else(|| too_large(RESERVE))?;
-        mapping.memory = reserved.with_addr(at);
-        mapping.file = plan
-            .memfd_flags()
-            .map(|flags| memory_file(flags, size))
-            .transpose()?;
-        mapping.map(plan)?;
+        let address = congruent_from(reserved.addr() as u64 + base, guest.0, block.0)
+            .and_then(|address| usize::try_from(address).ok())
+            .ok_or_else(|| {
+                mapping.error("placing the memory", io::ErrorKind::OutOfMemory.into())
+            })?;
+        mapping.memory = reserved.with_addr(address);
+        if let Some(flags) = mapping.plan.memfd_flags() {
+            mapping.file = Some(mapping.memory_file(flags)?);
+        }
+        mapping.map()?;
         Ok(mapping)
     }
 
-    /// Maps the memory, in place of what is there.
-    pub fn map(&self, plan: &Plan) -> Result<(), CallError> {
+    /// Returns the plan.
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn error(&self, doing: &'static str, source: io::Error) -> MemoryError {
+        call_error(&self.plan, Bytes(self.len as u64), doing, source)
+    }
+
+    /// Creates a memory file of the size of the mapping.
+    fn memory_file(&self, flags: u32) -> Result<File, MemoryError> {
+        let fd = memfd_create(c"granule-memory", MemfdFlags::from_bits_retain(flags))
+            .map_err(|error| self.error("creating a memory file (memfd_create)", error.into()))?;
+        let file = File::from(fd);
+        file.set_len(self.len as u64)
+            .map_err(|error| self.error("sizing the memory file (ftruncate)", error))?;
+        Ok(file)
+    }
+
+    /// Maps the memory in place of the present contents and applies the advice of the plan.
+    pub fn map(&self) -> Result<(), MemoryError> {
+        use std::os::fd::AsRawFd as _;
         let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
-        // SAFETY: the range lies inside the reservation this value owns; nothing else uses it.
+        // SAFETY: the range lies inside the reservation that this value owns exclusively.
         let memory = unsafe {
             libc::mmap(
                 self.memory,
                 self.len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                plan.map_flags() | libc::MAP_FIXED,
+                self.plan.map_flags() | libc::MAP_FIXED,
                 fd,
                 0,
             )
         };
         if memory == libc::MAP_FAILED {
-            return Err(failed("mapping the memory (mmap)"));
+            return Err(self.error("mapping the memory (mmap)", io::Error::last_os_error()));
         }
-        plan.advice().map_or(Ok(()), |advice| self.advise(advice))
-    }
-
-    /// Gives advice on the whole memory. A kernel without transparent huge pages refuses advice on
-    /// them; advice against what it cannot do is then carried out already.
-    fn advise(&self, advice: i32) -> Result<(), CallError> {
-        match self.madvise(advice) {
+        let Some(advice) = self.plan.advice() else {
+            return Ok(());
+        };
+        match self.madvise(0, self.len, advice) {
+            // A kernel without transparent huge pages refuses advice against them.
             Err(error)
                 if advice == libc::MADV_NOHUGEPAGE
                     && error.raw_os_error() == Some(libc::EINVAL) =>
             {
                 Ok(())
             }
-            result => result.map_err(|source| CallError {
-                doing: "advising on huge pages (madvise)",
-                source,
-            }),
+            result => result.map_err(|error| self.error("advising on huge pages (madvise)", error)),
         }
     }
 
-    fn madvise(&self, advice: i32) -> io::Result<()> {
-        self.madvise_part(0, self.len, advice)
-    }
-
-    /// Gives advice on `len` bytes from `offset` on, which must lie in the memory.
-    fn madvise_part(&self, offset: usize, len: usize, advice: i32) -> io::Result<()> {
-        let at = self.memory.wrapping_byte_add(offset);
-        // SAFETY: the range is this value's own, and none of the advice used here does more than
-        // populate or discard its contents.
-        match unsafe { libc::madvise(at, len, advice) } {
+    /// Applies advice to `len` bytes from `offset` on, which must lie in the memory.
+    fn madvise(&self, offset: usize, len: usize, advice: i32) -> io::Result<()> {
+        let address = self.memory.wrapping_byte_add(offset);
+        // SAFETY: this value owns the range, and the advice used in this module only populates,
+        // collapses or discards its contents.
+        match unsafe { libc::madvise(address, len, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Has the memory come from one NUMA node only; before it is touched.
-    pub fn bind(&self, node: u32) -> Result<(), CallError> {
-        const DOING: &str = "binding the memory to a NUMA node (mbind)";
-        const BITS: u32 = u64::BITS;
+    /// Restricts the memory to one NUMA node, before it is touched.
+    pub fn bind(&self, node: u32) -> Result<(), MemoryError> {
+        let failed = |source| self.error("binding the memory to a NUMA node (mbind)", source);
         let mut mask = [0u64; 16];
         let word = mask
-            .get_mut(usize::try_from(node / BITS).unwrap_or(usize::MAX))
-            .ok_or_else(|| too_large(DOING))?;
-        *word = 1 << (node % BITS);
-        // The kernel takes one bit less than it is told.
+            .get_mut(usize::try_from(node / u64::BITS).unwrap_or(usize::MAX))
+            .ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
+        *word = 1 << (node % u64::BITS);
+        // The kernel uses one bit less than the argument.
         let bits = mask.len() * 64 + 1;
-        // SAFETY: the range is this value's own and the mask holds as many bits as told; the call
-        // changes where pages come from, not what they hold.
+        // SAFETY: this value owns the range, and the mask has as many bits as the argument says;
+        // the call changes where pages come from, not what they hold.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -176,147 +173,121 @@ impl Mapping {
         };
         match result {
             0 => Ok(()),
-            _ => Err(failed(DOING)),
+            _ => Err(failed(io::Error::last_os_error())),
         }
     }
 
-    /// Populates the memory, writable, by `threads` threads, each a part of its own; it must be
-    /// fresh, as a kernel that cannot do it by itself (before Linux 5.14) has it done by writing a
-    /// zero to every page.
-    pub fn populate(&self, plan: &Plan, threads: usize) -> Result<(), CallError> {
-        let page = usize::try_from(plan.page().0).unwrap_or(usize::MAX);
+    /// Populates the memory for writing, each of `threads` threads a part of it. The memory must
+    /// hold zeros: kernels before Linux 5.14 cannot populate it, and zeros are written instead.
+    pub fn populate(&self, threads: usize) -> Result<(), MemoryError> {
+        let page = usize::try_from(self.plan.page().0).unwrap_or(usize::MAX);
         let part = self.len.div_ceil(threads.max(1)).next_multiple_of(page);
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..self.len)
+        let populate = |offset| self.populate_part(offset, part.min(self.len - offset));
+        let result = thread::scope(|scope| {
+            let others: Vec<_> = (0..self.len)
                 .step_by(part)
                 .skip(1)
-                .map(|at| scope.spawn(move || self.populate_part(plan, at, part)))
+                .map(|offset| scope.spawn(move || populate(offset)))
                 .collect();
-            let first = self.populate_part(plan, 0, part);
-            workers.into_iter().fold(first, |result, worker| {
-                result.and(worker.join().unwrap_or_else(|_| {
-                    Err(too_large("populating the memory: a thread of its own"))
-                }))
+            let first = populate(0);
+            others.into_iter().fold(first, |result, thread| {
+                let panicked = |_| Err(io::Error::other("a thread panicked"));
+                result.and(thread.join().unwrap_or_else(panicked))
             })
-        })
+        });
+        result.map_err(|error| self.error("populating the memory (MADV_POPULATE_WRITE)", error))
     }
 
-    fn populate_part(&self, plan: &Plan, offset: usize, part: usize) -> Result<(), CallError> {
-        let len = part.min(self.len - offset);
-        match self.madvise_part(offset, len, libc::MADV_POPULATE_WRITE) {
+    fn populate_part(&self, offset: usize, len: usize) -> io::Result<()> {
+        match self.madvise(offset, len, libc::MADV_POPULATE_WRITE) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                let page = if plan.is_hugetlb() {
-                    plan.page()
-                } else {
-                    plan.base_page()
+                let page = match self.plan.is_hugetlb() {
+                    true => self.plan.page(),
+                    false => self.plan.base_page(),
                 };
-                self.touch(offset, len, page);
+                self.write_zeros(offset, len, page);
                 Ok(())
             }
-            result => result.map_err(|source| CallError {
-                doing: "populating the memory (MADV_POPULATE_WRITE)",
-                source,
-            }),
+            result => result,
         }
     }
 
-    /// Writes a zero to every page of a part. Nothing is read first: a read would fix the zero
-    /// page, and a huge zero page is broken into small ones by the write behind it.
-    fn touch(&self, offset: usize, len: usize, page: Bytes) {
+    /// Writes a zero to every page of a part, without a read before: a read would map the zero page,
+    /// and the write would split a huge zero page.
+    fn write_zeros(&self, offset: usize, len: usize, page: Bytes) {
         let Ok(step) = usize::try_from(page.0) else {
             return;
         };
         for offset in (offset..offset + len).step_by(step) {
-            let at = self.memory.cast::<u8>().wrapping_add(offset);
+            let address = self.memory.cast::<u8>().wrapping_add(offset);
             // SAFETY: `offset` is less than the length of the mapping, which is writable.
-            unsafe { at.write_volatile(0) };
+            unsafe { address.write_volatile(0) };
         }
     }
 
-    /// Has the kernel put what is resident into huge pages, as far as it can. False where it does
-    /// not know how.
-    pub fn collapse(&self) -> Result<bool, CallError> {
-        /// Since Linux 6.1; the C libraries do not all have it.
-        const MADV_COLLAPSE: i32 = 25;
-        if self.madvise_part(0, 0, MADV_COLLAPSE).is_err() {
-            return Ok(false);
+    /// Collapses resident pages into huge pages as far as the kernel can.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoCollapse`] on kernels without the call.
+    pub fn collapse(&self) -> Result<(), MemoryError> {
+        if self.madvise(0, 0, MADV_COLLAPSE).is_err() {
+            return Err(MemoryError::NoCollapse);
         }
-        match self.madvise(MADV_COLLAPSE) {
-            Ok(()) => Ok(true),
-            // Some of it could not be: it is not there, is pinned or changes, or huge pages are
-            // short. What was done is read back.
+        match self.madvise(0, self.len, MADV_COLLAPSE) {
+            // A part is absent, pinned or changing, or huge pages are short; the caller reads back
+            // what has been collapsed.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
                     Some(libc::EINVAL | libc::EAGAIN | libc::EBUSY | libc::ENOMEM)
                 ) =>
             {
-                Ok(true)
+                Ok(())
             }
-            Err(source) => Err(CallError {
-                doing: "collapsing pages into huge ones (MADV_COLLAPSE)",
-                source,
+            result => result.map_err(|error| {
+                self.error("collapsing pages into huge ones (MADV_COLLAPSE)", error)
             }),
         }
     }
 
-    /// Discards the contents with `MADV_DONTNEED`.
-    pub fn discard(&self) -> Result<(), CallError> {
-        self.madvise(libc::MADV_DONTNEED)
-            .map_err(|source| CallError {
-                doing: "dropping the memory (MADV_DONTNEED)",
-                source,
-            })
+    /// Drops the contents of the whole mapping.
+    pub fn drop_backing(&self) -> Result<(), MemoryError> {
+        match self.plan.drop_method() {
+            DropMethod::Remap => self.map(),
+            DropMethod::Advice | DropMethod::Hole => self.discard_range(0, self.len as u64),
+        }
     }
 
-    /// Discards a part's contents: by a hole in the file, or by advice.
-    pub fn discard_range(&self, offset: u64, length: u64, hole: bool) -> Result<(), CallError> {
-        const DOING: &str = "dropping a part of the memory";
-        let outside = || too_large(DOING);
-        let (start, size) = (usize::try_from(offset), usize::try_from(length));
-        let (Ok(start), Ok(size)) = (start, size) else {
-            return Err(outside());
+    /// Discards `length` bytes from `offset` on, by a hole in the file or by advice.
+    pub fn discard_range(&self, offset: u64, length: u64) -> Result<(), MemoryError> {
+        let end = offset.checked_add(length);
+        let range = (usize::try_from(offset), usize::try_from(length));
+        let (true, (Ok(start), Ok(size))) = (end.is_some_and(|end| end <= self.len as u64), range)
+        else {
+            return Err(self.error(
+                "dropping a part of the memory",
+                io::ErrorKind::InvalidInput.into(),
+            ));
         };
-        if start.checked_add(size).is_none_or(|end| end > self.len) {
-            return Err(outside());
-        }
-        let result = if hole {
-            let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
-            let offset = libc::off_t::try_from(offset).map_err(|_| outside())?;
-            let length = libc::off_t::try_from(length).map_err(|_| outside())?;
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            // SAFETY: fallocate takes numbers only; the descriptor is this value's own.
-            unsafe { libc::fallocate(fd, mode, offset, length) }
-        } else {
-            let at = self.memory.wrapping_byte_add(start);
-            // SAFETY: the range lies inside the mapping, and the advice discards its contents.
-            unsafe { libc::madvise(at, size, libc::MADV_DONTNEED) }
-        };
-        match result {
-            0 => Ok(()),
-            _ => Err(failed(DOING)),
+        match &self.file {
+            Some(file) => {
+                let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                fallocate(file, mode, offset, length).map_err(|error| {
+                    self.error("dropping the memory (fallocate with a hole)", error.into())
+                })
+            }
+            None => self
+                .madvise(start, size, libc::MADV_DONTNEED)
+                .map_err(|error| self.error("dropping the memory (MADV_DONTNEED)", error)),
         }
     }
 
-    /// Discards the contents by a hole in the file as large as the file.
-    pub fn punch_hole(&self) -> Result<(), CallError> {
-        const DOING: &str = "dropping the memory (fallocate with a hole)";
-        let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
-        let len = libc::off_t::try_from(self.len).map_err(|_| too_large(DOING))?;
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: fallocate takes numbers only; the descriptor is this value's own.
-        match unsafe { libc::fallocate(fd, mode, 0, len) } {
-            0 => Ok(()),
-            _ => Err(failed(DOING)),
-        }
-    }
-
-    /// The first byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.cast()
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -324,24 +295,17 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the whole range was reserved by this value and is given back once; users of the
-        // memory hold the value.
+        // SAFETY: this value owns the whole range and unmaps it once; users of the memory hold the
+        // value.
         unsafe { libc::munmap(self.reserved, self.reserved_len) };
     }
 }
 
-/// A new file in memory of `size` bytes.
-fn memory_file(flags: u32, size: Bytes) -> Result<File, CallError> {
-    // SAFETY: the name is a C string and lives as long as the program.
-    let fd = unsafe { libc::memfd_create(c"granule-memory".as_ptr(), flags) };
-    if fd < 0 {
-        return Err(failed("making a file in memory (memfd_create)"));
-    }
-    // SAFETY: the descriptor is new, valid and nobody else's.
-    let file = unsafe { File::from_raw_fd(fd) };
-    file.set_len(size.0).map_err(|source| CallError {
-        doing: "sizing the file in memory (ftruncate)",
+fn call_error(plan: &Plan, size: Bytes, doing: &'static str, source: io::Error) -> MemoryError {
+    MemoryError::Call {
+        doing,
+        size,
+        backing: plan.backing(),
         source,
-    })?;
-    Ok(file)
+    }
 }

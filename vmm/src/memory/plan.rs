@@ -1,148 +1,167 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a backing means on a host: everything that mapping, advising, aligning, dropping and
-//! checking it need to know, decided in one place.
+//! Plan of a backing on one host: all decisions about mapping, advising, aligning, dropping and
+//! checking follow from the type of its pages and whether it is shared, which [`Plan::new`] chooses.
 
 use granule_types::{backing::Backing, units::Bytes};
 
 use super::{HostPages, MemoryError, smaps::Residency};
 
-/// How a backing is obtained on one host.
+/// Plan of a backing on one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     backing: Backing,
+    page_type: PageType,
+    /// Shared mapping of a memory file (memfd), as opposed to private anonymous memory.
+    shared: bool,
     base: Bytes,
     page: Bytes,
 }
 
-/// How the memory behind a mapping is given back.
+/// Type of the pages of a backing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageType {
+    /// Base pages only.
+    Base,
+    /// Transparent huge pages.
+    Transparent,
+    /// Pages of a hugetlb pool.
+    Hugetlb,
+}
+
+/// Method of dropping the memory behind a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DropMethod {
     /// `MADV_DONTNEED`.
     Advice,
-    /// `fallocate` with a hole in the file.
+    /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`.
     Hole,
-    /// A new mapping in place of the old one.
+    /// A further mapping in place of the present one.
     Remap,
 }
 
 impl Plan {
-    /// Decides how `backing` is obtained on `host`.
+    /// Plans `backing` on `host`.
     ///
     /// # Errors
-    /// The host does not offer it.
+    /// The host does not offer its pages.
     pub fn new(backing: Backing, host: &HostPages) -> Result<Self, MemoryError> {
-        let no_hugetlb = || MemoryError::NoHugetlb {
-            backing,
-            offered: host.hugetlb.clone(),
+        let (page_type, shared) = match backing {
+            Backing::Anonymous => (PageType::Base, false),
+            Backing::AnonymousThp => (PageType::Transparent, false),
+            Backing::AnonymousHugetlb(_) => (PageType::Hugetlb, false),
+            Backing::Shmem => (PageType::Base, true),
+            Backing::SharedHugetlb => (PageType::Hugetlb, true),
         };
-        let page = match backing {
-            Backing::Anonymous | Backing::Shmem => host.base,
-            Backing::AnonymousThp => host.thp.ok_or(MemoryError::ThpOff)?,
-            Backing::AnonymousHugetlb(Some(size)) => size,
-            Backing::AnonymousHugetlb(None) | Backing::SharedHugetlb => {
-                host.default_hugetlb.ok_or_else(no_hugetlb)?
+        let page = match page_type {
+            PageType::Base => host.base,
+            PageType::Transparent => host.thp.ok_or(MemoryError::ThpOff)?,
+            PageType::Hugetlb => {
+                let size = match backing {
+                    Backing::AnonymousHugetlb(Some(size)) => Some(size),
+                    _ => host.default_hugetlb,
+                };
+                size.filter(|size| host.hugetlb.contains(size))
+                    .ok_or_else(|| MemoryError::NoHugetlb {
+                        backing,
+                        offered: host.hugetlb.clone(),
+                    })?
             }
         };
-        let plan = Self {
+        Ok(Self {
             backing,
+            page_type,
+            shared,
             base: host.base,
             page,
-        };
-        if plan.is_hugetlb() && !host.hugetlb.contains(&page) {
-            return Err(no_hugetlb());
-        }
-        Ok(plan)
+        })
     }
 
-    /// The backing.
+    /// Returns the backing.
     pub const fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// The host's base page.
+    /// Returns the type of its pages.
+    pub const fn page_type(&self) -> PageType {
+        self.page_type
+    }
+
+    /// Returns the base page of the host.
     pub const fn base_page(&self) -> Bytes {
         self.base
     }
 
-    /// The page the backing is made of. It is also the largest block KVM can map from it, hence
+    /// Returns the page size of the backing. It is also the largest block that KVM can map, hence
     /// the alignment that guest and host addresses must share.
     pub const fn page(&self) -> Bytes {
         self.page
     }
 
-    /// Whether the pages come from a hugetlb pool.
+    /// Returns whether the pages come from a hugetlb pool.
     pub const fn is_hugetlb(&self) -> bool {
-        matches!(
-            self.backing,
-            Backing::AnonymousHugetlb(_) | Backing::SharedHugetlb
-        )
+        matches!(self.page_type, PageType::Hugetlb)
     }
 
-    /// Whether the memory is a file's (memfd).
-    pub const fn is_file(&self) -> bool {
-        matches!(self.backing, Backing::Shmem | Backing::SharedHugetlb)
-    }
-
-    /// The size as the kernel takes it in `mmap` and `memfd_create` flags: its logarithm, shifted
-    /// to `MAP_HUGE_SHIFT`.
+    /// Returns the hugetlb page size as flags of `mmap` and `memfd_create` encode it: its binary
+    /// logarithm at `MAP_HUGE_SHIFT`.
     const fn huge_size_bits(&self) -> i32 {
         self.page.0.trailing_zeros().cast_signed() << libc::MAP_HUGE_SHIFT
     }
 
-    /// Flags for `mmap`, `MAP_FIXED` aside. Hugetlb comes without `MAP_NORESERVE`, so that its
-    /// pages are promised at once and no later touch ends in SIGBUS.
+    /// Returns the flags of `mmap`, without `MAP_FIXED`. Hugetlb lacks `MAP_NORESERVE`, so that its
+    /// pages are reserved at once and no later touch ends in SIGBUS.
     pub const fn map_flags(&self) -> i32 {
-        match self.backing {
-            Backing::Anonymous | Backing::AnonymousThp => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            Backing::AnonymousHugetlb(_) => {
+        match (self.shared, self.page_type) {
+            (true, _) => libc::MAP_SHARED,
+            (false, PageType::Hugetlb) => {
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | self.huge_size_bits()
             }
-            Backing::Shmem | Backing::SharedHugetlb => libc::MAP_SHARED,
+            (false, _) => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
         }
     }
 
-    /// Flags for `memfd_create`; `None` where the backing is no file.
+    /// Returns the flags of `memfd_create`, or `None` for anonymous memory.
     pub const fn memfd_flags(&self) -> Option<u32> {
-        match self.backing {
-            Backing::Shmem => Some(libc::MFD_CLOEXEC),
-            Backing::SharedHugetlb => {
+        match (self.shared, self.page_type) {
+            (false, _) => None,
+            (true, PageType::Hugetlb) => {
                 Some(libc::MFD_CLOEXEC | libc::MFD_HUGETLB | self.huge_size_bits().cast_unsigned())
             }
-            _ => None,
+            (true, _) => Some(libc::MFD_CLOEXEC),
         }
     }
 
-    /// Advice to give before the first touch.
+    /// Returns the `madvise` advice to apply before the first touch.
     pub const fn advice(&self) -> Option<i32> {
-        match self.backing {
-            Backing::Anonymous | Backing::Shmem => Some(libc::MADV_NOHUGEPAGE),
-            Backing::AnonymousThp => Some(libc::MADV_HUGEPAGE),
-            Backing::AnonymousHugetlb(_) | Backing::SharedHugetlb => None,
+        match self.page_type {
+            PageType::Base => Some(libc::MADV_NOHUGEPAGE),
+            PageType::Transparent => Some(libc::MADV_HUGEPAGE),
+            PageType::Hugetlb => None,
         }
     }
 
-    /// How the memory is dropped. Private hugetlb is mapped anew on every kernel: `MADV_DONTNEED`
-    /// is refused there up to Linux 5.17 and loses the promise of pages up to 6.7.
+    /// Returns the method of dropping the memory. Private hugetlb memory is mapped again on every
+    /// kernel: Linux up to 5.17 refuses `MADV_DONTNEED` for it, and up to 6.7 loses its reservation.
     pub const fn drop_method(&self) -> DropMethod {
-        match self.backing {
-            Backing::Anonymous | Backing::AnonymousThp => DropMethod::Advice,
-            Backing::Shmem | Backing::SharedHugetlb => DropMethod::Hole,
-            Backing::AnonymousHugetlb(_) => DropMethod::Remap,
+        match (self.shared, self.page_type) {
+            (true, _) => DropMethod::Hole,
+            (false, PageType::Hugetlb) => DropMethod::Remap,
+            (false, _) => DropMethod::Advice,
         }
     }
 
-    /// Whether the mapping must be made anew before the memory is used again: a hole in a hugetlb
-    /// file also gives the promise of its pages back.
+    /// Returns whether the memory must be mapped again after a drop: a hole in a hugetlb file also
+    /// releases the reservation of its pages.
     pub const fn remap_after_drop(&self) -> bool {
-        matches!(self.backing, Backing::SharedHugetlb)
+        self.shared && self.is_hugetlb()
     }
 
-    /// Whether every page that is resident is of the kind asked for.
+    /// Checks that all resident pages are of the requested type.
     ///
     /// # Errors
-    /// [`MemoryError::WrongPages`] with what to do.
-    pub fn check(&self, usage: &Residency) -> Result<(), MemoryError> {
-        let resident = usage.resident();
+    /// [`MemoryError::WrongPages`] with a remedy.
+    pub fn check(&self, residency: &Residency) -> Result<(), MemoryError> {
+        let resident = residency.resident();
         let wrong_pages = |wrong: Bytes, what, advice| {
             Err(MemoryError::WrongPages {
                 backing: self.backing,
@@ -152,28 +171,27 @@ impl Plan {
                 advice,
             })
         };
-        match self.backing {
-            Backing::Anonymous | Backing::Shmem if usage.huge.0 > 0 => wrong_pages(
-                usage.huge,
+        let Residency { small, huge, .. } = *residency;
+        match self.page_type {
+            PageType::Base if huge.0 > 0 => wrong_pages(
+                huge,
                 "huge pages",
                 "the kernel ignored the advice against them; \
                  see /sys/kernel/mm/transparent_hugepage",
             ),
-            Backing::AnonymousThp if usage.small.0 > 0 => wrong_pages(
-                usage.small,
+            PageType::Transparent if small.0 > 0 => wrong_pages(
+                small,
                 "small pages",
                 "populate the memory beforehand (bench --prefault, run --memory …,prefault=on), or \
                  write 0 to \
                  /sys/kernel/mm/transparent_hugepage/use_zero_page so that a first read does not \
-                 fix a small page; if that is done, free host memory is fragmented",
+                 map a small page; if both are done, free host memory is fragmented",
             ),
-            Backing::AnonymousHugetlb(_) | Backing::SharedHugetlb
-                if usage.kernel_page != self.page || usage.small.0 + usage.huge.0 > 0 =>
-            {
+            PageType::Hugetlb if residency.kernel_page != self.page || small.0 + huge.0 > 0 => {
                 wrong_pages(
                     resident,
                     "pages of another size",
-                    "the mapping was replaced after it was made",
+                    "the mapping was replaced by another one",
                 )
             }
             _ => Ok(()),
@@ -198,6 +216,15 @@ mod tests {
         Plan::new(name.parse().unwrap(), &host()).unwrap()
     }
 
+    fn residency(kernel_page: Bytes, small: Bytes, huge: Bytes, hugetlb: Bytes) -> Residency {
+        Residency {
+            kernel_page,
+            small,
+            huge,
+            hugetlb,
+        }
+    }
+
     #[test]
     fn each_backing_has_its_page() {
         for (name, page) in [
@@ -214,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn hugetlb_flags_carry_the_size_and_reserve() {
+    fn hugetlb_flags_encode_the_size_and_reserve() {
         let flags = plan("anonymous_hugetlb_1gb").map_flags();
 
         assert_eq!(flags & libc::MAP_HUGE_1GB, libc::MAP_HUGE_1GB);
@@ -223,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_the_host_does_not_offer_is_refused_with_those_it_does() {
+    fn an_unavailable_hugetlb_size_is_refused_with_the_available_ones() {
         let backing = "anonymous_hugetlb_32mb".parse().unwrap();
 
         let error = Plan::new(backing, &host()).unwrap_err();
@@ -232,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_huge_pages_says_so() {
+    fn a_host_without_huge_pages_is_an_error() {
         let mut bare = host();
         bare.thp = None;
         bare.default_hugetlb = None;
@@ -243,42 +270,17 @@ mod tests {
     }
 
     #[test]
-    fn small_pages_behind_thp_are_an_error_that_says_how_many() {
-        let usage = Residency {
-            kernel_page: Bytes::kib(4),
-            small: Bytes::mib(2),
-            huge: Bytes::mib(62),
-            hugetlb: Bytes(0),
-        };
+    fn only_the_requested_pages_pass_the_check() {
+        let (none, base, huge) = (Bytes(0), Bytes::kib(4), Bytes::mib(2));
+        let huge_only = residency(base, none, huge, none);
+        let hugetlb_2m = residency(huge, none, none, Bytes::mib(64));
 
-        let error = plan("anonymous_thp").check(&usage).unwrap_err();
-
+        assert!(plan("anonymous").check(&huge_only).is_err());
+        assert!(plan("anonymous_thp").check(&huge_only).is_ok());
+        assert!(plan("anonymous_hugetlb_1gb").check(&hugetlb_2m).is_err());
+        assert!(plan("anonymous_hugetlb_2mb").check(&hugetlb_2m).is_ok());
+        let mixed = residency(base, huge, Bytes::mib(62), none);
+        let error = plan("anonymous_thp").check(&mixed).unwrap_err();
         assert!(error.to_string().contains("2M of 64M"), "{error}");
-    }
-
-    #[test]
-    fn huge_pages_behind_small_ones_are_an_error() {
-        let usage = Residency {
-            kernel_page: Bytes::kib(4),
-            small: Bytes(0),
-            huge: Bytes::mib(2),
-            hugetlb: Bytes(0),
-        };
-
-        assert!(plan("anonymous").check(&usage).is_err());
-        assert!(plan("anonymous_thp").check(&usage).is_ok());
-    }
-
-    #[test]
-    fn hugetlb_of_another_size_is_an_error() {
-        let usage = Residency {
-            kernel_page: Bytes::mib(2),
-            small: Bytes(0),
-            huge: Bytes(0),
-            hugetlb: Bytes::mib(64),
-        };
-
-        assert!(plan("anonymous_hugetlb_1gb").check(&usage).is_err());
-        assert!(plan("anonymous_hugetlb_2mb").check(&usage).is_ok());
     }
 }

@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the kernel says is mapped in a range: `/proc/self/smaps` (proc(5)).
+//! Resident pages of an address range, from `/proc/self/smaps` (proc(5)).
 //!
-//! The file lists each mapping as a head line `start-end perms offset device inode path` and then
-//! one line a field, `Name: number kB`. `Rss` counts small and transparent huge pages and leaves
-//! hugetlb out; `AnonHugePages`, `ShmemPmdMapped` and `FilePmdMapped` count the part of it mapped
-//! by one entry a huge page. The huge zero page counts nowhere.
+//! The file lists each mapping as a head line `start-end perms offset device inode path` and one
+//! line per field, `Name: number kB`. `Rss` counts small and transparent huge pages without hugetlb;
+//! `AnonHugePages`, `ShmemPmdMapped` and `FilePmdMapped` count the part of it that is mapped as huge
+//! pages. No field counts the huge zero page.
 
 use std::{fs, ops::Range, path::PathBuf};
 
-use granule_types::units::Bytes;
+use granule_types::units::{Bytes, HostVirtAddr};
 
 use super::MemoryError;
 
-/// What is resident in a range.
+/// Resident pages of an address range, by type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residency {
-    /// The page size of the mapping itself: the base page, or hugetlb's.
+    /// Page size of the mapping: the base page, or that of hugetlb.
     pub kernel_page: Bytes,
-    /// Mapped by base pages.
+    /// Size of base pages.
     pub small: Bytes,
-    /// Mapped by transparent huge pages.
+    /// Size of transparent huge pages.
     pub huge: Bytes,
-    /// Mapped by hugetlb pages.
+    /// Size of hugetlb pages.
     pub hugetlb: Bytes,
 }
 
 impl Residency {
-    /// Everything resident.
+    /// Returns the size of all resident pages.
     pub const fn resident(&self) -> Bytes {
         Bytes(self.small.0 + self.huge.0 + self.hugetlb.0)
     }
 
-    /// Reads what is resident in this process at `range`, which holds whole mappings.
+    /// Reads the resident pages of `range` of this process, which consists of whole mappings.
     ///
     /// # Errors
     /// The file cannot be read, or does not list the whole range.
-    pub fn of_range(range: Range<u64>) -> Result<Self, MemoryError> {
+    pub fn of_range(range: Range<HostVirtAddr>) -> Result<Self, MemoryError> {
         let path = PathBuf::from("/proc/self/smaps");
         match fs::read_to_string(&path) {
             Ok(text) => Self::parse(&text, range),
@@ -43,21 +43,19 @@ impl Residency {
         }
     }
 
-    /// Bytes of this process that are resident and lie in none of `ranges`, hugetlb aside; `None`
-    /// where the kernel does not tell.
-    pub fn outside(ranges: &[Range<u64>]) -> Option<Bytes> {
+    /// Returns the resident bytes of this process outside of `ranges`, without hugetlb, or `None` if
+    /// the kernel does not report them.
+    pub fn outside(ranges: &[Range<HostVirtAddr>]) -> Option<Bytes> {
         let text = fs::read_to_string("/proc/self/smaps").ok()?;
         Some(Self::parse_outside(&text, ranges))
     }
 
-    fn parse_outside(text: &str, ranges: &[Range<u64>]) -> Bytes {
+    fn parse_outside(text: &str, ranges: &[Range<HostVirtAddr>]) -> Bytes {
         let mut outside = false;
         let mut bytes = 0;
         for line in text.lines() {
             if let Some(mapping) = head(line) {
-                let within =
-                    |range: &Range<u64>| range.start <= mapping.start && mapping.end <= range.end;
-                outside = !ranges.iter().any(within);
+                outside = !ranges.iter().any(|range| contains(range, &mapping));
             } else if let (true, Some(("Rss", resident))) = (outside, field(line)) {
                 bytes += resident;
             }
@@ -65,19 +63,16 @@ impl Residency {
         Bytes(bytes)
     }
 
-    /// Sums up the mappings of an smaps text that lie in `range`.
-    ///
-    /// # Errors
-    /// [`MemoryError::NotListed`]: the text does not list the whole range.
-    pub fn parse(text: &str, range: Range<u64>) -> Result<Self, MemoryError> {
+    /// Sums up the mappings of an smaps text within `range`.
+    fn parse(text: &str, range: Range<HostVirtAddr>) -> Result<Self, MemoryError> {
         let mut inside = false;
         let mut listed = 0;
         let (mut rss, mut huge, mut hugetlb, mut kernel_page) = (0, 0, 0, 0);
         for line in text.lines() {
             if let Some(mapping) = head(line) {
-                inside = range.start <= mapping.start && mapping.end <= range.end;
+                inside = contains(&range, &mapping);
                 if inside {
-                    listed += mapping.end - mapping.start;
+                    listed += mapping.end.0 - mapping.start.0;
                 }
                 continue;
             }
@@ -95,10 +90,10 @@ impl Residency {
                 _ => {}
             }
         }
-        let size = range.end - range.start;
+        let size = range.end.0 - range.start.0;
         if listed != size {
             return Err(MemoryError::NotListed {
-                address: range.start,
+                address: range.start.0,
                 size: Bytes(size),
                 listed: Bytes(listed),
             });
@@ -112,15 +107,19 @@ impl Residency {
     }
 }
 
-/// The range in a mapping's head line.
-fn head(line: &str) -> Option<Range<u64>> {
+fn contains(range: &Range<HostVirtAddr>, mapping: &Range<HostVirtAddr>) -> bool {
+    range.start <= mapping.start && mapping.end <= range.end
+}
+
+/// Returns the range in the head line of a mapping.
+fn head(line: &str) -> Option<Range<HostVirtAddr>> {
     let (range, _) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
+    let number = |text| u64::from_str_radix(text, 16).ok().map(HostVirtAddr);
     Some(number(start)?..number(end)?)
 }
 
-/// The name and the bytes in a field's line.
+/// Returns the name and the bytes of a field.
 fn field(line: &str) -> Option<(&str, u64)> {
     let (name, value) = line.split_once(':')?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -155,35 +154,39 @@ Shared_Hugetlb:        0 kB
 Private_Hugetlb:    8192 kB
 ";
 
-    #[test]
-    fn mappings_in_the_range_are_summed_up_and_others_left_out() {
-        let usage = Residency::parse(TEXT, 0xffff_8000_0000..0xffff_8040_0000).unwrap();
-
-        assert_eq!(usage.kernel_page, Bytes::kib(4));
-        assert_eq!(usage.huge, Bytes::mib(2));
-        assert_eq!(usage.small, Bytes::kib(8));
+    fn range(start: u64, end: u64) -> Range<HostVirtAddr> {
+        HostVirtAddr(start)..HostVirtAddr(end)
     }
 
     #[test]
-    fn hugetlb_is_counted_apart() {
-        let usage = Residency::parse(TEXT, 0xffff_9000_0000..0xffff_9400_0000).unwrap();
+    fn only_mappings_in_the_range_are_summed_up() {
+        let residency = Residency::parse(TEXT, range(0xffff_8000_0000, 0xffff_8040_0000)).unwrap();
 
-        assert_eq!(usage.kernel_page, Bytes::mib(2));
-        assert_eq!(usage.resident(), Bytes::mib(8));
-        assert_eq!(usage.small, Bytes(0));
+        assert_eq!(residency.kernel_page, Bytes::kib(4));
+        assert_eq!(residency.huge, Bytes::mib(2));
+        assert_eq!(residency.small, Bytes::kib(8));
     }
 
     #[test]
-    fn what_lies_outside_guest_memory_is_counted() {
-        let guest = 0xffff_8000_0000..0xffff_8020_0000;
+    fn hugetlb_is_counted_separately() {
+        let residency = Residency::parse(TEXT, range(0xffff_9000_0000, 0xffff_9400_0000)).unwrap();
+
+        assert_eq!(residency.kernel_page, Bytes::mib(2));
+        assert_eq!(residency.resident(), Bytes::mib(8));
+        assert_eq!(residency.small, Bytes(0));
+    }
+
+    #[test]
+    fn pages_outside_of_guest_memory_are_counted() {
+        let guest = range(0xffff_8000_0000, 0xffff_8020_0000);
 
         assert_eq!(Residency::parse_outside(TEXT, &[guest]), Bytes::kib(20));
         assert_eq!(Residency::parse_outside(TEXT, &[]), Bytes::kib(2068));
     }
 
     #[test]
-    fn a_range_not_listed_whole_is_an_error() {
-        let error = Residency::parse(TEXT, 0xffff_8000_0000..0xffff_8060_0000).unwrap_err();
+    fn a_partially_listed_range_is_an_error() {
+        let error = Residency::parse(TEXT, range(0xffff_8000_0000, 0xffff_8060_0000)).unwrap_err();
 
         assert!(error.to_string().contains("lists 4M of 6M"), "{error}");
     }

@@ -149,11 +149,7 @@ impl Meter {
         let resident = zones
             .map(|ram| Ok(ram.resident()?.resident))
             .collect::<Result<Vec<_>, MemoryError>>()?;
-        let ranges: Vec<_> = self
-            .zones
-            .iter()
-            .map(|ram| ram.host_address()..ram.host_address() + ram.size().0)
-            .collect();
+        let ranges: Vec<_> = self.zones.iter().map(|ram| ram.host_range()).collect();
         Ok(Reading {
             events: counted,
             faults: self.counters.faults.read()?,

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! One region of guest memory and its mapping in this process.
+
+use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc, thread};
+
+use granule_types::{
+    record::Obtained,
+    units::{Bytes, GuestAddress, HostVirtAddr},
+};
+
+use super::{
+    BlockBacking, HostPages, MemoryError, PageType, Plan, Residency, block_above, mapping::Mapping,
+};
+
+/// Region of guest memory.
+#[derive(Debug)]
+pub struct GuestRam {
+    start: GuestAddress,
+    mapping: Mapping,
+    prefault: bool,
+    threads: usize,
+}
+
+/// Options of a region of guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RamOptions {
+    /// Populates the memory before the guest touches it.
+    pub prefault: bool,
+    /// Power of two modulo which guest and host addresses are equal, if larger than the page.
+    pub align: Option<Bytes>,
+    /// NUMA node that provides all pages.
+    pub node: Option<u32>,
+    /// Populates with several threads.
+    pub parallel: bool,
+}
+
+/// Amount of memory that justifies a further thread to populate it.
+const POPULATED_PER_THREAD: Bytes = Bytes::mib(64);
+
+impl GuestRam {
+    /// Maps `size` bytes of guest memory at guest address `start` as `plan` determines.
+    ///
+    /// # Errors
+    /// The size is not a multiple of the page of the backing, the pool is short, the kernel refuses,
+    /// or it maps other pages than requested.
+    pub fn new(
+        plan: Plan,
+        host: &HostPages,
+        start: GuestAddress,
+        size: Bytes,
+        prefault: bool,
+    ) -> Result<Arc<Self>, MemoryError> {
+        let options = RamOptions {
+            prefault,
+            ..RamOptions::default()
+        };
+        Self::with_options(plan, host, start, size, options)
+    }
+
+    /// As [`GuestRam::new`], with further options.
+    ///
+    /// # Errors
+    /// As [`GuestRam::new`]; or the NUMA node does not exist.
+    pub fn with_options(
+        plan: Plan,
+        host: &HostPages,
+        start: GuestAddress,
+        size: Bytes,
+        options: RamOptions,
+    ) -> Result<Arc<Self>, MemoryError> {
+        let page = plan.page();
+        if !size.0.is_multiple_of(page.0) || size.0 == 0 {
+            return Err(MemoryError::Size { size, page });
+        }
+        if plan.is_hugetlb() {
+            host.pool(page)?.check(size)?;
+            if let Some(node) = options.node {
+                host.check_node(node, page, size)?;
+            }
+        }
+        let block = options.align.map_or(page, |align| align.max(page));
+        let mapping = Mapping::new(plan, size, start, block)?;
+        if let Some(node) = options.node {
+            if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() {
+                return Err(MemoryError::NoNode { node });
+            }
+            mapping.bind(node)?;
+        }
+        let threads = match options.parallel {
+            true => {
+                let cpus = thread::available_parallelism().map_or(1, usize::from);
+                let useful = usize::try_from(size.0 / POPULATED_PER_THREAD.0);
+                cpus.min(useful.unwrap_or(usize::MAX)).max(1)
+            }
+            false => 1,
+        };
+        let ram = Self {
+            start,
+            mapping,
+            prefault: options.prefault,
+            threads,
+        };
+        ram.populate()?;
+        Ok(Arc::new(ram))
+    }
+
+    /// Returns the plan of the backing.
+    pub const fn plan(&self) -> &Plan {
+        self.mapping.plan()
+    }
+
+    /// Returns the first guest address.
+    pub const fn start(&self) -> GuestAddress {
+        self.start
+    }
+
+    /// Returns the size.
+    pub const fn size(&self) -> Bytes {
+        Bytes(self.mapping.len() as u64)
+    }
+
+    /// Returns the address of the first byte in this process.
+    pub fn host_address(&self) -> HostVirtAddr {
+        HostVirtAddr(self.mapping.as_ptr().addr() as u64)
+    }
+
+    /// Returns the address range in this process.
+    pub fn host_range(&self) -> Range<HostVirtAddr> {
+        let start = self.host_address();
+        start..HostVirtAddr(start.0 + self.size().0)
+    }
+
+    pub(super) const fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Reads back the mapped pages by size and verifies that they are the requested ones.
+    ///
+    /// # Errors
+    /// The kernel does not report them, or has mapped other pages.
+    pub fn obtained(&self) -> Result<Obtained, MemoryError> {
+        let residency = Residency::of_range(self.host_range())?;
+        self.plan().check(&residency)?;
+        let (page, base) = (self.plan().page(), self.plan().base_page());
+        if page > base
+            && let Some(blocks) = BlockBacking::of_range(self.host_range(), page, base)
+            && blocks.broken > 0
+        {
+            return Err(MemoryError::NotContiguous {
+                backing: self.plan().backing(),
+                broken: blocks.broken,
+                present: blocks.broken + blocks.whole + blocks.zero,
+                page,
+            });
+        }
+        Ok(self.by_page_size(&residency))
+    }
+
+    /// Reads back the mapped pages by size, without verifying them.
+    ///
+    /// # Errors
+    /// The kernel does not report them.
+    pub fn resident(&self) -> Result<Obtained, MemoryError> {
+        Ok(self.by_page_size(&Residency::of_range(self.host_range())?))
+    }
+
+    /// Collapses small pages into huge ones where the kernel can, and reads back the result. A
+    /// partial discard of a huge page, for example, splits it.
+    ///
+    /// # Errors
+    /// The backing has no transparent huge pages, or the kernel lacks the call.
+    pub fn collapse(&self) -> Result<Obtained, MemoryError> {
+        if self.plan().page_type() != PageType::Transparent {
+            return Err(MemoryError::NotThp(self.plan().backing()));
+        }
+        self.mapping.collapse()?;
+        self.resident()
+    }
+
+    fn by_page_size(&self, residency: &Residency) -> Obtained {
+        let base = self.plan().base_page();
+        let parts = [
+            (base, residency.small),
+            (block_above(base), residency.huge),
+            (residency.kernel_page, residency.hugetlb),
+        ];
+        let mut resident = BTreeMap::new();
+        for (page, bytes) in parts {
+            if bytes.0 > 0 {
+                *resident.entry(page.0).or_insert(0) += bytes.0;
+            }
+        }
+        Obtained { resident }
+    }
+
+    /// Drops the backing of the whole region: the next access to each page is a first touch.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn drop_backing(&self) -> Result<(), MemoryError> {
+        self.mapping.drop_backing()
+    }
+
+    /// Prepares the region for a first touch after [`GuestRam::drop_backing`].
+    ///
+    /// # Errors
+    /// The kernel refuses, or maps other pages than requested.
+    pub fn restore_backing(&self) -> Result<(), MemoryError> {
+        if self.plan().remap_after_drop() {
+            self.mapping.map()?;
+        }
+        self.populate()
+    }
+
+    /// Discards the whole pages of a range of guest addresses within this region and returns their
+    /// size. Hugetlb pages stay: a discard would release their reservation, and another process
+    /// could take pages that the guest needs later.
+    pub(super) fn discard(&self, start: u64, end: u64) -> u64 {
+        if self.plan().is_hugetlb() {
+            return 0;
+        }
+        let page = self.plan().base_page().0;
+        let own = self.start.0;
+        let first = start.max(own).saturating_sub(own).next_multiple_of(page);
+        let last = end.min(own + self.size().0).saturating_sub(own) / page * page;
+        if first >= last {
+            return 0;
+        }
+        match self.mapping.discard_range(first, last - first) {
+            Ok(()) => last - first,
+            // The memory stays resident, without harm to the guest.
+            Err(error) => {
+                log::debug!("{error}");
+                0
+            }
+        }
+    }
+
+    /// Populates the region if requested and verifies the result.
+    fn populate(&self) -> Result<(), MemoryError> {
+        if self.prefault {
+            self.mapping.populate(self.threads)?;
+        }
+        let resident = Bytes(self.obtained()?.resident.values().sum());
+        if self.prefault && resident < self.size() {
+            return Err(MemoryError::NotPopulated {
+                size: self.size(),
+                resident,
+            });
+        }
+        Ok(())
+    }
+}
