@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! This crate's tables beside those of other crates, in one run, with pages from warm pools:
-//! `scripts/bench-engine`, which ends with a table of medians and ratios.
+//! The engine's tables and those of other crates in one run, with pages from warm pools
+//! (`scripts/bench-engine`, `docs/benchmarks.md`).
 //!
-//! A sample is the fastest of its runs, as other work on the machine only adds. No TLB is
-//! invalidated and no cache maintained: what is timed is the work on the tables. Absolute figures hold for the machine they were measured on, and only if nothing else runs there; ratios
-//! within one run are what counts.
+//! A sample is the fastest of its runs, as other work on the machine only adds time. No TLB is
+//! invalidated and no cache maintained: the benchmarks time the work on the tables. Ratios within
+//! one run are comparable; absolute figures hold for one machine.
 
 #![allow(missing_docs, reason = "a benchmark")]
 #![allow(
@@ -41,7 +41,6 @@ fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() 
     group.bench_function(name, |b| {
         b.iter_custom(|iterations| {
             let runs = iterations.div_ceil(count);
-            // Whatever else the machine does only ever adds.
             let tidied = || {
                 peers::tidy();
                 run()
@@ -54,7 +53,7 @@ fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() 
     group.finish();
 }
 
-/// Times `act` on a table that `prepare` has made ready.
+/// Times `act` on a table after `prepare`.
 fn timed<T: Table>(
     c: &mut Criterion,
     group: &str,
@@ -73,12 +72,12 @@ fn timed<T: Table>(
 
 const PAGES: u64 = GIB / PAGE;
 const BLOCKS: u64 = GIB / BLOCK;
-/// Of maps one by one: so few that a run is seldom interrupted.
+/// Single maps of a run: so few that it is seldom interrupted.
 const SINGLE: u64 = PAGES / 4;
-/// So many that the clock's own time is lost among them.
+/// Single maps of 2M of a run: so many that reading the clock does not count.
 const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
 
-/// Maps each in a walk of its own, the only walker.
+/// Maps each leaf in an exclusive walk of its own.
 fn walk_each<const SIZE: u64>(c: &mut Criterion, group: &str, count: u64) {
     bench(c, group, "granule, a walk each", count, || {
         let mut table = Exclusive::<Direct>::new();
@@ -88,20 +87,25 @@ fn walk_each<const SIZE: u64>(c: &mut Criterion, group: &str, count: u64) {
     });
 }
 
-/// Puts each block together in a walk of its own, the only walker.
-fn coalesce_in_walks(c: &mut Criterion) {
-    let name = "granule, a walk each";
-    bench(c, "coalesce to 2M, each", name, BLOCKS, || {
-        let mut table = Exclusive::<Direct>::new();
+/// Coalesces each block in an exclusive walk of its own, and on CPUs with FEAT_BBM in one walk.
+fn coalesce_variants(c: &mut Criterion) {
+    let group = "coalesce to 2M, each";
+    let time = |mut table: Exclusive<Direct>, act: fn(&mut Exclusive<Direct>, u64)| {
         table.map(0, GIB, true);
         (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
         let start = Instant::now();
-        table.coalesce_in_walks(BLOCKS);
+        act(&mut table, BLOCKS);
         start.elapsed()
+    };
+    bench(c, group, "granule, a walk each", BLOCKS, || {
+        time(Exclusive::new(), Exclusive::coalesce_in_walks)
+    });
+    bench(c, group, "granule, FEAT_BBM", BLOCKS, || {
+        time(Exclusive::with_bbm(), Exclusive::coalesce_each)
     });
 }
 
-/// What every table can do, one thread.
+/// Benchmarks of the operations that every table has, in one thread.
 fn alone<T: Table>(c: &mut Criterion) {
     let nothing = |_: &mut T| {};
     let by_pages = |table: &mut T| table.map(0, GIB, false);
@@ -158,14 +162,14 @@ fn alone<T: Table>(c: &mut Criterion) {
     );
 }
 
-/// What a map beside other walkers cannot do without.
+/// The least that a shared map does.
 fn swap(word: &AtomicU64, new: u64) {
     let _ = black_box(word).compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire);
 }
 
 const FLOOR: &str = "floor: compare-and-swap";
 
-/// What a map cannot do without: one store, or one compare-and-swap, of words in a row.
+/// The least that a map does: one store, or one compare-and-swap, of adjacent words.
 fn floors(c: &mut Criterion) {
     let words: Vec<AtomicU64> = (0..SINGLE).map(|_| AtomicU64::new(0)).collect();
     let clear = || words.iter().for_each(|w| w.store(0, Ordering::Relaxed));
@@ -187,7 +191,7 @@ fn floors(c: &mut Criterion) {
     });
 }
 
-/// What `begin` gives for a thread, in some threads at once. Gives the wall time.
+/// Runs the closures that `begin` returns in threads of their own, and returns the wall time.
 fn in_threads<A: FnOnce()>(threads: u64, begin: impl Fn(u64) -> A + Sync) -> Duration {
     let barrier = Barrier::new(threads as usize);
     std::thread::scope(|scope| {
@@ -210,7 +214,7 @@ fn in_threads<A: FnOnce()>(threads: u64, begin: impl Fn(u64) -> A + Sync) -> Dur
     })
 }
 
-/// Wall time per page of maps by one thread and by two. All pages of both together count.
+/// Benchmarks of shared maps: wall time per page of both threads together.
 fn together(c: &mut Criterion) {
     const EACH: u64 = SINGLE / 2;
     let places: [(&str, u64, Place); 3] = [
@@ -262,18 +266,18 @@ fn together(c: &mut Criterion) {
     }
 }
 
-/// Which page a thread maps next: thread and number.
+/// Address of the page that a thread maps next, by thread and number.
 type Place = fn(u64, u64) -> u64;
 
-/// A table that threads pass around.
+/// A table shared by threads.
 struct Sent<T>(T);
 
-// SAFETY: all of its pages are the table's own, whichever thread uses it.
+// SAFETY: a table owns its pages and has no thread-local state.
 unsafe impl<T> Send for Sent<T> {}
-// SAFETY: what takes `&self` writes nothing.
+// SAFETY: methods with `&self` write nothing.
 unsafe impl<T> Sync for Sent<T> {}
 
-/// Maps pages by threads that lock the table for each.
+/// Maps pages in threads that lock the table for each page.
 fn map_locked<T: Table>(threads: u64, each: u64, place: Place) -> Duration {
     let table = Mutex::new(Sent(T::new()));
     in_threads(threads, |thread| {
@@ -287,10 +291,10 @@ fn map_locked<T: Table>(threads: u64, each: u64, place: Place) -> Duration {
     })
 }
 
-/// A table that two threads use in turns.
+/// A table that two threads lock in turns.
 type Locked<T> = Mutex<Sent<T>>;
 
-/// Wall time of what two threads do to one table block by block, each with what it has in hand.
+/// Benchmarks an operation of two threads on one table, block by block.
 fn in_turns<T: Table, H>(
     c: &mut Criterion,
     group: &str,
@@ -315,7 +319,7 @@ fn in_turns<T: Table, H>(
     });
 }
 
-/// Each act under the lock, with nothing in hand.
+/// Benchmarks an operation under the lock.
 fn locked<T: Table>(
     c: &mut Criterion,
     group: &str,
@@ -344,7 +348,7 @@ fn split_all<T: Table>(table: &mut T) {
     (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
 }
 
-/// This crate's, where tables are put aside before the lock is taken, or no lock is needed.
+/// Benchmarks of the engine in two threads: memcaches are topped up before the lock is taken.
 fn two_own(c: &mut Criterion) {
     let nothing = |_: &mut Own| {};
     let range = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
@@ -377,7 +381,7 @@ fn two_own(c: &mut Criterion) {
     });
 }
 
-/// The others'.
+/// Benchmarks of another crate in two threads.
 fn two_other<T: Table>(c: &mut Criterion) {
     let nothing = |_: &mut T| {};
     locked(c, "range map, per 4K", PAGES, nothing, |t: &mut T, ipa| {
@@ -395,8 +399,8 @@ fn two_other<T: Table>(c: &mut Criterion) {
     two::<T>(c);
 }
 
-/// What needs no table. Whose table may be walked while others map is looked up in without taking the
-/// lock each time.
+/// Benchmarks that need no table pages. A table that allows walks beside maps is looked up without
+/// the lock.
 fn two<T: Table>(c: &mut Criterion) {
     locked(c, "protect, per 4K", PAGES, by_pages, |t: &mut T, ipa| {
         t.protect(ipa, BLOCK);
@@ -444,7 +448,7 @@ fn main() {
     floors(&mut c);
     walk_each::<PAGE>(&mut c, "map of 4K, each", SINGLE);
     walk_each::<BLOCK>(&mut c, "map of 2M, each", SINGLE_BLOCKS);
-    coalesce_in_walks(&mut c);
+    coalesce_variants(&mut c);
     alone::<Exclusive<Direct>>(&mut c);
     alone::<Exclusive<Pooled>>(&mut c);
     alone::<Aarch64Paging>(&mut c);
@@ -456,5 +460,6 @@ fn main() {
     two_other::<Aarch64Paging>(&mut c);
     two_other::<Multiarch>(&mut c);
     two_other::<Generic>(&mut c);
-    report::print(&at);
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.svg");
+    report::report(&at, &chart).expect("docs/ can be written");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! This crate's table: with one walker, and with many. Its tables come from where the others' do and
-//! are read through pointers as theirs are ([`Direct`]); beside it from the crate's own pool, which
-//! needs no `unsafe` and checks bounds.
+//! The engine's table, with one walker and with many. Its pages come from the pool of the other
+//! crates and are accessed through pointers as theirs are ([`Direct`]), or come from the crate's own
+//! pool, which needs no `unsafe` and checks bounds ([`Pooled`]).
 
 use std::{
     ptr::write_bytes,
@@ -27,13 +27,13 @@ type Pool = TablePool<&'static [AtomicU64]>;
 /// Tables from the crate's own pool.
 pub type Pooled = NoMaintenance<'static, &'static [AtomicU64]>;
 
-/// What a table's operations are.
+/// Operations with a name in the results.
 pub trait Place: Operations {
     const NAME: &'static str;
     fn get() -> Self;
-    /// The root's table.
+    /// Allocates the root.
     fn root(&self) -> TableAddress;
-    /// Gives it back.
+    /// Frees the root.
     fn close(&self, root: TableAddress);
 }
 
@@ -55,14 +55,14 @@ impl Place for Pooled {
     fn close(&self, _: TableAddress) {}
 }
 
-/// Tables at their addresses, as the other crates have them.
+/// Operations through pointers, as in the other crates.
 #[derive(Debug)]
 pub struct Direct;
 
 impl Direct {
     #[inline]
     fn word(entry: EntryAddress) -> &'static AtomicU64 {
-        // SAFETY: it is in a page of the pool, which is never given back.
+        // SAFETY: the entry is in a page of the pool, which is never freed.
         unsafe { AtomicU64::from_ptr(entry.0 as *mut u64) }
     }
 }
@@ -96,7 +96,7 @@ impl Operations for Direct {
     fn store_run(
         &self, first: EntryAddress, count: u64, leaf: Descriptor, span: u64, order: Order,
     ) {
-        // SAFETY: a run lies in one page of the pool, which is never given back.
+        // SAFETY: a run lies in one page of the pool, which is never freed.
         let entries = unsafe { from_raw_parts(first.0 as *const AtomicU64, count as usize) };
         store_run(entries, leaf, span, order);
     }
@@ -110,7 +110,7 @@ impl Operations for Direct {
     }
     fn allocate(&self) -> Option<TableAddress> {
         let page = page();
-        // SAFETY: it came from the pool, and nobody else has it.
+        // SAFETY: the page came from the pool and has no other owner.
         unsafe { write_bytes(page as *mut u8, 0, 4096) };
         Some(TableAddress(page as u64))
     }
@@ -134,16 +134,17 @@ impl Operations for Direct {
     fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
 }
 
-/// CPUs that leave no maintenance to do, as the peers do none.
+/// CPUs that need no cache maintenance, as the other crates do none; every change of a size is by
+/// break-before-make.
 const CPUS: Features = Features {
     fwb: true,
     dic: true,
     tlb_range: true,
-    bbm: 3,
+    bbm: 0,
 };
 
-/// Tables that a map may need, and how many more are fetched at once: few, so that what was zeroed
-/// is still in the nearest cache when it is used, as it is for the others.
+/// Tables that a map may need, and how many more are fetched at once: few, so that a zeroed table is
+/// still in the nearest cache when it is used, as with the other crates.
 const LEAST: usize = 2;
 const SPARE: usize = 2;
 
@@ -151,8 +152,8 @@ fn geometry() -> Geometry {
     Geometry::new(Granule::K4, 39).expect("a width")
 }
 
-fn table<P: Place>(place: &P) -> Stage2 {
-    Stage2::new(geometry(), CPUS, Policy::GRANULE, Vmid(1), place.root())
+fn table<P: Place>(place: &P, cpus: Features) -> Stage2 {
+    Stage2::new(geometry(), cpus, Policy::GRANULE, Vmid(1), place.root())
 }
 
 fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
@@ -161,14 +162,14 @@ fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
     request
 }
 
-/// The only walker.
+/// A table with a sole walker.
 pub struct Exclusive<P: Place> {
     place: P,
     table: Stage2,
     memcache: Memcache,
 }
 
-/// Tables that a thread has put aside.
+/// The memcache of a thread.
 pub struct Hand<P: Place> {
     place: P,
     memcache: Memcache,
@@ -182,7 +183,7 @@ impl<P: Place> Hand<P> {
         }
     }
 
-    /// Fetches tables if there are fewer.
+    /// Tops the memcache up.
     pub fn ready(&mut self, least: usize) {
         let full = self.memcache.top_up(&self.place, least, least + SPARE);
         assert!(full, "the pool is large enough");
@@ -196,14 +197,14 @@ impl<P: Place> Drop for Hand<P> {
 }
 
 impl<P: Place> Exclusive<P> {
-    /// A block's pages, with tables from a hand.
+    /// Maps a block's pages with tables from a thread's memcache.
     pub fn map_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
         let request = request(ipa, BLOCK, PAGE);
         let done = self.table.map(&self.place, &mut hand.memcache, &request);
         done.expect("nothing is there");
     }
 
-    /// A split into a table from a hand.
+    /// Splits a block into a table from a thread's memcache.
     pub fn split_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
         let done = self
             .table
@@ -211,7 +212,7 @@ impl<P: Place> Exclusive<P> {
         done.expect("a block is there");
     }
 
-    /// A block in the place of a table, which goes into a hand.
+    /// Coalesces a table, which goes into a thread's memcache.
     pub fn coalesce_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
         let request = request(ipa, BLOCK, BLOCK);
         let done = self.table.map(&self.place, &mut hand.memcache, &request);
@@ -225,13 +226,27 @@ impl<P: Place> Exclusive<P> {
 }
 
 impl<P: Place> Exclusive<P> {
-    /// As [`Table::coalesce_each`], in a walk each.
+    fn on(cpus: Features) -> Self {
+        let place = P::get();
+        Self {
+            table: table(&place, cpus),
+            place,
+            memcache: Memcache::new(),
+        }
+    }
+
+    /// Creates a table for CPUs with FEAT_BBM.
+    pub fn with_bbm() -> Self {
+        Self::on(Features { bbm: 3, ..CPUS })
+    }
+
+    /// Coalesces as [`Table::coalesce_each`], in a walk each.
     pub fn coalesce_in_walks(&mut self, count: u64) {
         (0..count).for_each(|n| self.coalesce(n * BLOCK));
         self.memcache.free_retired(&self.place);
     }
 
-    /// As [`Table::map_each`], in a walk each.
+    /// Maps as [`Table::map_each`], in a walk each.
     pub fn walk_each<const SIZE: u64>(&mut self, count: u64) {
         for ipa in (0..count).map(|n| n * SIZE) {
             self.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
@@ -248,12 +263,7 @@ impl<P: Place> Table for Exclusive<P> {
     const COALESCES: bool = true;
 
     fn new() -> Self {
-        let place = P::get();
-        Self {
-            table: table(&place),
-            place,
-            memcache: Memcache::new(),
-        }
+        Self::on(CPUS)
     }
 
     fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
@@ -338,10 +348,10 @@ impl<P: Place> Drop for Exclusive<P> {
     }
 }
 
-/// A table that many walk.
+/// A table with many walkers.
 pub struct Shared(Stage2);
 
-/// One of its walkers.
+/// One walker of a shared table.
 pub struct Walker<'a> {
     table: &'a Stage2,
     memcache: Memcache,
@@ -349,7 +359,7 @@ pub struct Walker<'a> {
 
 impl Shared {
     pub fn new() -> Self {
-        Self(table(&Direct))
+        Self(table(&Direct, CPUS))
     }
 
     pub fn walker(&self) -> Walker<'_> {
@@ -361,8 +371,8 @@ impl Shared {
 }
 
 impl Walker<'_> {
-    /// Maps pages or blocks (`SIZE`) one by one, each in a walk of its own, as faults do. In a race
-    /// one may be left to another fault.
+    /// Maps pages or blocks (`SIZE`), each in a walk of its own as faults do. In a race a fault may
+    /// have to be taken again.
     pub fn map_each<const SIZE: u64>(&mut self, leaves: impl Iterator<Item = u64>) {
         for ipa in leaves {
             self.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
@@ -372,7 +382,7 @@ impl Walker<'_> {
         }
     }
 
-    /// The same in one walk.
+    /// Maps pages in one walk.
     pub fn map_all(&mut self, pages: impl Iterator<Item = u64>) {
         let mut mapper = self.table.mapper_shared(&Direct);
         for ipa in pages {
