@@ -38,7 +38,11 @@ impl TableFreeBatch {
     /// Gives all back.
     #[inline(never)]
     pub(crate) fn free_all<O: Operations>(&mut self, ops: &O) {
-        ops.free_all(&self.0);
+        match self.0[..] {
+            [] => {}
+            [table] => ops.free(table),
+            _ => ops.free_all(&self.0),
+        }
         self.0.clear();
     }
 }

@@ -140,6 +140,7 @@ impl Stage2 {
     }
 
     /// Checks that a range consists of pages in the IPA space.
+    #[inline]
     pub(super) fn check_range(&self, ipa: Ipa, size: u64) -> Result<(), MapError> {
         self.check_mapping(ipa, PhysAddr(0), size)
     }

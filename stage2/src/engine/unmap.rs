@@ -63,20 +63,19 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         (ipa, end): (Ipa, Ipa),
         batch: &mut Batch,
     ) -> Result<(), MapError> {
-        let mut at = ipa;
-        while at < end {
-            let slot = self.slot(table, level, at);
-            let next = self.end(&slot);
+        let span = self.stage2.geometry.span(level);
+        let mut slot = self.slot(table, level, ipa);
+        while slot.ipa < end {
             let old = self.ops.load(slot.entry);
+            let next = slot.next(span);
             match (old.kind(level), level.down()) {
                 (EntryKind::Table(child), Some(below)) => {
-                    let whole = batch.whole_tables && at == slot.ipa && next <= end;
-                    if whole {
+                    if batch.whole_tables && slot.ipa >= ipa && next.ipa <= end {
                         let (table, level) = (child, below);
                         let below = Below::Table(Unlinked { table, level });
                         self.unmap_entry(&slot, old, below, batch)?;
                     } else {
-                        let part = (at, end.min(next));
+                        let part = (ipa.max(slot.ipa), end.min(next.ipa));
                         self.unmap_in(child, below, part, batch)?;
                         let last = self.stage2.geometry.index(Ipa(part.1.0 - 1), below);
                         if self.is_empty(child, last) {
@@ -85,32 +84,33 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                     }
                 }
                 (EntryKind::Leaf(_), _) if old.is_contiguous() => {
-                    at = self.unmap_run(&slot, old, (ipa, end), batch)?;
+                    slot = self.unmap_run(&slot, old, (ipa, end), batch)?;
                     continue;
                 }
                 (EntryKind::Leaf(_), _) => self.unmap_entry(&slot, old, Below::Memory, batch)?,
                 _ => {}
             }
-            at = next;
+            slot = next;
         }
         Ok(())
     }
 
     /// Breaks a whole contiguous run in one batch, or removes the hint from a run that does not fit.
-    /// Returns the address to go on at.
+    /// Returns the slot to go on at.
+    #[inline(never)]
     fn unmap_run(
         &self,
         slot: &Slot,
         old: Descriptor,
         (ipa, end): (Ipa, Ipa),
         batch: &mut Batch,
-    ) -> Result<Ipa, MapError> {
+    ) -> Result<Slot, MapError> {
         let (count, first) = self.run_of(slot);
         let span = self.stage2.geometry.span(slot.level);
         let (len, run_end) = (index(count), first.ipa + count * span);
         if first.ipa < ipa || run_end > end || len > batch.limit {
             self.contpte_unfold(slot, old)?;
-            return Ok(slot.ipa);
+            return Ok(*slot);
         }
         if batch.unmapped.len() + len > batch.limit {
             self.flush(batch);
@@ -119,10 +119,11 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
             let slot = first.skip(n, span);
             self.unmap_entry(&slot, self.ops.load(slot.entry), Below::Memory, batch)?;
         }
-        Ok(run_end)
+        Ok(first.skip(count, span))
     }
 
     /// Breaks one entry, to be invalidated with the batch.
+    #[inline]
     fn unmap_entry(
         &self,
         slot: &Slot,
@@ -133,9 +134,6 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         let broken = self.break_entry(slot, old)?;
         if self.stage2.policy.count_references {
             self.ops.drop_references(self.table_of(slot.entry), 1);
-        }
-        if batch.unmapped.is_empty() {
-            (batch.from, batch.has_leaves) = (slot.ipa, false);
         }
         batch.from = batch.from.min(slot.ipa);
         batch.to = self.end(slot);
@@ -172,6 +170,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         }
         frees.free_all(self.ops);
         batch.unmapped.clear();
+        (batch.from, batch.has_leaves) = (Ipa(u64::MAX), false);
     }
 
     /// Invalidates the whole range of a batch where that is one TLBI, or a table goes with its
@@ -214,7 +213,7 @@ impl Stage2 {
         };
         let mut batch = Batch {
             unmapped: ArrayVec::new(),
-            from: Ipa(0),
+            from: Ipa(u64::MAX),
             to: Ipa(0),
             has_leaves: false,
             limit: limit.clamp(1, MAX_BATCH),
