@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `scripts/host-kernel` up to where it would build: what it refuses, and what it would do.
+//! `granule lab host-kernel --dry-run`: refused arguments and the printed plan.
 
-#![allow(clippy::unwrap_used)] // A test may panic; clippy knows only #[test] functions for tests.
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 use std::{
     fs,
@@ -9,118 +9,123 @@ use std::{
     process::{Command, Output},
 };
 
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const CONFIG: &str = "CONFIG_ARM64=y\nCONFIG_KVM=y\n";
 
 fn host_kernel(arguments: &[&str]) -> Output {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/host-kernel");
-    Command::new(script)
-        .arg("--dry-run")
+    Command::new(env!("CARGO_BIN_EXE_granule"))
+        .args(["lab", "host-kernel", "--dry-run", "--root", ROOT])
         .args(arguments)
         .output()
         .unwrap()
 }
 
-/// A file or a tree with so much in it as the script looks at.
+/// Writes a file; returns its path.
 fn write(path: &Path, text: &str) -> String {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
-fn tree(folder: &Path, patch_level: u32) -> String {
+/// Creates the files of a tree that the command reads; returns its path.
+fn tree(directory: &Path, patch_level: u32) -> String {
     write(
-        &folder.join("Makefile"),
+        &directory.join("Makefile"),
         &format!("VERSION = 5\nPATCHLEVEL = {patch_level}\n"),
     );
-    fs::create_dir_all(folder.join("arch/arm64")).unwrap();
-    folder.to_str().unwrap().to_owned()
+    fs::create_dir_all(directory.join("arch/arm64")).unwrap();
+    directory.to_str().unwrap().to_owned()
+}
+
+/// Asserts that the arguments are refused with this message; returns all of standard error.
+fn assert_refused(arguments: &[&str], message: &str) -> String {
+    let output = host_kernel(arguments);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert!(error.contains(message), "{error}");
+    assert!(output.stdout.is_empty());
+    error
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_with_what_to_do() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = write(&folder.path().join("config"), CONFIG);
-    let foreign = write(
-        &folder.path().join("x86"),
-        "CONFIG_X86_64=y\nCONFIG_KVM=m\n",
-    );
-    let bare = write(&folder.path().join("bare"), "CONFIG_ARM64=y\n");
-    let other = tree(&folder.path().join("5.11"), 11);
-    let built = tree(&folder.path().join("built"), 10);
-    write(&folder.path().join("built/vmlinux"), "");
-    let empty = folder.path().to_str().unwrap();
-    for (arguments, words) in [
-        (&["--jobs", "many"][..], "--jobs takes a number, not 'many'"),
-        (&["--jobs", "0"], "--jobs takes a number, not '0'"),
-        (&["--jobs"], "--jobs takes a value"),
+fn invalid_options_are_refused() {
+    for (arguments, message) in [
         (
-            &["--only", "both"],
-            "--only takes plain or series, not 'both'",
+            &["--jobs", "many"][..],
+            "invalid value 'many' for '--jobs <N>'",
         ),
+        (&["--jobs", "0"], "invalid value '0' for '--jobs <N>'"),
+        (&["--jobs"], "a value is required for '--jobs <N>'"),
+        (&["--only", "both"], "[possible values: plain, series]"),
+        (&["--everything"], "unexpected argument '--everything'"),
+    ] {
+        assert_refused(arguments, message);
+    }
+}
+
+#[test]
+fn unusable_inputs_are_refused_in_one_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let config = write(&path("config"), CONFIG);
+    let foreign = write(&path("x86"), "CONFIG_X86_64=y\nCONFIG_KVM=m\n");
+    let no_kvm = write(&path("no-kvm"), "CONFIG_ARM64=y\n");
+    let other = tree(&path("5.11"), 11);
+    let built = tree(&path("built"), 10);
+    write(&path("built/vmlinux"), "");
+    let empty = directory.path().to_str().unwrap();
+    for (arguments, message) in [
         (
-            &["--everything"],
-            "unknown option '--everything'; --help tells all",
-        ),
-        (
-            &["--series", "none"],
-            "there is no series 'none' for 5.10: see ",
+            &["--series", "none"][..],
+            "unknown series 'none' for Linux 5.10; expected one of: ",
         ),
         (
             &["--base", "4.9"],
-            "there is no series 'stage2-fault-path' for 4.9",
+            "unknown series 'stage2-fault-path' for Linux 4.9",
         ),
-        (
-            &["--config", "/nowhere"],
-            "cannot read the configuration /nowhere",
-        ),
-        (&["--config", &foreign], "is no arm64 configuration"),
-        (&["--config", &bare], "has no KVM"),
+        (&["--config", &foreign], "is not an arm64 configuration"),
+        (&["--config", &no_kvm], "has no CONFIG_KVM=y"),
         (
             &["--config", &config, "--source", empty],
-            "is no Linux source tree",
+            "is not a Linux source tree",
         ),
         (
             &["--config", &config, "--source", &other],
-            "is Linux 5.11, and the series is for 5.10",
+            "is Linux 5.11, but the series is for 5.10",
         ),
         (
             &["--config", &config, "--source", &built],
-            "has been built in: give a clean tree",
+            "contains build results: set a clean tree with --source",
         ),
     ] {
-        let output = host_kernel(arguments);
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {told}");
-        assert!(
-            told.starts_with("host-kernel: ") && told.contains(words),
-            "{told}"
-        );
-        assert_eq!(told.lines().count(), 1, "{told}");
-        assert!(output.stdout.is_empty());
+        let error = assert_refused(arguments, message);
+        assert!(error.starts_with("granule: "), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
     }
+    assert_refused(
+        &["--config", "/nowhere"],
+        "cannot read the configuration /nowhere",
+    );
 }
 
 #[test]
 #[cfg_attr(
     target_arch = "aarch64",
-    ignore = "an arm64 server has a configuration of its own"
+    ignore = "this machine has an arm64 configuration"
 )]
-fn another_architecture_needs_a_configuration() {
-    let output = host_kernel(&[]);
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        told.contains("name an arm64 server's configuration with --config"),
-        "{told}"
+fn another_architecture_requires_a_configuration() {
+    assert_refused(
+        &[],
+        "set the configuration of an arm64 server with --config",
     );
 }
 
 #[test]
-fn both_kernels_differ_in_the_series_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = write(&folder.path().join("config"), CONFIG);
-    let source = tree(&folder.path().join("linux"), 10);
-    let out = folder.path().join("out");
+fn both_kernels_differ_only_in_the_series() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = write(&directory.path().join("config"), CONFIG);
+    let source = tree(&directory.path().join("linux"), 10);
+    let out = directory.path().join("out");
     let common = [
         "--config",
         &config,
@@ -140,11 +145,8 @@ fn both_kernels_differ_in_the_series_alone() {
     let series = planned(&["--only", "series"]);
 
     let count = |text: &str, words: &str| text.lines().filter(|line| line.contains(words)).count();
-    let list = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/stage2/linux/5.10/stage2-fault-path/series"
-    );
-    let list = fs::read_to_string(list).unwrap();
+    let series_directory = Path::new(ROOT).join("stage2/linux/5.10/stage2-fault-path");
+    let list = fs::read_to_string(series_directory.join("series")).unwrap();
     let patches = list.lines().filter(|line| line.ends_with(".patch")).count();
     assert!(patches > 0);
     assert_eq!(count(&both, "bindeb-pkg"), 2);
@@ -155,19 +157,19 @@ fn both_kernels_differ_in_the_series_alone() {
         "{plain}"
     );
     assert_eq!(count(&series, "--strip=1"), patches);
-    let (_, series) = series.split_once('\n').unwrap(); // The folder of both is made once.
+    let (_, series) = series.split_once('\n').unwrap(); // The plan of both creates the output directory once.
     assert_eq!(both, plain.replace("-j3", &jobs_of(&both)) + series);
-    assert!(!out.exists(), "a dry run makes nothing");
+    assert!(!out.exists(), "a dry run creates nothing");
 }
 
-/// `-j16`, as it stands in what would be done.
+/// Returns the `-jN` of a plan.
 fn jobs_of(text: &str) -> String {
     let jobs = text.split_whitespace().find(|word| word.starts_with("-j"));
     jobs.unwrap().to_owned()
 }
 
 #[test]
-fn help_tells_every_option() {
+fn help_lists_every_option() {
     let output = host_kernel(&["--help"]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());

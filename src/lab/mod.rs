@@ -2,6 +2,7 @@
 //! `granule lab`.
 
 mod options;
+mod tools;
 
 use std::{num::NonZeroU32, path::PathBuf};
 
@@ -14,6 +15,7 @@ use super::{CommandResult, Outcome, bench::values};
 /// Options of `granule lab`.
 #[derive(Debug, clap::Args)]
 #[command(
+    args_conflicts_with_subcommands = true,
     group(ArgGroup::new("program").args(["test", "selftests", "guest", "fetch"])),
     after_help = "Times are virtual: one nanosecond an instruction, summed over all CPUs. They are \
                   exact and repeatable, and not hardware time.\n\nExit code: 0 done; 1 a job \
@@ -21,6 +23,9 @@ use super::{CommandResult, Outcome, bench::values};
                   the run could not be completed."
 )]
 pub struct Args {
+    #[command(subcommand)]
+    tool: Option<tools::Tool>,
+
     /// Linux version of the base: Debian's linux-source-VERSION
     #[arg(long, default_value = "5.10", value_name = "VERSION", value_parser = version, help_heading = "Kernel")]
     base: String,
@@ -182,7 +187,10 @@ pub enum TestName {
 ///
 /// # Errors
 /// The run could not be completed.
-pub fn run(args: Args) -> CommandResult {
+pub fn run(mut args: Args) -> CommandResult {
+    if let Some(tool) = args.tool.take() {
+        return tools::run(tool);
+    }
     let fetch = args.fetch;
     let options = options::options(args)?;
     if fetch {

@@ -16,7 +16,7 @@ use super::{Args, TestName};
 type Error = Box<dyn std::error::Error>;
 
 /// Series that is applied by default.
-const DEFAULT_SERIES: &str = "stage2-fault-path";
+pub const DEFAULT_SERIES: &str = "stage2-fault-path";
 
 /// Returns the options of a run.
 pub fn options(args: Args) -> Result<Options, Error> {

@@ -25,11 +25,18 @@ mod progress;
 mod report;
 mod shell;
 
+use std::path::{Path, PathBuf};
+
 pub use self::{
     error::LabError,
     host::{expect, guest_init, init},
     jobs::run_directory::next_name,
-    kernel::{KernelError, series::names as series_names},
+    kernel::{
+        KernelError,
+        host_packages::{PackageError, PackageOptions, build as build_packages},
+        series::names as series_names,
+        series_check::check_all as check_series,
+    },
     options::{Kernels, Matrix, Options, Paths, Test},
     report::RunStatus,
 };
@@ -44,7 +51,7 @@ use self::{
         records,
         run_directory::RunDirectory,
     },
-    kernel::prepare,
+    kernel::{prepare, stacks},
     progress::Progress,
     report::{RunInfo, comparison, guest_boot_report, output, selftest_report},
     shell::Shell,
@@ -58,6 +65,15 @@ pub fn fetch(options: &Options) -> Result<(), LabError> {
     let shell = Shell::new(options.dry_run);
     let tree = prepare::fetch(shell, &options.paths.cache, &options.kernels)?;
     output::print(&format!("{}\n", tree.display()))
+}
+
+/// Returns the paths of the patches of a series, after those of the series that it requires.
+///
+/// # Errors
+/// A series is unknown.
+pub fn patches(linux: &Path, base: &str, series: &str) -> Result<Vec<PathBuf>, LabError> {
+    let patches = stacks::all_patches(linux, base, series).map_err(KernelError::from)?;
+    Ok(patches.into_iter().map(|patch| patch.path).collect())
 }
 
 /// Executes a run and publishes its report.

@@ -51,6 +51,24 @@ pub struct Kernels {
     pub only: Vec<String>,
 }
 
+impl Kernels {
+    /// Returns the base alone, from Debian's source.
+    pub fn of_base(base: &str) -> Self {
+        Self {
+            base: base.to_owned(),
+            source: None,
+            suite: None,
+            series: Vec::new(),
+            patches: None,
+            each_patch: false,
+            images: Vec::new(),
+            fragments: Vec::new(),
+            debug: false,
+            only: Vec::new(),
+        }
+    }
+}
+
 /// Program under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Test {

@@ -99,6 +99,11 @@ pub fn partial(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
+/// Returns an absolute path.
+pub fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
+    std::path::absolute(path).map_err(|e| CommandError::file("find", path, e))
+}
+
 /// Reads a file.
 pub fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
     fs::read(path).map_err(|e| CommandError::file("read", path, e))

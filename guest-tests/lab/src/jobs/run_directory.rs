@@ -19,7 +19,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{command::CommandError, jobs::planned_job::PlannedJob, kernel::Kernel, shell::Shell};
+use crate::{
+    command::CommandError,
+    jobs::planned_job::PlannedJob,
+    kernel::Kernel,
+    shell::{Shell, absolute},
+};
 
 /// A run directory.
 #[derive(Debug)]
@@ -38,7 +43,7 @@ pub fn next_name(base: &str) -> PathBuf {
 impl RunDirectory {
     /// Creates the directory, which must be empty, and describes each kernel in it.
     pub fn create(shell: Shell, path: &Path, kernels: &[Kernel]) -> Result<Self, CommandError> {
-        let path = std::path::absolute(path).map_err(|e| CommandError::file("find", path, e))?;
+        let path = absolute(path)?;
         let in_use = fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
         if in_use && !shell.is_dry() {
             let in_use = io::Error::new(

@@ -6,17 +6,20 @@
 //! series ────────┼─ worktree ─┐
 //! config_fragment ────────────┴─ build ─ image
 //! sources ─ selftests ─ selftest_build
+//! sources ─ series ─ host_packages, series_check
 //! ```
 
 pub mod apt;
 pub mod build;
 pub mod config_fragment;
 pub mod counted_functions;
+pub mod host_packages;
 pub mod image;
 pub mod prepare;
 pub mod selftest_build;
 pub mod selftests;
 pub mod series;
+pub mod series_check;
 pub mod sources;
 pub mod stacks;
 pub mod worktree;

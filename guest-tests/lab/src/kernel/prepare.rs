@@ -23,7 +23,7 @@ use crate::{
     },
     options::{Kernels, Options, Test},
     progress::Progress,
-    shell::Shell,
+    shell::{Shell, absolute},
 };
 
 /// Error returned when a source, a series or a kernel is not available.
@@ -75,6 +75,11 @@ pub fn lock(shell: Shell, cache: &Path) -> Result<Option<File>, KernelError> {
 /// Fetches and unpacks the source and returns its tree, without patches.
 pub fn fetch(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, KernelError> {
     let _lock = lock(shell, cache)?;
+    plain_tree(shell, cache, kernels)
+}
+
+/// As [`fetch`], with the cache locked by the caller.
+pub fn plain_tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, KernelError> {
     let tree = sources::tree(shell, cache, kernels)?;
     worktree::restore(shell, &tree)?;
     Ok(tree.path)
@@ -181,8 +186,7 @@ fn built(shell: Shell, options: &Options, progress: &Progress) -> Result<Vec<Ker
         fragments.push(linux.join("config/debug.config"));
     }
     for fragment in &kernels.fragments {
-        let path = std::path::absolute(fragment);
-        fragments.push(path.map_err(|e| CommandError::file("find", fragment, e))?);
+        fragments.push(absolute(fragment)?);
     }
     let builder = Builder::new(shell, &paths.cache, &tree, fragments)?;
     let mut found: Vec<Kernel> = Vec::new();

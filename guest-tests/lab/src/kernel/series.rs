@@ -75,11 +75,26 @@ pub struct Patch {
 
 /// Returns the names of all series for a version.
 pub fn names(linux: &Path, base: &str) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(linux.join(base))
+    let versions = linux.join(base);
+    let mut names = directories(&versions);
+    names.retain(|name| versions.join(name).join("series").is_file());
+    names
+}
+
+/// Returns the versions that have a series.
+pub fn bases(linux: &Path) -> Vec<String> {
+    let directories = directories(linux).into_iter();
+    directories
+        .filter(|base| !names(linux, base).is_empty())
+        .collect()
+}
+
+/// Returns the names of the entries of a directory, sorted.
+fn directories(path: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(path)
         .into_iter()
         .flatten()
         .flatten()
-        .filter(|entry| entry.path().join("series").is_file())
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     names.sort();

@@ -271,16 +271,8 @@ mod tests {
 
     fn kernels(source: PathBuf) -> Kernels {
         Kernels {
-            base: "5.10".to_owned(),
             source: Some(source),
-            suite: None,
-            series: Vec::new(),
-            patches: None,
-            each_patch: false,
-            images: Vec::new(),
-            fragments: Vec::new(),
-            debug: false,
-            only: Vec::new(),
+            ..Kernels::of_base("5.10")
         }
     }
 

@@ -87,6 +87,18 @@ pub fn stacks(linux: &Path, request: StackRequest) -> Result<Vec<Stack>, SeriesE
     Ok(stacks)
 }
 
+/// Returns the patches of one series, after those of the series that it requires.
+pub fn all_patches(linux: &Path, base: &str, series: &str) -> Result<Vec<Patch>, SeriesError> {
+    let request = StackRequest {
+        base,
+        series: &[series.to_owned()],
+        patches: None,
+        each: false,
+    };
+    let last = stacks(linux, request)?.pop();
+    Ok(last.map(|stack| stack.patches).unwrap_or_default())
+}
+
 /// Returns the requested series, each after those that it requires, and whether each is only
 /// required.
 fn with_required(linux: &Path, request: StackRequest) -> Vec<(String, bool)> {

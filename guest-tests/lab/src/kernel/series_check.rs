@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Checks of every Linux series against the source of its base.
+//!
+//! `series` lists exactly the patches of its directory, the cover letter lists their subjects,
+//! subjects have at most 72 characters, the patches apply in order, and the kernel's checkpatch
+//! reports nothing except missing sign-offs.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    command::{Command, CommandError},
+    kernel::{
+        prepare::{self, KernelError},
+        series::{self, Patch, SeriesFile},
+        stacks::all_patches,
+    },
+    options::Kernels,
+    shell::{Shell, absolute},
+};
+
+const MAX_SUBJECT: usize = 72;
+
+/// Checks all series below `linux` and prints their problems; returns whether there are none.
+/// `source` replaces the source of every base.
+pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bool, KernelError> {
+    let shell = Shell::new(false);
+    let mut clean = true;
+    for base in series::bases(linux) {
+        let source = match source {
+            Some(source) => source.to_owned(),
+            None => prepare::fetch(shell, cache, &Kernels::of_base(&base))?,
+        };
+        let checkpatch = source.join("scripts/checkpatch.pl");
+        fs::metadata(&checkpatch).map_err(|e| CommandError::file("find", checkpatch, e))?;
+        for name in series::names(linux, &base) {
+            let check = SeriesCheck {
+                linux,
+                base: &base,
+                name: &name,
+                source: &source,
+                scratch: cache.join("check-series").join(format!("{base}-{name}")),
+            };
+            let patches = series::patches(linux, &base, &name)?;
+            println!(
+                "{base}/{name}: {} patches against {}",
+                patches.len(),
+                source.display()
+            );
+            let problems = check.problems(&patches)?;
+            clean &= problems.is_empty();
+            for problem in problems {
+                println!("{base}/{name}: {problem}");
+            }
+        }
+    }
+    Ok(clean)
+}
+
+/// One series and the source of its base.
+struct SeriesCheck<'a> {
+    linux: &'a Path,
+    base: &'a str,
+    name: &'a str,
+    source: &'a Path,
+    /// Directory for patched files.
+    scratch: PathBuf,
+}
+
+impl SeriesCheck<'_> {
+    fn problems(&self, patches: &[Patch]) -> Result<Vec<String>, KernelError> {
+        let directory = self.linux.join(self.base).join(self.name);
+        let file = SeriesFile::read(self.linux, self.base, self.name)?;
+        let cover = fs::read_to_string(directory.join("cover-letter.txt")).unwrap_or_default();
+        let mut problems = list_problems(&directory, &file);
+        problems.extend(subject_problems(patches, &cover));
+        let _ = fs::remove_dir_all(&self.scratch);
+        fs::create_dir_all(&self.scratch)
+            .map_err(|e| CommandError::file("create the directory", &self.scratch, e))?;
+        problems.extend(self.apply_problem()?);
+        for patch in patches {
+            problems.extend(self.checkpatch_problem(patch)?);
+        }
+        if problems.is_empty() {
+            let _ = fs::remove_dir_all(&self.scratch);
+        }
+        Ok(problems)
+    }
+
+    /// Applies the series, after those it requires, to copies of the files that it touches.
+    fn apply_problem(&self) -> Result<Option<String>, KernelError> {
+        let patches = all_patches(self.linux, self.base, self.name)?;
+        let tree = self.scratch.join("tree");
+        Command::new("creating a repository", "git")
+            .args(["init", "-q"])
+            .arg(&tree)
+            .run()?;
+        let shell = Shell::new(false);
+        let files: BTreeSet<PathBuf> = patches.iter().flat_map(Patch::files).collect();
+        for file in files {
+            let (from, to) = (self.source.join(&file), tree.join(&file));
+            if from.is_file() {
+                shell.create_dir(to.parent().unwrap_or(&tree))?;
+                shell.copy(&from, &to)?;
+            }
+        }
+        for patch in &patches {
+            let path = absolute(&patch.path)?;
+            let apply = Command::new(format!("applying {}", path.display()), "git")
+                .arg("apply")
+                .arg(path)
+                .directory(&tree)
+                .log(self.scratch.join("log"));
+            if let Err(error) = apply.run() {
+                return Ok(Some(error.to_string()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Runs checkpatch on an untracked copy: it treats a tracked file as kernel source.
+    fn checkpatch_problem(&self, patch: &Patch) -> Result<Option<String>, KernelError> {
+        let name = patch.path.file_name().unwrap_or_default();
+        let copy = self.scratch.join(name);
+        Shell::new(false).copy(&patch.path, &copy)?;
+        let log = self.scratch.join("checkpatch.log");
+        let _ = fs::remove_file(&log);
+        let check = Command::new(format!("checkpatch of {}", name.display()), "perl")
+            .arg(self.source.join("scripts/checkpatch.pl"))
+            .arg(format!("--root={}", self.source.display()))
+            .args(["--quiet", "--show-types", "--no-signoff"])
+            .args(["--ignore", "FILE_PATH_CHANGES"])
+            .arg(copy)
+            .directory(&self.scratch)
+            .log(log);
+        Ok(check.run().err().map(|error| error.to_string()))
+    }
+}
+
+/// Compares the list in `series` with the files of the directory.
+fn list_problems(directory: &Path, file: &SeriesFile) -> Vec<String> {
+    let present: BTreeSet<String> = fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.ends_with(".patch"))
+        .collect();
+    let listed: BTreeSet<String> = file.patches.iter().cloned().collect();
+    let unlisted = present.difference(&listed);
+    let missing = listed.difference(&present);
+    unlisted
+        .map(|name| format!("'series' does not list {name}"))
+        .chain(missing.map(|name| format!("'series' lists {name}, which is missing")))
+        .collect()
+}
+
+/// Compares the subjects of the patches with those that the cover letter lists.
+fn subject_problems(patches: &[Patch], cover: &str) -> Vec<String> {
+    let subjects: Vec<String> = patches.iter().map(subject).collect();
+    let mut problems: Vec<String> = subjects
+        .iter()
+        .filter(|subject| subject.len() > MAX_SUBJECT)
+        .map(|subject| format!("subject of more than {MAX_SUBJECT} characters: {subject}"))
+        .collect();
+    let listed: Vec<&str> = cover
+        .lines()
+        .skip_while(|line| !line.starts_with("Granule developers"))
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix(' '))
+        .collect();
+    if listed != subjects {
+        problems.push(format!(
+            "cover-letter.txt does not list the subjects of the patches in order; expected:\n {}",
+            subjects.join("\n ")
+        ));
+    }
+    problems
+}
+
+/// Returns the subject of a patch without `[PATCH n/m]`.
+fn subject(patch: &Patch) -> String {
+    let text = String::from_utf8_lossy(&patch.content);
+    let mut lines = text
+        .lines()
+        .skip_while(|line| !line.starts_with("Subject: "));
+    let first = lines.next().unwrap_or_default();
+    let continuation = lines.take_while(|line| line.starts_with([' ', '\t']));
+    let header: String = std::iter::once(first).chain(continuation).collect();
+    let subject = header.strip_prefix("Subject: ").unwrap_or_default();
+    let subject = subject
+        .strip_prefix("[PATCH")
+        .and_then(|rest| rest.split_once("] "));
+    subject
+        .map(|(_, subject)| subject.to_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn patch(subject: &str) -> Patch {
+        Patch {
+            path: PathBuf::new(),
+            content: format!("From: x\nSubject: [PATCH 1/2] {subject}\n\nbody\n").into_bytes(),
+        }
+    }
+
+    #[test]
+    fn subjects_are_those_of_the_cover_letter() {
+        let patches = [patch("KVM: arm64: One\n that is folded"), patch("KVM: Two")];
+        let cover = "x\n\nGranule developers (2):\n KVM: arm64: One that is folded\n KVM: Two\n\n";
+
+        assert_eq!(subject_problems(&patches, cover), [""; 0]);
+        assert_eq!(subject_problems(&patches[..1], cover).len(), 1);
+        let long = [patch(&"x".repeat(MAX_SUBJECT + 1))];
+        assert_eq!(subject_problems(&long, "").len(), 2);
+    }
+
+    #[test]
+    fn a_patch_that_is_not_listed_or_missing_is_a_problem() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("1.patch"), "").unwrap();
+        let file = |patches: &[&str]| SeriesFile {
+            after: None,
+            patches: patches.iter().map(|name| (*name).to_owned()).collect(),
+        };
+
+        assert_eq!(
+            list_problems(directory.path(), &file(&["1.patch"])),
+            [""; 0]
+        );
+        assert_eq!(
+            list_problems(directory.path(), &file(&["2.patch"])).len(),
+            2
+        );
+    }
+}
