@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Requests to the control socket. A client's bytes come in pieces: what a request is found to be
-//! does not depend on where they are cut, and no more than 8K is ever waited for.
+//! Target `api`: requests to the control socket. A client sends its bytes in parts: the parsed
+//! request does not depend on the boundaries of the parts, and the parser never waits for more than
+//! 8K.
 
 use granule_vmm::vm::api::{Parsed, parse};
 
-/// The largest request and one read more.
-const LARGEST: usize = (8 << 10) + 1024;
+/// Maximum size of a request, plus one read.
+const MAX_SIZE: usize = (8 << 10) + 1024;
 
 pub fn run(data: &[u8]) {
     let whole = parse(data);
-    if data.len() >= LARGEST {
+    if data.len() >= MAX_SIZE {
         assert_ne!(whole, Parsed::Part);
     }
-    for end in cuts(data.len()) {
+    for end in prefix_lengths(data.len()) {
         match parse(&data[..end]) {
             Parsed::Part => {}
-            // What stands behind a whole request is nobody's.
+            // The parser ignores bytes after a whole request.
             early @ Parsed::Whole(_) => assert_eq!(early, whole),
             Parsed::Refused((status, _)) => assert!((400..500).contains(&status)),
         }
     }
 }
 
-/// Every cut of a short request, and some of a long one.
-fn cuts(length: usize) -> impl Iterator<Item = usize> {
+/// Returns the lengths of prefixes: all of a short request, and some of a long one.
+fn prefix_lengths(length: usize) -> impl Iterator<Item = usize> {
     (0..length).step_by(1 + length / 256)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The program that libFuzzer's engine is linked with: its arguments are the engine's, the target
-//! is named by `GRANULE_FUZZ_TARGET`. `scripts/fuzz` builds and starts it.
+//! Program linked with libFuzzer, which interprets the arguments. `GRANULE_FUZZ_TARGET` names the
+//! target. `scripts/fuzz` builds and runs it.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ fn target() -> Target {
     let name = std::env::var("GRANULE_FUZZ_TARGET").unwrap_or_default();
     granule_fuzz::by_name(&name).unwrap_or_else(|| {
         let names: Vec<_> = granule_fuzz::TARGETS.iter().map(|t| t.name).collect();
-        eprintln!("granule-fuzz: GRANULE_FUZZ_TARGET='{name}' is none of {names:?}");
+        eprintln!("granule-fuzz: unknown GRANULE_FUZZ_TARGET '{name}'; expected one of {names:?}");
         exit(2)
     })
 }

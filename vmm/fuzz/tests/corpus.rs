@@ -1,56 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Every target on its stored corpus, and for a few seconds on changes of it that begin from a fixed
-//! seed. `GRANULE_FUZZ_SECONDS` says how many for each target, `GRANULE_FUZZ_SEED` where they begin.
+//! Runs each target on its stored corpus, and for a few seconds on mutations of it. The environment
+//! sets the seconds per target (`GRANULE_FUZZ_SECONDS`) and the seed (`GRANULE_FUZZ_SEED`).
 
 use std::{
-    env, fs,
-    path::{Path, PathBuf},
+    env,
+    fs::File,
+    io::Read as _,
+    path::Path,
     time::{Duration, Instant},
 };
 
+use flate2::read::GzDecoder;
 use granule_fuzz::{TARGETS, Target};
+use rand_core::{Rng as _, SeedableRng as _};
+use rand_xoshiro::Xoshiro256StarStar;
 
-/// More than this is no small corpus any more.
-const LARGEST: u64 = 64 << 10;
+/// Maximum size of a corpus.
+const MAX_SIZE: usize = 64 << 10;
 
-fn folder(target: &Target) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+/// Returns the inputs in the archive of a target.
+fn corpus(target: &Target) -> Vec<Vec<u8>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("corpus")
         .join(target.name)
+        .with_extension("tar.gz");
+    let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut archive = tar::Archive::new(GzDecoder::new(file));
+    let entries = archive.entries().expect("an archive");
+    let read = |entry: std::io::Result<tar::Entry<'_, _>>| {
+        let mut bytes = Vec::new();
+        let mut entry = entry.expect("an entry");
+        entry.read_to_end(&mut bytes).expect("a whole entry");
+        bytes
+    };
+    entries.map(read).collect()
 }
 
-fn corpus(target: &Target) -> Vec<Vec<u8>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(folder(target))
-        .unwrap_or_else(|error| panic!("{}: {error}", folder(target).display()))
-        .map(|entry| entry.expect("a file").path())
-        .collect();
-    files.sort();
-    let read = |path: &PathBuf| fs::read(path).expect("a file that can be read");
-    files.iter().map(read).collect()
+/// Returns a number from the environment.
+fn number(name: &str, default: u64) -> u64 {
+    env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// A number from the environment.
-fn number(name: &str, otherwise: u64) -> u64 {
-    env::var(name).map_or(otherwise, |text| text.parse().expect("a number"))
-}
+/// Generator of mutations, whose sequence depends only on the seed.
+struct Mutator(Xoshiro256StarStar);
 
-/// Marsaglia's xorshift: the order must be the same everywhere.
-struct Random(u64);
-
-impl Random {
+impl Mutator {
     fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % limit.max(1) as u64).unwrap_or(0)
+        usize::try_from(self.0.next_u64() % limit.max(1) as u64).unwrap_or(0)
     }
 
     fn byte(&mut self) -> u8 {
         u8::try_from(self.below(256)).unwrap_or(0)
     }
 
-    /// A changed copy of one of the inputs.
-    fn change(&mut self, inputs: &[Vec<u8>]) -> Vec<u8> {
+    /// Returns a mutated copy of one of the inputs.
+    fn mutate(&mut self, inputs: &[Vec<u8>]) -> Vec<u8> {
         let mut bytes = inputs[self.below(inputs.len())].clone();
         for _ in 0..=self.below(4) {
             let at = self.below(bytes.len() + 1);
@@ -77,25 +81,30 @@ impl Random {
 #[test]
 fn corpora_are_small() {
     for target in TARGETS {
-        let bytes: usize = corpus(target).iter().map(Vec::len).sum();
-        assert!(bytes > 0, "{} has no corpus", target.name);
-        assert!(bytes as u64 <= LARGEST, "{}: {bytes} bytes", target.name);
+        let size: usize = corpus(target).iter().map(Vec::len).sum();
+        assert!(size > 0, "{} has no corpus", target.name);
+        assert!(size <= MAX_SIZE, "{}: {size} bytes", target.name);
     }
 }
 
 #[test]
-fn nothing_that_was_found_and_no_change_of_it_does_harm() {
-    let patience = Duration::from_secs(number("GRANULE_FUZZ_SECONDS", 2));
+fn targets_accept_the_corpus_and_mutations_of_it() {
+    let duration = Duration::from_secs(number("GRANULE_FUZZ_SECONDS", 2));
     for target in TARGETS {
         let inputs = corpus(target);
         inputs.iter().for_each(|input| (target.run)(input));
-        let mut random = Random(number("GRANULE_FUZZ_SEED", 1));
+        let seed = number("GRANULE_FUZZ_SEED", 1);
+        let mut mutator = Mutator(Xoshiro256StarStar::seed_from_u64(seed));
         let (start, mut runs) = (Instant::now(), 0u64);
-        while start.elapsed() < patience {
-            (target.run)(&random.change(&inputs));
+        while start.elapsed() < duration {
+            (target.run)(&mutator.mutate(&inputs));
             runs += 1;
         }
-        println!("{}: {} files and {runs} changes", target.name, inputs.len());
-        assert!(runs > 0, "{}: no input was changed", target.name);
+        assert!(runs > 0, "{}: no mutation was run", target.name);
+        println!(
+            "{}: {} inputs and {runs} mutations",
+            target.name,
+            inputs.len()
+        );
     }
 }

@@ -22,24 +22,24 @@ use super::{MmioDevice, MmioDeviceInfo};
 /// Error returned when a device cannot be added to the bus.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BusError {
-    /// Its registers overlap those of another device.
+    /// The registers overlap those of another device.
     #[error("the registers of '{name}' at {start:#x} overlap those of '{other}'")]
     Overlap {
         /// The device.
         name: String,
-        /// Its first address.
+        /// First address.
         start: u64,
         /// The device that was added before.
         other: String,
     },
-    /// It has no registers, or they exceed the address space.
+    /// The registers are empty or exceed the address space.
     #[error("'{name}' cannot have {size:#x} bytes of registers at {start:#x}")]
     Range {
         /// The device.
         name: String,
-        /// Its first address.
+        /// First address.
         start: u64,
-        /// Its size in bytes.
+        /// Size in bytes.
         size: u64,
     },
 }

@@ -22,7 +22,7 @@ pub enum MemoryError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Its contents.
+        /// Contents of the file.
         found: String,
         /// Expected contents.
         expected: &'static str,
@@ -99,7 +99,7 @@ pub enum MemoryError {
         doing: &'static str,
         /// Size of the memory.
         size: Bytes,
-        /// Its backing.
+        /// Backing of the memory.
         backing: Backing,
         /// Error of the kernel.
         source: io::Error,
@@ -158,7 +158,7 @@ pub enum MemoryError {
     Range {
         /// First guest address.
         start: u64,
-        /// Its size.
+        /// Size of the memory.
         size: Bytes,
         /// Problem.
         why: String,
@@ -168,7 +168,7 @@ pub enum MemoryError {
     NotListed {
         /// Address in this process.
         address: u64,
-        /// Its size.
+        /// Size of the memory.
         size: Bytes,
         /// Size of the listed part.
         listed: Bytes,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! All regions of guest memory as one `vm-memory` map.
+//! Guest memory: all regions as one `vm-memory` map.
 
 use std::sync::Arc;
 

@@ -26,7 +26,7 @@ pub struct BlockBacking {
     pub whole: u64,
     /// Blocks of the zero page: read and never written.
     pub zero: u64,
-    /// All other blocks.
+    /// Blocks of other pages.
     pub broken: u64,
 }
 

@@ -54,7 +54,7 @@ pub enum DeviceError {
     Host {
         /// Purpose of the call.
         doing: &'static str,
-        /// Its error.
+        /// Error of the call.
         source: io::Error,
     },
 }
