@@ -11,7 +11,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::dialogue::Dialogue;
+use super::expect::Session;
 
 /// The host's init: over Debian's own in the initramfs, whose tools and modules it uses. The
 /// guest's disk is left at `/dev/guest`, the files at `/mnt`.
@@ -38,7 +38,7 @@ exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
 ";
 
 pub struct Host {
-    pub console: Dialogue,
+    pub console: Session,
     _files: TempDir,
 }
 
@@ -79,7 +79,7 @@ impl Host {
             .arg("-initrd")
             .arg(initrd)
             .args(["-append", "console=ttyAMA0 panic=-1 quiet"]);
-        let mut console = Dialogue::start(&mut command);
+        let mut console = Session::start(&mut command);
         console.expect("host is up");
         Self {
             console,

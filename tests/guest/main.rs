@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! `granule run` with Debian's stock kernel and userland, in an emulated arm64 host that runs the
-//! same kernel. A dialogue on the console drives it, as a person would.
+//! same kernel. A session on the console drives it.
 //!
 //! It takes minutes, an arm64 `granule` and what `scripts/guest` makes, so it is run by name:
 //!
@@ -13,7 +13,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed test tells where")]
 
 mod console;
-mod dialogue;
+mod expect;
 mod host;
 mod kill;
 mod small;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A dialogue with a program: wait for what it says, then say something.
+//! An interactive session with a program: waits for its output, then sends a line.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,18 +9,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Emulation inside emulation, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(1200);
+use granule_lab::expect::Unmatched;
 
-/// A program, and what it has said since the last thing waited for.
-pub struct Dialogue {
+/// Timeout for nested emulation on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(1200);
+
+/// A running program and its output since the last match.
+pub struct Session {
     child: Child,
     input: ChildStdin,
     output: Receiver<Vec<u8>>,
-    said: String,
+    unmatched: Unmatched,
 }
 
-impl Dialogue {
+impl Session {
     pub fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
@@ -42,42 +44,43 @@ impl Dialogue {
             input: child.stdin.take().unwrap(),
             child,
             output,
-            said: String::new(),
+            unmatched: Unmatched::default(),
         }
     }
 
-    /// Types a line.
+    /// Sends a line.
     pub fn send(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
         self.input.flush().unwrap();
     }
 
-    /// Waits until the program has said `text`; gives what it said before.
+    /// Waits for `text`; returns the output before it.
     pub fn expect(&mut self, text: &str) -> String {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
-            if let Some(at) = self.said.find(text) {
-                let rest = self.said.split_off(at + text.len());
-                let mut before = std::mem::replace(&mut self.said, rest);
-                before.truncate(at);
-                return before;
+            if let Some(before) = self.unmatched.take_until(text) {
+                return String::from_utf8_lossy(&before).into_owned();
             }
             let left = until.saturating_duration_since(Instant::now());
             match self.output.recv_timeout(left) {
-                Ok(bytes) => {
-                    let bytes = String::from_utf8_lossy(&bytes);
-                    self.said.extend(bytes.chars().filter(|c| *c != '\r'));
+                Ok(mut bytes) => {
+                    bytes.retain(|byte| *byte != b'\r');
+                    self.unmatched.push(&bytes);
                 }
-                Err(RecvTimeoutError::Timeout) => panic!("'{text}' did not come: {}", self.said),
-                Err(RecvTimeoutError::Disconnected) => panic!("it ended: {}", self.said),
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("no '{text}' in time: {}", self.unmatched.to_text())
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("no '{text}' before the end: {}", self.unmatched.to_text())
+                }
             }
         }
     }
 }
 
-impl Drop for Dialogue {
+impl Drop for Session {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The program may have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
