@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `--disk PATH[,readonly=on]`, `--net tap=NAME[,mac=…]` and `--vsock cid=N`.
+//! Parsers of `--disk PATH[,readonly=on]`, `--net tap=NAME[,mac=…]` and `--vsock cid=N`.
 
 use granule_vmm::{
     devices::virtio::net::MacAddress,
-    vm::attach::{DiskConfig, NetConfig, VsockConfig},
+    vm::config::{DiskConfig, NetConfig, VsockConfig},
 };
 
-/// Reads a disk. A path may hold commas: what follows the last one is taken as an option only if
-/// it is one.
+/// Parses a disk. A path may contain commas: only a final `readonly=` is an option.
 ///
 /// # Errors
-/// What is wrong with it, for people.
-pub fn disk(text: &str) -> Result<DiskConfig, String> {
+/// A message for the user.
+pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {
     let (path, read_only) = match text.rsplit_once(",readonly=") {
         Some((path, "on")) => (path, true),
         Some((path, "off")) => (path, false),
-        Some((_, value)) => return Err(format!("readonly={value}: use on or off")),
+        Some((_, value)) => return Err(format!("readonly={value} is not valid: use on or off")),
         None => (text, false),
     };
     if path.is_empty() {
-        return Err("the path is missing: write PATH[,readonly=on]".to_owned());
+        return Err("the path is missing: use PATH[,readonly=on]".to_owned());
     }
     Ok(DiskConfig {
         path: path.into(),
@@ -27,65 +26,67 @@ pub fn disk(text: &str) -> Result<DiskConfig, String> {
     })
 }
 
-/// Reads a network card.
+/// Parses a network card.
 ///
 /// # Errors
-/// What is wrong with it, for people.
-pub fn net(text: &str) -> Result<NetConfig, String> {
+/// A message for the user.
+pub fn parse_net(text: &str) -> Result<NetConfig, String> {
     let (mut tap, mut mac) = (None, None);
     for part in text.split(',') {
         match part.split_once('=') {
             Some(("tap", name)) => tap = Some(name.to_owned()),
-            Some(("mac", address)) => mac = Some(address_of(address)?),
+            Some(("mac", address)) => mac = Some(parse_mac(address)?),
             _ => {
                 return Err(format!(
-                    "'{part}' is not known: use tap=NAME or mac=ADDRESS"
+                    "unknown option '{part}': use tap=NAME or mac=ADDRESS"
                 ));
             }
         }
     }
-    let tap = tap.ok_or("the tap is missing: write tap=NAME")?;
+    let tap = tap.ok_or("the tap is missing: use tap=NAME")?;
     Ok(NetConfig { tap, mac })
 }
 
-/// Reads the guest's address for sockets between it and the host.
+/// Parses the guest's vsock context ID.
 ///
 /// # Errors
-/// What is wrong with it, for people.
-pub fn vsock(text: &str) -> Result<VsockConfig, String> {
+/// A message for the user.
+pub fn parse_vsock(text: &str) -> Result<VsockConfig, String> {
     let Some(number) = text.strip_prefix("cid=") else {
-        return Err(format!("'{text}' is not known: use cid=N"));
+        return Err(format!("unknown option '{text}': use cid=N"));
     };
-    /// The number above it stands for any machine.
-    const LAST: u32 = u32::MAX - 1;
+    /// The largest CID; the next one is `VMADDR_CID_ANY`.
+    const MAX_CID: u32 = u32::MAX - 1;
     match number.parse() {
-        // Below are the hypervisor, the machine itself and the host.
-        Ok(cid @ 3..=LAST) => Ok(VsockConfig { cid }),
+        // CIDs 0 to 2 are the hypervisor, the local machine and the host.
+        Ok(cid @ 3..=MAX_CID) => Ok(VsockConfig { cid }),
         _ => Err(format!(
-            "cid={number} can be no guest's: use a number from 3 to {LAST}"
+            "cid={number} is not a guest's CID: use a number from 3 to {MAX_CID}"
         )),
     }
 }
 
-fn address_of(text: &str) -> Result<MacAddress, String> {
+fn parse_mac(text: &str) -> Result<MacAddress, String> {
     let mut bytes = text.split(':').map(|part| match part.len() {
         2 => u8::from_str_radix(part, 16).ok(),
         _ => None,
     });
     let mut mac = MacAddress::default();
-    let whole = mac.iter_mut().all(|place| match bytes.next().flatten() {
+    let complete = mac.iter_mut().all(|mac_byte| match bytes.next().flatten() {
         Some(byte) => {
-            *place = byte;
+            *mac_byte = byte;
             true
         }
         None => false,
     });
-    match whole && bytes.next().is_none() {
+    match complete && bytes.next().is_none() {
         true if mac[0] & 1 == 0 => Ok(mac),
         true => Err(format!(
-            "mac={text} is a group's address: its first byte must be even"
+            "mac={text} is a group address: the first byte must be even"
         )),
-        false => Err(format!("mac={text}: write six bytes as 02:00:00:00:00:01")),
+        false => Err(format!(
+            "mac={text} is not valid: use six bytes as 02:00:00:00:00:01"
+        )),
     }
 }
 
@@ -94,8 +95,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_are_written_to_unless_said() {
-        let disk = |text| disk(text).map(|disk| (disk.path, disk.read_only));
+    fn a_disk_is_writable_by_default() {
+        let disk = |text| parse_disk(text).map(|disk| (disk.path, disk.read_only));
 
         assert_eq!(disk("/d/a,b.img"), Ok(("/d/a,b.img".into(), false)));
         assert_eq!(disk("d.img,readonly=on"), Ok(("d.img".into(), true)));
@@ -108,10 +109,10 @@ mod tests {
     }
 
     #[test]
-    fn sockets_have_an_address_that_a_guest_can_have() {
-        let last = vsock("cid=4294967294").map(|vsock| vsock.cid);
+    fn a_vsock_device_has_a_valid_guest_cid() {
+        let last = parse_vsock("cid=4294967294").map(|vsock| vsock.cid);
 
-        assert_eq!(vsock("cid=3"), Ok(VsockConfig { cid: 3 }));
+        assert_eq!(parse_vsock("cid=3"), Ok(VsockConfig { cid: 3 }));
         assert_eq!(last, Ok(4_294_967_294));
         for (text, why) in [
             ("", "use cid=N"),
@@ -121,28 +122,28 @@ mod tests {
             ("cid=4294967295", "from 3 to 4294967294"),
             ("cid=3,port=1", "from 3 to 4294967294"),
         ] {
-            let error = vsock(text).unwrap_err();
+            let error = parse_vsock(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");
         }
     }
 
     #[test]
-    fn cards_have_a_tap_and_perhaps_an_address() {
-        let plain = net("tap=tap0").unwrap();
-        let full = net("mac=02:00:0a:0b:0c:ff,tap=tap1").unwrap();
+    fn a_network_card_has_a_tap_and_optionally_a_mac() {
+        let plain = parse_net("tap=tap0").unwrap();
+        let full = parse_net("mac=02:00:0a:0b:0c:ff,tap=tap1").unwrap();
 
         assert_eq!((plain.tap.as_str(), plain.mac), ("tap0", None));
         assert_eq!(full.mac, Some([2, 0, 10, 11, 12, 255]));
         for (text, why) in [
-            ("", "not known"),
+            ("", "unknown option"),
             ("mac=02:00:00:00:00:01", "tap=NAME"),
             ("tap=t,mac=02:00:00:00:00", "six bytes"),
             ("tap=t,mac=02:00:00:00:00:01:02", "six bytes"),
             ("tap=t,mac=2:0:0:0:0:+1", "six bytes"),
             ("tap=t,mac=01:00:00:00:00:01", "even"),
-            ("tap=t,queues=2", "not known"),
+            ("tap=t,queues=2", "unknown option"),
         ] {
-            let error = net(text).unwrap_err();
+            let error = parse_net(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `--memory SIZE[,backing=…][,prefault=on][,shared=on][,align=…][,host-numa-node=N]`.
+//! Parser of `--memory SIZE[,backing=…][,prefault=on][,shared=on][,align=…][,host-numa-node=N]`.
 
 use granule_types::{backing::Backing, units::Bytes};
 
-use granule_vmm::vm::config::Zone;
+use granule_vmm::vm::config::MemoryZone;
 
-/// Reads one zone.
+/// Parses a memory zone.
 ///
 /// # Errors
-/// What is wrong with it, for people.
-pub fn zone(text: &str) -> Result<Zone, String> {
+/// A message for the user.
+pub fn parse_zone(text: &str) -> Result<MemoryZone, String> {
     let mut parts = text.split(',');
     let size: Bytes = parts
         .next()
@@ -17,9 +17,9 @@ pub fn zone(text: &str) -> Result<Zone, String> {
         .parse()
         .map_err(|error| format!("{error}"))?;
     if size.0 == 0 {
-        return Err("the size is zero".to_owned());
+        return Err("the size is zero: use at least one page".to_owned());
     }
-    let mut zone = Zone {
+    let mut zone = MemoryZone {
         size,
         backing: Backing::Anonymous,
         prefault: false,
@@ -29,60 +29,65 @@ pub fn zone(text: &str) -> Result<Zone, String> {
     let mut shared = false;
     for part in parts {
         let Some((name, value)) = part.split_once('=') else {
-            return Err(format!("'{part}' lacks a value: write {part}=…"));
+            return Err(format!("'{part}' has no value: use {part}=…"));
         };
         match name {
             "backing" => zone.backing = value.parse().map_err(|error| format!("{error}"))?,
-            "prefault" => zone.prefault = switch(name, value)?,
-            "shared" => shared = switch(name, value)?,
-            "align" => zone.align = Some(power_of_two(value)?),
+            "prefault" => zone.prefault = parse_switch(name, value)?,
+            "shared" => shared = parse_switch(name, value)?,
+            "align" => zone.align = Some(parse_alignment(value)?),
             "host-numa-node" => {
                 let node = value.parse();
-                zone.node = Some(node.map_err(|_| format!("'{value}' is no NUMA node's number"))?);
+                zone.node =
+                    Some(node.map_err(|_| {
+                        format!("host-numa-node={value} is not a NUMA node's number")
+                    })?);
             }
             _ => {
                 return Err(format!(
-                    "'{name}' is not known: use backing, prefault, shared, align or host-numa-node"
+                    "unknown option '{name}': use backing, prefault, shared, align or host-numa-node"
                 ));
             }
         }
     }
     if shared {
-        zone.backing = shared_form(zone.backing)?;
+        zone.backing = shared_backing(zone.backing)?;
     }
     Ok(zone)
 }
 
-/// The backing that is the same and shared. Transparent huge pages are refused rather than lost:
-/// shared memory has them only where the host's `shmem_enabled` says so.
-fn shared_form(backing: Backing) -> Result<Backing, String> {
+/// Returns the shared variant of a backing. Transparent huge pages are refused, because shared memory
+/// has them only if the host's `shmem_enabled` allows it.
+fn shared_backing(backing: Backing) -> Result<Backing, String> {
     match backing {
         Backing::Anonymous | Backing::Shmem => Ok(Backing::Shmem),
         Backing::AnonymousHugetlb(None) | Backing::SharedHugetlb => Ok(Backing::SharedHugetlb),
         Backing::AnonymousThp => Err(
-            "shared memory has no transparent huge pages that can be relied on: leave shared=on \
-             out, or use backing=shared_hugetlb"
+            "shared=on: shared memory has transparent huge pages on some hosts only: remove shared=on, \
+             or use backing=shared_hugetlb"
                 .to_owned(),
         ),
         Backing::AnonymousHugetlb(Some(_)) => Err(format!(
-            "shared hugetlb pages are of the host's default size: use backing=shared_hugetlb \
-             instead of {backing},shared=on"
+            "shared=on: shared hugetlb pages have the host's default size: use \
+             backing=shared_hugetlb instead of {backing},shared=on"
         )),
     }
 }
 
-fn switch(name: &str, value: &str) -> Result<bool, String> {
+fn parse_switch(name: &str, value: &str) -> Result<bool, String> {
     match value {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err(format!("{name}={value}: use on or off")),
+        _ => Err(format!("{name}={value} is not valid: use on or off")),
     }
 }
 
-fn power_of_two(value: &str) -> Result<Bytes, String> {
+fn parse_alignment(value: &str) -> Result<Bytes, String> {
     let size: Bytes = value.parse().map_err(|error| format!("{error}"))?;
     if !size.0.is_power_of_two() || size > Bytes::gib(512) {
-        return Err(format!("align={value}: use a power of two up to 512G"));
+        return Err(format!(
+            "align={value} is not valid: use a power of two up to 512G"
+        ));
     }
     Ok(size)
 }
@@ -92,8 +97,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_alone_is_small_pages() {
-        let expected = Zone {
+    fn a_zone_has_small_pages_by_default() {
+        let expected = MemoryZone {
             size: Bytes::mib(512),
             backing: Backing::Anonymous,
             prefault: false,
@@ -101,14 +106,14 @@ mod tests {
             node: None,
         };
 
-        assert_eq!(zone("512M"), Ok(expected));
+        assert_eq!(parse_zone("512M"), Ok(expected));
     }
 
     #[test]
-    fn everything_can_be_said() {
+    fn all_options_are_parsed() {
         let text = "4G,backing=anonymous_hugetlb_1gb,prefault=on,align=1G,host-numa-node=1";
 
-        let zone = zone(text).unwrap();
+        let zone = parse_zone(text).unwrap();
 
         assert_eq!(zone.backing, Backing::AnonymousHugetlb(Some(Bytes::gib(1))));
         assert!(zone.prefault);
@@ -116,23 +121,23 @@ mod tests {
     }
 
     #[test]
-    fn shared_changes_the_backing_whichever_comes_first() {
+    fn shared_selects_the_shared_backing_in_any_order() {
         for text in ["1G,shared=on", "1G,shared=on,backing=shmem"] {
-            assert_eq!(zone(text).unwrap().backing, Backing::Shmem);
+            assert_eq!(parse_zone(text).unwrap().backing, Backing::Shmem);
         }
-        let hugetlb = zone("1G,shared=on,backing=anonymous_hugetlb").unwrap();
+        let hugetlb = parse_zone("1G,shared=on,backing=anonymous_hugetlb").unwrap();
         assert_eq!(hugetlb.backing, Backing::SharedHugetlb);
     }
 
     #[test]
-    fn what_cannot_be_says_why() {
+    fn each_error_names_its_cause() {
         for (text, why) in [
             ("", "no size"),
             ("0", "zero"),
             ("1G,backing=thp", "no backing"),
             ("1G,prefault", "prefault=…"),
             ("1G,prefault=yes", "use on or off"),
-            ("1G,hugepages=on", "not known"),
+            ("1G,hugepages=on", "unknown option"),
             ("1G,align=3M", "power of two"),
             ("1G,host-numa-node=x", "NUMA"),
             ("1G,backing=anonymous_thp,shared=on", "transparent"),
@@ -141,7 +146,7 @@ mod tests {
                 "shared_hugetlb",
             ),
         ] {
-            let error = zone(text).unwrap_err();
+            let error = parse_zone(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule run`.
+//! The subcommand `granule run`.
 
 mod devices;
 mod memory;
@@ -14,10 +14,12 @@ use super::{
     bench::values::{DirtyLog, Switch, size},
 };
 use granule_vmm::vm::{
-    attach::{Devices, DiskConfig, NetConfig, VsockConfig},
-    config::{Console, Session, VmConfig},
+    config::{
+        DiskConfig, MemoryZone, NetConfig, RunOptions, SerialModel, VirtioConfig, VmConfig,
+        VsockConfig,
+    },
     privileges::Identity,
-    run::{self, Ended},
+    run::{self, VmOutcome},
     terminal,
 };
 
@@ -25,9 +27,8 @@ use granule_vmm::vm::{
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = format!(
-        "On a terminal every key goes to the guest, Ctrl-C too: {}.\n\nExit code: 0 the guest \
-         switched itself off or was ended from outside, 1 it crashed or could not go on, 2 it \
-         could not be started as asked.",
+        "On a terminal every key goes to the guest, Ctrl-C included: {}.\n\nExit code: 0 the guest \
+         powered off or was stopped, 1 it crashed or a vCPU failed, 2 it could not be started.",
         terminal::HELP
     )
 )]
@@ -35,146 +36,148 @@ pub struct Args {
     /// Linux kernel: Image, Image.gz, or an EFI zboot vmlinuz
     #[arg(long, value_name = "IMAGE")]
     kernel: PathBuf,
-    /// Initramfs
+    /// Initramfs file
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
-    /// The kernel's command line; without it console= and the console's name
+    /// Kernel command line; by default console= with the name of the console
     #[arg(long, value_name = "TEXT")]
     cmdline: Option<String>,
-    /// The guest's serial port
+    /// Model of the guest's serial port
     #[arg(long, value_enum, default_value_t)]
-    serial: Port,
-    /// Which of the guest's devices the terminal is
+    serial: SerialOption,
+    /// Device of the guest that the terminal is connected to
     #[arg(long, value_enum, default_value_t)]
-    console: Terminal,
-    /// How many vCPUs
+    console: ConsoleOption,
+    /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     vcpus: u32,
-    /// Memory: SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N];
-    /// given again, one more zone behind it
-    #[arg(long, value_name = "SIZE[,…]", default_value = "512M", value_parser = memory::zone)]
-    memory: Vec<granule_vmm::vm::config::Zone>,
-    /// Disk: PATH[,readonly=on], a raw image or a block device; given again, one more disk
-    #[arg(long, value_name = "PATH[,…]", value_parser = devices::disk)]
+    /// Memory zone: SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N];
+    /// repeat the option for more zones
+    #[arg(long, value_name = "SIZE[,…]", default_value = "512M", value_parser = memory::parse_zone)]
+    memory: Vec<MemoryZone>,
+    /// Disk: PATH[,readonly=on], a raw image or a block device; repeat the option for more disks
+    #[arg(long, value_name = "PATH[,…]", value_parser = devices::parse_disk)]
     disk: Vec<DiskConfig>,
-    /// Network card: tap=NAME[,mac=ADDRESS]; given again, one more card
-    #[arg(long, value_name = "tap=NAME[,…]", value_parser = devices::net)]
+    /// Network card: tap=NAME[,mac=ADDRESS]; repeat the option for more cards
+    #[arg(long, value_name = "tap=NAME[,…]", value_parser = devices::parse_net)]
     net: Vec<NetConfig>,
-    /// Sockets between guest and host (AF_VSOCK): cid=N, the guest's address there, 3 or more; the
-    /// host's is 2. The host's kernel carries them (vhost_vsock)
-    #[arg(long, value_name = "cid=N", value_parser = devices::vsock)]
+    /// Vsock device (AF_VSOCK): cid=N, the guest's context ID, at least 3; the host's is 2. The host
+    /// needs the vhost_vsock module
+    #[arg(long, value_name = "cid=N", value_parser = devices::parse_vsock)]
     vsock: Option<VsockConfig>,
-    /// A balloon, by which the guest reports free memory and the host gets it back
+    /// Balloon device, with which the guest returns free memory to the host
     #[arg(long, value_enum, default_value_t = Switch::Off)]
     balloon: Switch,
-    /// Width of guest physical addresses; the smallest that fits if left out
+    /// Width of guest-physical addresses in bits; by default the smallest that fits
     #[arg(long, value_name = "BITS")]
     ipa_bits: Option<u8>,
-    /// How dirty pages are logged, where the control socket switches that on
+    /// Dirty logging mode, for dirty logging that the control socket starts
     #[arg(long, value_enum, default_value_t)]
     dirty_log: DirtyLog,
-    /// Have the host split blocks ahead, this much at a time, where dirty logging begins or is
-    /// cleared: a block size of its stage 2, 2M for one
+    /// Chunk size of eager page splitting when dirty logging starts or the log is cleared: a block size
+    /// of the host's stage 2, for example 2M
     #[arg(long, value_name = "SIZE", value_parser = size)]
     eager_split: Option<Bytes>,
-    /// End where the guest resets itself, instead of starting it again
+    /// Exit when the guest resets itself, instead of rebooting it
     #[arg(long)]
     no_reboot: bool,
-    /// Take the guest to be at its init when it says this on its console; without it when it writes
-    /// the boot timer
+    /// Text on the guest's console that marks the start of its init; by default a write to the boot
+    /// timer marks it
     #[arg(long, value_name = "TEXT")]
     init_text: Option<String>,
-    /// Write what each phase of the guest's life cost to this file, one JSON object a life
+    /// Write statistics of each phase to this file, one JSON object for each boot
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
-    /// Answer HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty;
-    /// POST /v1/memory/collapse, /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop, /v1/dirty/clear,
-    /// /v1/balloon/SIZE
+    /// Serve HTTP requests on this Unix socket: GET /v1/state, /v1/memory, /v1/counters, /v1/dirty;
+    /// POST /v1/memory/collapse, /v1/pause, /v1/resume, /v1/stop, /v1/dirty/start, /v1/dirty/stop,
+    /// /v1/dirty/clear, /v1/balloon/SIZE
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
-    /// Become this user, by name or number, once everything is open; for a start as root
+    /// Change to this user (name or number) after all files are open; needs root
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// And this group; the user's own if left out
+    /// Change to this group; by default the user's own
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
-    /// Keep this process to the files that are open (Landlock) and the system calls it needs (seccomp)
+    /// Confine the process to its open files (Landlock) and the system calls that it needs (seccomp)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     sandbox: Switch,
 }
 
-/// Which serial port.
+/// Model of the serial port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Port {
-    /// ttyS0, which every distribution's kernel has a driver for
+pub enum SerialOption {
+    /// ttyS0, supported by the kernel of every distribution
     #[default]
     Ns16550a,
     /// ttyAMA0
     Pl011,
 }
 
-/// Which device the terminal is.
+/// Device that the terminal is connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Terminal {
+pub enum ConsoleOption {
     /// The serial port
     #[default]
     Serial,
-    /// A virtio console, hvc0, that moves many bytes with one exit; what the guest says on its serial
-    /// port is shown too
+    /// A virtio console, hvc0, which transfers many bytes with one exit; the output of the serial port
+    /// is shown too
     Virtio,
 }
 
-/// Carries `granule run` out.
+/// Runs `granule run`.
 ///
 /// # Errors
-/// The machine cannot be had as asked; the error says why.
+/// The VM cannot be started.
 pub fn run(args: Args) -> CommandResult {
-    let started = Instant::now();
-    let (console, tty) = match args.serial {
-        Port::Ns16550a => (Console::Ns16550a, "ttyS0"),
-        Port::Pl011 => (Console::Pl011, "ttyAMA0"),
+    let identity = Identity::find(args.user.as_deref(), args.group.as_deref())?;
+    let options = RunOptions {
+        started: Instant::now(),
+        reboot: !args.no_reboot,
+        init_text: args.init_text.clone(),
+        stats: args.stats.clone(),
+        api_socket: args.api_socket.clone(),
+        identity,
+        sandbox: args.sandbox == Switch::On,
     };
-    let tty = match args.console {
-        Terminal::Serial => tty,
-        Terminal::Virtio => "hvc0",
+    Ok(match run::run(&vm_config(args), &options)? {
+        VmOutcome::PowerOff | VmOutcome::Reset => Outcome::Done,
+        VmOutcome::Stopped(by) => {
+            eprintln!("granule: stopped by {by}");
+            Outcome::Done
+        }
+        VmOutcome::Failed(reason) => {
+            eprintln!("granule: {reason}");
+            Outcome::Failed
+        }
+    })
+}
+
+fn vm_config(args: Args) -> VmConfig {
+    let (serial, serial_name) = match args.serial {
+        SerialOption::Ns16550a => (SerialModel::Ns16550a, "ttyS0"),
+        SerialOption::Pl011 => (SerialModel::Pl011, "ttyAMA0"),
     };
-    let config = VmConfig {
+    let console = match args.console {
+        ConsoleOption::Serial => serial_name,
+        ConsoleOption::Virtio => "hvc0",
+    };
+    VmConfig {
         kernel: args.kernel,
         initrd: args.initrd,
-        command_line: args.cmdline.unwrap_or_else(|| format!("console={tty}")),
-        console,
-        devices: Devices {
+        command_line: args.cmdline.unwrap_or_else(|| format!("console={console}")),
+        serial,
+        devices: VirtioConfig {
             disks: args.disk,
             nets: args.net,
             vsock: args.vsock,
             balloon: args.balloon == Switch::On,
-            console: args.console == Terminal::Virtio,
+            console: args.console == ConsoleOption::Virtio,
         },
         vcpus: args.vcpus,
         memory: args.memory,
         ipa_bits: args.ipa_bits,
         eager_split: args.eager_split,
         dirty: args.dirty_log.into(),
-    };
-    let identity = Identity::find(args.user.as_deref(), args.group.as_deref())?;
-    let session = Session {
-        started,
-        reboot: !args.no_reboot,
-        init_text: args.init_text,
-        stats: args.stats,
-        api_socket: args.api_socket,
-        identity,
-        sandbox: args.sandbox == Switch::On,
-    };
-    Ok(match run::run(&config, &session)? {
-        Ended::Off | Ended::Reset => Outcome::Done,
-        Ended::Stopped(by) => {
-            eprintln!("granule: ended by {by}");
-            Outcome::Done
-        }
-        Ended::Failed(why) => {
-            eprintln!("granule: {why}");
-            Outcome::Failed
-        }
-    })
+    }
 }

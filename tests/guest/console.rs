@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest's console that is read to some point and no further, as a serial port and as a virtio
-//! console: what was typed reaches the guest, and then it says more than anybody reads. The machine
-//! can be paused, resumed and ended all the same. A machine that is being built can be ended too.
-//! What a booting guest writes is in the dirty log, zone by zone.
+//! A guest's console whose reader stalls, as a serial port and as a virtio console: input reaches the
+//! guest, and then the guest writes more than is read. The VM can still be paused, resumed and stopped.
+//! A VM that is being built can be stopped too. Writes of a booting guest are in the dirty log, by
+//! zone.
 
-use super::{host::Host, small};
+use super::{host::Host, initramfs_guest};
 
-/// Functions for the host's shell. `prepare` makes the guest's initramfs; `run OPTIONS` starts a
-/// guest whose reader stalls behind its first lines; `ask PATH` asks the control socket.
+/// Functions of the host's shell. `prepare` builds the guest's initramfs; `run OPTIONS` starts a guest
+/// whose reader stalls after the first lines; `request REQUEST` sends a request to the control socket.
 const FUNCTIONS: &str = r#"
 prepare() {
-    lay /bin/busybox
+    install_programs /bin/busybox
     modules virtio_mmio virtio_console
     pack <<'INIT'
 #!/bin/busybox sh
@@ -22,16 +22,16 @@ until [ -c $tty ]; do busybox sleep 0.1; done
 exec <$tty >$tty 2>&1
 echo "$tty is up"
 read line
-echo "heard <$line>"
-while :; do echo "more than anybody reads"; done
+echo "received <$line>"
+while :; do echo "more than is read"; done
 INIT
 }
 run() {
     rm -f /tmp/in /tmp/out && : >/tmp/head && mkfifo /tmp/in /tmp/out
-    (for line in 1 2 3 4 5 6 7 8 9; do IFS= read -r said; echo "$said" >>/tmp/head; done
+    (for line in 1 2 3 4 5 6 7 8 9; do IFS= read -r text; echo "$text" >>/tmp/head; done
         exec tail -f /dev/null) </tmp/out &
     reader=$!
-    # A port forgets what came before its driver.
+    # A serial port loses input that arrives before its driver.
     (until grep -q 'is up' /tmp/head; do sleep 0.2; done
         echo typed; exec tail -f /dev/null) >/tmp/in &
     typist=$!
@@ -45,9 +45,9 @@ stalled() {
 }
 log() {
     until [ -S /tmp/vm.sock ]; do sleep 0.1; done
-    ask 'POST /v1/dirty/start'
+    request 'POST /v1/dirty/start'
 }
-ask() {
+request() {
     perl -MIO::Socket::UNIX -e '$s = IO::Socket::UNIX->new("/tmp/vm.sock") or die;
         print $s "$ARGV[0] HTTP/1.1\r\nHost: vm\r\nConnection: close\r\n\r\n"; $s->flush;
         while (<$s>) { print; last if /state/ }
@@ -62,17 +62,17 @@ end() {
     true
 }"#;
 
-/// The body of an answer.
-fn json(answer: &str) -> serde_json::Value {
-    let body = answer.find('{').map_or("", |start| &answer[start..]);
-    serde_json::from_str(body.trim()).unwrap_or_else(|error| panic!("{error}: {answer}"))
+/// Parses the body of a response.
+fn json(response: &str) -> serde_json::Value {
+    let body = response.find('{').map_or("", |start| &response[start..]);
+    serde_json::from_str(body.trim()).unwrap_or_else(|error| panic!("{error}: {response}"))
 }
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
-fn a_console_that_is_not_read_to_its_end_holds_nobody_up() {
+fn a_stalled_console_reader_does_not_block_requests_and_signals() {
     let mut host = Host::boot();
-    small::prepare(&mut host, FUNCTIONS);
+    initramfs_guest::define_and_prepare(&mut host, FUNCTIONS);
 
     for (options, tty) in [
         (
@@ -90,12 +90,12 @@ fn a_console_that_is_not_read_to_its_end_holds_nobody_up() {
     ] {
         let logging = host.run(&format!("run {options}; log"));
         host.run("stalled");
-        let dirty = json(&host.run("ask 'GET /v1/dirty'"));
-        let cleared = json(&host.run("ask 'POST /v1/dirty/clear'"));
-        let again = json(&host.run("ask 'GET /v1/dirty'"));
-        let paused = host.run("ask 'POST /v1/pause'");
-        let resumed = host.run("ask 'POST /v1/resume'");
-        let said = host.run("end 2>&1");
+        let dirty = json(&host.run("request 'GET /v1/dirty'"));
+        let cleared = json(&host.run("request 'POST /v1/dirty/clear'"));
+        let again = json(&host.run("request 'GET /v1/dirty'"));
+        let paused = host.run("request 'POST /v1/pause'");
+        let resumed = host.run("request 'POST /v1/resume'");
+        let output = host.run("end 2>&1");
 
         assert!(logging.contains("\"dirty_logging\":true"), "{logging}");
         let zones = dirty["zones"].as_array().unwrap();
@@ -104,7 +104,10 @@ fn a_console_that_is_not_read_to_its_end_holds_nobody_up() {
             .map(|zone| zone["dirty_pages"].as_u64().unwrap());
         let pages: Vec<_> = pages.collect();
         assert_eq!(pages.len(), 1 + usize::from(tty == "ttyS0"), "{dirty}");
-        assert!(pages[0] > 1000, "a kernel unpacks itself: {dirty}");
+        assert!(
+            pages[0] > 1000,
+            "a booting kernel writes its memory: {dirty}"
+        );
         assert_eq!(dirty["dirty_pages"], pages.iter().sum::<u64>());
         assert_eq!(cleared["dirty_pages"], 0);
         assert!(
@@ -113,18 +116,24 @@ fn a_console_that_is_not_read_to_its_end_holds_nobody_up() {
         );
         assert!(paused.contains("paused"), "{paused}");
         assert!(resumed.contains("running"), "{resumed}");
-        assert!(said.contains("status=0"), "{said}");
-        assert!(said.contains(&format!("/dev/{tty} is up")), "{said}");
-        assert!(said.contains("heard <typed>"), "{said}");
-        assert!(said.contains("found no reader"), "{said}");
-        assert!(said.contains("ended by SIGTERM"), "{said}");
-        assert!(said.contains("cannot access"), "a socket is left: {said}");
+        assert!(output.contains("status=0"), "{output}");
+        assert!(output.contains(&format!("/dev/{tty} is up")), "{output}");
+        assert!(output.contains("received <typed>"), "{output}");
+        assert!(output.contains("were not read"), "{output}");
+        assert!(output.contains("stopped by SIGTERM"), "{output}");
+        assert!(
+            output.contains("cannot access"),
+            "a socket is left: {output}"
+        );
     }
 
-    // Three quarters of a gibibyte are not cleared in that time.
+    // Clearing 768M takes longer than 0.2 s.
     host.run("run --memory 768M,prefault=on; sleep 0.2");
-    let said = host.run("end 2>&1");
-    assert!(said.contains("status=0"), "{said}");
-    assert!(said.contains("before the guest ran"), "{said}");
-    assert!(said.contains("cannot access"), "a socket is left: {said}");
+    let output = host.run("end 2>&1");
+    assert!(output.contains("status=0"), "{output}");
+    assert!(output.contains("before the guest ran"), "{output}");
+    assert!(
+        output.contains("cannot access"),
+        "a socket is left: {output}"
+    );
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The emulated host: Debian's kernel and root file system as `scripts/guest` makes them, a second
-//! disk with `granule` and the guest's files, and a third that is the guest's. A shell on the
-//! console is all that runs. What is written to the disks is gone when the emulator ends.
+//! The emulated host: Debian's kernel and root file system from `scripts/guest`, a second disk with
+//! `granule` and the guest's files, and a third for the guest. A shell on the console is its only
+//! process. Writes to the disks are discarded.
 
 use std::{
     env, fs,
@@ -13,8 +13,8 @@ use tempfile::TempDir;
 
 use super::expect::Session;
 
-/// The host's init: over Debian's own in the initramfs, whose tools and modules it uses. The
-/// guest's disk is left at `/dev/guest`, the files at `/mnt`.
+/// The host's init, which replaces Debian's in the initramfs and uses its tools and modules. The guest's
+/// disk is `/dev/guest`, the files are in `/mnt`.
 const INIT: &str = "#!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mkdir -p /dev /proc /sys /root
@@ -43,12 +43,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// Boots one with a GICv3, up to its shell.
+    /// Boots a host with a GICv3 up to its shell.
     pub fn boot() -> Self {
         Self::boot_with_gic(3)
     }
 
-    /// Boots one with this version of the interrupt controller.
+    /// Boots a host with a GIC of this version.
     pub fn boot_with_gic(version: u8) -> Self {
         let guest = guest();
         let files = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ impl Host {
                 &format!("virtio-blk-device,drive={name},serial={name}"),
             ]);
         }
-        // Time is what is executed, an instruction a nanosecond: a busy machine runs out no timeout.
+        // Virtual time advances one nanosecond an instruction, so timeouts do not depend on the load.
         command
             .arg("-M")
             .arg(format!("virt,virtualization=on,gic-version={version}"))
@@ -87,13 +87,13 @@ impl Host {
         }
     }
 
-    /// Has the shell that listens run a command; gives what it said. The command must succeed.
+    /// Runs a command in the shell and returns its output. The command must succeed.
     pub fn run(&mut self, command: &str) -> String {
         self.console.send(&format!("{command}\necho \"<$?>\""));
-        let said = self.console.expect("\n<");
+        let output = self.console.expect("\n<");
         let status = self.console.expect(">");
-        assert_eq!(status, "0", "{command}: {said}");
-        said
+        assert_eq!(status, "0", "{command}: {output}");
+        output
     }
 }
 
@@ -121,7 +121,7 @@ fn granule() -> PathBuf {
     granule
 }
 
-/// Debian's initramfs with another init behind it, which the kernel unpacks over the first.
+/// Returns Debian's initramfs with a second archive, whose init replaces the first.
 fn initrd(guest: &Path, files: &Path) -> PathBuf {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = files.join("init");
@@ -142,7 +142,7 @@ fn initrd(guest: &Path, files: &Path) -> PathBuf {
     path
 }
 
-/// The disk with `granule` and what it is given.
+/// Returns the disk image with `granule` and the guest's files.
 fn disk(guest: &Path, files: &Path) -> PathBuf {
     let folder = files.join("disk");
     fs::create_dir(&folder).unwrap();

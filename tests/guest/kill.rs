@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule run` killed at random moments, and what the next run finds.
+//! Kills `granule run` at random moments and checks the state that the next run finds.
 //!
-//! The guest is Debian's kernel and a shell that writes one number after the other to its disk,
-//! flushes, and says on its console what is safe. Half of the runs are killed while they start, half
-//! while the guest writes. `GRANULE_KILLS` says how many there are. All begin as root and become
-//! `nobody`, who could open neither disk nor tap. The same guest shows that a GICv2 will do.
+//! The guest is Debian's kernel with a shell that writes consecutive numbers to its disk, flushes, and
+//! prints each number that is safe. Half of the runs are killed while they start, half while the guest
+//! writes. `GRANULE_KILLS` sets their number. All start as root and change to `nobody`, who can open
+//! neither disk nor tap. The same guest shows that a GICv2 works.
 
 use std::env;
 
-use super::{host::Host, small};
+use super::{host::Host, initramfs_guest};
 
-/// Functions for the host's shell. `prepare` makes the guest's initramfs; `run` starts a guest
-/// (`run again` one that resets itself first);
-/// `kill_it SECONDS start|work` kills one and says how it ended, which number was safe, and which
-/// one its place on the disk holds.
+/// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest (`run
+/// again` one that reboots first); `kill_it SECONDS start|work` kills a guest and prints its exit
+/// status, the last safe number, and the number that the disk holds in its place.
 const FUNCTIONS: &str = r#"
 prepare() {
-    lay /bin/busybox
+    install_programs /bin/busybox
     modules virtio_mmio virtio_blk
     pack <<'INIT'
 #!/bin/busybox sh
@@ -28,7 +27,7 @@ busybox mount -t proc proc /proc
 busybox grep virtio /proc/interrupts
 if busybox grep -q again /proc/cmdline; then
     case $(busybox dd if=/dev/vda bs=16 count=1 2>/dev/null) in
-    once*) echo second life ;;
+    once*) echo second boot ;;
     *) printf once | busybox dd of=/dev/vda bs=512 conv=sync,fsync 2>/dev/null; busybox reboot -f ;;
     esac
 fi
@@ -64,29 +63,32 @@ kill_it() {
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
-fn where_the_host_has_a_gicv2_only_a_guest_gets_one() {
+fn a_guest_has_a_gicv2_on_a_host_without_gicv3() {
     let mut host = Host::boot_with_gic(2);
-    small::prepare(&mut host, FUNCTIONS);
+    initramfs_guest::define_and_prepare(&mut host, FUNCTIONS);
 
-    let said = host.run("run; at_work; cat /tmp/out /tmp/err");
+    let output = host.run("run; at_work; cat /tmp/out /tmp/err");
 
-    // Linux's name of one; the other's is GICv3.
-    assert!(said.contains("GIC-0") && said.contains("safe 1"), "{said}");
+    // Linux names the interrupts of a GICv2 `GIC-0`, those of a GICv3 `GICv3`.
+    assert!(
+        output.contains("GIC-0") && output.contains("safe 1"),
+        "{output}"
+    );
 }
 
-/// What stands behind `name=` in what was said.
-fn number(said: &str, name: &str) -> u64 {
-    let rest = said.split_once(&format!("{name}=")).unwrap().1;
+/// Parses the number after `name=`.
+fn number(output: &str, name: &str) -> u64 {
+    let rest = output.split_once(&format!("{name}=")).unwrap().1;
     let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap();
     digits.parse().unwrap()
 }
 
 #[test]
 #[ignore = "boots an emulated host and many guests: an hour"]
-fn whatever_it_is_killed_at_the_next_one_works() {
+fn a_run_after_a_kill_works_and_keeps_flushed_data() {
     let kills: u64 = env::var("GRANULE_KILLS").map_or(100, |text| text.parse().unwrap());
     let mut host = Host::boot();
-    small::prepare(&mut host, FUNCTIONS);
+    initramfs_guest::define_and_prepare(&mut host, FUNCTIONS);
     let mut random = 1u64;
     let mut safe = 0;
 
@@ -96,33 +98,33 @@ fn whatever_it_is_killed_at_the_next_one_works() {
         random ^= random << 17;
         let when = ["start", "work"][usize::from(kill % 2 == 1)];
         let delay = format!("{}.{:03}", random % 3, random / 3 % 1000);
-        let said = host.run(&format!("kill_it {delay} {when}"));
+        let output = host.run(&format!("kill_it {delay} {when}"));
 
-        assert_eq!(number(&said, "status"), 137, "kill {kill}: {said}");
-        let (last, found) = (number(&said, "safe"), number(&said, "found"));
-        assert!(found >= last, "kill {kill}: {last} is lost: {said}");
-        assert!(when == "start" || last > 0, "kill {kill}: {said}");
+        assert_eq!(number(&output, "status"), 137, "kill {kill}: {output}");
+        let (last, found) = (number(&output, "safe"), number(&output, "found"));
+        assert!(found >= last, "kill {kill}: {last} is lost: {output}");
+        assert!(when == "start" || last > 0, "kill {kill}: {output}");
         safe += last;
     }
 
-    // The last one resets itself, and finds its disk again although nobody could open it.
-    let said = host.run("run again; at_work; grep -ac 'second life' /tmp/out");
-    assert_eq!(said.trim(), "1");
-    let said = host.run("grep -e ^Uid -e ^Groups -e ^CapEff /proc/$pid/status");
-    let said: Vec<&str> = said.split_whitespace().collect();
+    // The last guest reboots and finds its disk, which user nobody cannot open.
+    let output = host.run("run again; at_work; grep -ac 'second boot' /tmp/out");
+    assert_eq!(output.trim(), "1");
+    let output = host.run("grep -e ^Uid -e ^Groups -e ^CapEff /proc/$pid/status");
+    let output: Vec<&str> = output.split_whitespace().collect();
     let nobody = [
         "Uid:", "65534", "65534", "65534", "65534", "Groups:", "CapEff:",
     ];
-    assert_eq!(said[..7], nobody, "{said:?}");
-    assert_eq!(said[7..], ["0000000000000000"], "{said:?}");
-    let said = host.run(
+    assert_eq!(output[..7], nobody, "{output:?}");
+    assert_eq!(output[7..], ["0000000000000000"], "{output:?}");
+    let output = host.run(
         "kill $pid; wait $pid; echo \"status=$?\"; cat /tmp/err; \
          ls /tmp/vm.sock /sys/class/net/killed 2>&1 | grep -c cannot",
     );
-    assert_eq!(number(&said, "status"), 0, "{said}");
+    assert_eq!(number(&output, "status"), 0, "{output}");
     assert!(
-        said.contains("SIGTERM") && said.trim_end().ends_with('2'),
-        "{said}"
+        output.contains("SIGTERM") && output.trim_end().ends_with('2'),
+        "{output}"
     );
     println!("{kills} kills, {safe} writes safe");
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule run` with Debian's stock kernel and userland, in an emulated arm64 host that runs the
-//! same kernel. A session on the console drives it.
+//! `granule run` with Debian's stock kernel and userland, on an emulated arm64 host with the same kernel.
+//! The tests drive the console as a user would.
 //!
-//! It takes minutes, an arm64 `granule` and what `scripts/guest` makes, so it is run by name:
+//! They take minutes and need an arm64 `granule` and the output of `scripts/guest`, so they run on
+//! request:
 //!
 //! ```text
 //! scripts/guest
@@ -10,20 +11,23 @@
 //! cargo test --package granule --test guest -- --ignored --nocapture --test-threads=1
 //! ```
 
-#![allow(clippy::unwrap_used, reason = "a failed test tells where")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a panic names the line of a failed test"
+)]
 
 mod console;
 mod expect;
 mod host;
+mod initramfs_guest;
 mod kill;
-mod small;
 mod vsock;
 
 use host::Host;
 
 const GUEST: &str = "--kernel /mnt/vmlinuz --initrd /mnt/initrd.img";
 
-/// Logs in and makes the shell easy to read.
+/// Logs in and turns off echo and prompt.
 fn log_in(host: &mut Host) {
     host.console.expect("login: ");
     host.console.send("root");
@@ -34,13 +38,13 @@ fn log_in(host: &mut Host) {
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
-fn a_debian_guest_keeps_what_it_writes_and_reaches_its_host() {
+fn a_debian_guest_keeps_its_disk_over_a_reboot_and_reaches_the_host() {
     let mut host = Host::boot();
     host.run("ip tuntap add dev tap0 mode tap vnet_hdr");
     host.run("ip addr add 192.168.77.1/24 dev tap0 && ip link set tap0 up");
     host.console.send(&format!(
         "/mnt/granule run {GUEST} --disk /dev/guest --net tap=tap0 --memory 512M \
-         --cmdline 'console=ttyS0 root=/dev/vda rw'; echo ended=$?="
+         --cmdline 'console=ttyS0 root=/dev/vda rw'; echo status=$?="
     ));
 
     log_in(&mut host);
@@ -58,7 +62,7 @@ fn a_debian_guest_keeps_what_it_writes_and_reaches_its_host() {
     log_in(&mut host);
     assert!(host.run("cat /kept").contains("kept over a reboot"));
     host.console.send("poweroff -f");
-    host.console.expect("ended=0=");
+    host.console.expect("status=0=");
 }
 
 #[test]
@@ -72,18 +76,18 @@ fn the_readmes_launch_command_works_as_written() {
         "cd /tmp && guest=/mnt && ln -s /dev/guest my.img && \
          mkdir -p target/release && ln -s /mnt/granule target/release/",
     );
-    host.console.send(&format!("{command}; echo ended=$?="));
+    host.console.send(&format!("{command}; echo status=$?="));
 
     log_in(&mut host);
-    let said = host.run("echo cpus=$(nproc).");
-    assert!(said.contains("cpus=4."), "{said}");
+    let output = host.run("echo cpus=$(nproc).");
+    assert!(output.contains("cpus=4."), "{output}");
     host.console.send("poweroff");
-    host.console.expect("ended=0=");
+    host.console.expect("status=0=");
 }
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
-fn beside_guest_memory_the_process_takes_five_mebibytes_at_most() {
+fn the_process_uses_at_most_five_mebibytes_beside_guest_memory() {
     let mut host = Host::boot();
     host.run(
         "ip tuntap add dev tap0 mode tap vnet_hdr; ip link set tap0 up; \
@@ -96,8 +100,8 @@ fn beside_guest_memory_the_process_takes_five_mebibytes_at_most() {
          sleep 5; tail -n 1 /tmp/out; echo; pidof granule >/dev/null || exit; done",
     );
 
-    // Everything resident, but the one mapping that is as large as the guest's memory.
-    let said = host.run(
+    // All resident memory except the mapping with the size of guest memory.
+    let output = host.run(
         "awk '/^[0-9a-f]+-/ { name = $6 } /^Size:/ { size = $2 } \
          /^Rss:/ { if (size != 131072) { sum += $2; if ($2 > 0) print $2, size, name } \
          else guest = $2 } END { print \"guest=\" guest \" others=\" sum \".\" }' \
@@ -105,10 +109,13 @@ fn beside_guest_memory_the_process_takes_five_mebibytes_at_most() {
     );
 
     let number = |name: &str| -> u64 {
-        let digits = said.split(name).nth(1).unwrap();
+        let digits = output.split(name).nth(1).unwrap();
         let digits = digits.split(|c: char| !c.is_ascii_digit()).next();
         digits.unwrap().parse().unwrap()
     };
-    assert!(number("guest=") > 10 << 10, "the guest has not run: {said}");
-    assert!(number("others=") <= 5 << 10, "{said}");
+    assert!(
+        number("guest=") > 10 << 10,
+        "the guest did not run: {output}"
+    );
+    assert!(number("others=") <= 5 << 10, "{output}");
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sockets between a guest and its host: connections from either side, bytes both ways at once, in
-//! two lives of one machine and in the next one.
+//! Vsock connections between a guest and its host: connections from either side with data in both
+//! directions at once, in two boots of one VM and in the next VM.
 
-use super::{host::Host, small};
+use super::{host::Host, initramfs_guest};
 
-/// Functions for the host's shell. `prepare` makes the guest's initramfs; `run` starts a guest that
-/// connects to the host, is connected to, and does what it is told then; `exchange LIFE` is the
-/// host's side of it and says the sums of what was sent and what came; `tell WORD` tells it.
+/// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest that
+/// connects to the host, accepts a connection, and carries out a command; `exchange BOOT` is the
+/// host's side and prints the checksums of the data sent and received; `send_command WORD` sends a command.
 const FUNCTIONS: &str = r#"
 prepare() {
-    cat >/tmp/talk <<'TALK'
+    cat >/tmp/peer <<'PEER'
 my ($how, $cid, $port) = @ARGV;
 socket(my $socket, 40, 1, 0) or die "socket: $!\n";
 my $address = pack("S S L L x4", 40, 0, $port, $cid);
@@ -35,8 +35,8 @@ if ($sender == 0) { pass(\*STDIN, $socket); shutdown($socket, 1); exit }
 pass($socket, \*STDOUT);
 waitpid($sender, 0);
 exit($? != 0);
-TALK
-    lay /bin/busybox /usr/bin/perl && cp /tmp/talk /tmp/g/
+PEER
+    install_programs /bin/busybox /usr/bin/perl && cp /tmp/peer /tmp/g/
     modules virtio_mmio vmw_vsock_virtio_transport
     pack <<'INIT'
 #!/bin/busybox sh
@@ -44,11 +44,11 @@ busybox mount -t devtmpfs dev /dev
 exec </dev/null >/dev/console 2>&1
 for module in /m/*; do busybox insmod $module; done
 busybox dd if=/dev/urandom of=/in bs=1000 count=400 2>/dev/null
-sums() { echo "guest sent $(busybox md5sum </in) got $(busybox md5sum </out)"; }
-perl /talk connect 2 5000 </in >/out && sums
-perl /talk listen 4294967295 6000 </in >/out && sums
-word=$(perl /talk listen 4294967295 6001)
-echo "told <$word>"
+sums() { echo "guest sent $(busybox md5sum </in) received $(busybox md5sum </out)"; }
+perl /peer connect 2 5000 </in >/out && sums
+perl /peer listen 4294967295 6000 </in >/out && sums
+word=$(perl /peer listen 4294967295 6001)
+echo "command <$word>"
 [ "$word" = reboot ] && busybox reboot -f
 while :; do busybox sleep 1000; done
 INIT
@@ -59,36 +59,36 @@ granule() {
         --memory 64M --cmdline "console=ttyS0 quiet" --user nobody --vsock cid=42 </dev/null
 }
 listen() {
-    perl /tmp/talk listen 4294967295 5000 </tmp/in >/tmp/got 2>/dev/null &
+    perl /tmp/peer listen 4294967295 5000 </tmp/in >/tmp/received 2>/dev/null &
     listener=$!
 }
 run() {
-    : >/tmp/out # What the last one said is not this one's.
+    : >/tmp/out # The output of the last run must not count.
     listen
     granule >/tmp/out 2>/tmp/err &
     pid=$!
 }
-sums() { echo "host sent $(md5sum </tmp/in) got $(md5sum </tmp/got)"; }
-until_said() {
+sums() { echo "host sent $(md5sum </tmp/in) received $(md5sum </tmp/received)"; }
+until_printed() {
     until [ "$(grep -ac "$1" /tmp/out)" -ge $2 ]; do
         kill -0 $pid 2>/dev/null || break; sleep 0.5
     done
 }
 exchange() {
-    until_said 'listening at 6000' $1
+    until_printed 'listening at 6000' $1
     wait $listener && sums
-    perl /tmp/talk connect 42 6000 </tmp/in >/tmp/got && sums
-    until_said 'listening at 6001' $1
+    perl /tmp/peer connect 42 6000 </tmp/in >/tmp/received && sums
+    until_printed 'listening at 6001' $1
     grep -a 'guest sent' /tmp/out | tail -n 2; cat /tmp/err
 }
-tell() { echo $1 | perl /tmp/talk connect 42 6001; }
+send_command() { echo $1 | perl /tmp/peer connect 42 6001; }
 end() { kill $1 $pid; wait $pid; echo "status=$?"; cat /tmp/err; true; }
 "#;
 
-/// What each side has sent and got, in the order said.
-fn sums<'a>(said: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
+/// Parses the checksums that a side has sent and received, in order.
+fn sums<'a>(output: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
     let start = format!("{side} sent ");
-    let rows = said.split(start.as_str()).skip(1);
+    let rows = output.split(start.as_str()).skip(1);
     rows.map(|row| {
         let mut words = row.split_whitespace().filter(|word| word.len() == 32);
         (words.next().unwrap(), words.next().unwrap())
@@ -98,38 +98,38 @@ fn sums<'a>(said: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
 
 #[test]
 #[ignore = "boots an emulated host: minutes"]
-fn bytes_pass_both_ways_in_each_life_and_the_address_is_free_afterwards() {
+fn data_passes_both_ways_in_each_boot_and_the_cid_is_free_afterwards() {
     let mut host = Host::boot();
-    small::prepare(&mut host, FUNCTIONS);
-    let said = host.run("(granule) 2>&1; echo status=$?");
-    assert!(said.contains("modprobe vhost_vsock"), "{said}");
-    assert!(said.contains("status=2"), "{said}");
+    initramfs_guest::define_and_prepare(&mut host, FUNCTIONS);
+    let output = host.run("(granule) 2>&1; echo status=$?");
+    assert!(output.contains("modprobe vhost_vsock"), "{output}");
+    assert!(output.contains("status=2"), "{output}");
     host.run("modprobe vhost_vsock");
 
     host.run("run");
-    for life in 1..3 {
-        let said = host.run(&format!("exchange {life}"));
-        let (ours, theirs) = (sums(&said, "host"), sums(&said, "guest"));
-        assert_eq!((ours.len(), theirs.len()), (2, 2), "{said}");
-        for (ours, theirs) in ours.into_iter().zip(theirs) {
-            assert_eq!(ours, (theirs.1, theirs.0), "{said}");
-            assert_ne!(ours.0, ours.1, "{said}");
+    for boot in 1..3 {
+        let output = host.run(&format!("exchange {boot}"));
+        let (host_sums, guest_sums) = (sums(&output, "host"), sums(&output, "guest"));
+        assert_eq!((host_sums.len(), guest_sums.len()), (2, 2), "{output}");
+        for (host_sum, guest_sum) in host_sums.into_iter().zip(guest_sums) {
+            assert_eq!(host_sum, (guest_sum.1, guest_sum.0), "{output}");
+            assert_ne!(host_sum.0, host_sum.1, "{output}");
         }
-        if life == 1 {
-            host.run("listen; tell reboot");
+        if boot == 1 {
+            host.run("listen; send_command reboot");
         }
     }
 
-    let said = host.run("(granule) 2>&1; echo status=$?");
-    assert!(said.contains("the CID 42 is taken"), "{said}");
-    assert!(said.contains("status=2"), "{said}");
-    let said = host.run("end -TERM");
-    assert!(said.contains("ended by SIGTERM"), "{said}");
-    assert!(said.contains("status=0"), "{said}");
+    let output = host.run("(granule) 2>&1; echo status=$?");
+    assert!(output.contains("the CID 42 is taken"), "{output}");
+    assert!(output.contains("status=2"), "{output}");
+    let output = host.run("end -TERM");
+    assert!(output.contains("stopped by SIGTERM"), "{output}");
+    assert!(output.contains("status=0"), "{output}");
     for end in ["-KILL", "-TERM"] {
         host.run("run");
-        let said = host.run("exchange 1");
-        assert_eq!(sums(&said, "guest").len(), 2, "{said}");
+        let output = host.run("exchange 1");
+        assert_eq!(sums(&output, "guest").len(), 2, "{output}");
         host.run(&format!("end {end}"));
     }
 }

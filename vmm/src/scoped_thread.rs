@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A thread beside its owner: it waits for something of its own and for an event that says that the
-//! owner is gone, and has ended when the owner's drop returns.
+//! A thread that ends when its owner drops it. The thread waits for its own work and for a stop event;
+//! the drop signals the event and joins the thread.
 
 use std::{
     io,
@@ -11,26 +11,26 @@ use std::{
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// The owner's end. Dropping it ends the thread.
+/// The owner of a scoped thread.
 #[derive(Debug)]
 pub struct ScopedThread {
-    over: Arc<EventFd>,
+    stop: Arc<EventFd>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl ScopedThread {
-    /// Starts a thread of this name. It gets the event that it is to end at.
+    /// Starts a thread that calls `work` with the stop event.
     ///
     /// # Errors
-    /// No event or no thread can be had.
+    /// The event or the thread cannot be created.
     pub fn start(name: &str, work: impl FnOnce(&EventFd) + Send + 'static) -> io::Result<Self> {
-        let over = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
-        let told = Arc::clone(&over);
+        let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
+        let event = Arc::clone(&stop);
         let thread = thread::Builder::new()
             .name(name.to_owned())
-            .spawn(move || work(&told))?;
+            .spawn(move || work(&event))?;
         Ok(Self {
-            over,
+            stop,
             thread: Some(thread),
         })
     }
@@ -38,16 +38,16 @@ impl ScopedThread {
 
 impl Drop for ScopedThread {
     fn drop(&mut self) {
-        let told = self.over.write(1).is_ok();
-        if let (true, Some(thread)) = (told, self.thread.take()) {
-            // A thread that panicked has said so itself.
+        let signalled = self.stop.write(1).is_ok();
+        if let (true, Some(thread)) = (signalled, self.thread.take()) {
+            // A panic of the thread has been reported.
             let _ = thread.join();
         }
     }
 }
 
-/// An event as something to wait for.
+/// Returns an event as a file descriptor to poll.
 pub fn borrow_event(event: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: the borrow lives no longer than the event.
+    // SAFETY: the result borrows the event, which keeps the descriptor open.
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }

@@ -33,7 +33,7 @@ use granule_vmm::{
         },
     },
     memory::{GuestMemory, GuestRam, HostPages, Plan},
-    vm::{socket::Bound, terminal::Terminal},
+    vm::{api::Api, socket::BoundSocket, terminal::Terminal},
 };
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
@@ -146,8 +146,8 @@ impl Driver {
 
 /// What is killed. It says each thing it has got, and then each number that is safe.
 fn be_killed(folder: &Path, what: &str) {
-    let api = Bound::new(&folder.join("socket")).unwrap();
-    let _api = api.serve(|| Ok(())).unwrap();
+    let socket = BoundSocket::new(&folder.join("socket")).unwrap();
+    let _api = Api::serve(socket, || Ok(())).unwrap();
     println!("socket");
     let _terminal = Terminal::raw().unwrap().unwrap();
     println!("terminal");

@@ -3,22 +3,22 @@
 //! request does not depend on the boundaries of the parts, and the parser never waits for more than
 //! 8K.
 
-use granule_vmm::vm::api::{Parsed, parse};
+use granule_vmm::vm::api_request::{ParseResult, parse};
 
 /// Maximum size of a request, plus one read.
 const MAX_SIZE: usize = (8 << 10) + 1024;
 
 pub fn run(data: &[u8]) {
-    let whole = parse(data);
+    let complete = parse(data);
     if data.len() >= MAX_SIZE {
-        assert_ne!(whole, Parsed::Part);
+        assert_ne!(complete, ParseResult::Incomplete);
     }
     for end in prefix_lengths(data.len()) {
         match parse(&data[..end]) {
-            Parsed::Part => {}
-            // The parser ignores bytes after a whole request.
-            early @ Parsed::Whole(_) => assert_eq!(early, whole),
-            Parsed::Refused((status, _)) => assert!((400..500).contains(&status)),
+            ParseResult::Incomplete => {}
+            // The parser ignores bytes after a complete request.
+            early @ ParseResult::Complete(_) => assert_eq!(early, complete),
+            ParseResult::Rejected((status, _)) => assert!((400..500).contains(&status)),
         }
     }
 }

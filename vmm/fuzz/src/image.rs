@@ -8,7 +8,7 @@ use granule_vmm::arch::aarch64::boot::{image::Image, layout::BootLayout};
 const MAX_SIZE: Bytes = Bytes::mib(1);
 
 pub fn run(data: &[u8]) {
-    let Ok(image) = Image::within(data.to_vec(), MAX_SIZE) else {
+    let Ok(image) = Image::with_limit(data.to_vec(), MAX_SIZE) else {
         return;
     };
     assert!(image.size.0 >= image.bytes.len() as u64);
@@ -17,7 +17,7 @@ pub fn run(data: &[u8]) {
         let Ok(layout) = BootLayout::new(&image, Some(Bytes(data.len() as u64)), memory) else {
             continue;
         };
-        let end = granule_vmm::vm::layout::MEMORY.0 + memory.0;
+        let end = granule_vmm::arch::layout::MEMORY.0 + memory.0;
         assert!(layout.kernel.0 + image.size.0 <= end);
         assert!(layout.initrd.is_some_and(|initrd| initrd.end <= end));
     }

@@ -1,86 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why `/dev/kvm` cannot be used, and what to do about it.
+//! Opens `/dev/kvm` and explains why it cannot be used.
 //!
-//! The errors of `open(2)` say which of three things lacks: the node or the driver behind it
-//! (`ENOENT`, `ENODEV`, `ENXIO`), the permission (`EACCES`), or a device cgroup's leave (`EPERM`).
-//! Whether the driver runs stands in `/proc/misc`, whatever a container shows of `/dev`; why it does
-//! not run is the architecture's to tell. What opens need not be KVM, nor one that we can talk to:
-//! `KVM_GET_API_VERSION` has been 12 since Linux 2.6.22 and is to be checked (the kernel's
-//! `Documentation/virt/kvm/api.rst`, 4.1).
+//! The error of `open(2)` distinguishes a missing node or driver (`ENOENT`, `ENODEV`, `ENXIO`), a
+//! missing permission (`EACCES`) and a device cgroup (`EPERM`). `/proc/misc` lists a loaded driver
+//! even in a container that hides the node. The caller supplies the architecture's explanation of a
+//! missing driver. A file that opens is KVM only if `KVM_GET_API_VERSION` returns 12
+//! (`Documentation/virt/kvm/api.rst`, 4.1).
 
 use std::{ffi::CStr, fs, io, os::unix::fs::MetadataExt};
 
 use kvm_ioctls::Kvm;
 use thiserror::Error;
 
-use crate::arch;
-
 const PATH: &str = "/dev/kvm";
 const DEVICE: &CStr = c"/dev/kvm";
 
-/// The interface's version.
+/// The KVM API version since Linux 2.6.22.
 const VERSION: i32 = 12;
 
-/// The major number of all devices in `/proc/misc`.
+/// The major number of the devices in `/proc/misc`.
 const MISC: u32 = 10;
 
-/// `/dev/kvm` cannot be used.
+/// Error returned when `/dev/kvm` cannot be used.
 #[derive(Debug, Error)]
 pub enum AccessError {
-    /// It is not there, or nothing answers behind it.
-    #[error("there is no KVM behind {PATH}: {hint}")]
+    /// The node or the driver is missing.
+    #[error("{PATH} is not available: {hint}")]
     Missing {
-        /// What is missing and how to get it.
+        /// What is missing and how to provide it.
         hint: String,
     },
-    /// It is there, but not for this user.
+    /// The user lacks the permission.
     #[error("this user may not open {PATH}: {hint}")]
     Denied {
-        /// Which group to join, or what else to do.
+        /// How to get the permission.
         hint: String,
     },
-    /// It is there, but not for this container or service.
+    /// A device cgroup of the container or service forbids access.
     #[error(
-        "a device cgroup keeps {PATH} from this process, whoever runs it: let the container or \
-         service have it (docker run --device {PATH}, systemd's DeviceAllow={PATH} rw)"
+        "a device cgroup forbids access to {PATH} for every user: pass the device to the container or \
+         service (docker run --device {PATH}, systemd's DeviceAllow={PATH} rw)"
     )]
     Cgroup,
-    /// What is there is something else.
+    /// The node belongs to another driver.
     #[error(
-        "{PATH} is there and is no KVM ({0}): remove it, and make the node anew (sudo modprobe kvm, \
+        "{PATH} exists and is not KVM ({0}): remove it and create the node again (sudo modprobe kvm, \
          or sudo mknod {PATH} c 10 232)"
     )]
-    Other(io::Error),
-    /// It is a KVM of another interface.
-    #[error(
-        "{PATH} speaks version {0} of KVM's interface, and version {VERSION} is the one to be \
-         used: run another kernel"
-    )]
+    NotKvm(io::Error),
+    /// The KVM API has another version.
+    #[error("{PATH} has KVM API version {0}; version {VERSION} is required: boot another kernel")]
     Version(i32),
-    /// Another reason, which the kernel tells.
+    /// `open(2)` failed for another reason.
     #[error("{PATH} cannot be opened ({0})")]
-    Failed(io::Error),
+    Open(io::Error),
 }
 
-/// Opens KVM and makes sure that it is one.
+/// Opens `/dev/kvm` and checks the API version. `explain_missing_driver` is called when no KVM driver
+/// is loaded.
 ///
 /// # Errors
-/// It cannot be used; the error says why and what to do.
-pub fn open() -> Result<Kvm, AccessError> {
-    open_at(DEVICE)
+/// [`AccessError`], which says how to get access.
+pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, AccessError> {
+    open_at(DEVICE, explain_missing_driver)
 }
 
-fn open_at(path: &CStr) -> Result<Kvm, AccessError> {
-    let kvm = Kvm::new_with_path(path).map_err(|error| explain(error.into()))?;
+fn open_at(path: &CStr, explain_missing_driver: fn() -> String) -> Result<Kvm, AccessError> {
+    let kvm =
+        Kvm::new_with_path(path).map_err(|error| explain(error.into(), explain_missing_driver))?;
     match kvm.get_api_version() {
         VERSION => Ok(kvm),
-        ..0 => Err(AccessError::Other(io::Error::last_os_error())),
+        ..0 => Err(AccessError::NotKvm(io::Error::last_os_error())),
         other => Err(AccessError::Version(other)),
     }
 }
 
-/// What an error of opening `/dev/kvm` comes from.
-fn explain(error: io::Error) -> AccessError {
+/// Returns the cause of an error of opening `/dev/kvm`.
+fn explain(error: io::Error, explain_missing_driver: fn() -> String) -> AccessError {
     match error.raw_os_error() {
         Some(libc::EPERM) => AccessError::Cgroup,
         Some(libc::EACCES) => {
@@ -88,55 +84,55 @@ fn explain(error: io::Error) -> AccessError {
             let (group, mode) = fs::metadata(PATH).map_or((0, 0), |file| (file.gid(), file.mode()));
             AccessError::Denied {
                 hint: match rustix::process::geteuid().is_root() {
-                    true => denied_to_root().to_owned(),
-                    false => denied(group, mode, &groups),
+                    true => root_denied_hint().to_owned(),
+                    false => denied_hint(group, mode, &groups),
                 },
             }
         }
         Some(code @ (libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
             let misc = fs::read_to_string("/proc/misc").unwrap_or_default();
-            let hint = match driver(&misc) {
-                Some(minor) => no_node(code == libc::ENOENT, minor),
-                None => arch::host::why_no_kvm(),
+            let hint = match driver_minor(&misc) {
+                Some(minor) => node_hint(code == libc::ENOENT, minor),
+                None => explain_missing_driver(),
             };
             AccessError::Missing { hint }
         }
-        _ => AccessError::Failed(error),
+        _ => AccessError::Open(error),
     }
 }
 
-/// The minor number of KVM's driver, if it runs, by the text of `/proc/misc`.
-fn driver(misc: &str) -> Option<u32> {
+/// Returns the minor number of the KVM driver, if the text of `/proc/misc` lists it.
+fn driver_minor(misc: &str) -> Option<u32> {
     misc.lines().find_map(|line| {
         let (minor, name) = line.trim().split_once(' ')?;
         (name == "kvm").then(|| minor.parse().ok())?
     })
 }
 
-/// What to do where the driver runs and the node is missing, or leads elsewhere.
-fn no_node(missing: bool, minor: u32) -> String {
+/// Returns the hint for a loaded driver whose node is missing or belongs to another driver.
+fn node_hint(missing: bool, minor: u32) -> String {
     let node = if missing {
         "the node is missing"
     } else {
-        "the node is another's"
+        "the node belongs to another driver"
     };
     format!(
-        "the kernel has it, {node}: in a container, have it passed in (docker run --device {PATH}); \
-         elsewhere make it (sudo rm -f {PATH}; sudo mknod {PATH} c {MISC} {minor})"
+        "the kernel has KVM, {node}: in a container, pass the device in (docker run --device {PATH}); \
+         elsewhere create it (sudo rm -f {PATH}; sudo mknod {PATH} c {MISC} {minor})"
     )
 }
 
-/// What to do where root is denied what is root's.
-const fn denied_to_root() -> &'static str {
-    "not even root may, so it is not its mode: its file system is mounted nodev, or a security \
-     module (SELinux, AppArmor) forbids it; the kernel's log says so (sudo dmesg)"
+/// Returns the hint for root without access.
+const fn root_denied_hint() -> &'static str {
+    "root may not either: the file system is mounted nodev, or a security module (SELinux, AppArmor) \
+     forbids access; read the kernel's log (sudo dmesg)"
 }
 
-/// What to do where access is denied, by the device's group and mode and by `/etc/group`.
-fn denied(group: u32, mode: u32, groups: &str) -> String {
-    const GROUP_MAY: u32 = 0o060;
-    if group == 0 || mode & GROUP_MAY != GROUP_MAY {
-        return "only root may: run this as root, or give a group access \
+/// Returns the hint for a user without access, from the device's group and mode and `/etc/group`.
+fn denied_hint(group: u32, mode: u32, groups: &str) -> String {
+    const GROUP_ACCESS: u32 = 0o060;
+    if group == 0 || mode & GROUP_ACCESS != GROUP_ACCESS {
+        return "only root may: run this as root, or allow a group \
                 (chgrp kvm /dev/kvm && chmod 660 /dev/kvm, as root)"
             .to_owned();
     }
@@ -147,10 +143,10 @@ fn denied(group: u32, mode: u32, groups: &str) -> String {
     });
     match name {
         Some(name) => format!(
-            "its group {name} may: join it (sudo usermod --append --groups {name} \"$USER\") and log \
-             in again"
+            "group {name} may: join it (sudo usermod --append --groups {name} \"$USER\") and log in \
+             again"
         ),
-        None => format!("its group {group} may, and this user is not in it"),
+        None => format!("group {group} may, and this user is not a member"),
     }
 }
 
@@ -162,31 +158,31 @@ mod tests {
     const MISC_WITH_KVM: &str = "232 kvm\n 61 nvram\n";
 
     #[test]
-    fn the_group_to_join_is_named() {
-        assert!(denied(104, 0o020_660, GROUPS).contains("--groups kvm "));
-        assert!(denied(105, 0o020_660, GROUPS).contains("group 105"));
+    fn denied_hint_names_the_group() {
+        assert!(denied_hint(104, 0o020_660, GROUPS).contains("--groups kvm "));
+        assert!(denied_hint(105, 0o020_660, GROUPS).contains("group 105"));
     }
 
     #[test]
-    fn where_no_group_has_access_joining_one_does_not_help() {
+    fn denied_hint_names_root_when_no_group_has_access() {
         for (group, mode) in [(0, 0o020_660), (104, 0o020_600)] {
-            let hint = denied(group, mode, GROUPS);
+            let hint = denied_hint(group, mode, GROUPS);
             assert!(hint.starts_with("only root may"), "{hint}");
         }
     }
 
     #[test]
-    fn a_driver_that_runs_is_known_without_its_node() {
-        assert_eq!(driver(MISC_WITH_KVM), Some(232));
-        assert_eq!(driver(" 61 nvram\n100 vhost-kvm\n"), None);
-        assert!(no_node(true, 232).contains("mknod /dev/kvm c 10 232"));
-        assert!(no_node(true, 232).contains("is missing"));
-        assert!(no_node(false, 232).contains("another's"));
+    fn a_loaded_driver_is_found_without_its_node() {
+        assert_eq!(driver_minor(MISC_WITH_KVM), Some(232));
+        assert_eq!(driver_minor(" 61 nvram\n100 vhost-kvm\n"), None);
+        assert!(node_hint(true, 232).contains("mknod /dev/kvm c 10 232"));
+        assert!(node_hint(true, 232).contains("is missing"));
+        assert!(node_hint(false, 232).contains("another driver"));
     }
 
     #[test]
-    fn each_error_of_opening_has_its_cause() {
-        let error = |code| explain(io::Error::from_raw_os_error(code));
+    fn each_open_error_has_its_cause() {
+        let error = |code| explain(io::Error::from_raw_os_error(code), String::new);
 
         for code in [libc::ENOENT, libc::ENODEV, libc::ENXIO] {
             assert!(matches!(error(code), AccessError::Missing { .. }), "{code}");
@@ -194,26 +190,26 @@ mod tests {
         assert!(matches!(error(libc::EACCES), AccessError::Denied { .. }));
         assert!(matches!(error(libc::EPERM), AccessError::Cgroup));
         assert!(error(libc::EPERM).to_string().contains("--device /dev/kvm"));
-        assert!(matches!(error(libc::EMFILE), AccessError::Failed(_)));
+        assert!(matches!(error(libc::EMFILE), AccessError::Open(_)));
     }
 
     #[test]
-    fn what_opens_and_is_no_kvm_is_told() {
-        let error = open_at(c"/dev/null").unwrap_err();
+    fn another_device_is_refused() {
+        let error = open_at(c"/dev/null", String::new).unwrap_err();
 
-        assert!(matches!(error, AccessError::Other(_)), "{error}");
-        assert!(error.to_string().contains("is no KVM"), "{error}");
+        assert!(matches!(error, AccessError::NotKvm(_)), "{error}");
+        assert!(error.to_string().contains("is not KVM"), "{error}");
     }
 
     #[test]
-    fn what_is_not_there_is_missing() {
-        let error = open_at(c"/nonexistent/kvm").unwrap_err();
+    fn a_missing_node_is_reported_missing() {
+        let error = open_at(c"/nonexistent/kvm", String::new).unwrap_err();
 
         assert!(matches!(error, AccessError::Missing { .. }), "{error}");
     }
 
     #[test]
-    fn another_version_is_told_with_the_one_wanted() {
+    fn another_version_is_named_with_the_required_one() {
         let text = AccessError::Version(11).to_string();
 
         assert!(text.contains("version 11") && text.contains("version 12"));

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Dirty logging of one slot: which pages the guest has written.
+//! Dirty logging of one memslot.
 //!
-//! With plain logging the kernel write-protects the slot when logging begins, and reading the log
-//! clears it and protects anew what it held. With manual clearing reading changes nothing;
-//! clearing is a call of its own and protects what it clears. With all pages set initially,
-//! switching on protects nothing: the first clearing does, and is part of switching on here, as
-//! the log says nothing before it. With [rings](super::dirty_ring) there is nothing to read by the kernel's
-//! call: what was harvested from them is the log.
+//! Plain logging: the kernel write-protects the memslot when logging starts, and reading the log
+//! clears it and write-protects the reported pages again. Manual clearing: reading changes nothing;
+//! `KVM_CLEAR_DIRTY_LOG` clears and write-protects. All pages set initially: starting protects
+//! nothing, so [`DirtyLog::switch`] clears the log once, because it reports every page until then.
+//! [Dirty rings](super::dirty_ring): `KVM_GET_DIRTY_LOG` is not used; the harvested pages are the log.
 
 use std::sync::Arc;
 
@@ -17,40 +16,40 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use serde::Serialize;
 
-use super::{KvmError, dirty_ring::DirtyRings, ioctls::VmExt, memslot::Memslot};
+use super::{dirty_ring::DirtyRings, error::KvmError, ioctls::VmExt, memslot::Memslot};
 
-/// How the kernel is told to log dirty pages.
+/// A dirty logging mode of KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DirtyMode {
     /// Reading the log clears it and write-protects the region again (`KVM_GET_DIRTY_LOG` alone).
     #[default]
     Plain,
-    /// Reading the log leaves it; clearing is a call of its own (`KVM_CLEAR_DIRTY_LOG`).
+    /// Reading the log changes nothing; `KVM_CLEAR_DIRTY_LOG` clears it.
     Manual,
-    /// As [`DirtyMode::Manual`], and switching on marks every page dirty instead of
-    /// write-protecting the region (`KVM_DIRTY_LOG_INITIALLY_SET`).
+    /// As [`DirtyMode::Manual`], and starting sets every page dirty instead of write-protecting the
+    /// region (`KVM_DIRTY_LOG_INITIALLY_SET`).
     #[serde(rename = "initially-set")]
     ManualInitiallySet,
-    /// Each vCPU writes what it dirties into a ring (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`).
+    /// Each vCPU has a ring of the pages that it dirties (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`).
     Ring,
 }
 
-/// The state of a slot's log.
+/// The dirty log of a memslot.
 #[derive(Debug)]
 pub struct DirtyLog {
     mode: DirtyMode,
     rings: Option<Arc<DirtyRings>>,
-    /// Everything read from the log since logging began; `None` while it is off.
+    /// The pages read from the log since it was last cleared; `None` while logging is off.
     seen: Option<Vec<u64>>,
 }
 
 impl DirtyLog {
-    /// Tells `vm` how dirty pages are to be logged, before any logging. `rings` are the VM's, where
-    /// it has some: they were enabled when it was new.
+    /// Sets the dirty logging mode of `vm`; call it before logging starts. `rings` are the VM's dirty
+    /// rings, which must have been enabled before its vCPUs were created.
     ///
     /// # Errors
-    /// The kernel cannot log in this way.
+    /// The kernel does not support the mode.
     pub fn new(
         vm: &VmFd,
         mode: DirtyMode,
@@ -58,7 +57,7 @@ impl DirtyLog {
     ) -> Result<Self, KvmError> {
         let flags = match mode {
             DirtyMode::Plain => 0,
-            DirtyMode::Ring if rings.is_none() => return Err(KvmError::NoRing),
+            DirtyMode::Ring if rings.is_none() => return Err(KvmError::NoDirtyRing),
             DirtyMode::Ring => 0,
             DirtyMode::Manual => KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
             DirtyMode::ManualInitiallySet => {
@@ -66,12 +65,12 @@ impl DirtyLog {
             }
         };
         if flags != 0 {
-            let offered = vm.check_extension_raw(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2.into());
-            let offered = u32::try_from(offered).unwrap_or(0);
-            if flags & !offered != 0 {
+            let supported = vm.check_extension_raw(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2.into());
+            let supported = u32::try_from(supported).unwrap_or(0);
+            if flags & !supported != 0 {
                 return Err(KvmError::DirtyMode {
                     initially_set: mode == DirtyMode::ManualInitiallySet,
-                    offered,
+                    supported,
                 });
             }
             let mut cap = kvm_enable_cap {
@@ -80,7 +79,7 @@ impl DirtyLog {
             };
             cap.args[0] = flags.into();
             vm.enable_capability(&cap).map_err(|error| {
-                KvmError::call("enabling manual clearing of the dirty log", error)
+                KvmError::call("KVM_ENABLE_CAP (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2)", error)
             })?;
         }
         Ok(Self {
@@ -90,14 +89,14 @@ impl DirtyLog {
         })
     }
 
-    /// Switches logging of `slot` on or off.
+    /// Starts or stops logging of `slot`.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn switch(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
         slot.set_logging(vm, on)?;
         if let Some(rings) = &self.rings {
-            // What an earlier logging left.
+            // Discards pages of an earlier logging session.
             rings.take(slot.number())?;
         }
         self.seen = on.then(Vec::new);
@@ -107,7 +106,8 @@ impl DirtyLog {
         Ok(())
     }
 
-    /// The pages written since logging began or was last cleared, one bit each, lowest first.
+    /// Returns the pages written since logging started or was last cleared, one bit each, lowest
+    /// first.
     ///
     /// # Errors
     /// The kernel refuses, or logging is off.
@@ -123,15 +123,15 @@ impl DirtyLog {
                 log.resize((size / base).div_ceil(64), 0);
                 log
             }
-            None => vm.get_dirty_log(slot.number(), size).map_err(|error| {
-                KvmError::call("reading the dirty log (KVM_GET_DIRTY_LOG)", error)
-            })?,
+            None => vm
+                .get_dirty_log(slot.number(), size)
+                .map_err(|error| KvmError::call("KVM_GET_DIRTY_LOG", error))?,
         };
         merge(seen, &log);
         Ok(seen.clone())
     }
 
-    /// Forgets what was written so far; writes are logged again from here on.
+    /// Clears the log. Later writes are logged.
     ///
     /// # Errors
     /// The kernel refuses, or logging is off.
@@ -139,7 +139,7 @@ impl DirtyLog {
         self.collect(vm, slot).map(drop)
     }
 
-    /// Reads what was written so far and forgets it: every later write is in the next log.
+    /// Returns the log and clears it. Later writes are in the next log.
     ///
     /// # Errors
     /// The kernel refuses, or logging is off.
@@ -149,14 +149,12 @@ impl DirtyLog {
             let ram = slot.ram();
             let mut pages = ram.size().0 / ram.plan().base_page().0;
             let mut first = 0;
-            // The call counts pages in 32 bits; whole words keep its rule on multiples of 64.
+            // The ioctl takes a 32-bit page count, and a multiple of 64 pages except at the end.
             while pages > 0 {
                 let now = u32::try_from(pages).unwrap_or(1 << 31);
                 let words = usize::try_from(first / 64).unwrap_or(usize::MAX);
                 vm.clear_dirty_log(slot.number(), first, now, &mut dirty[words..])
-                    .map_err(|error| {
-                        KvmError::call("clearing the dirty log (KVM_CLEAR_DIRTY_LOG)", error)
-                    })?;
+                    .map_err(|error| KvmError::call("KVM_CLEAR_DIRTY_LOG", error))?;
                 first += u64::from(now);
                 pages -= u64::from(now);
             }
@@ -181,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readings_add_up() {
+    fn merge_keeps_the_bits_of_both_logs() {
         let mut seen = Vec::new();
 
         merge(&mut seen, &[0b01, 0]);

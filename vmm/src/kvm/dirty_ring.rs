@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Dirty rings (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`): each vCPU writes the pages that it dirties into a
-//! ring of its own, so collecting costs as much as was written and not as much as there is memory.
+//! Dirty rings (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`): each vCPU has a ring of the pages that it dirties,
+//! so the cost of collecting depends on the pages written, not on the size of memory.
 //!
-//! An entry belongs to the kernel until it says `DIRTY`; whoever harvests it says `RESET`, and one
-//! call (`KVM_RESET_DIRTY_RINGS`) then write-protects all these pages again and gives the entries
-//! back. A vCPU whose ring is full leaves the guest until that is done. So everybody harvests, the
-//! vCPUs' own threads too, into one bitmap for each slot, and a page whose bit is taken from there was
-//! protected after it was harvested: what is read of it from then on is no older than the log.
+//! An entry belongs to the kernel until its flags are `DIRTY`. Harvesting sets them to `RESET`, and
+//! `KVM_RESET_DIRTY_RINGS` write-protects the harvested pages and returns the entries. A vCPU whose
+//! ring is full exits until that is done. Every thread that harvests, vCPU threads included, sets bits
+//! in one bitmap for each memslot. A page in the bitmap is write-protected after it was harvested, so
+//! data read from it afterwards is at least as new as the log.
 //!
-//! The kernel has a vCPU leave before its ring is full, and keeps some entries in reserve. A kernel
-//! that has it leave too late writes over entries, and nobody can tell which pages those were: a ring
-//! found without a single free entry is an error, and what it held is no log.
+//! The kernel forces an exit while some entries are still free. A kernel that exits too late
+//! overwrites entries, and the lost pages cannot be identified, so a ring without a free entry is
+//! an error.
 //!
-//! Writes of no vCPU (an interrupt controller's tables that are saved) have no ring. Where the kernel
-//! keeps a bitmap for them beside the rings (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) it is asked
-//! to; a machine that saves no such state has nothing in it.
+//! Writes without a vCPU (saving the tables of an interrupt controller) have no ring. Where the kernel
+//! logs them in a bitmap (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) it must be enabled; this VMM
+//! saves no such state, so the bitmap stays empty.
 
 use std::{
     collections::BTreeMap,
     fmt, io,
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
     ptr,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use kvm_bindings::{
@@ -31,29 +31,30 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuFd, VmFd};
 use parking_lot::Mutex;
 
-use super::{KvmError, ioctls::VmExt as _, ioctls::reset_dirty_rings};
+use super::{
+    error::KvmError,
+    ioctls::{VmExt as _, reset_dirty_rings},
+};
 
-/// Bytes of a ring where the host gives that much: 64 Ki pages.
-const MOST: u64 = 1 << 20;
-/// Where a vCPU's ring lies behind its file (`KVM_DIRTY_LOG_PAGE_OFFSET`), in pages.
+/// Upper limit of a ring's size in bytes: 64 Ki entries.
+const MAX_RING_SIZE: u64 = 1 << 20;
+/// Offset of the ring in a vCPU's file, in pages (`KVM_DIRTY_LOG_PAGE_OFFSET`).
 const PAGE_OFFSET: u64 = 64;
-/// An entry's flags (`KVM_DIRTY_GFN_F_DIRTY`, `KVM_DIRTY_GFN_F_RESET`).
+/// Flags of an entry (`KVM_DIRTY_GFN_F_DIRTY`, `KVM_DIRTY_GFN_F_RESET`).
 const DIRTY: u32 = 1;
 const RESET: u32 = 2;
 
-/// The rings of a VM.
+/// The dirty rings of a VM.
 pub struct DirtyRings {
     vm: OwnedFd,
     bytes: usize,
-    state: Mutex<State>,
-    /// How often a vCPU had to leave the guest because its ring was full.
-    full: AtomicU64,
+    harvest: Mutex<Harvest>,
 }
 
 #[derive(Default)]
-struct State {
-    rings: Vec<Ring>,
-    /// By slot: what was harvested and not taken yet, a bit for each page.
+struct Harvest {
+    rings: Vec<VcpuRing>,
+    /// The harvested pages that no caller has taken, one bit each, by memslot.
     dirty: BTreeMap<u32, Vec<u64>>,
 }
 
@@ -65,26 +66,26 @@ impl fmt::Debug for DirtyRings {
     }
 }
 
-/// One vCPU's.
-struct Ring {
+/// The mapped ring of one vCPU.
+struct VcpuRing {
     entries: *mut kvm_dirty_gfn,
     bytes: usize,
     next: usize,
 }
 
-// SAFETY: the mapping lives as long as the value, and is used under one lock.
-unsafe impl Send for Ring {}
+// SAFETY: the value owns its mapping, which is accessed under one lock.
+unsafe impl Send for VcpuRing {}
 
 impl DirtyRings {
-    /// Has the kernel log into rings; before the VM has vCPUs or memory.
+    /// Enables dirty rings; call it before the VM has vCPUs or memslots.
     ///
     /// # Errors
-    /// It cannot.
+    /// [`KvmError::NoDirtyRing`], or the kernel's error.
     pub fn enable(vm: &VmFd) -> Result<Self, KvmError> {
-        let offered = vm.check_extension_raw(KVM_CAP_DIRTY_LOG_RING_ACQ_REL.into());
-        let bytes = u64::try_from(offered).unwrap_or(0).min(MOST);
+        let supported = vm.check_extension_raw(KVM_CAP_DIRTY_LOG_RING_ACQ_REL.into());
+        let bytes = u64::try_from(supported).unwrap_or(0).min(MAX_RING_SIZE);
         if bytes == 0 {
-            return Err(KvmError::NoRing);
+            return Err(KvmError::NoDirtyRing);
         }
         let enable = |number: u32, argument: u64| {
             let mut cap = kvm_enable_cap {
@@ -93,35 +94,34 @@ impl DirtyRings {
             };
             cap.args[0] = argument;
             vm.enable_capability(&cap)
-                .map_err(|error| KvmError::call("enabling dirty rings (KVM_ENABLE_CAP)", error))
+                .map_err(|error| KvmError::call("KVM_ENABLE_CAP (dirty rings)", error))
         };
         enable(KVM_CAP_DIRTY_LOG_RING_ACQ_REL, bytes)?;
         if vm.check_extension_raw(KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP.into()) > 0 {
             enable(KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP, 0)?;
         }
-        // SAFETY: the descriptor is the VM's and open during the call.
+        // SAFETY: `vm` keeps the file descriptor open during the call.
         let fd = unsafe { BorrowedFd::borrow_raw(vm.as_raw_fd()) };
         Ok(Self {
             vm: rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(|error| KvmError::Call {
-                doing: "copying the VM's descriptor",
+                call: "F_DUPFD_CLOEXEC of the VM",
                 source: error.into(),
             })?,
             bytes: usize::try_from(bytes).unwrap_or(0),
-            state: Mutex::default(),
-            full: AtomicU64::new(0),
+            harvest: Mutex::default(),
         })
     }
 
     /// Maps the ring of a vCPU.
     ///
     /// # Errors
-    /// The kernel refuses.
-    pub fn add(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
+    /// The kernel's error.
+    pub fn add_vcpu(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
         let offset = PAGE_OFFSET * rustix::param::page_size() as u64;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let offset = libc::off_t::try_from(offset).unwrap_or(0);
         let fd = vcpu.as_raw_fd();
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory.
         let entries = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -134,11 +134,11 @@ impl DirtyRings {
         };
         if entries == libc::MAP_FAILED {
             return Err(KvmError::Call {
-                doing: "mapping a vCPU's dirty ring (mmap)",
+                call: "mmap of a dirty ring",
                 source: io::Error::last_os_error(),
             });
         }
-        self.state.lock().rings.push(Ring {
+        self.harvest.lock().rings.push(VcpuRing {
             entries: entries.cast(),
             bytes: self.bytes,
             next: 0,
@@ -146,73 +146,66 @@ impl DirtyRings {
         Ok(())
     }
 
-    /// A vCPU's ring is full: makes room.
+    /// Harvests all rings, so that a vCPU with a full ring can continue.
     ///
     /// # Errors
-    /// The kernel refuses.
-    pub fn make_room(&self) -> Result<(), KvmError> {
-        self.full.fetch_add(1, Ordering::Relaxed);
-        self.harvest(&mut self.state.lock())
+    /// [`KvmError::DirtyRingOverrun`], or the kernel's error.
+    pub fn drain(&self) -> Result<(), KvmError> {
+        self.collect(&mut self.harvest.lock())
     }
 
-    /// How often a vCPU had to leave the guest because its ring was full.
-    pub fn full(&self) -> u64 {
-        self.full.load(Ordering::Relaxed)
-    }
-
-    /// The pages of a slot written since they were last taken, a bit each; takes them.
+    /// Returns the pages of a memslot written since the last call, one bit each.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`KvmError::DirtyRingOverrun`], or the kernel's error.
     pub fn take(&self, slot: u32) -> Result<Vec<u64>, KvmError> {
-        let mut state = self.state.lock();
-        self.harvest(&mut state)?;
-        Ok(state.dirty.remove(&slot).unwrap_or_default())
+        let mut harvest = self.harvest.lock();
+        self.collect(&mut harvest)?;
+        Ok(harvest.dirty.remove(&slot).unwrap_or_default())
     }
 
-    fn harvest(&self, state: &mut State) -> Result<(), KvmError> {
-        let State { rings, dirty } = state;
-        let mut found = 0;
+    fn collect(&self, harvest: &mut Harvest) -> Result<(), KvmError> {
+        let Harvest { rings, dirty } = harvest;
+        let mut harvested = 0;
         for ring in rings {
             let before = ring.next;
-            while let Some((slot, page)) = ring.next() {
-                let bits = dirty.entry(slot).or_default();
+            while let Some((slot, page)) = ring.pop() {
+                let bitmap = dirty.entry(slot).or_default();
                 let word = usize::try_from(page / 64).unwrap_or(usize::MAX);
-                if bits.len() <= word {
-                    bits.resize(word + 1, 0);
+                if bitmap.len() <= word {
+                    bitmap.resize(word + 1, 0);
                 }
-                bits[word] |= 1 << (page % 64);
-                found += 1;
+                bitmap[word] |= 1 << (page % 64);
+                harvested += 1;
             }
             if ring.next - before >= ring.entries() {
-                return Err(KvmError::RingOverrun {
+                return Err(KvmError::DirtyRingOverrun {
                     entries: ring.entries(),
                 });
             }
         }
-        if found == 0 {
+        if harvested == 0 {
             return Ok(());
         }
         reset_dirty_rings(self.vm.as_fd())
-            .map_err(|error| KvmError::call("emptying dirty rings (KVM_RESET_DIRTY_RINGS)", error))
+            .map_err(|error| KvmError::call("KVM_RESET_DIRTY_RINGS", error))
     }
 }
 
-impl Ring {
+impl VcpuRing {
     const fn entries(&self) -> usize {
         self.bytes / size_of::<kvm_dirty_gfn>()
     }
 
-    /// Harvests the next entry: its slot and its page within the slot.
-    fn next(&mut self) -> Option<(u32, u64)> {
+    /// Harvests the next entry and returns its memslot and page.
+    fn pop(&mut self) -> Option<(u32, u64)> {
         let entry = self.entries.wrapping_add(self.next % self.entries());
-        // SAFETY: the entry lies in the mapping; its first field is a word that the kernel changes
-        // too, and nobody else.
+        // SAFETY: the entry lies in the mapping; only the kernel accesses its first word concurrently.
         let flags = unsafe { AtomicU32::from_ptr(entry.cast()) };
         if flags.load(Ordering::Acquire) & DIRTY == 0 {
             return None;
         }
-        // SAFETY: the entry lies in the mapping and is ours while it says DIRTY.
+        // SAFETY: the entry lies in the mapping, and the kernel leaves it alone while it is DIRTY.
         let kvm_dirty_gfn { slot, offset, .. } = unsafe { entry.read_volatile() };
         flags.store(RESET, Ordering::Release);
         self.next += 1;
@@ -220,9 +213,9 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for VcpuRing {
     fn drop(&mut self) {
-        // SAFETY: mapped by this value's maker, and given back once.
+        // SAFETY: `add_vcpu` made the mapping, and only this drop unmaps it.
         unsafe { libc::munmap(self.entries.cast(), self.bytes) };
     }
 }
@@ -232,9 +225,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_harvested_once_and_around_the_end() {
+    fn pop_harvests_each_entry_once_and_wraps() {
         let bytes = 4 * size_of::<kvm_dirty_gfn>();
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory.
         let memory = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -245,25 +238,25 @@ mod tests {
                 0,
             )
         };
-        let mut ring = Ring {
+        let mut ring = VcpuRing {
             entries: memory.cast(),
             bytes,
             next: 0,
         };
-        let put = |ring: &Ring, at: usize, offset: u64| {
+        let put = |ring: &VcpuRing, at: usize, offset: u64| {
             let entry = kvm_dirty_gfn {
                 flags: DIRTY,
                 slot: 7,
                 offset,
             };
-            // SAFETY: there are four entries, and nobody else uses them.
+            // SAFETY: `at` is one of the four entries, which only this test accesses.
             unsafe { ring.entries.wrapping_add(at).write_volatile(entry) };
         };
 
         (0..4).for_each(|at| put(&ring, at, at as u64));
-        let first: Vec<_> = std::iter::from_fn(|| ring.next()).collect();
+        let first: Vec<_> = std::iter::from_fn(|| ring.pop()).collect();
         put(&ring, 0, 40);
-        let second: Vec<_> = std::iter::from_fn(|| ring.next()).collect();
+        let second: Vec<_> = std::iter::from_fn(|| ring.pop()).collect();
 
         assert_eq!(first, [(7, 0), (7, 1), (7, 2), (7, 3)]);
         assert_eq!(second, [(7, 40)]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The names of the reasons for which KVM leaves a guest (`KVM_EXIT_*` in `linux/kvm.h`).
+//! Names of exit reasons (`KVM_EXIT_*` in `linux/kvm.h`).
 
-/// The names, by number.
+/// Names by number.
 const NAMES: [&str; 31] = [
     "KVM_EXIT_UNKNOWN",
     "KVM_EXIT_EXCEPTION",
@@ -36,7 +36,7 @@ const NAMES: [&str; 31] = [
     "KVM_EXIT_X86_WRMSR",
 ];
 
-/// The name of an exit reason; of one that is not known, its number.
+/// Returns the name of an exit reason, or its number if it has no name here.
 pub fn name(reason: u32) -> String {
     usize::try_from(reason)
         .ok()
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stand_at_their_numbers() {
+    fn names_match_the_numbers_of_the_bindings() {
         use kvm_bindings::{
             KVM_EXIT_ARM_NISV, KVM_EXIT_FAIL_ENTRY, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_MMIO,
             KVM_EXIT_SYSTEM_EVENT, KVM_EXIT_X86_WRMSR,

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VM calls that `kvm-ioctls` 0.25 does not offer on every architecture, as a trait on its `VmFd`, in
-//! its style, so that they can go there.
+//! VM ioctls that `kvm-ioctls` 0.25 lacks on some architecture, as a trait on its `VmFd`.
 
 #![allow(
     missing_docs,
-    reason = "the request macros make undocumented functions"
+    reason = "the ioctl macros define undocumented functions"
 )]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -22,11 +21,11 @@ ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
 
 ioctl_io_nr!(KVM_RESET_DIRTY_RINGS, KVMIO, 0xc7);
 
-/// Write-protects the pages of all harvested entries of a VM's dirty rings again and gives the entries
-/// back to the kernel (`KVM_RESET_DIRTY_RINGS`).
+/// Write-protects the pages of all harvested entries of a VM's dirty rings and returns the entries to
+/// the kernel (`KVM_RESET_DIRTY_RINGS`).
 ///
 /// # Errors
-/// The kernel's answer.
+/// The kernel's error.
 pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     // SAFETY: the call takes no argument.
     match unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) } {
@@ -35,20 +34,20 @@ pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     }
 }
 
-/// The calls.
+/// VM ioctls that `kvm-ioctls` lacks.
 pub trait VmExt {
     /// Enables a capability of the VM (`KVM_ENABLE_CAP`).
     ///
     /// # Errors
-    /// The kernel's answer.
+    /// The kernel's error.
     fn enable_capability(&self, cap: &kvm_enable_cap) -> errno::Result<()>;
 
-    /// Clears pages in the dirty log and write-protects them again (`KVM_CLEAR_DIRTY_LOG`): those
-    /// whose bit is set in `bitmap`, whose first bit is page `first_page` of the slot. `first_page`
-    /// and `num_pages` are multiples of 64, unless the range ends with the slot.
+    /// Clears the pages set in `bitmap` from the dirty log and write-protects them
+    /// (`KVM_CLEAR_DIRTY_LOG`). Bit 0 is page `first_page` of the memslot. `first_page` and
+    /// `num_pages` are multiples of 64, unless the range ends with the memslot.
     ///
     /// # Errors
-    /// The kernel's answer; `EINVAL` if the bitmap is shorter than `num_pages`.
+    /// The kernel's error; `EINVAL` if the bitmap is shorter than `num_pages`.
     fn clear_dirty_log(
         &self,
         slot: u32,

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Getting a vCPU out of the guest from another thread, for good or until it is
-//! [settled](KickTarget::clear_kicks).
+//! Kicks: forcing a vCPU out of the guest from another thread.
 //!
-//! A kick sets `immediate_exit` in the vCPU's `kvm_run`, so that no later `KVM_RUN` enters the
-//! guest, and then signals the vCPU's thread, so that a `KVM_RUN` under way comes back; in either
-//! case it returns `EINTR`. In this order no kick is lost: a signal that arrives before `KVM_RUN`
-//! finds the flag set. The signal's handler does nothing.
+//! A kick sets `immediate_exit` in the vCPU's `kvm_run`, so that no later `KVM_RUN` enters the guest,
+//! and then sends a signal to the vCPU's thread, so that a running `KVM_RUN` returns. Either returns
+//! `EINTR`. This order loses no kick: a signal that arrives before `KVM_RUN` finds the flag set. The
+//! signal handler is empty. [`KickTarget::clear_kicks`] lets the vCPU enter the guest again.
 //!
-//! What a kick uses belongs to the vCPU and its thread. Both are held in an [`KickTarget`] that is
-//! emptied, under a lock, before the vCPU goes, so a late kick finds nothing and does nothing.
+//! A kick accesses the vCPU's `kvm_run` and its thread. [`KickTarget`] refers to both and is emptied
+//! under a lock before the vCPU is dropped, so a late kick has no effect.
 
 use std::{
     io,
@@ -24,37 +23,37 @@ use vmm_sys_util::{
     signal::{SIGRTMIN, register_signal_handler},
 };
 
-/// What a kick acts on.
+/// The bound vCPU and its thread.
 #[derive(Debug)]
-struct Target {
+struct BoundVcpu {
     immediate_exit: *mut u8,
     thread: libc::pid_t,
 }
 
-// SAFETY: the pointer is into a shared mapping of the kernel's that every thread may access; it is
-// used for atomic stores only, while the lock around it is held.
-unsafe impl Send for Target {}
+// SAFETY: the pointer is into a mapping that every thread may access; it is used for atomic stores
+// only, under the lock that protects it.
+unsafe impl Send for BoundVcpu {}
 
 #[derive(Debug, Default)]
-struct Shared {
+struct KickState {
     kicked: AtomicBool,
-    target: Mutex<Option<Target>>,
+    vcpu: Mutex<Option<BoundVcpu>>,
 }
 
-/// The vCPU's end. Dropping it makes kicks harmless; it must go before its vCPU.
+/// The receiving end of kicks. Drop it before its vCPU; later kicks have no effect.
 #[derive(Debug, Default)]
 pub struct KickTarget {
-    shared: Arc<Shared>,
+    state: Arc<KickState>,
 }
 
-/// The kicking end.
+/// The sending end of kicks.
 #[derive(Debug)]
 pub struct Kicker {
-    shared: Arc<Shared>,
+    state: Arc<KickState>,
 }
 
 impl KickTarget {
-    /// Ties kicks to `vcpu` and the calling thread, which is to run it.
+    /// Binds kicks to `vcpu` and to the calling thread, which must be the one that runs it.
     ///
     /// # Errors
     /// The signal handler cannot be installed.
@@ -63,37 +62,38 @@ impl KickTarget {
         let immediate_exit = &raw mut vcpu.get_kvm_run().immediate_exit;
         // SAFETY: gettid takes nothing and cannot fail.
         let thread = unsafe { libc::gettid() };
-        *self.target() = Some(Target {
+        *self.lock() = Some(BoundVcpu {
             immediate_exit,
             thread,
         });
         Ok(Kicker {
-            shared: Arc::clone(&self.shared),
+            state: Arc::clone(&self.state),
         })
     }
 
-    /// Whether the vCPU was kicked.
+    /// Returns whether the vCPU was kicked since the last [`Self::clear_kicks`].
     pub fn kicked(&self) -> bool {
-        self.shared.kicked.load(Ordering::Acquire)
+        self.state.kicked.load(Ordering::Acquire)
     }
 
-    /// Forgets kicks so far, so that the vCPU can enter the guest again.
+    /// Clears earlier kicks, so that the vCPU can enter the guest again.
     ///
-    /// A kick that comes in meanwhile may be forgotten too: whoever kicks must first say elsewhere
-    /// what it wants, and the vCPU's thread look there between this call and entering the guest.
+    /// This may also clear a kick that arrives during the call. The kicking thread must therefore
+    /// publish its request before the kick, and the vCPU's thread must read it after this call and
+    /// before it enters the guest.
     pub fn clear_kicks(&self) {
-        let target = self.target();
-        self.shared.kicked.store(false, Ordering::Release);
+        let target = self.lock();
+        self.state.kicked.store(false, Ordering::Release);
         if let Some(target) = target.as_ref() {
-            // SAFETY: as in [`Kicker::kick`], whose lock is held here too.
+            // SAFETY: the lock is held and the vCPU is bound, as in [`Kicker::kick`].
             let immediate_exit = unsafe { AtomicU8::from_ptr(target.immediate_exit) };
             immediate_exit.store(0, Ordering::SeqCst);
         }
     }
 
-    fn target(&self) -> std::sync::MutexGuard<'_, Option<Target>> {
-        self.shared
-            .target
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<BoundVcpu>> {
+        self.state
+            .vcpu
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,39 +101,38 @@ impl KickTarget {
 
 impl Drop for KickTarget {
     fn drop(&mut self) {
-        *self.target() = None;
+        *self.lock() = None;
     }
 }
 
 impl Kicker {
-    /// Gets the vCPU out of the guest; it does not enter again until the kick is settled.
+    /// Forces the vCPU out of the guest until [`KickTarget::clear_kicks`].
     pub fn kick(&self) {
-        self.shared.kicked.store(true, Ordering::Release);
+        self.state.kicked.store(true, Ordering::Release);
         let guard = self
-            .shared
-            .target
+            .state
+            .vcpu
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let Some(target) = guard.as_ref() else {
             return;
         };
-        // SAFETY: while the lock is held and the target is there, its vCPU and the mapping of its
-        // `kvm_run` live; this byte is only ever stored to, here and by nobody else.
+        // SAFETY: while the lock is held and the vCPU is bound, its `kvm_run` is mapped; this module
+        // has the only accesses to this byte, all atomic stores.
         let immediate_exit = unsafe { AtomicU8::from_ptr(target.immediate_exit) };
         immediate_exit.store(1, Ordering::SeqCst);
         let process = std::process::id();
-        // SAFETY: a signal with a handler that does nothing, to a thread of this process or, if
-        // it is gone, to none (ESRCH).
+        // SAFETY: the signal has an empty handler; if the thread has ended, the call returns ESRCH.
         unsafe { libc::syscall(libc::SYS_tgkill, process, target.thread, SIGRTMIN()) };
     }
 }
 
-extern "C" fn do_nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+extern "C" fn ignore_signal(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-/// Installs the handler once for the process.
+/// Installs the signal handler once in the process.
 fn install_handler() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), errno::Error>> = OnceLock::new();
     INSTALLED
-        .get_or_init(|| register_signal_handler(SIGRTMIN(), do_nothing))
+        .get_or_init(|| register_signal_handler(SIGRTMIN(), ignore_signal))
         .map_err(io::Error::from)
 }

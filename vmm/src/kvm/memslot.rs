@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory slots: which guest-physical addresses are backed by which of this process.
+//! Memslots: guest-physical ranges backed by memory of this process.
 
 use std::sync::Arc;
 
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 
-use super::KvmError;
+use super::error::KvmError;
 use crate::memory::GuestRam;
 
-/// A slot. It keeps its memory mapped; the VM's descriptor must be closed with or before it.
+/// A memslot. It keeps its memory mapped; close the VM's file descriptor before dropping it.
 #[derive(Debug)]
 pub struct Memslot {
     number: u32,
@@ -17,30 +17,30 @@ pub struct Memslot {
 }
 
 impl Memslot {
-    /// Makes `ram` slot `number` of `vm`.
+    /// Registers `ram` as memslot `number` of `vm`.
     ///
     /// # Errors
-    /// The kernel refuses: the slot overlaps another or leaves the VM's addresses.
+    /// The memslot overlaps another one or exceeds the VM's address width.
     pub fn new(vm: &VmFd, number: u32, ram: Arc<GuestRam>) -> Result<Self, KvmError> {
         let slot = Self { number, ram };
         slot.set(vm, 0)?;
         Ok(slot)
     }
 
-    /// Its number.
+    /// Returns the memslot's number.
     pub const fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its memory.
+    /// Returns the memory behind the memslot.
     pub const fn ram(&self) -> &Arc<GuestRam> {
         &self.ram
     }
 
-    /// Switches dirty logging of the slot on or off.
+    /// Starts or stops dirty logging of the memslot.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel's error.
     pub fn set_logging(&self, vm: &VmFd, on: bool) -> Result<(), KvmError> {
         self.set(vm, if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })
     }
@@ -53,10 +53,9 @@ impl Memslot {
             memory_size: self.ram.size().0,
             userspace_addr: self.ram.host_address().0,
         };
-        // SAFETY: the range is a mapping of this process that lives as long as this value; what
-        // the guest does to it is only ever read through volatile accesses.
-        unsafe { vm.set_user_memory_region(region) }.map_err(|error| {
-            KvmError::call("setting a memory slot (KVM_SET_USER_MEMORY_REGION)", error)
-        })
+        // SAFETY: the range is a mapping of this process that `ram` keeps alive; this process reads
+        // what the guest writes to it through volatile accesses only.
+        unsafe { vm.set_user_memory_region(region) }
+            .map_err(|error| KvmError::call("KVM_SET_USER_MEMORY_REGION", error))
     }
 }

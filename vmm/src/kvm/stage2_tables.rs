@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest's page tables: what they take of the host, and what they map.
+//! Size and contents of stage-2 page tables, as the host kernel reports them.
 //!
-//! Their size is `SecPageTables` in `/proc/meminfo` (since Linux 6.1; the kernel's
-//! `Documentation/filesystems/proc.rst`). The host counts the tables of all its guests together, so
-//! the number means something where there is one guest, as in the lab, or as a difference on a host
-//! that is otherwise quiet.
+//! The size is `SecPageTables` in `/proc/meminfo` (since Linux 6.1; the kernel's
+//! `Documentation/filesystems/proc.rst`). It covers all guests of the host, so it is meaningful on a
+//! host with one guest, as in the lab, or as a difference on an otherwise idle host.
 //!
-//! What they map is in debugfs where the host was built to show it
-//! (`CONFIG_PTDUMP_STAGE2_DEBUGFS`, since Linux 6.12), a line for each run of entries alike:
-//! `0x0000000080000000-0x0000000084000000          64M 2 R W …`, where 2 is the level.
+//! The contents are in debugfs (`CONFIG_PTDUMP_STAGE2_DEBUGFS`, since Linux 6.12), one line for each
+//! run of equal entries: `0x0000000080000000-0x0000000084000000          64M 2 R W …`, where 2 is the
+//! level.
 
 use std::{collections::BTreeMap, fs, os::fd::AsRawFd, path::Path};
 
-/// Bytes of the tables of all guests of this host, where it counts them.
+/// Returns the bytes of the stage-2 tables of all guests of this host, if the kernel counts them.
 #[must_use]
 pub fn stage2_table_bytes() -> Option<u64> {
-    kib_in(&fs::read_to_string("/proc/meminfo").ok()?, "SecPageTables:")
+    parse_kib(&fs::read_to_string("/proc/meminfo").ok()?, "SecPageTables:")
 }
 
-/// Where KVM shows each VM: a folder named by the process and the VM's file descriptor.
+/// KVM's debugfs folder; a VM's folder in it is named by process and file descriptor.
 const DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
-/// Bytes that leaves of each level of a VM's tables map; none where the host does not show them.
+/// Returns the bytes mapped by the leaves of each level of a VM's tables; empty if the host does not
+/// show them.
 #[must_use]
 pub fn mapped_by_level(vm: &impl AsRawFd) -> BTreeMap<u8, u64> {
     let folder = format!("{}-{}", std::process::id(), vm.as_raw_fd());
@@ -37,7 +37,7 @@ fn leaves(dump: &str) -> BTreeMap<u8, u64> {
     mapped
 }
 
-/// The level and the bytes of a line. Entries that map nothing have no attributes, or `F` for fault.
+/// Parses the level and bytes of a line. Invalid entries have no attributes, or `F` for fault.
 fn leaf(line: &str) -> Option<(u8, u64)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -49,9 +49,8 @@ fn leaf(line: &str) -> Option<(u8, u64)> {
     maps.then_some((level, bytes))
 }
 
-/// The bytes in a line `Name: number kB`.
-#[must_use]
-pub fn kib_in(text: &str, name: &str) -> Option<u64> {
+/// Parses the bytes of a line `Name: number kB`.
+fn parse_kib(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = value.trim().strip_suffix(" kB")?.trim().parse().ok()?;
     Some(kib << 10)
@@ -62,15 +61,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_that_is_not_there_has_no_number() {
-        assert_eq!(kib_in("MemTotal: 5 kB\n", "SecPageTables:"), None);
+    fn a_missing_line_has_no_value() {
+        assert_eq!(parse_kib("MemTotal: 5 kB\n", "SecPageTables:"), None);
         assert_eq!(
-            kib_in("SecPageTables:     12 kB\n", "SecPageTables:"),
+            parse_kib("SecPageTables:     12 kB\n", "SecPageTables:"),
             Some(12288)
         );
     }
+
     #[test]
-    fn runs_of_entries_add_up_by_level() {
+    fn leaves_sums_the_bytes_of_each_level() {
         let dump = "---[ Guest IPA ]---\n\
             0x0000000000000000-0x0000000000003000          12K 3   R W px ux AF\n\
             0x0000000000003000-0x0000000000200000        2036K 3 F\n\

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! KVM's own statistics of a VM and its vCPUs (`KVM_GET_STATS_FD`, the kernel's
-//! `Documentation/virt/kvm/api.rst` 4.133; since Linux 5.14).
+//! KVM statistics of a VM and its vCPUs (`KVM_GET_STATS_FD`, `Documentation/virt/kvm/api.rst` 4.133;
+//! since Linux 5.14).
 //!
-//! A statistics file begins with a header; it tells where descriptors (each with a name) and data
-//! lie. Each value is read anew each time. The statistics worth having are those
-//! of faults and mappings: they are recognised by their names, as each architecture has its own.
-//! A VM's are called `vm.NAME`, those of the vCPUs are added up as `vcpu.NAME`.
+//! The header of a statistics file holds the offsets of the descriptors, each with a name, and of the
+//! data. Only statistics of faults, mappings, TLB flushes and exits are read; they are selected by
+//! name prefix because each architecture has its own names. A VM's statistics are named `vm.NAME`;
+//! those of all vCPUs are summed as `vcpu.NAME`.
 //!
-//! A KVM with a fault path of its own offers them all and counts nothing there. A guest that has run
-//! has faulted and has pages mapped; where statistics still say that none was, they are left out.
+//! A KVM with its own fault path offers these statistics and does not count them. A guest that has
+//! run has faulted and has pages mapped, so statistics that are all zero then are left out.
 
 use std::{
     collections::BTreeMap,
@@ -29,29 +29,29 @@ use thiserror::Error;
 use vmm_sys_util::{errno, ioctl::ioctl, ioctl_io_nr};
 
 mod number {
-    //! The macro makes a public function without documentation.
-    #![allow(missing_docs, reason = "made by the macro")]
+    //! A scope for the undocumented public function that the macro defines.
+    #![allow(missing_docs, reason = "defined by the macro")]
 
     use super::{KVMIO, ioctl_io_nr};
 
     ioctl_io_nr!(KVM_GET_STATS_FD, KVMIO, 0xce);
 }
 
-/// What a statistic is.
+/// The type of a statistic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatisticKind {
-    /// It only grows: how often something happened.
+    /// A counter that only grows (`KVM_STATS_TYPE_CUMULATIVE`).
     Cumulative,
-    /// It rises and falls: how much there is now.
+    /// A value that rises and falls (`KVM_STATS_TYPE_INSTANT`).
     Instant,
 }
 
-/// A statistics file could not be read.
+/// Error returned when a statistics file cannot be read.
 #[derive(Debug, Error)]
-#[error("a statistics file of KVM's cannot be read; run without events")]
+#[error("KVM statistics cannot be read; run without events")]
 pub struct StatisticsError(#[from] io::Error);
 
-/// One statistic: what it is called, and where it lies in a data block.
+/// The name, type and data offset of a statistic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Field {
     name: String,
@@ -59,44 +59,44 @@ struct Field {
     offset: u64,
 }
 
-/// One file.
+/// A statistics file and its selected fields.
 #[derive(Debug)]
-struct Source {
+struct StatsFile {
     file: File,
     fields: Vec<Field>,
 }
 
-/// The statistics of one VM.
+/// The statistics of one VM and its vCPUs.
 #[derive(Debug, Default)]
 pub struct Statistics {
-    sources: Vec<Source>,
+    files: Vec<StatsFile>,
 }
 
 impl Statistics {
-    /// No statistics: each is absent.
+    /// Returns an empty set of statistics.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Adds those of a VM, if the kernel has them.
+    /// Adds the statistics of a VM, if the kernel has them.
     pub fn add_vm(&mut self, vm: &VmFd) {
         self.add("vm", vm);
     }
 
-    /// Adds those of a vCPU, if the kernel has them.
+    /// Adds the statistics of a vCPU, if the kernel has them.
     pub fn add_vcpu(&mut self, vcpu: &VcpuFd) {
         self.add("vcpu", vcpu);
     }
 
     fn add(&mut self, owner: &str, fd: &impl AsRawFd) {
         match open(fd).and_then(|file| describe(owner, file)) {
-            Ok(source) => self.sources.push(source),
+            Ok(file) => self.files.push(file),
             Err(reason) => log::debug!("no statistics of a {owner}: {reason}"),
         }
     }
 
-    /// Leaves out what this KVM offers and does not count: faults (`pf_*`) and mapped pages
-    /// (`pages_*`), where all of them are 0. To be called once the guest has run.
+    /// Removes statistics that this KVM does not count: faults (`pf_*`) or mapped pages (`pages_*`)
+    /// that are all 0. Call it after the guest has run.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -109,24 +109,24 @@ impl Statistics {
             if self.read(kind)?.iter().any(|(n, sum)| is_of(n) && *sum > 0) {
                 continue;
             }
-            for source in &mut self.sources {
-                source.fields.retain(|field| !is_of(&field.name));
+            for file in &mut self.files {
+                file.fields.retain(|field| !is_of(&field.name));
             }
-            log::debug!("this KVM counts none of *{family}*: left out");
+            log::debug!("this KVM does not count *{family}*: left out");
         }
         Ok(())
     }
 
-    /// Every statistic of this kind, those of the same name added up.
+    /// Returns every statistic of a type, summed by name.
     ///
     /// # Errors
     /// A file cannot be read.
     pub fn read(&self, kind: StatisticKind) -> Result<BTreeMap<String, u64>, StatisticsError> {
         let mut sums = BTreeMap::new();
-        for source in &self.sources {
-            for field in source.fields.iter().filter(|field| field.kind == kind) {
+        for file in &self.files {
+            for field in file.fields.iter().filter(|field| field.kind == kind) {
                 let mut bytes = [0; 8];
-                source.file.read_exact_at(&mut bytes, field.offset)?;
+                file.file.read_exact_at(&mut bytes, field.offset)?;
                 *sums.entry(field.name.clone()).or_insert(0) += u64::from_le_bytes(bytes);
             }
         }
@@ -134,19 +134,19 @@ impl Statistics {
     }
 }
 
-/// Opens the statistics of a VM or vCPU.
+/// Opens the statistics file of a VM or vCPU.
 fn open(fd: &impl AsRawFd) -> io::Result<File> {
-    // SAFETY: the call takes no argument; another kind of descriptor, or an older kernel, refuses.
+    // SAFETY: the ioctl has no argument and fails on other file descriptors and older kernels.
     let file = unsafe { ioctl(fd, number::KVM_GET_STATS_FD()) };
     if file < 0 {
         return Err(errno::Error::last().into());
     }
-    // SAFETY: the kernel gave this descriptor to us and to nobody else.
+    // SAFETY: the ioctl returned a new file descriptor, which nothing else owns.
     Ok(unsafe { File::from_raw_fd(file) })
 }
 
-/// Reads header and descriptors.
-fn describe(owner: &str, mut file: File) -> io::Result<Source> {
+/// Reads the header and the descriptors.
+fn describe(owner: &str, mut file: File) -> io::Result<StatsFile> {
     let mut header = [0; size_of::<kvm_stats_header>()];
     file.read_exact(&mut header)?;
     let [_, name_size, count, _, descriptors, data] = words(&header);
@@ -157,10 +157,10 @@ fn describe(owner: &str, mut file: File) -> io::Result<Source> {
         .chunks_exact(size)
         .filter_map(|descriptor| field(owner, data, descriptor))
         .collect();
-    Ok(Source { file, fields })
+    Ok(StatsFile { file, fields })
 }
 
-/// The first six 32-bit words.
+/// Returns the first six 32-bit words.
 fn words(bytes: &[u8]) -> [u32; 6] {
     let mut words = [0; 6];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(4)) {
@@ -169,8 +169,8 @@ fn words(bytes: &[u8]) -> [u32; 6] {
     words
 }
 
-/// The field that a descriptor describes, if it is worth having: flags, exponent and number of
-/// values, offset of the first, size of a histogram's buckets, name.
+/// Parses a descriptor: flags, exponent and number of values, data offset, bucket size, name. Returns
+/// `None` for statistics that are not selected.
 fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<Field> {
     let (head, name) = descriptor.split_at_checked(size_of::<kvm_stats_desc>())?;
     let name = name.split(|byte| *byte == 0).next()?;
@@ -181,15 +181,15 @@ fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<Field> {
         KVM_STATS_TYPE_INSTANT => StatisticKind::Instant,
         _ => return None,
     };
-    (is_wanted(name) && exponent_and_values >> 16 == 1).then(|| Field {
+    (is_selected(name) && exponent_and_values >> 16 == 1).then(|| Field {
         name: format!("{owner}.{name}"),
         kind,
         offset: u64::from(data) + u64::from(offset),
     })
 }
 
-/// Faults, mappings, invalidations and exits.
-fn is_wanted(name: &str) -> bool {
+/// Selects statistics of faults, mappings, TLB flushes and exits.
+fn is_selected(name: &str) -> bool {
     ["pf_", "pages_", "mmu_", "nx_lpage"]
         .iter()
         .any(|prefix| name.starts_with(prefix))
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_is_told_by_its_descriptor() {
+    fn a_descriptor_yields_name_type_and_offset() {
         let taken = field(
             "vcpu",
             0x100,
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn histograms_and_what_is_no_fault_are_left_out() {
+    fn histograms_and_other_statistics_are_not_selected() {
         let histogram = descriptor(KVM_STATS_TYPE_CUMULATIVE, 32, 0, "pf_hist");
         let other = descriptor(KVM_STATS_TYPE_CUMULATIVE, 1, 0, "halt_wakeup");
         let peak = descriptor(2, 1, 0, "pages_peak");
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(field("vcpu", 0, &[0; 3]), None);
     }
 
-    /// Statistics with these values, in order.
+    /// Returns statistics with these values.
     fn statistics(values: &[(&str, StatisticKind, u64)]) -> Statistics {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.2.to_le_bytes()).collect();
         let file = tempfile::tempfile().unwrap();
@@ -263,7 +263,7 @@ mod tests {
         };
         let fields = values.iter().enumerate().map(field).collect();
         Statistics {
-            sources: vec![Source { file, fields }],
+            files: vec![StatsFile { file, fields }],
         }
     }
 
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kvm_offers_and_does_not_count_is_absent() {
+    fn statistics_that_are_all_zero_are_left_out() {
         let mut none = statistics(&[
             ("vcpu.exits", StatisticKind::Cumulative, 0),
             ("vcpu.pf_taken", StatisticKind::Cumulative, 0),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn no_statistics_are_absent_and_not_zero() {
+    fn empty_statistics_have_no_values() {
         assert!(
             Statistics::none()
                 .read(StatisticKind::Cumulative)

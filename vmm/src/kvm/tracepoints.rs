@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Counts of the host kernel's events: faults and exits.
+//! Counts of the host kernel's KVM tracepoints: faults, exits and mmu_notifier calls.
 //!
-//! Each event is one of KVM's tracepoints, counted through perf events for this process and every
-//! thread it starts *after* [`EventCounters::open`] (inherited counters): other machines on the same
-//! host do not disturb the counts, and threads of the kernel itself (khugepaged) are not in them.
-//! Open before the vCPU threads are started.
+//! Each tracepoint is a perf event of this process and of every thread that it starts *after*
+//! [`EventCounters::open`] (inherited counters). Other VMs of the host and kernel threads (khugepaged)
+//! are not counted. Open the counters before the vCPU threads start.
 //!
-//! A tracepoint is found by its number in tracefs, which only root reads. What cannot be opened is
-//! absent from the counts, never zero, and the reason is in the log at debug level.
+//! perf events name a tracepoint by its number in tracefs, which only root can read. An event that
+//! cannot be opened is absent from the counts, never zero; the reason is logged at debug level.
 //!
-//! Counting costs: every event executes a few hundred instructions more, and every switch of
-//! threads saves and loads the counters. Leave it off where times matter most.
+//! Each counted event costs a few hundred instructions, and each context switch saves and restores
+//! the counters.
 
 use std::{
     ffi::CStr,
@@ -23,21 +22,19 @@ use granule_types::record::EventCounts;
 use perf_event::{Builder, Counter, events::Tracepoint};
 use thiserror::Error;
 
-use crate::arch::host::TRACEPOINTS;
-
-/// Where tracefs may be mounted.
+/// Mount points of tracefs.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
-/// Why counts could not be read.
+/// Error returned when a counter cannot be read.
 #[derive(Debug, Error)]
-#[error("the perf event of kvm:{name} can no longer be read; run without events")]
+#[error("the perf event kvm:{name} cannot be read; run without events")]
 pub struct ReadEventsError {
     name: &'static str,
     #[source]
     source: io::Error,
 }
 
-/// Why one event is not counted. It is told in the log only.
+/// Error of opening one event; it is only logged.
 #[derive(Debug, Error)]
 enum OpenError {
     #[error("no tracefs at {} or {}", TRACEFS[0], TRACEFS[1])]
@@ -50,18 +47,18 @@ enum OpenError {
     Filter(io::Error),
 }
 
-/// Counters of the kernel's events, running from [`EventCounters::open`] on.
+/// Running counters of kernel events.
 #[derive(Debug, Default)]
 pub struct EventCounters {
     counters: Vec<(&'static str, Counter)>,
 }
 
 impl EventCounters {
-    /// Opens a counter for each event the host offers and this process may count.
-    pub fn open() -> Self {
+    /// Opens a counter for each of the KVM `tracepoints` that the host has and this process may count.
+    pub fn open(tracepoints: &[&'static str]) -> Self {
         let tracefs = tracefs();
         Self {
-            counters: TRACEPOINTS
+            counters: tracepoints
                 .iter()
                 .filter_map(|name| match open(tracefs, name) {
                     Ok(counter) => Some((*name, counter)),
@@ -74,9 +71,8 @@ impl EventCounters {
         }
     }
 
-    /// Adds counters of a tracepoint's events by what is in them: `(name, filter)`, the filter in
-    /// the kernel's own words (`Documentation/trace/events.rst`, 5.1). Open before the threads that
-    /// are to be counted start.
+    /// Adds counters of one tracepoint, each `(name, filter)` with a kernel event filter
+    /// (`Documentation/trace/events.rst`, 5.1).
     pub fn add_filtered(&mut self, tracepoint: &str, filters: &[(&'static str, &CStr)]) {
         let tracefs = tracefs();
         for (name, filter) in filters {
@@ -87,34 +83,34 @@ impl EventCounters {
         }
     }
 
-    /// No counters: every count is absent.
+    /// Returns an empty set of counters.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Whether nothing is counted.
+    /// Returns whether nothing is counted.
     pub const fn is_empty(&self) -> bool {
         self.counters.is_empty()
     }
 
-    /// Leaves out what this KVM has tracepoints for and never reaches: a KVM with an entry path of its
-    /// own, as told by a guest that has run and no exit that was counted. To be called then.
+    /// Removes tracepoints that this KVM has and does not reach because it has its own entry path: a
+    /// guest has run and no exit was counted. Call it after the guest has run.
     ///
     /// # Errors
-    /// The kernel no longer gives a count it gave before.
+    /// A counter cannot be read.
     pub fn leave_out_uncounted(&mut self) -> Result<(), ReadEventsError> {
         if self.read()?.get("kvm_exit") == Some(&0) {
-            let of_the_entry_path = |name: &str| name == "kvm_exit" || name.ends_with("_fault");
-            self.counters.retain(|(name, _)| !of_the_entry_path(name));
-            log::debug!("this KVM counts neither exits nor faults by tracepoints: left out");
+            let on_entry_path = |name: &str| name == "kvm_exit" || name.ends_with("_fault");
+            self.counters.retain(|(name, _)| !on_entry_path(name));
+            log::debug!("this KVM does not trace exits and faults: left out");
         }
         Ok(())
     }
 
-    /// The counts since the counters were opened, of this thread and of all that it started since.
+    /// Returns the counts since the counters were opened.
     ///
     /// # Errors
-    /// The kernel no longer gives a count it gave before.
+    /// A counter cannot be read.
     pub fn read(&mut self) -> Result<EventCounts, ReadEventsError> {
         self.counters
             .iter_mut()
@@ -133,11 +129,11 @@ fn tracefs() -> Option<&'static Path> {
         .find(|path| path.join("events").is_dir())
 }
 
-/// Has a counter count only what a filter lets through.
+/// Sets the event filter of a counter.
 fn filtered(counter: Counter, filter: &CStr) -> Result<Counter, OpenError> {
     /// `PERF_EVENT_IOC_SET_FILTER`: `_IOW('$', 6, char *)`.
     const SET_FILTER: libc::Ioctl = 0x4008_2406;
-    // SAFETY: the descriptor is a counter's and the kernel reads a string that ends with a NUL.
+    // SAFETY: the file descriptor is a perf event; the kernel reads a NUL-terminated string.
     let result = unsafe { libc::ioctl(counter.as_raw_fd(), SET_FILTER, filter.as_ptr()) };
     if result < 0 {
         return Err(OpenError::Filter(io::Error::last_os_error()));
@@ -163,7 +159,7 @@ fn open(tracefs: Option<&Path>, name: &str) -> Result<Counter, OpenError> {
     Ok(counter)
 }
 
-/// What was counted between two readings; what is missing in either is absent.
+/// Returns the counts between two readings; a counter missing in either is absent.
 pub fn difference(before: &EventCounts, after: &EventCounts) -> EventCounts {
     after
         .iter()
@@ -183,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_counted_on_both_sides_is_absent_and_not_zero() {
+    fn difference_omits_counters_missing_on_either_side() {
         let before = counts(&[("kvm_exit", 5), ("kvm_guest_fault", 7)]);
         let after = counts(&[("kvm_exit", 9), ("kvm_access_fault", 3)]);
 
@@ -191,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_tracepoint_is_an_error_that_names_its_file() {
+    fn the_error_of_an_unreadable_tracepoint_names_its_file() {
         let folder = tempfile::tempdir().unwrap();
 
         let error = open(Some(folder.path()), "kvm_exit").unwrap_err();
@@ -200,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn no_counters_give_no_counts() {
+    fn empty_counters_have_no_counts() {
         assert_eq!(EventCounters::none().read().unwrap(), EventCounts::new());
     }
 }

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a machine is asked to be.
+//! The configuration of a VM and of its run.
 
 use std::{path::PathBuf, time::Instant};
 
 use granule_types::{backing::Backing, units::Bytes};
 use serde::Serialize;
 
-use super::{attach::Devices, privileges::Identity};
-use crate::kvm::dirty::DirtyMode;
+use super::privileges::Identity;
+use crate::{devices::virtio::net::MacAddress, kvm::dirty::DirtyMode};
 
-/// One piece of guest memory.
+/// A zone of guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Zone {
-    /// Its size; rounded up to the backing's page.
+pub struct MemoryZone {
+    /// Size, rounded up to the backing's page size.
     pub size: Bytes,
-    /// What stands behind it.
+    /// Host memory behind the zone.
     pub backing: Backing,
-    /// Whether the host populates it before the guest starts.
+    /// Whether the host populates the zone before the guest starts.
     pub prefault: bool,
-    /// The power of two that guest and host addresses agree in; the backing's page if not given.
+    /// Alignment of guest and host addresses; the backing's page size by default.
     pub align: Option<Bytes>,
-    /// The only NUMA node it comes from.
+    /// NUMA node that all memory comes from.
     pub node: Option<u32>,
 }
 
-/// The guest's console.
+/// The model of the guest's serial port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Console {
+pub enum SerialModel {
     /// A 16550, `ttyS0`.
     #[default]
     Ns16550a,
@@ -35,47 +35,88 @@ pub enum Console {
     Pl011,
 }
 
-/// A machine and what it starts.
+/// A disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DiskConfig {
+    /// Path of a raw image or a block device.
+    pub path: PathBuf,
+    /// Whether the guest has read access only.
+    pub read_only: bool,
+}
+
+/// A network card.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NetConfig {
+    /// Name of the host's tap interface.
+    pub tap: String,
+    /// MAC address; derived from the tap's name by default.
+    pub mac: Option<MacAddress>,
+}
+
+/// A vsock device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct VsockConfig {
+    /// The guest's context ID.
+    pub cid: u32,
+}
+
+/// The virtio devices of a VM. An entropy device is always present.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct VirtioConfig {
+    /// Disks, in the order of the guest's `/dev/vda`, `/dev/vdb`, ….
+    pub disks: Vec<DiskConfig>,
+    /// Network cards.
+    pub nets: Vec<NetConfig>,
+    /// Vsock device.
+    pub vsock: Option<VsockConfig>,
+    /// Whether there is a balloon.
+    pub balloon: bool,
+    /// Whether there is a console, `hvc0`, to which the terminal connects instead of the serial port.
+    pub console: bool,
+}
+
+/// The configuration of a VM.
 #[derive(Debug, Clone, Serialize)]
 pub struct VmConfig {
-    /// The kernel: an `Image`, packed or not.
+    /// Kernel file: an `Image`, optionally compressed.
     pub kernel: PathBuf,
-    /// The initramfs.
+    /// Initramfs file.
     pub initrd: Option<PathBuf>,
-    /// The kernel's command line.
+    /// Kernel command line.
     pub command_line: String,
-    /// The console.
-    pub console: Console,
-    /// Disks, network cards and the like.
-    pub devices: Devices,
-    /// How many vCPUs, at least one.
+    /// Model of the serial port.
+    #[serde(rename = "console")]
+    pub serial: SerialModel,
+    /// Virtio devices.
+    pub devices: VirtioConfig,
+    /// Number of vCPUs, at least one.
     pub vcpus: u32,
-    /// Memory, at least one piece; kernel and initramfs lie in the first.
-    pub memory: Vec<Zone>,
-    /// Width of guest-physical addresses; the smallest that fits if not given.
+    /// Memory zones, at least one; kernel and initramfs are loaded into the first.
+    pub memory: Vec<MemoryZone>,
+    /// Width of guest-physical addresses; the smallest that fits by default.
     pub ipa_bits: Option<u8>,
-    /// In chunks of how much the host splits blocks ahead, where dirty pages are logged.
+    /// Chunk size of eager page splitting.
     pub eager_split: Option<Bytes>,
-    /// How dirty pages are logged, where that is switched on.
+    /// Dirty logging mode.
     #[serde(rename = "dirty_log")]
     pub dirty: DirtyMode,
 }
 
-/// How it is run.
+/// Options of a run that are not part of the VM.
 #[derive(Debug, Clone)]
-pub struct Session {
-    /// When this program was started.
+pub struct RunOptions {
+    /// Start time of the program.
     pub started: Instant,
-    /// Whether a machine that resets itself is started again.
+    /// Whether a guest that resets itself is booted again.
     pub reboot: bool,
-    /// The text on the guest's console that tells that its init runs.
+    /// Text on the guest's console that marks the start of its init.
     pub init_text: Option<String>,
-    /// Where statistics go.
+    /// File for statistics.
     pub stats: Option<PathBuf>,
-    /// Where the control socket is.
+    /// Path of the control socket.
     pub api_socket: Option<PathBuf>,
-    /// Whom the process becomes once everything is open.
+    /// User and group that the process changes to after it has opened all files.
     pub identity: Option<Identity>,
-    /// Whether the process is confined.
+    /// Whether the process is confined by Landlock and seccomp.
     pub sandbox: bool,
 }

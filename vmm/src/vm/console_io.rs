@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the guest says and what is typed to it, between the terminal and the guest's devices.
+//! Connects the terminal with the guest's console device.
 //!
-//! The terminal is the serial port, or a virtio console if there is one: keys go to that one alone
-//! then, and of the port what it says is shown, such as the messages of a kernel that has not loaded
-//! its drivers yet.
+//! The terminal is connected to the serial port, or to the virtio console if there is one. With a virtio
+//! console, input goes to it alone, and the output of the serial port is still shown, because it has
+//! the messages of a kernel that has not loaded its drivers yet.
 
 use std::{
     io, mem,
@@ -11,117 +11,117 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    pattern_match::Watch,
-    run::confined,
-    sandbox::Thread,
-    terminal::{Escape, Terminal},
+    device_manager::SharedSerialPort,
+    pattern_match::PatternMatcher,
+    seccomp::{ThreadRole, confine_if},
+    terminal::{EscapeKey, Terminal},
 };
 use crate::{
     devices::{
         console_input::{self, Overflow, PipeSink, SerialSink},
         console_output::ConsoleOutput,
-        serial::{SerialOutput, SerialPort},
+        serial::SerialOutput,
         virtio::console::Console,
     },
     scoped_thread::ScopedThread,
 };
 
-/// A way out to standard output.
+/// Starts the thread that writes console output to standard output.
 ///
 /// # Errors
-/// It cannot be had twice, or there is no thread for it.
-pub fn outlet(confine: bool) -> io::Result<ConsoleOutput> {
+/// Standard output cannot be duplicated, or the thread cannot be started.
+pub fn stdout(confine: bool) -> io::Result<ConsoleOutput> {
     let output = io::stdout().as_fd().try_clone_to_owned()?;
-    ConsoleOutput::new(output, move || confined(confine, Thread::Console))
+    ConsoleOutput::new(output, move || confine_if(confine, ThreadRole::Console))
 }
 
-/// Called once a text has been found.
-pub type Found = Box<dyn FnOnce() + Send>;
+/// Callback for a text that was found in the console output.
+pub type MatchCallback = Box<dyn FnOnce() + Send>;
 
-/// Between one machine and the terminal.
+/// The ends of the channels between a VM and the terminal.
 #[allow(missing_debug_implementations, reason = "it holds a closure")]
-pub struct Ways {
-    /// The serial port's output.
-    pub output: SerialOutput,
+pub struct ConsoleChannels {
+    /// Output of the serial port.
+    pub serial_output: SerialOutput,
     /// The virtio console, if there is one.
     pub console: Option<Console>,
-    /// What is typed to that one.
-    pub keys: Option<PipeSink>,
+    /// Input of the virtio console, if there is one.
+    pub console_input: Option<PipeSink>,
 }
 
-impl Ways {
-    /// Ways to an outlet; with a virtio `console` or the serial port alone. Where the guest's init
-    /// is known by a text, `tell` is called once the terminal's device has said it.
+impl ConsoleChannels {
+    /// Creates the channels to `output`, with or without a virtio console. `pattern` is searched for in
+    /// the output of the device that the terminal is connected to.
     ///
     /// # Errors
-    /// No pipe can be had.
+    /// A pipe cannot be created.
     pub fn new(
-        outlet: &ConsoleOutput,
-        console: bool,
-        text: Option<(&str, Found)>,
+        output: &ConsoleOutput,
+        virtio_console: bool,
+        pattern: Option<(&str, MatchCallback)>,
     ) -> io::Result<Self> {
-        let mut output: SerialOutput = match text {
-            None => Box::new(outlet.clone()),
-            Some((text, tell)) => Box::new(Watch::new(outlet.clone(), text, tell)),
+        let mut terminal_output: SerialOutput = match pattern {
+            None => Box::new(output.clone()),
+            Some((text, on_match)) => Box::new(PatternMatcher::new(output.clone(), text, on_match)),
         };
-        if !console {
+        if !virtio_console {
             return Ok(Self {
-                output,
+                serial_output: terminal_output,
                 console: None,
-                keys: None,
+                console_input: None,
             });
         }
-        let said = mem::replace(&mut output, Box::new(outlet.clone()));
-        let (keys, typed) = PipeSink::new()?;
-        let typed = OwnedFd::from(typed);
+        let serial_output = Box::new(output.clone());
+        let console_output = mem::replace(&mut terminal_output, serial_output);
+        let (console_input, reader) = PipeSink::new()?;
+        let reader = OwnedFd::from(reader);
+        let console = Console::new(Some(reader), console_output);
         Ok(Self {
-            output,
-            console: Some(Console::new(Some(typed), said).with_backpressure(outlet.clone())),
-            keys: Some(keys),
+            serial_output: terminal_output,
+            console: Some(console.with_backpressure(output.clone())),
+            console_input: Some(console_input),
         })
     }
 }
 
-/// Carries what is typed to `keys` or else to the port. The escape key, which only a terminal has,
-/// writes to `quit`.
+/// Starts the thread that forwards standard input to the virtio console, or to the serial port. The
+/// escape key, which is recognised on a terminal only, signals `quit`.
 ///
 /// # Errors
-/// Standard input cannot be had twice, or there is no thread for it.
-pub fn listen(
-    keys: Option<PipeSink>,
-    port: &Arc<Mutex<dyn SerialPort>>,
+/// Standard input cannot be duplicated, or the thread cannot be started.
+pub fn forward_stdin(
+    console: Option<PipeSink>,
+    serial: &SharedSerialPort,
     terminal: Option<&Terminal>,
     quit: EventFd,
     mut confine: bool,
 ) -> io::Result<ScopedThread> {
     let input = io::stdin().as_fd().try_clone_to_owned()?;
-    let excess = match terminal {
+    let overflow = match terminal {
         Some(_) => Overflow::Drop,
         None => Overflow::Wait,
     };
-    let mut escape = terminal.map(|_| Escape::default());
+    let mut escape = terminal.map(|_| EscapeKey::default());
     let filter = move |bytes: &mut Vec<u8>| {
-        if mem::take(&mut confine)
-            && let Err(error) = Thread::Console.confine()
-        {
-            log::error!("the console's thread cannot be confined: {error}");
+        if let Err(error) = confine_if(mem::take(&mut confine), ThreadRole::Console) {
+            log::error!("the console input thread cannot be confined: {error}");
             let _ = quit.write(1);
             return false;
         }
-        let go_on = escape.as_mut().is_none_or(|escape| escape.filter(bytes));
-        if !go_on {
+        let proceed = escape.as_mut().is_none_or(|escape| escape.filter(bytes));
+        if !proceed {
             let _ = quit.write(1);
         }
-        go_on
+        proceed
     };
-    match keys {
-        Some(keys) => console_input::forward_input(keys, input, excess, filter),
+    match console {
+        Some(sink) => console_input::forward_input(sink, input, overflow, filter),
         None => {
-            console_input::forward_input(SerialSink::new(Arc::clone(port))?, input, excess, filter)
+            let sink = SerialSink::new(Arc::clone(serial))?;
+            console_input::forward_input(sink, input, overflow, filter)
         }
     }
 }
@@ -136,25 +136,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_is_looked_for_where_the_terminal_is() {
-        for console in [false, true] {
-            let (mut screen, to) = io::pipe().unwrap();
-            let outlet = ConsoleOutput::new(to, || Ok(())).unwrap();
-            let (sender, found) = mpsc::channel();
-            let tell = Box::new(move || sender.send(()).unwrap());
+    fn the_pattern_is_searched_in_the_output_of_the_terminals_device() {
+        for virtio_console in [false, true] {
+            let (mut reader, to) = io::pipe().unwrap();
+            let output = ConsoleOutput::new(to, || Ok(())).unwrap();
+            let (sender, matches) = mpsc::channel();
+            let on_match = Box::new(move || sender.send(()).unwrap());
 
-            let mut ways = Ways::new(&outlet, console, Some(("login:", tell))).unwrap();
-            ways.output.write_all(b"login: ").unwrap();
-            let left = outlet.finish();
-            let mut seen = String::new();
-            screen.read_to_string(&mut seen).unwrap();
+            let pattern = Some(("login:", on_match as MatchCallback));
+            let mut channels = ConsoleChannels::new(&output, virtio_console, pattern).unwrap();
+            channels.serial_output.write_all(b"login: ").unwrap();
+            let unwritten = output.finish();
+            let mut written = String::new();
+            reader.read_to_string(&mut written).unwrap();
 
-            assert_eq!((left, seen.as_str()), (0, "login: "));
-            assert_eq!(found.try_recv().is_ok(), !console);
-            assert_eq!(
-                (ways.console.is_some(), ways.keys.is_some()),
-                (console, console)
-            );
+            assert_eq!((unwritten, written.as_str()), (0, "login: "));
+            assert_eq!(matches.try_recv().is_ok(), !virtio_console);
+            assert_eq!(channels.console.is_some(), virtio_console);
+            assert_eq!(channels.console_input.is_some(), virtio_console);
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Does what the [control socket](super::api) asks for, on the main thread.
+//! Carries out requests of the [control socket](super::api) on the main thread.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,101 +7,98 @@ use granule_types::units::Bytes;
 use serde_json::{Value, json};
 
 use super::{
-    api::{Answer, Request, refusal},
-    build::Machine,
+    api_request::{Request, Response, error_response},
+    boot_stats::BootStats,
+    builder::Vm,
     config::VmConfig,
-    stats::{Life, Meter},
-    vcpu::Wanted,
+    stats::StatsReader,
+    vcpu_control::RunState,
 };
 use crate::kvm::{KvmError, dirty::DirtyLog};
 
-/// What the main thread knows of a running machine.
+/// The main thread's state of a running VM.
 #[derive(Debug)]
-pub struct Controls<'a> {
-    /// What was asked for.
+pub struct VmController<'a> {
+    /// Configuration of the VM.
     pub config: &'a VmConfig,
-    /// The machine.
-    pub machine: &'a Machine,
-    /// Reads counts.
-    pub meter: Meter,
-    /// The guest's life so far.
-    pub life: Life,
-    /// Which of its lives that is: 1 until it resets itself.
-    lives: u32,
-    /// The dirty logs, one for each slot; empty while logging is off.
+    /// The VM.
+    pub vm: &'a Vm,
+    /// Reader of the VM's statistics.
+    pub reader: StatsReader,
+    /// Statistics of this boot.
+    pub boot: BootStats,
+    /// Number of this boot, from 1.
+    boot_count: u32,
+    /// Dirty logs, one for each memslot; empty while logging is off.
     dirty: Vec<DirtyLog>,
-    /// Whether a client asked the machine to end.
-    pub stopped: bool,
+    /// Whether a client requested a stop.
+    pub stop_requested: bool,
 }
 
-impl<'a> Controls<'a> {
-    /// Controls of a machine whose life begins.
-    pub fn new(config: &'a VmConfig, machine: &'a Machine, meter: Meter, lives: u32) -> Self {
+impl<'a> VmController<'a> {
+    /// Returns the controller of a VM that has not run yet.
+    pub fn new(config: &'a VmConfig, vm: &'a Vm, reader: StatsReader, boot_count: u32) -> Self {
         Self {
             config,
-            machine,
-            meter,
-            life: Life::default(),
-            lives,
+            vm,
+            reader,
+            boot: BootStats::default(),
+            boot_count,
             dirty: Vec::new(),
-            stopped: false,
+            stop_requested: false,
         }
     }
 
-    /// Ends a phase of the guest's life; what cannot be read is told, and the machine goes on.
+    /// Ends the current phase of the boot. If the statistics cannot be read, the phase is not recorded.
     pub fn end_phase(&mut self, next: &'static str, at: Duration) {
-        match self.meter.read() {
-            Ok(reading) => self.life.end_phase(next, at, reading),
-            Err(error) => log::warn!("the phase '{}' is not counted: {error}", self.life.phase()),
+        match self.reader.read() {
+            Ok(snapshot) => self.boot.end_phase(next, at, snapshot),
+            Err(error) => {
+                log::warn!("phase '{}' is not recorded: {error}", self.boot.phase());
+            }
         }
     }
 
-    /// Does what is asked.
-    pub fn handle(&mut self, request: Request) -> Answer {
+    /// Carries out a request.
+    pub fn handle(&mut self, request: Request) -> Response {
         match request {
             Request::State => {}
-            Request::Pause => self.machine.crew.pause(),
-            Request::Resume => self.machine.crew.want(Wanted::Run),
-            Request::Stop => self.stopped = true,
+            Request::Pause => self.vm.vcpus.pause(),
+            Request::Resume => self.vm.vcpus.request(RunState::Running),
+            Request::Stop => self.stop_requested = true,
             Request::Memory => return self.memory(),
             Request::Collapse => return self.collapse(),
             Request::Counters => return self.counters(),
-            Request::DirtyLogging(on) => return or_error(self.switch_logging(on)),
-            Request::Dirty => return or_error(self.dirty_pages()),
-            Request::DirtyClear => return or_error(self.clear()),
-            Request::Balloon(bytes) => return self.fill_balloon(Bytes(bytes)),
+            Request::DirtyLogging(on) => return to_response(self.set_logging(on)),
+            Request::Dirty => return to_response(self.dirty_pages()),
+            Request::DirtyClear => return to_response(self.clear()),
+            Request::Balloon(bytes) => return self.set_balloon(Bytes(bytes)),
         }
         (200, self.state())
     }
 
     fn state(&self) -> Value {
-        let state = match self.machine.crew.wanted() {
-            _ if self.stopped => "stopping",
-            Wanted::Run => "running",
-            Wanted::Pause => "paused",
-            Wanted::End => "stopping",
+        let state = match self.vm.vcpus.requested() {
+            _ if self.stop_requested => "stopping",
+            RunState::Running => "running",
+            RunState::Paused => "paused",
+            RunState::Stopped => "stopping",
         };
-        let size: u64 = self
-            .machine
-            .memory
-            .zones
-            .iter()
-            .map(|ram| ram.size().0)
-            .sum();
+        let size: u64 = self.vm.memory.zones.iter().map(|ram| ram.size().0).sum();
         json!({
             "state": state,
-            "phase": self.life.phase(),
+            "phase": self.boot.phase(),
             "vcpus": self.config.vcpus,
             "memory_bytes": size,
-            "ipa_bits": self.machine.ipa_bits,
-            "life": self.lives,
+            "ipa_bits": self.vm.ipa_bits,
+            "boot_count": self.boot_count,
             "dirty_logging": !self.dirty.is_empty(),
         })
     }
 
-    fn memory(&self) -> Answer {
+    fn memory(&self) -> Response {
         let zones: Vec<Value> = self
-            .machine
+            .vm
             .memory
             .zones
             .iter()
@@ -122,22 +119,22 @@ impl<'a> Controls<'a> {
                 zone
             })
             .collect();
-        let balloon = self.machine.balloon.as_ref().map(|balloon| {
+        let balloon = self.vm.balloon.as_ref().map(|balloon| {
             let statistics = balloon.statistics();
             json!({
                 "actual_bytes": balloon.actual().0,
                 "inflated_bytes": balloon.inflated().0,
                 "reported_bytes": balloon.reported().0,
-                // By tag, as virtio 1.2, section 5.5.6.3, has them; those of the last time asked.
+                // The last statistics of the guest by tag (virtio 1.2, 5.5.6.3).
                 "statistics": statistics.into_iter().collect::<BTreeMap<_, _>>(),
             })
         });
         (200, json!({ "zones": zones, "balloon": balloon }))
     }
 
-    /// Collapses the zones that can be; the answer says what became of each.
-    fn collapse(&self) -> Answer {
-        let zones = self.machine.memory.zones.iter();
+    /// Collapses the zones; the response has the result of each.
+    fn collapse(&self) -> Response {
+        let zones = self.vm.memory.zones.iter();
         let zones = zones.map(|ram| match ram.collapse() {
             Ok(obtained) => json!({ "start": ram.start().0, "resident": obtained.resident }),
             Err(error) => json!({ "start": ram.start().0, "error": error.to_string() }),
@@ -145,12 +142,9 @@ impl<'a> Controls<'a> {
         (200, json!({ "zones": zones.collect::<Vec<_>>() }))
     }
 
-    fn fill_balloon(&self, size: Bytes) -> Answer {
-        let Some(balloon) = &self.machine.balloon else {
-            return refusal(
-                409,
-                "this machine has no balloon: start it with --balloon on",
-            );
+    fn set_balloon(&self, size: Bytes) -> Response {
+        let Some(balloon) = &self.vm.balloon else {
+            return error_response(409, "the VM has no balloon: start it with --balloon on");
         };
         balloon.set_target(size);
         (
@@ -159,50 +153,50 @@ impl<'a> Controls<'a> {
         )
     }
 
-    fn counters(&mut self) -> Answer {
-        match self.meter.read() {
-            Ok(reading) => (200, json!(reading)),
-            Err(error) => refusal(500, &error.to_string()),
+    fn counters(&mut self) -> Response {
+        match self.reader.read() {
+            Ok(snapshot) => (200, json!(snapshot)),
+            Err(error) => error_response(500, &error.to_string()),
         }
     }
 
-    fn switch_logging(&mut self, on: bool) -> Result<Value, KvmError> {
+    fn set_logging(&mut self, on: bool) -> Result<Value, KvmError> {
         if on && self.dirty.is_empty() {
-            self.log_all().inspect_err(|_| {
-                // Logging is of the whole memory or of none; what went wrong first is told.
-                let _ = self.log_none();
+            self.start_logging().inspect_err(|_| {
+                // Logging covers all memory or none; the first error is returned.
+                let _ = self.stop_logging();
             })?;
         } else if !on {
-            self.log_none()?;
+            self.stop_logging()?;
         }
         Ok(self.state())
     }
 
-    fn log_all(&mut self) -> Result<(), KvmError> {
-        let vm = &self.machine.vm;
-        for slot in &self.machine.slots {
-            let mut log = DirtyLog::new(vm, self.config.dirty, self.machine.rings.clone())?;
+    fn start_logging(&mut self) -> Result<(), KvmError> {
+        let vm = &self.vm.fd;
+        for slot in &self.vm.slots {
+            let mut log = DirtyLog::new(vm, self.config.dirty, self.vm.rings.clone())?;
             let switched = log.switch(vm, slot, true);
-            // In any case: what failed behind the switch has to be switched off as well.
+            // The log is kept after an error too, so that logging is stopped for its memslot.
             self.dirty.push(log);
             switched?;
         }
         Ok(())
     }
 
-    /// Switches every log off, whatever becomes of another.
-    fn log_none(&mut self) -> Result<(), KvmError> {
-        let vm = &self.machine.vm;
-        let logs = self.machine.slots.iter().zip(self.dirty.drain(..));
+    /// Stops all logs, even if one of them fails.
+    fn stop_logging(&mut self) -> Result<(), KvmError> {
+        let vm = &self.vm.fd;
+        let logs = self.vm.slots.iter().zip(self.dirty.drain(..));
         logs.map(|(slot, mut log)| log.switch(vm, slot, false))
             .fold(Ok(()), Result::and)
     }
 
     fn dirty_pages(&mut self) -> Result<Value, KvmError> {
-        self.need_logging()?;
+        self.require_logging()?;
         let (mut zones, mut all_pages, mut all_bytes) = (Vec::new(), 0, 0);
-        for (slot, log) in self.machine.slots.iter().zip(&mut self.dirty) {
-            let words = log.read(&self.machine.vm, slot)?;
+        for (slot, log) in self.vm.slots.iter().zip(&mut self.dirty) {
+            let words = log.read(&self.vm.fd, slot)?;
             let pages: u64 = words.iter().map(|word| u64::from(word.count_ones())).sum();
             let page = slot.ram().plan().base_page().0;
             all_pages += pages;
@@ -217,14 +211,14 @@ impl<'a> Controls<'a> {
     }
 
     fn clear(&mut self) -> Result<Value, KvmError> {
-        self.need_logging()?;
-        for (slot, log) in self.machine.slots.iter().zip(&mut self.dirty) {
-            log.clear(&self.machine.vm, slot)?;
+        self.require_logging()?;
+        for (slot, log) in self.vm.slots.iter().zip(&mut self.dirty) {
+            log.clear(&self.vm.fd, slot)?;
         }
         Ok(json!({ "dirty_pages": 0 }))
     }
 
-    const fn need_logging(&self) -> Result<(), KvmError> {
+    const fn require_logging(&self) -> Result<(), KvmError> {
         if self.dirty.is_empty() {
             return Err(KvmError::NotLogging);
         }
@@ -232,12 +226,12 @@ impl<'a> Controls<'a> {
     }
 }
 
-fn or_error(result: Result<Value, KvmError>) -> Answer {
+fn to_response(result: Result<Value, KvmError>) -> Response {
     match result {
         Ok(value) => (200, value),
         Err(error @ KvmError::NotLogging) => {
-            refusal(409, &format!("{error}: POST /v1/dirty/start first"))
+            error_response(409, &format!("{error}: POST /v1/dirty/start first"))
         }
-        Err(error) => refusal(500, &format!("{error}")),
+        Err(error) => error_response(500, &format!("{error}")),
     }
 }

@@ -1,59 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A machine's memory, obtained zone by zone.
+//! Allocates the memory zones of a VM and places them in the guest-physical address space.
 
 use std::sync::Arc;
 
-use granule_types::units::Bytes;
+use granule_types::{backing::Backing, units::Bytes};
 use thiserror::Error;
 
-use super::{
-    config::Zone,
-    layout::{self, NoAddresses},
+use super::config::MemoryZone;
+use crate::{
+    arch::layout::{self, AddressOverflow},
+    memory::{GuestMemory, GuestRam, HostPages, MemoryError, Plan, RamOptions},
 };
-use crate::memory::{GuestMemory, GuestRam, HostPages, MemoryError, Plan, RamOptions};
 
-/// Why a machine has no memory.
+/// Error returned when guest memory cannot be allocated.
 #[derive(Debug, Error)]
-pub enum ObtainError {
-    /// A zone cannot be had.
+pub enum MemoryZoneError {
+    /// A zone cannot be allocated.
     #[error("--memory {index}: {size} of {backing}", index = index + 1)]
     Zone {
-        /// Which, counted from 0.
+        /// Index of the zone, from 0.
         index: usize,
         /// Its size.
         size: Bytes,
         /// Its backing.
-        backing: granule_types::backing::Backing,
-        /// Why.
+        backing: Backing,
+        /// The error.
         #[source]
         source: MemoryError,
     },
-    /// The pieces cannot be put together.
+    /// The memory map cannot be created.
     #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// There is no place for them.
+    Map(#[from] MemoryError),
+    /// The zones exceed the address space.
     #[error(transparent)]
-    Addresses(#[from] NoAddresses),
+    Addresses(#[from] AddressOverflow),
 }
 
-/// All of it.
+/// The memory of a VM.
 #[derive(Debug)]
-pub struct Obtained {
-    /// The pieces in the order asked for, which is that of their addresses.
+pub struct VmMemory {
+    /// The zones in the order of the configuration, which is that of their addresses.
     pub zones: Vec<Arc<GuestRam>>,
-    /// All pieces as devices see them.
+    /// All zones as one memory map, for devices.
     pub map: GuestMemory,
 }
 
-/// Obtains memory.
+/// Allocates memory zones.
 ///
 /// # Errors
-/// The host cannot give what was asked for; the error names the zone and says what to do.
-pub fn obtain(zones: &[Zone]) -> Result<Obtained, ObtainError> {
+/// [`MemoryZoneError`], which names the zone and what to do.
+pub fn allocate(zones: &[MemoryZone]) -> Result<VmMemory, MemoryZoneError> {
     let host = HostPages::of_this_host()?;
-    let failed = |index: usize, zone: &Zone| {
+    let failed = |index: usize, zone: &MemoryZone| {
         let (size, backing) = (zone.size, zone.backing);
-        move |source| ObtainError::Zone {
+        move |source| MemoryZoneError::Zone {
             index,
             size,
             backing,
@@ -63,17 +63,20 @@ pub fn obtain(zones: &[Zone]) -> Result<Obtained, ObtainError> {
     let mut plans = Vec::new();
     for (index, zone) in zones.iter().enumerate() {
         let plan = Plan::new(zone.backing, &host).map_err(failed(index, zone))?;
-        let size = zone.size.checked_align_up(plan.page()).ok_or(NoAddresses)?;
+        let size = zone
+            .size
+            .checked_align_up(plan.page())
+            .ok_or(AddressOverflow)?;
         plans.push((plan, size));
     }
-    let places = layout::place_memory(plans.iter().zip(zones).map(|((plan, size), zone)| {
+    let starts = layout::place_memory(plans.iter().zip(zones).map(|((plan, size), zone)| {
         let align = zone
             .align
             .map_or(plan.page(), |align| align.max(plan.page()));
         (*size, align)
     }))?;
     let mut rams = Vec::new();
-    for (index, ((zone, start), (plan, size))) in zones.iter().zip(places).zip(plans).enumerate() {
+    for (index, ((zone, start), (plan, size))) in zones.iter().zip(starts).zip(plans).enumerate() {
         let options = RamOptions {
             prefault: zone.prefault,
             align: zone.align,
@@ -84,5 +87,5 @@ pub fn obtain(zones: &[Zone]) -> Result<Obtained, ObtainError> {
         rams.push(ram.map_err(failed(index, zone))?);
     }
     let map = GuestMemory::new(rams.clone())?;
-    Ok(Obtained { zones: rams, map })
+    Ok(VmMemory { zones: rams, map })
 }

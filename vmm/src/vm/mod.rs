@@ -1,33 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A virtual machine that runs Linux, from its start to its end.
+//! A virtual machine that runs Linux, from its configuration to the guest's power-off.
 //!
 //! ```text
-//! config ─ memory ─┐                       ┌─ vcpu (a thread each) ─ bus ─ devices
-//!   arch::linux ───┼─ build ─ Machine ─ run┤
-//!  platform ───────┘                       └─ the main thread: signals, ends
+//! config ── open_files ── builder ── Vm ── run ─┬─ main thread: signals, control socket, statistics
+//!                           │                   ├─ vCPU threads ── bus ── devices
+//!   memory_zones, device_manager, arch::guest   └─ console and device threads
 //! ```
 //!
-//! The main thread builds the machine and then waits: for the guest to end (power off, reset,
-//! crash), for a signal, for the console's escape key, or for the [control socket](api). A reset
-//! builds a new machine from the same configuration.
+//! [`run`](run::run) opens all files, confines the process, builds the VM and waits until the guest
+//! powers off, resets or crashes, or until a signal, the escape key or the [control socket](api) ends
+//! it. After a reset it builds the VM again from the same files.
 
 pub mod api;
-pub mod attach;
-pub mod build;
+pub mod api_request;
+pub mod boot_stats;
+pub mod builder;
 pub mod config;
 pub mod console_io;
 mod control;
-pub mod layout;
+pub mod device_manager;
+mod event_loop;
+mod landlock;
 pub mod memory_zones;
 pub mod open_files;
 pub mod pattern_match;
-pub mod platform;
 pub mod privileges;
 pub mod run;
 pub mod sandbox;
+pub mod seccomp;
 pub mod signals;
 pub mod socket;
 pub mod stats;
 mod stats_file;
 pub mod terminal;
 pub mod vcpu;
+pub mod vcpu_control;
+pub mod vcpu_threads;

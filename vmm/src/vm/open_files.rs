@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a machine is made from, opened once and before anything else.
+//! Files and devices that a VM needs, opened once before anything else.
 //!
-//! A machine that resets itself is built again from the same open files. So nothing has to be opened
-//! by name any more once the process has given up its rights ([`super::privileges`]) and is kept from
-//! the file system ([`super::sandbox`]), and a disk stays locked from the first life to the last. A
-//! kernel that is replaced under its name meanwhile is not seen.
+//! A VM that is rebooted is built from the same open files. So nothing is opened by name after the
+//! process has dropped its [privileges](super::privileges) and is [confined](super::sandbox), and a
+//! disk stays locked across reboots. A kernel file that is replaced meanwhile is not seen.
 
 use std::{
     fs::File,
@@ -13,32 +12,66 @@ use std::{
 };
 
 use kvm_ioctls::Kvm;
+use thiserror::Error;
 
-use super::{attach::AttachError, build::BuildError, config::VmConfig};
+use super::config::VmConfig;
 use crate::{
-    devices::virtio::{block::Disk, net::Tap, vsock::VsockBackend},
-    kvm,
+    arch::host,
+    devices::virtio::{
+        block::{Disk, DiskError},
+        net::{Tap, TapError},
+        vsock::{VsockBackend, VsockError},
+    },
+    kvm::{self, KvmError},
 };
 
-/// A file to boot from.
+/// Error returned when a file or device cannot be opened or read.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// A file cannot be opened or read.
+    #[error("{option} {path}", path = path.display())]
+    File {
+        /// The option that names the file.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The error.
+        #[source]
+        source: io::Error,
+    },
+    /// `/dev/kvm` cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// A disk cannot be opened.
+    #[error("--disk")]
+    Disk(#[from] DiskError),
+    /// A tap interface cannot be opened.
+    #[error("--net")]
+    Tap(#[from] TapError),
+    /// The vsock backend cannot be opened.
+    #[error("--vsock")]
+    Vsock(#[from] VsockError),
+}
+
+/// A kernel or initramfs file.
 #[derive(Debug)]
-pub struct Bootable {
+pub struct BootFile {
     option: &'static str,
     path: PathBuf,
     file: File,
 }
 
-impl Bootable {
-    fn open(option: &'static str, path: &Path) -> Result<Self, BuildError> {
+impl BootFile {
+    fn open(option: &'static str, path: &Path) -> Result<Self, OpenError> {
         let path = path.to_owned();
         let opened = File::open(&path).and_then(|file| match file.metadata()?.is_file() {
             true => Ok(file),
-            // It is read once for each life of the guest, and its size is needed first.
-            false => Err(io::Error::other("it is no regular file")),
+            // The file is read again at each reboot, and its size must be known.
+            false => Err(io::Error::other("not a regular file")),
         });
         match opened {
             Ok(file) => Ok(Self { option, path, file }),
-            Err(source) => Err(BuildError::File {
+            Err(source) => Err(OpenError::File {
                 option,
                 path,
                 source,
@@ -46,19 +79,19 @@ impl Bootable {
         }
     }
 
-    /// Its path.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Does something with the file, from its beginning.
+    /// Calls `read` with the file, positioned at its start.
     ///
     /// # Errors
-    /// What went wrong, with the option that names the file.
-    pub fn read<T>(&self, read: impl FnOnce(&File) -> io::Result<T>) -> Result<T, BuildError> {
+    /// The error of `read`, with the option that names the file.
+    pub fn read<T>(&self, read: impl FnOnce(&File) -> io::Result<T>) -> Result<T, OpenError> {
         let mut file = &self.file;
-        let done = file.rewind().and_then(|()| read(file));
-        done.map_err(|source| BuildError::File {
+        let result = file.rewind().and_then(|()| read(file));
+        result.map_err(|source| OpenError::File {
             option: self.option,
             path: self.path.clone(),
             source,
@@ -66,51 +99,48 @@ impl Bootable {
     }
 }
 
-/// Everything that is opened.
+/// The open files and devices of a VM.
 #[derive(Debug)]
-pub struct Opened {
-    /// KVM.
+pub struct OpenFiles {
+    /// `/dev/kvm`.
     pub kvm: Kvm,
-    /// The kernel.
-    pub kernel: Bootable,
-    /// The initramfs.
-    pub initrd: Option<Bootable>,
-    /// Disks, in the order asked for.
+    /// Kernel file.
+    pub kernel: BootFile,
+    /// Initramfs file.
+    pub initrd: Option<BootFile>,
+    /// Disks, in the order of the configuration.
     pub disks: Vec<Disk>,
-    /// The taps of the network cards, in their order.
+    /// Tap interfaces of the network cards, in the order of the configuration.
     pub taps: Vec<Tap>,
-    /// The host's half of the guest's sockets.
+    /// Vsock backend of the host kernel.
     pub vsock: Option<VsockBackend>,
 }
 
-impl Opened {
-    /// Opens what `config` names.
+impl OpenFiles {
+    /// Opens everything that `config` names.
     ///
     /// # Errors
-    /// One of them cannot be had; the error says which and why.
-    pub fn new(config: &VmConfig) -> Result<Self, BuildError> {
+    /// [`OpenError`], which names the option.
+    pub fn new(config: &VmConfig) -> Result<Self, OpenError> {
         let initrd = config.initrd.as_deref();
         let disks = config.devices.disks.iter();
         let nets = config.devices.nets.iter();
         let vsock = config.devices.vsock;
         Ok(Self {
-            kvm: kvm::open()?,
-            kernel: Bootable::open("--kernel", &config.kernel)?,
+            kvm: kvm::open(host::explain_missing_driver)?,
+            kernel: BootFile::open("--kernel", &config.kernel)?,
             initrd: initrd
-                .map(|path| Bootable::open("--initrd", path))
+                .map(|path| BootFile::open("--initrd", path))
                 .transpose()?,
             disks: disks
                 .map(|disk| Disk::open(&disk.path, disk.read_only))
-                .collect::<Result<_, _>>()
-                .map_err(AttachError::from)?,
+                .collect::<Result<_, _>>()?,
             taps: nets
                 .map(|net| Tap::open(&net.tap))
-                .collect::<Result<_, _>>()
-                .map_err(AttachError::from)?,
+                .collect::<Result<_, _>>()?,
             vsock: vsock
                 .map(|vsock| VsockBackend::open(vsock.cid))
-                .transpose()
-                .map_err(AttachError::from)?,
+                .transpose()?,
         })
     }
 }

@@ -1,59 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Finds a text in what the guest says on its console: how a guest that cannot write the boot timer
-//! tells that it is up.
+//! Finds a text in the guest's console output. It marks the start of the guest's init for guests that do
+//! not write the boot timer.
 
-use std::io::{self, Write};
+use std::{
+    fmt,
+    io::{self, Write},
+};
 
-/// An output that tells when a text has gone through it for the first time.
-pub struct Watch<W> {
+/// A writer that calls a function when a text is written for the first time.
+pub struct PatternMatcher<W> {
     to: W,
-    text: Vec<u8>,
-    /// The last bytes that went through, as many as the text has; empty once it was found.
+    pattern: Vec<u8>,
+    /// The last bytes written, at most as many as the pattern has; empty after the match.
     last: Vec<u8>,
-    tell: Option<Box<dyn FnOnce() + Send>>,
+    on_match: Option<Box<dyn FnOnce() + Send>>,
 }
 
-impl<W> std::fmt::Debug for Watch<W> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watch")
-            .field("text", &self.text)
+impl<W> fmt::Debug for PatternMatcher<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PatternMatcher")
+            .field("pattern", &self.pattern)
             .finish_non_exhaustive()
     }
 }
 
-impl<W: Write> Watch<W> {
-    /// Watches what goes to `to` for `text`, which is not empty.
-    pub fn new(to: W, text: &str, tell: Box<dyn FnOnce() + Send>) -> Self {
+impl<W: Write> PatternMatcher<W> {
+    /// Returns a writer to `to` that searches for `pattern`; an empty pattern never matches.
+    pub fn new(to: W, pattern: &str, on_match: Box<dyn FnOnce() + Send>) -> Self {
         Self {
             to,
-            text: text.into(),
+            pattern: pattern.into(),
             last: Vec::new(),
-            tell: (!text.is_empty()).then_some(tell),
+            on_match: (!pattern.is_empty()).then_some(on_match),
         }
     }
 
-    fn look(&mut self, bytes: &[u8]) {
+    fn search(&mut self, bytes: &[u8]) {
         for byte in bytes {
-            if self.last.len() == self.text.len() {
+            if self.last.len() == self.pattern.len() {
                 self.last.remove(0);
             }
             self.last.push(*byte);
-            if self.last == self.text
-                && let Some(tell) = self.tell.take()
+            if self.last == self.pattern
+                && let Some(on_match) = self.on_match.take()
             {
                 self.last = Vec::new();
-                return tell();
+                return on_match();
             }
         }
     }
 }
 
-impl<W: Write> Write for Watch<W> {
+impl<W: Write> Write for PatternMatcher<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.tell.is_some() {
-            self.look(bytes);
+        if self.on_match.is_some() {
+            self.search(bytes);
         }
-        // All or an error: what was looked at must not come again.
+        // A partial write would pass the same bytes to the search again.
         self.to.write_all(bytes)?;
         Ok(bytes.len())
     }
@@ -70,20 +73,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_is_found_once_in_whatever_pieces_it_comes() {
-        let (sender, found) = mpsc::channel();
-        let mut page = Vec::new();
-        let mut watch = Watch::new(&mut page, "aab", Box::new(move || sender.send(()).unwrap()));
+    fn a_pattern_is_found_once_across_writes() {
+        let (sender, matches) = mpsc::channel();
+        let mut output = Vec::new();
+        let on_match = Box::new(move || sender.send(()).unwrap());
+        let mut matcher = PatternMatcher::new(&mut output, "aab", on_match);
 
-        for piece in ["a", "aa"] {
-            watch.write_all(piece.as_bytes()).unwrap();
-            assert!(found.try_recv().is_err());
+        for part in ["a", "aa"] {
+            matcher.write_all(part.as_bytes()).unwrap();
+            assert!(matches.try_recv().is_err());
         }
-        watch.write_all(b"b").unwrap();
-        assert!(found.try_recv().is_ok());
-        watch.write_all(b" aab").unwrap();
+        matcher.write_all(b"b").unwrap();
+        assert!(matches.try_recv().is_ok());
+        matcher.write_all(b" aab").unwrap();
 
-        assert!(found.try_recv().is_err());
-        assert_eq!(page, b"aaab aab");
+        assert!(matches.try_recv().is_err());
+        assert_eq!(output, b"aaab aab");
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What this process may do because of who started it, and giving that up.
+//! Drops the privileges of the process.
 //!
-//! `--user` and `--group` name whom the process becomes once everything it needs is open. It then has
-//! no supplementary groups and no capabilities, neither its own nor any that a program it started
-//! could gain (`no_new_privs`, and an empty bounding set), and none of that comes back: this is tried.
+//! `--user` and `--group` name the user and group that the process changes to after it has opened all
+//! files. It then has no supplementary groups and no capabilities, and no program that it could start
+//! can gain any (`no_new_privs`, empty bounding set). A check at the end tries to regain root.
 //!
-//! Names are looked up in `/etc/passwd` and `/etc/group`; those that only another service knows (LDAP)
-//! are given as numbers.
+//! Names are looked up in `/etc/passwd` and `/etc/group`. A user of another service (LDAP) must be
+//! specified by number.
 
 use std::{fs, io};
 
@@ -20,60 +20,60 @@ use rustix::{
 };
 use thiserror::Error;
 
-/// Why the process keeps its rights, and does not start.
+/// Error returned when privileges cannot be dropped.
 #[derive(Debug, Error)]
 pub enum PrivilegeError {
-    /// A file with the names cannot be read.
-    #[error("{0} cannot be read to look a name up: give numbers")]
+    /// A file with names cannot be read.
+    #[error("{0} cannot be read to look up a name: use numbers")]
     Names(&'static str, #[source] io::Error),
-    /// Nobody has this name.
-    #[error("{option} {name}: no such name in {file}; use one that is there, or a number")]
-    NoName {
+    /// The name does not exist.
+    #[error("{option} {name}: no such name in {file}; use another name or a number")]
+    UnknownName {
         /// The option.
         option: &'static str,
         /// The name.
         name: String,
-        /// Where it should be.
+        /// The file that was searched.
         file: &'static str,
     },
-    /// The number is nobody's, so its group is not known.
-    #[error("--user {0} is not in /etc/passwd, so its group is not known: give it with --group")]
-    NoGroup(u32),
-    /// The user is root, which can do everything.
-    #[error("--user {0} is root, who keeps all rights: name another user, or leave --user out")]
+    /// The group of a user number is unknown.
+    #[error("--user {0} is not in /etc/passwd, so its group is unknown: add --group")]
+    UnknownGroup(u32),
+    /// The user is root.
+    #[error("--user {0} is root and keeps all privileges: use another user, or remove --user")]
     Root(String),
-    /// A group but no user.
-    #[error("--group {0} alone leaves the user's rights: give --user too")]
-    GroupAlone(String),
-    /// The process may not become somebody else.
+    /// `--group` without `--user`.
+    #[error("--group {0} needs --user: the user would keep its privileges")]
+    GroupWithoutUser(String),
+    /// The process lacks the capabilities to change its user.
     #[error(
-        "only root can become another user: start it as root (sudo), or leave --user out, as it has \
-         user {0}'s rights only"
+        "--user: only root can change the user, and this process runs as user {0}: start it as root \
+         (sudo), or remove --user"
     )]
     NotRoot(u32),
-    /// Another thread would keep its rights.
-    #[error("{0} threads run already; rights can only be given up by one for all")]
+    /// Other threads would keep their privileges.
+    #[error("the process has {0} threads; privileges can be dropped by a single thread only")]
     Threads(usize),
-    /// The kernel refuses.
-    #[error("{doing} failed")]
+    /// A system call failed.
+    #[error("{call} failed")]
     Call {
-        /// What was tried.
-        doing: &'static str,
-        /// Why not.
+        /// The call.
+        call: &'static str,
+        /// The error.
         #[source]
         source: io::Error,
     },
-    /// They came back.
-    #[error("the rights of root could be had back: this host's kernel is not to be trusted")]
-    CameBack,
+    /// The process could regain root.
+    #[error("the process can regain root after dropping it: do not run it on this kernel")]
+    Regained,
 }
 
-/// Whom a process becomes.
+/// The user and group that a process changes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// User.
+    /// User ID.
     pub user: u32,
-    /// Group; there are no others.
+    /// Group ID, without supplementary groups.
     pub group: u32,
 }
 
@@ -81,23 +81,23 @@ const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
 
 impl Identity {
-    /// Looks up what `--user` and `--group` say; `None` where neither says anything.
+    /// Looks up the values of `--user` and `--group`; returns `None` without them.
     ///
     /// # Errors
-    /// There is no such user or group, or it is root.
+    /// The user or group does not exist, or is root.
     pub fn find(user: Option<&str>, group: Option<&str>) -> Result<Option<Self>, PrivilegeError> {
         let read = |file| fs::read_to_string(file).map_err(|e| PrivilegeError::Names(file, e));
         find(user, group, || read(PASSWD), || read(GROUP))
     }
 
-    /// Becomes it, for good. The process must have one thread only.
+    /// Changes user and group irrevocably. The process must have a single thread.
     ///
     /// # Errors
-    /// The process has no right to, or the kernel refuses.
+    /// [`PrivilegeError`].
     pub fn assume(self) -> Result<(), PrivilegeError> {
-        let call = |doing| {
+        let failed = |call| {
             move |error: rustix::io::Errno| PrivilegeError::Call {
-                doing,
+                call,
                 source: error.into(),
             }
         };
@@ -107,44 +107,44 @@ impl Identity {
             1 => {}
             count => return Err(PrivilegeError::Threads(count)),
         }
-        let own = capabilities(None).map_err(call("reading the capabilities (capget)"))?;
+        let own = capabilities(None).map_err(failed("capget"))?;
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
         if !own.effective.contains(needed) {
             return Err(PrivilegeError::NotRoot(getuid().as_raw()));
         }
-        set_no_new_privs(true).map_err(call("giving up new privileges (PR_SET_NO_NEW_PRIVS)"))?;
+        set_no_new_privs(true).map_err(failed("PR_SET_NO_NEW_PRIVS"))?;
         for capability in CapabilitySet::all().iter() {
             match remove_capability_from_bounding_set(capability) {
-                // One that this kernel does not know.
+                // This kernel does not have the capability.
                 Ok(()) | Err(rustix::io::Errno::INVAL) => {}
                 Err(error) => {
-                    return Err(call("emptying the bounding set (PR_CAPBSET_DROP)")(error));
+                    return Err(failed("PR_CAPBSET_DROP")(error));
                 }
             }
         }
         let (user, group) = (Uid::from_raw(self.user), Gid::from_raw(self.group));
-        set_thread_groups(&[]).map_err(call("leaving all groups (setgroups)"))?;
-        set_thread_res_gid(group, group, group).map_err(call("changing the group (setresgid)"))?;
-        set_thread_res_uid(user, user, user).map_err(call("changing the user (setresuid)"))?;
+        set_thread_groups(&[]).map_err(failed("setgroups"))?;
+        set_thread_res_gid(group, group, group).map_err(failed("setresgid"))?;
+        set_thread_res_uid(user, user, user).map_err(failed("setresuid"))?;
         match clear_ambient_capability_set() {
-            // A kernel before 4.3 has none.
+            // Linux before 4.3 has no ambient set.
             Ok(()) | Err(rustix::io::Errno::INVAL) => {}
-            Err(error) => return Err(call("emptying the ambient set (PR_CAP_AMBIENT)")(error)),
+            Err(error) => return Err(failed("PR_CAP_AMBIENT_CLEAR_ALL")(error)),
         }
         let none = CapabilitySets {
             effective: CapabilitySet::empty(),
             permitted: CapabilitySet::empty(),
             inheritable: CapabilitySet::empty(),
         };
-        set_capabilities(None, none).map_err(call("giving up capabilities (capset)"))?;
+        set_capabilities(None, none).map_err(failed("capset"))?;
         self.check()
     }
 
-    /// Whether the process is nobody else and cannot become root again.
+    /// Checks the user and group, and that the process cannot become root again.
     fn check(self) -> Result<(), PrivilegeError> {
         let same = (getuid().as_raw(), getgid().as_raw()) == (self.user, self.group);
         if !same || set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).is_ok() {
-            return Err(PrivilegeError::CameBack);
+            return Err(PrivilegeError::Regained);
         }
         Ok(())
     }
@@ -158,10 +158,10 @@ fn find(
 ) -> Result<Option<Identity>, PrivilegeError> {
     let Some(name) = user else {
         return group.map_or(Ok(None), |group| {
-            Err(PrivilegeError::GroupAlone(group.to_owned()))
+            Err(PrivilegeError::GroupWithoutUser(group.to_owned()))
         });
     };
-    let unknown = |option, name: &str, file| PrivilegeError::NoName {
+    let unknown = |option, name: &str, file| PrivilegeError::UnknownName {
         option,
         name: name.to_owned(),
         file,
@@ -172,7 +172,7 @@ fn find(
         Ok(number) => {
             let passwd = passwd()?;
             let row = row(&passwd, |row| row.get(2) == Some(&name));
-            let own = row.ok_or(PrivilegeError::NoGroup(number))?;
+            let own = row.ok_or(PrivilegeError::UnknownGroup(number))?;
             (number, field(&own, 3))
         }
         Err(_) => {
@@ -187,7 +187,7 @@ fn find(
         return Err(PrivilegeError::Root(name.to_owned()));
     }
     let group = match group {
-        None => own.ok_or(PrivilegeError::NoGroup(user))?,
+        None => own.ok_or(PrivilegeError::UnknownGroup(user))?,
         Some(name) => match name.parse() {
             Ok(number) => number,
             Err(_) => {
@@ -201,11 +201,11 @@ fn find(
     Ok(Some(Identity { user, group }))
 }
 
-/// The first row of a file of fields between colons that is `right`.
-fn row(file: &str, right: impl Fn(&[&str]) -> bool) -> Option<Vec<&str>> {
+/// Returns the first row of colon-separated fields that `matches` accepts.
+fn row(file: &str, matches: impl Fn(&[&str]) -> bool) -> Option<Vec<&str>> {
     file.lines()
         .map(|line| line.split(':').collect::<Vec<_>>())
-        .find(|row| right(row))
+        .find(|row| matches(row))
 }
 
 fn field(row: &[&str], at: usize) -> Option<u32> {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_groups_are_found_by_name_and_number() {
+    fn find_accepts_names_and_numbers() {
         let is = |user, group| Ok(Some(Identity { user, group }));
 
         assert_eq!(found(None, None), Ok(None));
@@ -235,27 +235,27 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_says_why_and_what_to_do() {
+    fn each_error_names_cause_and_remedy() {
         for (user, group, why) in [
             (Some("nobody2"), None, "no such name in /etc/passwd"),
-            (Some("4242"), None, "give it with --group"),
+            (Some("4242"), None, "add --group"),
             (Some("vm"), Some("wheel"), "no such name in /etc/group"),
-            (Some("root"), None, "keeps all rights"),
-            (Some("0"), Some("vm"), "keeps all rights"),
-            (None, Some("vm"), "give --user too"),
+            (Some("root"), None, "keeps all privileges"),
+            (Some("0"), Some("vm"), "keeps all privileges"),
+            (None, Some("vm"), "needs --user"),
         ] {
             let error = found(user, group).unwrap_err();
             assert!(error.contains(why), "{user:?} {group:?}: {error}");
         }
     }
 
-    /// In a process of its own, with one thread: what is given up stays given up.
+    /// Runs in a child process with one thread, because the change is irrevocable.
     #[test]
-    fn nothing_is_left_of_roots_rights() {
+    fn assume_drops_all_privileges_of_root() {
         if !getuid().is_root() {
             return granule_types::testing::skip("the test needs root");
         }
-        // SAFETY: the child does nothing but system calls and an exit.
+        // SAFETY: the child makes system calls only and exits.
         let child = match unsafe { libc::fork() } {
             0 => {
                 let assumed = Identity {
@@ -278,13 +278,13 @@ mod tests {
                         .all(|set| has(set, none))
                     && has("NoNewPrivs:", "1")
                     && fs::read("/etc/shadow").is_err();
-                // SAFETY: ends the child at once, running nothing more of it.
+                // SAFETY: the call ends the child without running destructors.
                 unsafe { libc::_exit(i32::from(!right)) }
             }
             child => child,
         };
         let mut status = -1;
-        // SAFETY: the child is this process's own.
+        // SAFETY: `child` is a child process of this process.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
 
         assert_eq!(status, 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Signals that end a machine, as something to wait for: they are blocked in every thread and read
-//! from a file descriptor (signalfd(2)). One that whoever started the program wants ignored
-//! (`nohup`) is left ignored. While a machine is built nobody waits: a [guard](Signals::guard) does it then.
+//! Termination signals as a file descriptor: they are blocked in every thread and read from a
+//! signalfd(2). A signal that is ignored at the start (`nohup`) stays ignored. While a VM is built, the
+//! main thread does not wait; [`Signals::terminate_on_signal`] handles signals then.
 
 use std::{
     fs::File,
@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::scoped_thread::{ScopedThread, borrow_event};
 
-/// The signals: those that ask to end, and the one that tells that the terminal is ours again.
+/// The termination signals, and `SIGCONT`, after which the terminal must be set raw again.
 const SIGNALS: [i32; 5] = [
     libc::SIGINT,
     libc::SIGTERM,
@@ -24,24 +24,24 @@ const SIGNALS: [i32; 5] = [
     libc::SIGCONT,
 ];
 
-/// What a signal asks for.
+/// The request that a signal stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
-    /// To end; the signal's name.
-    End(&'static str),
-    /// To go on after a stop.
+pub enum SignalRequest {
+    /// Terminate; the name of the signal.
+    Terminate(&'static str),
+    /// Continue after a stop.
     Continue,
 }
 
-/// The file descriptor.
+/// A signalfd of the termination signals.
 #[derive(Debug)]
 pub struct Signals(File);
 
 impl Signals {
-    /// Blocks the signals in this thread and all that it starts from now on.
+    /// Blocks the signals in this thread and in all threads that it starts.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The error of sigprocmask(2) or signalfd(2).
     pub fn block() -> io::Result<Self> {
         let set = set()?;
         mask(libc::SIG_BLOCK, &set)?;
@@ -51,60 +51,58 @@ impl Signals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the call returned a new file descriptor, which nothing else owns.
         Ok(Self(unsafe { File::from_raw_fd(fd) }))
     }
 
-    /// Has the signals do again, in this thread, what they do by themselves: end the process. Those
-    /// that have come already are forgotten.
+    /// Unblocks the signals in this thread, so that they terminate the process. Pending signals are
+    /// discarded.
     pub fn release(self) {
         while self.next().is_some() {}
         if let Err(error) = set().and_then(|set| mask(libc::SIG_UNBLOCK, &set)) {
-            log::debug!("releasing signals: {error}");
+            log::debug!("unblocking signals: {error}");
         }
     }
 
-    /// What the next signal asks for, if one has come.
-    pub fn next(&self) -> Option<Asked> {
+    /// Returns the request of the next pending signal.
+    pub fn next(&self) -> Option<SignalRequest> {
         let mut record = [0; size_of::<libc::signalfd_siginfo>()];
         (&self.0).read_exact(&mut record).ok()?;
-        // A record begins with the signal's number.
+        // The record starts with the signal number.
         let number = i32::from_ne_bytes(*record.first_chunk()?);
         Some(match number {
-            libc::SIGCONT => Asked::Continue,
-            libc::SIGINT => Asked::End("SIGINT"),
-            libc::SIGTERM => Asked::End("SIGTERM"),
-            libc::SIGHUP => Asked::End("SIGHUP"),
-            _ => Asked::End("SIGQUIT"),
+            libc::SIGCONT => SignalRequest::Continue,
+            libc::SIGINT => SignalRequest::Terminate("SIGINT"),
+            libc::SIGTERM => SignalRequest::Terminate("SIGTERM"),
+            libc::SIGHUP => SignalRequest::Terminate("SIGHUP"),
+            _ => SignalRequest::Terminate("SIGQUIT"),
         })
     }
-}
 
-impl Signals {
-    /// Has a signal that asks to end call `end` in a thread of its own, until what is given is dropped:
-    /// for work that cannot be interrupted, such as clearing memory.
+    /// Starts a thread that calls `terminate` at a termination signal, until the result is dropped. It
+    /// covers work that cannot be interrupted, such as clearing memory.
     ///
     /// # Errors
-    /// No descriptor or thread can be had.
-    pub fn guard(
+    /// The file descriptor cannot be duplicated, or the thread cannot be started.
+    pub fn terminate_on_signal(
         &self,
-        end: impl FnOnce(&'static str) + Send + 'static,
+        terminate: impl FnOnce(&'static str) + Send + 'static,
     ) -> io::Result<ScopedThread> {
         let signals = Self(self.0.try_clone()?);
-        ScopedThread::start("signals", move |over| {
-            while wait(&signals, over) {
-                if let Some(Asked::End(signal)) = signals.next() {
-                    return end(signal);
+        ScopedThread::start("signals", move |stop| {
+            while wait(&signals, stop) {
+                if let Some(SignalRequest::Terminate(signal)) = signals.next() {
+                    return terminate(signal);
                 }
             }
         })
     }
 }
 
-/// Waits for a signal; false when there is nothing to wait for any more.
-fn wait(signals: &Signals, over: &EventFd) -> bool {
+/// Waits for a signal; returns `false` when `stop` is signalled.
+fn wait(signals: &Signals, stop: &EventFd) -> bool {
     let mut fds = [
-        PollFd::from_borrowed_fd(borrow_event(over), PollFlags::IN),
+        PollFd::from_borrowed_fd(borrow_event(stop), PollFlags::IN),
         PollFd::new(signals, PollFlags::IN),
     ];
     match poll(&mut fds, None) {
@@ -113,15 +111,15 @@ fn wait(signals: &Signals, over: &EventFd) -> bool {
     }
 }
 
-/// Those of the signals that are taken.
+/// Returns the signals to block.
 fn set() -> io::Result<libc::sigset_t> {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the call initialises the set it is given.
+    // SAFETY: the call initialises the set.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
     // SAFETY: initialised by the call above.
     let mut set = unsafe { set.assume_init() };
     for signal in SIGNALS {
-        // SIGCONT tells even where it does nothing.
+        // SIGCONT is delivered even if it is ignored.
         if signal != libc::SIGCONT && is_ignored(signal)? {
             continue;
         }
@@ -139,10 +137,10 @@ fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
     }
 }
 
-/// Whether the program was started with this signal ignored.
+/// Returns whether a signal is ignored.
 fn is_ignored(signal: i32) -> io::Result<bool> {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: the number is valid, nothing is changed, and the action found is written whole.
+    // SAFETY: the number is valid; the call changes nothing and writes the whole action.
     match unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } {
         // SAFETY: written by the call.
         0 => Ok(unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN),
@@ -170,8 +168,8 @@ mod tests {
 
     const CHILD: &str = "GRANULE_TEST_SIGNALS";
 
-    /// This test once more in a process of its own, in which SIGHUP is ignored and all threads have
-    /// the other signals blocked, up to its saying that it is ready.
+    /// Runs a test again in a child process, in which SIGHUP is ignored and all threads block the other
+    /// signals, until it prints `ready`.
     fn child(test: &str) -> (Child, BufReader<ChildStdout>) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -180,93 +178,97 @@ mod tests {
             .env(CHILD, "yes")
             .stdout(Stdio::piped());
         let prepare = || {
-            // SAFETY: a valid number; nothing is called by it.
+            // SAFETY: the number is valid, and SIG_IGN calls nothing.
             unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
-            // Threads that the test's harness has started before must not take them.
+            // Threads of the test harness must not receive the signals.
             Signals::block().map(drop)
         };
-        // SAFETY: it makes system calls only, and takes no memory or lock.
+        // SAFETY: the closure makes system calls only; it neither allocates nor locks.
         unsafe { command.pre_exec(prepare) };
         let mut child = command.spawn().unwrap();
-        let mut said = BufReader::new(child.stdout.take().unwrap());
+        let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         while !line.contains("ready") {
             line.clear();
-            assert!(said.read_line(&mut line).unwrap() > 0, "it ended");
+            assert!(output.read_line(&mut line).unwrap() > 0, "the child ended");
         }
-        (child, said)
+        (child, output)
     }
 
     fn send(child: &Child, signal: i32) {
         let process = i32::try_from(child.id()).unwrap();
-        // SAFETY: the child was not waited for yet, so the number is its.
+        // SAFETY: the child has not been waited for, so its process ID is valid.
         assert_eq!(unsafe { libc::kill(process, signal) }, 0);
     }
 
     #[test]
-    fn a_signal_that_was_ignored_at_the_start_asks_for_nothing() {
+    fn a_signal_that_is_ignored_at_the_start_stays_ignored() {
         if std::env::var_os(CHILD).is_some() {
             let signals = Signals::block().unwrap();
             println!("\nready");
-            let over = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-            assert!(wait(&signals, &over));
-            println!("\nasked {:?}", signals.next().unwrap());
+            let stop = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+            assert!(wait(&signals, &stop));
+            println!("\nreceived {:?}", signals.next().unwrap());
             return;
         }
-        let name = "a_signal_that_was_ignored_at_the_start_asks_for_nothing";
-        let (mut child, mut said) = child(name);
+        let name = "a_signal_that_is_ignored_at_the_start_stays_ignored";
+        let (mut child, mut output) = child(name);
 
         send(&child, libc::SIGHUP);
         thread::sleep(Duration::from_millis(100));
-        let lives = child.try_wait().unwrap().is_none();
+        let running = child.try_wait().unwrap().is_none();
         send(&child, libc::SIGTERM);
         let mut rest = String::new();
-        said.read_to_string(&mut rest).unwrap();
+        output.read_to_string(&mut rest).unwrap();
 
-        assert!(lives, "{rest}");
-        assert!(rest.contains("asked End(\"SIGTERM\")"), "{rest}");
+        assert!(running, "{rest}");
+        assert!(rest.contains("received Terminate(\"SIGTERM\")"), "{rest}");
         assert!(child.wait().unwrap().success());
     }
 
     #[test]
-    fn a_guarded_signal_ends_the_process_though_the_main_thread_is_busy() {
+    fn a_signal_terminates_the_process_while_the_main_thread_is_busy() {
         if std::env::var_os(CHILD).is_some() {
             let signals = Signals::block().unwrap();
-            // One that is over does nothing any more.
-            drop(signals.guard(|_| std::process::exit(2)).unwrap());
-            let _guard = signals.guard(|signal| {
-                println!("\nended by {signal}");
+            // A dropped thread has no effect.
+            drop(
+                signals
+                    .terminate_on_signal(|_| std::process::exit(2))
+                    .unwrap(),
+            );
+            let _thread = signals.terminate_on_signal(|signal| {
+                println!("\nterminated by {signal}");
                 std::process::exit(3);
             });
             println!("\nready");
             thread::sleep(Duration::from_secs(60));
             return;
         }
-        let name = "a_guarded_signal_ends_the_process_though_the_main_thread_is_busy";
-        let (mut child, mut said) = child(name);
+        let name = "a_signal_terminates_the_process_while_the_main_thread_is_busy";
+        let (mut child, mut output) = child(name);
 
         send(&child, libc::SIGCONT);
         send(&child, libc::SIGINT);
         let mut rest = String::new();
-        said.read_to_string(&mut rest).unwrap();
+        output.read_to_string(&mut rest).unwrap();
 
         assert_eq!(child.wait().unwrap().code(), Some(3), "{rest}");
-        assert!(rest.contains("ended by SIGINT"), "{rest}");
+        assert!(rest.contains("terminated by SIGINT"), "{rest}");
     }
 
     #[test]
-    fn a_signal_is_read_instead_of_killing() {
+    fn a_blocked_signal_is_read() {
         let signals = Signals::block().unwrap();
         assert_eq!(signals.next(), None);
 
-        // SAFETY: takes nothing and cannot fail.
+        // SAFETY: the call has no arguments and cannot fail.
         let this = unsafe { libc::pthread_self() };
-        // SAFETY: this thread lives, and the signal is blocked in it.
+        // SAFETY: this thread exists, and the signal is blocked in it.
         unsafe { libc::pthread_kill(this, libc::SIGTERM) };
 
-        assert_eq!(signals.next(), Some(Asked::End("SIGTERM")));
+        assert_eq!(signals.next(), Some(SignalRequest::Terminate("SIGTERM")));
         assert_eq!(signals.next(), None);
-        // One that came too late is forgotten; or this would end here.
+        // `release` must discard this signal, or it would terminate the test.
         // SAFETY: as above.
         unsafe { libc::pthread_kill(this, libc::SIGTERM) };
         signals.release();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The control socket's file: taken over from a killed run, removed by its owner alone.
+//! The file of the control socket. A socket that a killed run left is replaced; only its owner
+//! removes it.
 
 use std::{
     fs, io,
@@ -12,7 +13,7 @@ use std::{
 
 use super::privileges::Identity;
 
-/// The socket's file, told from one that somebody else has put in its place since.
+/// A socket file, identified by device and inode, so that a replacement is not mistaken for it.
 #[derive(Debug, Clone)]
 pub struct SocketFile {
     path: PathBuf,
@@ -30,71 +31,74 @@ impl SocketFile {
         })
     }
 
-    /// Removes it, if it is still there and may be removed: whoever became another user may not, and
-    /// the next one takes it over then.
+    /// Removes the file, if it has not been replaced. A process that has changed its user may lack the
+    /// permission; the next run replaces the file then.
     pub fn remove(&self) {
-        let there = Self::of(&self.path);
-        if there.is_ok_and(|file| (file.device, file.inode) == (self.device, self.inode)) {
+        let current = Self::of(&self.path);
+        if current.is_ok_and(|file| (file.device, file.inode) == (self.device, self.inode)) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Removes the file when dropped.
+/// A guard that removes the file when dropped.
 #[derive(Debug)]
-pub(super) struct Owned(SocketFile);
+pub(super) struct SocketGuard(SocketFile);
 
-impl Owned {
-    /// The file.
+impl SocketGuard {
+    /// Returns the file.
     pub(super) const fn file(&self) -> &SocketFile {
         &self.0
     }
 }
 
-impl Drop for Owned {
+impl Drop for SocketGuard {
     fn drop(&mut self) {
         self.0.remove();
     }
 }
 
-/// The socket, that nobody serves yet; its file goes where that comes to nothing.
+/// A bound control socket that is not served yet. Dropping it removes the file.
 #[derive(Debug)]
-pub struct Bound {
+pub struct BoundSocket {
     pub(super) listener: UnixListener,
-    pub(super) file: Owned,
+    pub(super) file: SocketGuard,
 }
 
-impl Bound {
-    /// Binds a socket at `path`. One that a killed run has left there is taken over.
+impl BoundSocket {
+    /// Binds a socket at `path`. A socket that a killed run left is replaced.
     ///
     /// # Errors
-    /// Something else is there, somebody listens there, or the folder cannot be written.
+    /// Another file or a listening socket exists, or the folder is not writable.
     pub fn new(path: &Path) -> io::Result<Self> {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 if UnixStream::connect(path).is_ok() {
                     return Err(io::Error::new(
                         error.kind(),
-                        "another machine listens there: give each its own socket",
+                        "another VM listens on this socket: use another path",
                     ));
                 }
                 if !is_socket(path) {
-                    return Err(io::Error::new(error.kind(), "it is there and is no socket"));
+                    return Err(io::Error::new(
+                        error.kind(),
+                        "the file exists and is not a socket",
+                    ));
                 }
                 fs::remove_file(path)?;
                 UnixListener::bind(path)?
             }
             other => other?,
         };
-        let file = Owned(SocketFile::of(path)?);
+        let file = SocketGuard(SocketFile::of(path)?);
         Ok(Self { listener, file })
     }
 
-    /// Gives it to a user and a group.
+    /// Changes the owner of the file.
     ///
     /// # Errors
-    /// The process may not.
-    pub fn give_to(&self, identity: Identity) -> io::Result<()> {
+    /// The process lacks the permission.
+    pub fn set_owner(&self, identity: Identity) -> io::Result<()> {
         let Identity { user, group } = identity;
         lchown(&self.file.0.path, Some(user), Some(group))
     }

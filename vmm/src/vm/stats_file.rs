@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where `--stats` goes: a line for each life of a guest, written when it ends.
+//! The file of `--stats`: one line for each boot, written when the guest exits.
 
 use std::{
     fs::File,
@@ -10,50 +10,50 @@ use std::{
 use granule_types::record::Host;
 
 use super::{
+    boot_stats::{BootRecord, BootStats, SCHEMA},
     config::VmConfig,
-    stats::{self, Life, Record},
 };
 
-/// The file, and what it says of its origin.
-pub(super) struct Report {
+/// The open file and the host's description.
+pub(super) struct StatsFile {
     pub(super) path: PathBuf,
     file: File,
-    /// Whether a life is in it already.
-    begun: bool,
+    /// Whether a boot of this run was written.
+    written: bool,
     host: Host,
 }
 
-impl Report {
-    /// Opens it. What another run left there stays until there is something to write.
+impl StatsFile {
+    /// Opens the file. Records of an earlier run are kept until the first write.
     pub(super) fn open(path: &Path, host: Host) -> io::Result<Self> {
         Ok(Self {
             path: path.to_owned(),
             file: File::options().create(true).append(true).open(path)?,
-            begun: false,
+            written: false,
             host,
         })
     }
 
-    /// Writes a life that ended in this way.
+    /// Writes the record of a boot.
     pub(super) fn write(
         &mut self,
         config: &VmConfig,
         ended: &'static str,
-        life: &Life,
+        boot: &BootStats,
     ) -> io::Result<()> {
-        let record = Record {
-            schema: stats::SCHEMA,
+        let record = BootRecord {
+            schema: SCHEMA,
             host: &self.host,
             config,
             ended,
-            marks: life.marks(),
-            phases: life.phases(),
+            marks: boot.marks(),
+            phases: boot.phases(),
         };
         let mut line = serde_json::to_vec(&record)?;
         line.push(b'\n');
-        if !std::mem::replace(&mut self.begun, true) {
+        if !std::mem::replace(&mut self.written, true) {
             self.file.set_len(0).or_else(|error| match error.kind() {
-                // A pipe or a terminal.
+                // The file is a pipe or a terminal.
                 io::ErrorKind::InvalidInput => Ok(()),
                 _ => Err(error),
             })?;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The terminal as the guest's console.
+//! Standard input as a raw terminal for the guest's console.
 //!
-//! While a guest runs the terminal is raw: every key goes to the guest, Ctrl-C too. The way out is
-//! the [escape key](Escape), Ctrl-A. The terminal gets its settings back when [`Terminal`] is
-//! dropped, and by [`restore`] where nothing is dropped any more, in a signal's handler. Should a
-//! run ever be killed outright, the next one finds a raw terminal; what it then gives back is a
-//! usable one.
+//! While a guest runs, the terminal is raw: every key goes to the guest, Ctrl-C included, except the
+//! [escape key](EscapeKey), Ctrl-A. The settings are restored when [`Terminal`] is dropped, and by
+//! [`restore`] in a signal handler, where nothing is dropped. If a run is killed, the next one finds a raw
+//! terminal and restores usable settings.
 //!
-//! Output processing stays as it is, so that our own messages have line ends.
+//! Output processing is not changed, so that this program's messages have line ends.
 
 use std::{
     io,
@@ -22,43 +21,43 @@ use rustix::termios::{
     tcsetattr,
 };
 
-/// What the terminal was like, and whether it is raw now.
-static BEFORE: OnceLock<Termios> = OnceLock::new();
+/// The settings to restore, and whether the terminal is raw.
+static SAVED: OnceLock<Termios> = OnceLock::new();
 static RAW: AtomicBool = AtomicBool::new(false);
 
-/// What makes a terminal one that people type lines into.
+/// Modes of a terminal with line editing and signals.
 const COOKED: LocalModes = LocalModes::ICANON
     .union(LocalModes::ECHO)
     .union(LocalModes::ISIG)
     .union(LocalModes::IEXTEN);
 
-/// Standard input as a raw terminal, until dropped.
+/// A raw terminal on standard input. Dropping it restores the settings.
 #[derive(Debug)]
 pub struct Terminal(());
 
 impl Terminal {
-    /// Makes standard input raw, if it is a terminal.
+    /// Sets standard input to raw mode, if it is a terminal.
     ///
     /// # Errors
-    /// It is a terminal and its settings cannot be changed.
+    /// The settings of the terminal cannot be changed.
     pub fn raw() -> io::Result<Option<Self>> {
         let input = io::stdin();
         if !isatty(&input) {
             return Ok(None);
         }
         let found = tcgetattr(&input)?;
-        BEFORE.get_or_init(|| usable(found));
+        SAVED.get_or_init(|| usable(found));
         let terminal = Self(());
         RAW.store(true, Ordering::SeqCst);
-        terminal.again()?;
+        terminal.set_raw()?;
         Ok(Some(terminal))
     }
 
-    /// Makes it raw again, after something else had the terminal.
+    /// Sets raw mode again, after another program has used the terminal.
     ///
     /// # Errors
-    /// Its settings cannot be changed.
-    pub fn again(&self) -> io::Result<()> {
+    /// The settings cannot be changed.
+    pub fn set_raw(&self) -> io::Result<()> {
         let input = io::stdin();
         let settings = raw(tcgetattr(&input)?);
         Ok(tcsetattr(&input, OptionalActions::Now, &settings)?)
@@ -71,19 +70,19 @@ impl Drop for Terminal {
     }
 }
 
-/// Gives the terminal its settings back, if it is raw. It takes no lock and no memory, so a
-/// signal's handler may call it.
+/// Restores the settings of a raw terminal. It neither locks nor allocates, so a signal handler may call
+/// it.
 pub fn restore() {
     if RAW.swap(false, Ordering::SeqCst)
-        && let Some(before) = BEFORE.get()
+        && let Some(saved) = SAVED.get()
     {
-        // SAFETY: standard input is never closed; were it, the call below would fail and do nothing.
+        // SAFETY: this program never closes standard input.
         let input = unsafe { std::os::fd::BorrowedFd::borrow_raw(0) };
-        let _ = tcsetattr(input, OptionalActions::Now, before);
+        let _ = tcsetattr(input, OptionalActions::Now, saved);
     }
 }
 
-/// What to go back to: the settings found, unless they are a killed run's.
+/// Returns the settings to restore: `found`, made usable if a killed run left the terminal raw.
 fn usable(mut found: Termios) -> Termios {
     if !found.local_modes.intersects(COOKED) {
         found.local_modes |= COOKED;
@@ -92,7 +91,7 @@ fn usable(mut found: Termios) -> Termios {
     found
 }
 
-/// Every key as it is, at once; output as it was.
+/// Returns the settings with raw input and unchanged output.
 fn raw(mut settings: Termios) -> Termios {
     settings.local_modes &= !(COOKED | LocalModes::ECHONL);
     settings.input_modes &= !(InputModes::BRKINT
@@ -106,45 +105,45 @@ fn raw(mut settings: Termios) -> Termios {
     settings
 }
 
-/// The key that the next one has a meaning of its own behind: Ctrl-A.
-const KEY: u8 = 1;
+/// Ctrl-A.
+const ESCAPE: u8 = 1;
 
-/// What the escape key does, for people.
-pub const HELP: &str = "Ctrl-A x ends the machine, Ctrl-A a sends Ctrl-A to the guest";
+/// Help text of the escape key.
+pub const HELP: &str = "Ctrl-A x stops the VM, Ctrl-A a sends Ctrl-A to the guest";
 
-/// Finds the escape key in what is typed: Ctrl-A and then `x` to end the machine, `a` or Ctrl-A
-/// for one Ctrl-A to the guest; anything else goes to the guest alone.
+/// A filter for the escape key: Ctrl-A and then `x` stops the VM, `a` or Ctrl-A sends one Ctrl-A to the
+/// guest, any other key is sent without the Ctrl-A.
 #[derive(Debug, Default)]
-pub struct Escape {
-    armed: bool,
+pub struct EscapeKey {
+    pending: bool,
 }
 
-impl Escape {
-    /// Takes escapes out of `bytes`; false when the machine is to end.
+impl EscapeKey {
+    /// Removes escape sequences from `bytes`; returns `false` if the VM is to stop.
     pub fn filter(&mut self, bytes: &mut Vec<u8>) -> bool {
-        let mut go_on = true;
+        let mut proceed = true;
         bytes.retain_mut(|byte| {
-            if !go_on {
+            if !proceed {
                 return false;
             }
-            let armed = std::mem::replace(&mut self.armed, false);
-            match (armed, *byte) {
-                (false, KEY) => {
-                    self.armed = true;
+            let pending = std::mem::replace(&mut self.pending, false);
+            match (pending, *byte) {
+                (false, ESCAPE) => {
+                    self.pending = true;
                     false
                 }
                 (true, b'x' | b'X') => {
-                    go_on = false;
+                    proceed = false;
                     false
                 }
                 (true, b'a' | b'A') => {
-                    *byte = KEY;
+                    *byte = ESCAPE;
                     true
                 }
                 _ => true,
             }
         });
-        go_on
+        proceed
     }
 }
 
@@ -152,15 +151,15 @@ impl Escape {
 mod tests {
     use super::*;
 
-    fn typed(escape: &mut Escape, keys: &[u8]) -> (Vec<u8>, bool) {
+    fn typed(escape: &mut EscapeKey, keys: &[u8]) -> (Vec<u8>, bool) {
         let mut bytes = keys.to_vec();
-        let go_on = escape.filter(&mut bytes);
-        (bytes, go_on)
+        let proceed = escape.filter(&mut bytes);
+        (bytes, proceed)
     }
 
     #[test]
-    fn keys_go_to_the_guest_control_c_too() {
-        let mut escape = Escape::default();
+    fn keys_including_control_c_go_to_the_guest() {
+        let mut escape = EscapeKey::default();
 
         assert_eq!(
             typed(&mut escape, b"ls\r\x03x"),
@@ -169,16 +168,16 @@ mod tests {
     }
 
     #[test]
-    fn control_a_x_ends_even_in_two_readings() {
-        let mut escape = Escape::default();
+    fn control_a_x_stops_across_two_reads() {
+        let mut escape = EscapeKey::default();
 
         assert_eq!(typed(&mut escape, b"ab\x01"), (b"ab".to_vec(), true));
         assert_eq!(typed(&mut escape, b"xcd"), (Vec::new(), false));
     }
 
     #[test]
-    fn control_a_reaches_the_guest_by_a_or_twice() {
-        let mut escape = Escape::default();
+    fn control_a_a_and_a_second_control_a_send_control_a() {
+        let mut escape = EscapeKey::default();
 
         assert_eq!(
             typed(&mut escape, b"\x01a\x01\x01\x01qx"),
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_raw_terminal_left_by_a_killed_run_is_made_usable_and_a_cooked_one_left_alone() {
+    fn usable_changes_a_raw_terminal_only() {
         let Ok(mut found) = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR)
             .and_then(|terminal| tcgetattr(&terminal))
         else {

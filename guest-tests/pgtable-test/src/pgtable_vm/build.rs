@@ -22,6 +22,7 @@ use super::{KvmConfig, Parts, arch as native, error::doing, vcpu::GuestVcpu};
 use granule_vmm::{
     arch::{
         aarch64::eager_split,
+        host,
         vm::{choose_ipa_bits, create_vm},
     },
     kvm::{
@@ -40,7 +41,7 @@ use granule_vmm::{
 /// # Errors
 /// What was asked for cannot be had; the error says what, and what to do.
 pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
-    let kvm = kvm::open().map_err(doing("opening KVM"))?;
+    let kvm = kvm::open(host::explain_missing_driver).map_err(doing("opening KVM"))?;
     kvm::check_vcpus(&kvm, config.vcpus).map_err(doing("making vCPUs"))?;
     let host = HostPages::of_this_host().map_err(doing("asking the host for its page sizes"))?;
     let plan = Plan::new(config.backing, &host).map_err(doing("choosing guest memory"))?;
@@ -106,7 +107,7 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     for index in 0..usize::try_from(config.vcpus).unwrap_or(usize::MAX) {
         let fd = native::make_vcpu(&kvm, &vm, index, &layout)?;
         if let Some(rings) = &rings {
-            rings.add(&fd).map_err(doing(logging))?;
+            rings.add_vcpu(&fd).map_err(doing(logging))?;
         }
         if features.is_none() {
             let reading = "reading CPU features";

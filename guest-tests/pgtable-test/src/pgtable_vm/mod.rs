@@ -82,7 +82,7 @@ impl KvmMachine {
             ));
         }
         let mut events = if config.events {
-            EventCounters::open()
+            EventCounters::open(granule_vmm::arch::host::TRACEPOINTS)
         } else {
             EventCounters::none()
         };

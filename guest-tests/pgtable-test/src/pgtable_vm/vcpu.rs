@@ -84,10 +84,7 @@ impl GuestVcpu {
     fn enter(&mut self) -> Left {
         let detail = match self.fd.run() {
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if self.rings.is_some() => {
-                let made = self
-                    .rings
-                    .as_ref()
-                    .map_or(Ok(()), |rings| rings.make_room());
+                let made = self.rings.as_ref().map_or(Ok(()), |rings| rings.drain());
                 match made {
                     Ok(()) => return Left::Interrupted,
                     Err(error) => format!("{error}"),

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest faults on memory by kind, level and access.
+//! Event filters that count stage-2 aborts by type, level and access.
 //!
-//! The tracepoint `kvm_guest_fault` tells each fault's syndrome and guest-physical address. The
-//! kernel's filters cannot compare a field under a mask, but they can test bits: of the fault status
-//! (Arm ARM D19.2.39), bits 3:2 are 01 for a translation fault, 10 for the access flag, 11 for a
-//! permission, bits 1:0 the level; bit 28 of the syndrome tells data from instructions, bit 6 a
-//! write. Faults below the first byte of memory are accesses to devices and are left out.
+//! The tracepoint `kvm_guest_fault` records syndrome (`hsr`) and IPA of each abort. The kernel's event
+//! filters cannot compare a masked field, but can test bits: in the fault status code (Arm ARM
+//! D19.2.39), bits 3:2 are 01 for a translation fault, 10 for an access flag fault and 11 for a
+//! permission fault, bits 1:0 are the level; bit 28 of the syndrome distinguishes data aborts from
+//! instruction aborts, bit 6 is set for a write. Aborts below the start of memory are device accesses
+//! and are not counted.
 
 use std::ffi::CStr;
 
-/// The tracepoint.
+/// The tracepoint of stage-2 aborts.
 pub const TRACEPOINT: &str = "kvm_guest_fault";
 
-/// What is counted: name and filter.
+/// Counter names and their event filters.
 pub const FILTERS: &[(&str, &CStr)] = &[
     (
         "translation.level1",
@@ -67,9 +68,9 @@ pub const FILTERS: &[(&str, &CStr)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::layout::MEMORY;
+    use crate::arch::layout::MEMORY;
 
-    /// Whether a filter lets a fault through: its terms joined by `&&`, each a test of bits.
+    /// Returns whether a filter passes a syndrome. Its terms, joined by `&&`, each test bits.
     fn passes(filter: &CStr, syndrome: u64) -> bool {
         let terms = filter.to_str().unwrap().split(" && ").skip(1);
         terms.into_iter().all(|term| {
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_is_counted_once_by_kind_and_once_by_access() {
+    fn each_abort_is_counted_once_by_type_and_once_by_access() {
         for (status, kind) in [
             (0x04, "translation"),
             (0x08, "access-flag"),
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_left_out() {
+    fn device_accesses_are_not_counted() {
         let start = format!("ipa >= {:#x} && ", MEMORY.0);
 
         assert!(

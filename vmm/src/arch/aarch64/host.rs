@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an arm64 host needs for KVM.
+//! KVM on an arm64 host: tracepoints, and why the driver may be missing.
 
-/// The tracepoints worth counting, all of the kernel's `kvm` group: what the guest's accesses cost,
-/// and what the host's memory management asks of KVM.
+/// The tracepoints to count, of the kernel's `kvm` group: guest aborts and exits, and the
+/// mmu_notifier calls of the host's memory management.
 pub const TRACEPOINTS: &[&str] = &[
     "kvm_guest_fault",
     "kvm_access_fault",
@@ -11,12 +11,12 @@ pub const TRACEPOINTS: &[&str] = &[
     "kvm_set_spte_hva",
 ];
 
-/// Why there may be no KVM: it is part of the kernel or not there, and it needs EL2.
-pub fn why_no_kvm() -> String {
-    "the kernel needs CONFIG_KVM, and its CPUs must have been started at EL2, which a virtual \
-     machine without nested virtualisation does not have (`dmesg | grep -i kvm` says which it is)"
+/// Returns why the KVM driver may be missing.
+pub fn explain_missing_driver() -> String {
+    "the kernel needs CONFIG_KVM and must be booted at EL2, which a virtual machine without nested \
+     virtualisation does not provide (`dmesg | grep -i kvm` reports which)"
         .to_owned()
 }
 
-/// Calls of the kernel's that newer architectures do not have: there are none here.
-pub const OLD_CALLS: &[i64] = &[];
+/// System calls that newer architectures replaced; arm64 has none of them.
+pub const LEGACY_SYSCALLS: &[i64] = &[];

@@ -1,87 +1,95 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The width of a VM's guest-physical addresses (IPA).
+//! The width of a VM's intermediate physical addresses (IPA).
 //!
-//! Each bit may cost: with 4K pages stage 2 has two levels up to 34 bits, three up to 43 and four
-//! from 44 on, and every level is one more access in every walk. So a VM gets the smallest width
-//! that holds its memory, 32 bits at least (the smallest that KVM makes, `KVM_CREATE_VM` in the
-//! kernel's `Documentation/virt/kvm/api.rst`). A guest on large pages gets as many levels as blocks of
-//! that size take: where the tables begin with entries of 2M, a page of 1G is 512 of them.
+//! With 4K pages stage 2 has two levels up to 34 bits, three up to 43 and four from 44 on, and each
+//! level is one more access in every walk. A VM therefore gets the smallest width that holds its memory,
+//! at least 32 bits (the minimum of `KVM_CREATE_VM`, `Documentation/virt/kvm/api.rst`). A guest on huge
+//! pages gets at least the levels that blocks of that size need: with tables that start at 2M entries,
+//! a 1G page would be 512 entries.
 
 use granule_types::units::Bytes;
 use thiserror::Error;
 
-/// The smallest width KVM makes.
-const SMALLEST: u8 = 32;
-/// The width of a VM where the kernel offers no choice (before Linux 4.20).
-const FIXED: u8 = 40;
+/// Smallest IPA width of KVM.
+const MIN_BITS: u8 = 32;
+/// IPA width of kernels without a choice (before Linux 4.20).
+const FIXED_BITS: u8 = 40;
 
-/// Why a width cannot be had.
+/// Error returned when an IPA width is not available.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum IpaError {
-    /// More than the host can.
+    /// The host does not support the width.
     #[error(
-        "{asked} bits of guest-physical address were asked for; this host's KVM gives {SMALLEST} \
-         to {limit} (KVM_CAP_ARM_VM_IPA_SIZE)"
+        "{requested} bits of guest-physical address are not available: this host's KVM supports \
+         {MIN_BITS} to {limit} (KVM_CAP_ARM_VM_IPA_SIZE); use a smaller --ipa-bits or less memory"
     )]
-    Beyond {
-        /// What was asked for.
-        asked: u8,
-        /// The host's limit.
+    Unsupported {
+        /// The requested or required width.
+        requested: u8,
+        /// The largest supported width.
         limit: u8,
     },
-    /// Too few for the memory.
-    #[error("guest memory ends at {end:#x}, which takes {needed} bits of address, not {asked}")]
+    /// The memory needs more bits.
+    #[error("--ipa-bits {requested}: guest memory ends at {end:#x} and needs {needed}")]
     TooFew {
-        /// What was asked for.
-        asked: u8,
-        /// What it takes.
+        /// The requested width.
+        requested: u8,
+        /// The required width.
         needed: u8,
         /// The end of guest memory.
         end: u64,
     },
 }
 
-/// The limit behind the value of `KVM_CAP_ARM_VM_IPA_SIZE`; 0 means that there is no choice.
+/// Returns the largest IPA width, from the value of `KVM_CAP_ARM_VM_IPA_SIZE`; 0 means no choice.
 pub fn limit(capability: i32) -> u8 {
     match u8::try_from(capability) {
-        Ok(bits) if bits >= SMALLEST => bits,
-        _ => FIXED,
+        Ok(bits) if bits >= MIN_BITS => bits,
+        _ => FIXED_BITS,
     }
 }
 
-/// The width for memory that ends before `end`: as asked, or the smallest that fits.
+/// Returns the IPA width for memory that ends before `end`: the requested one, or the smallest that
+/// fits.
 ///
 /// # Errors
-/// The memory does not fit what was asked for, or the host cannot give it.
-pub const fn choose(end: u64, asked: Option<u8>, limit: u8) -> Result<u8, IpaError> {
+/// The memory does not fit the requested width, or the host does not support it.
+pub const fn choose(end: u64, requested: Option<u8>, limit: u8) -> Result<u8, IpaError> {
     let needed = bits_of(end);
-    let bits = match asked {
-        Some(asked) if asked < needed => {
-            return Err(IpaError::TooFew { asked, needed, end });
+    let bits = match requested {
+        Some(requested) if requested < needed => {
+            return Err(IpaError::TooFew {
+                requested,
+                needed,
+                end,
+            });
         }
-        Some(asked) => asked,
+        Some(requested) => requested,
         None => needed,
     };
-    if bits < SMALLEST || bits > limit {
-        return Err(IpaError::Beyond { asked: bits, limit });
+    if bits < MIN_BITS || bits > limit {
+        return Err(IpaError::Unsupported {
+            requested: bits,
+            limit,
+        });
     }
     Ok(bits)
 }
 
-/// The smallest width whose tables have blocks of `page` bytes, with a granule of `granule`.
+/// Returns the smallest width whose tables have blocks of `page` bytes, with pages of `granule` bytes.
 ///
-/// KVM makes (bits - 8) / (bits of an index) levels, as it puts up to 16 tables side by side instead
-/// of a level (`stage2_pgtable_levels` in the kernel's `asm/stage2_pgtable.h`).
+/// The number of levels is (bits - 8) / (index bits), because KVM concatenates up to 16 tables at the
+/// start level (`stage2_pgtable_levels` in the kernel's `asm/stage2_pgtable.h`).
 pub fn for_blocks(page: Bytes, granule: Bytes) -> u8 {
     let offset = granule.0.trailing_zeros();
     let index = offset - 3;
     let levels = page.0.trailing_zeros().saturating_sub(offset) / index + 1;
-    u8::try_from(levels * index + 8).map_or(SMALLEST, |bits| bits.max(SMALLEST))
+    u8::try_from(levels * index + 8).map_or(MIN_BITS, |bits| bits.max(MIN_BITS))
 }
 
-/// The smallest width, at least [`SMALLEST`], that holds every address before `end`.
+/// Returns the smallest width, at least [`MIN_BITS`], that holds every address before `end`.
 const fn bits_of(end: u64) -> u8 {
-    let mut bits = SMALLEST;
+    let mut bits = MIN_BITS;
     while bits < 64 && (end.saturating_sub(1) >> bits) != 0 {
         bits += 1;
     }
@@ -93,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_smallest_width_that_fits_is_taken() {
+    fn the_smallest_width_that_fits_is_chosen() {
         for (end, bits) in [
             (0x10_0000, 32),
             (1 << 32, 32),
@@ -106,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_1g_takes_a_third_level() {
+    fn a_1g_page_needs_a_third_level() {
         let small = Bytes::kib(4);
 
         assert_eq!(for_blocks(Bytes::gib(1), small), 35);
@@ -121,18 +129,18 @@ mod tests {
     }
 
     #[test]
-    fn widths_beyond_the_host_and_below_the_memory_are_refused() {
+    fn widths_above_the_host_limit_or_below_the_memory_are_refused() {
         assert_eq!(
             choose(1 << 32, Some(49), 48),
-            Err(IpaError::Beyond {
-                asked: 49,
+            Err(IpaError::Unsupported {
+                requested: 49,
                 limit: 48
             })
         );
         assert_eq!(
             choose(1 << 41, None, 40),
-            Err(IpaError::Beyond {
-                asked: 41,
+            Err(IpaError::Unsupported {
+                requested: 41,
                 limit: 40
             })
         );
@@ -144,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_the_choice_has_40_bits() {
+    fn a_kernel_without_the_capability_has_40_bits() {
         assert_eq!(limit(0), 40);
         assert_eq!(limit(-1), 40);
         assert_eq!(limit(48), 48);

@@ -11,7 +11,7 @@ pub mod system_register;
 #[cfg(target_arch = "aarch64")]
 pub mod gic;
 #[cfg(target_arch = "aarch64")]
-pub mod linux;
+pub mod guest;
 #[cfg(target_arch = "aarch64")]
 pub mod registers;
 #[cfg(target_arch = "aarch64")]

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vCPU's registers by the numbers KVM gives them (`KVM_SET_ONE_REG` in the kernel's
-//! `Documentation/virt/kvm/api.rst`).
+//! vCPU registers by their KVM register IDs (`KVM_SET_ONE_REG`, `Documentation/virt/kvm/api.rst`).
 
 use std::mem::offset_of;
 
@@ -12,13 +11,13 @@ use kvm_ioctls::VcpuFd;
 use super::system_register::SystemRegister;
 use crate::kvm::KvmError;
 
-/// The program counter.
+/// Register ID of the program counter.
 const PC: u64 = {
     let offset = offset_of!(kvm_regs, regs) + offset_of!(user_pt_regs, pc);
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | (offset / 4) as u64
 };
 
-/// The first general-purpose register.
+/// Register ID of `x0`.
 const X0: u64 = {
     let offset = offset_of!(kvm_regs, regs) + offset_of!(user_pt_regs, regs);
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | (offset / 4) as u64
@@ -39,20 +38,20 @@ const fn id(register: SystemRegister) -> u64 {
 fn get_id(vcpu: &VcpuFd, id: u64) -> Result<u64, KvmError> {
     let mut bytes = [0; 8];
     vcpu.get_one_reg(id, &mut bytes)
-        .map_err(|error| KvmError::call("reading a vCPU's register (KVM_GET_ONE_REG)", error))?;
+        .map_err(|error| KvmError::call("KVM_GET_ONE_REG", error))?;
     Ok(u64::from_le_bytes(bytes))
 }
 
 fn set_id(vcpu: &VcpuFd, id: u64, value: u64) -> Result<(), KvmError> {
     vcpu.set_one_reg(id, &value.to_le_bytes())
         .map(|_| ())
-        .map_err(|error| KvmError::call("setting a vCPU's register (KVM_SET_ONE_REG)", error))
+        .map_err(|error| KvmError::call("KVM_SET_ONE_REG", error))
 }
 
 /// Returns a system register of a vCPU.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel's error.
 pub fn get(vcpu: &VcpuFd, register: SystemRegister) -> Result<u64, KvmError> {
     get_id(vcpu, id(register))
 }
@@ -60,7 +59,7 @@ pub fn get(vcpu: &VcpuFd, register: SystemRegister) -> Result<u64, KvmError> {
 /// Sets a system register of a vCPU.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel's error.
 pub fn set(vcpu: &VcpuFd, register: SystemRegister, value: u64) -> Result<(), KvmError> {
     set_id(vcpu, id(register), value)
 }
@@ -68,7 +67,7 @@ pub fn set(vcpu: &VcpuFd, register: SystemRegister, value: u64) -> Result<(), Kv
 /// Returns the program counter.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel's error.
 pub fn get_pc(vcpu: &VcpuFd) -> Result<u64, KvmError> {
     get_id(vcpu, PC)
 }
@@ -76,7 +75,7 @@ pub fn get_pc(vcpu: &VcpuFd) -> Result<u64, KvmError> {
 /// Sets the program counter.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel's error.
 pub fn set_pc(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
     set_id(vcpu, PC, value)
 }
@@ -84,7 +83,7 @@ pub fn set_pc(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
 /// Sets `x0`.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel's error.
 pub fn set_x0(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
     set_id(vcpu, X0, value)
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Names system registers of the Arm architecture.
+//! System registers of the Arm architecture.
 
 /// A system register by its encoding: the operands of `MRS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SystemRegister {
     /// Its name in the Arm manual.
     pub name: &'static str,
-    /// op0, op1, CRn, CRm, op2.
+    /// The operands op0, op1, CRn, CRm, op2.
     pub encoding: [u8; 5],
 }

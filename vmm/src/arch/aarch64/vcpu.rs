@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A Linux guest's vCPUs: what the host's CPUs have is given to them (SVE, pointer authentication,
-//! PMU), all but the first wait for the guest to switch them on by PSCI, and the first starts at
-//! the kernel's entry with the device tree's address in `x0`
-//! (`Documentation/arch/arm64/booting.rst`).
+//! vCPUs of a Linux guest. They have the host CPU's features (SVE, pointer authentication, PMU). The
+//! guest powers on all but the first by PSCI; the first starts at the kernel's entry point with the
+//! address of the device tree in `x0` (`Documentation/arch/arm64/booting.rst`).
 
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
@@ -19,22 +18,22 @@ const MPIDR_EL1: SystemRegister = SystemRegister {
     name: "MPIDR_EL1",
     encoding: [3, 0, 0, 0, 5],
 };
-/// `MPIDR_EL1`'s affinity fields: Aff3 and Aff2 to Aff0.
-const AFFINITY: u64 = 0xff_00ff_ffff;
-/// The first of a CPU's own interrupts in the GIC's count.
+/// The affinity fields of `MPIDR_EL1`: Aff3 and Aff2 to Aff0.
+const AFFINITY_MASK: u64 = 0xff_00ff_ffff;
+/// Interrupt ID of the first PPI.
 const FIRST_PPI: u32 = 16;
 
-/// What a guest's vCPUs have beyond the base architecture.
+/// Optional CPU features of the vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VcpuFeatures {
-    /// Performance counters.
+    /// Performance monitors (PMUv3).
     pub pmu: bool,
     sve: bool,
     pointer_authentication: bool,
 }
 
 impl VcpuFeatures {
-    /// All that the host's KVM gives.
+    /// Returns all features that the host supports.
     pub fn of_host(vm: &VmFd) -> Self {
         let has = |cap| vm.check_extension(cap);
         Self {
@@ -59,53 +58,53 @@ impl VcpuFeatures {
     }
 }
 
-/// Has KVM hand over an access to a device by an instruction that it does not decode, with the
-/// address, where it can (Linux 5.5), instead of failing `KVM_RUN` with `ENOSYS`.
-pub fn report_undecoded(vm: &VmFd) {
-    let report = kvm_enable_cap {
+/// Enables `KVM_EXIT_ARM_NISV` (Linux 5.5), so that a device access by an instruction that KVM does
+/// not decode exits with its address instead of failing `KVM_RUN` with `ENOSYS`.
+pub fn enable_nisv_exits(vm: &VmFd) {
+    let cap = kvm_enable_cap {
         cap: KVM_CAP_ARM_NISV_TO_USER,
         ..Default::default()
     };
-    if let Err(error) = vm.enable_cap(&report) {
+    if let Err(error) = vm.enable_cap(&cap) {
         log::debug!("KVM_CAP_ARM_NISV_TO_USER: {error}");
     }
 }
 
-/// Makes vCPU `index`.
+/// Creates vCPU `index`.
 ///
 /// # Errors
-/// The kernel refuses.
-pub fn make_vcpu(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, KvmError> {
+/// The kernel's error.
+pub fn create(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, KvmError> {
     let fd = vm
         .create_vcpu(index.into())
-        .map_err(|error| KvmError::call("making a vCPU (KVM_CREATE_VCPU)", error))?;
+        .map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
     let mut target = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut target)
-        .map_err(|error| KvmError::call("choosing the vCPU (KVM_ARM_PREFERRED_TARGET)", error))?;
+        .map_err(|error| KvmError::call("KVM_ARM_PREFERRED_TARGET", error))?;
     target.features[0] |= features.bits(index == 0);
     fd.vcpu_init(&target)
-        .map_err(|error| KvmError::call("preparing a vCPU (KVM_ARM_VCPU_INIT)", error))?;
+        .map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
     if features.sve {
         let feature = KVM_ARM_VCPU_SVE.cast_signed();
         fd.vcpu_finalize(&feature)
-            .map_err(|error| KvmError::call("giving a vCPU SVE (KVM_ARM_VCPU_FINALIZE)", error))?;
+            .map_err(|error| KvmError::call("KVM_ARM_VCPU_FINALIZE (SVE)", error))?;
     }
     Ok(fd)
 }
 
-/// A vCPU's affinity, by which the guest calls it.
+/// Returns the affinity of a vCPU, which identifies it in PSCI calls and the device tree.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel's error.
 pub fn affinity(fd: &VcpuFd) -> Result<u64, KvmError> {
-    Ok(registers::get(fd, MPIDR_EL1)? & AFFINITY)
+    Ok(registers::get(fd, MPIDR_EL1)? & AFFINITY_MASK)
 }
 
-/// Wires a vCPU's PMU to its interrupt; behind the interrupt controller's initialisation.
+/// Connects the PMU of a vCPU to its interrupt; call it after the GIC is initialised.
 ///
 /// # Errors
-/// The kernel refuses.
-pub fn start_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
+/// The kernel's error.
+pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
     let interrupt = FIRST_PPI + PMU_PPI;
     let attribute = |attr: u32, addr| kvm_device_attr {
         flags: 0,
@@ -119,16 +118,16 @@ pub fn start_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
         attribute(KVM_ARM_VCPU_PMU_V3_INIT, 0),
     ] {
         fd.set_device_attr(&attribute)
-            .map_err(|error| KvmError::call("giving a vCPU its PMU", error))?;
+            .map_err(|error| KvmError::call("KVM_SET_DEVICE_ATTR (PMU)", error))?;
     }
     Ok(())
 }
 
-/// Has a vCPU start at `entry` with `argument` in `x0`; all other registers are at reset.
+/// Sets the entry point of a vCPU and `x0`; all other registers keep their reset values.
 ///
 /// # Errors
-/// The kernel refuses.
-pub fn start_at(fd: &VcpuFd, entry: u64, argument: u64) -> Result<(), KvmError> {
+/// The kernel's error.
+pub fn set_entry(fd: &VcpuFd, entry: u64, argument: u64) -> Result<(), KvmError> {
     registers::set_x0(fd, argument)?;
     registers::set_pc(fd, entry)
 }

@@ -7,20 +7,24 @@ pub use super::ipa::IpaError as AddressWidthError;
 use super::{ipa, registers};
 use crate::kvm::KvmError;
 
-/// Returns the VM's IPA width for memory that ends before `end`: `asked`, or the smallest that fits.
+/// Returns the VM's IPA width for memory that ends before `end`: `requested`, or the smallest that fits.
 ///
 /// # Errors
-/// The memory does not fit `asked`, or the host's KVM has fewer bits.
-pub fn choose_ipa_bits(kvm: &Kvm, end: u64, asked: Option<u8>) -> Result<u8, AddressWidthError> {
-    ipa::choose(end, asked, ipa::limit(kvm.get_host_ipa_limit()))
+/// The memory does not fit `requested`, or the host's KVM has fewer bits.
+pub fn choose_ipa_bits(
+    kvm: &Kvm,
+    end: u64,
+    requested: Option<u8>,
+) -> Result<u8, AddressWidthError> {
+    ipa::choose(end, requested, ipa::limit(kvm.get_host_ipa_limit()))
 }
 
 /// Creates a VM with `ipa_bits` of guest-physical address.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel's error.
 pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
-    // A kernel without KVM_CAP_ARM_VM_IPA_SIZE takes no size: its VMs have 40 bits.
+    // Without KVM_CAP_ARM_VM_IPA_SIZE every VM has 40 bits, and the type must be 0.
     let vm = if kvm.get_host_ipa_limit() > 0 {
         kvm.create_vm_with_ipa_size(ipa_bits.into())
     } else {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest faults on memory by kind, level and access: its tracepoint gives an error code, whose bits
-//! name no level, and `granule run`, which would count them, has no guests here.
+//! The tracepoint of guest page faults. It has no filters: its error code does not encode the level,
+//! and `granule run`, which would count them, does not support x86_64 guests.
 
 use std::ffi::CStr;
 
-/// The tracepoint.
+/// The tracepoint of guest page faults.
 pub const TRACEPOINT: &str = "kvm_page_fault";
 
-/// What is counted: name and filter.
+/// Counter names and their event filters.
 pub const FILTERS: &[(&str, &CStr)] = &[];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! x86_64.
 
-pub mod addresses;
+pub mod address_width;
 pub mod faults;
 pub mod host;
 
 #[cfg(target_arch = "x86_64")]
-pub mod linux;
+pub mod guest;
 #[cfg(target_arch = "x86_64")]
 pub mod vm;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Creates a VM. Its guest-physical addresses are as wide as the CPU's, unless KVM reports that the
-//! second stage reaches less far.
+//! Creates a VM. Its guest-physical addresses are as wide as the CPU's, unless KVM reports a smaller
+//! width for the second stage.
 
 use std::arch::x86_64::__cpuid;
 
@@ -9,11 +9,11 @@ use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use thiserror::Error;
 
-use super::addresses::{self, Amd, WidthError};
+use super::address_width::{self, Amd, WidthError};
 use crate::kvm::KvmError;
 
-/// Where CPUs that cannot run real mode as a guest keep a task segment for it: in the place of the
-/// firmware, as other VMMs have it.
+/// Address of the task segment that Intel CPUs without unrestricted guests need
+/// (`KVM_SET_TSS_ADDR`), in the firmware range as in other VMMs.
 const TASK_SEGMENT: usize = 0xfffb_d000;
 
 /// The CPUID leaf with the width of a physical address.
@@ -22,7 +22,7 @@ const ADDRESS_LEAF: u32 = 0x8000_0008;
 /// The CPUID leaf with the number of address bits that memory encryption takes.
 const ENCRYPTION_LEAF: u32 = 0x8000_001f;
 
-/// Error returned when a VM cannot have the address width asked for.
+/// Error returned when a VM cannot have the address width requested.
 #[derive(Debug, Error)]
 pub enum AddressWidthError {
     /// KVM does not report its CPUID leaves.
@@ -33,18 +33,26 @@ pub enum AddressWidthError {
     Width(#[from] WidthError),
 }
 
-/// Returns the VM's address width for memory that ends before `end`: `asked`, or the CPU's.
+/// Returns the VM's address width for memory that ends before `end`: `requested`, or the CPU's.
 ///
 /// # Errors
-/// The memory does not fit `asked`, or the CPU has fewer bits.
-pub fn choose_ipa_bits(kvm: &Kvm, end: u64, asked: Option<u8>) -> Result<u8, AddressWidthError> {
-    Ok(addresses::choose(end, asked, physical_width(&cpuid(kvm)?))?)
+/// The memory does not fit `requested`, or the CPU has fewer bits.
+pub fn choose_ipa_bits(
+    kvm: &Kvm,
+    end: u64,
+    requested: Option<u8>,
+) -> Result<u8, AddressWidthError> {
+    Ok(address_width::choose(
+        end,
+        requested,
+        physical_width(&cpuid(kvm)?),
+    )?)
 }
 
 /// Creates a VM.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel's error.
 pub fn create_vm(kvm: &Kvm, _ipa_bits: u8) -> Result<VmFd, KvmError> {
     let vm = kvm
         .create_vm()
@@ -57,7 +65,7 @@ pub fn create_vm(kvm: &Kvm, _ipa_bits: u8) -> Result<VmFd, KvmError> {
 /// Returns the CPUID leaves that KVM supports.
 ///
 /// # Errors
-/// The kernel refuses.
+/// The kernel's error.
 pub fn cpuid(kvm: &Kvm) -> Result<CpuId, KvmError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(|error| KvmError::call("KVM_GET_SUPPORTED_CPUID", error))
@@ -70,12 +78,12 @@ pub fn physical_width(cpuid: &CpuId) -> u8 {
         .iter()
         .find(|entry| entry.function == ADDRESS_LEAF);
     // Without the leaf a CPU has 36 bits (Intel SDM volume 3, 5.1.4).
-    leaf.map_or(36, |entry| addresses::width(entry.eax))
+    leaf.map_or(36, |entry| address_width::width(entry.eax))
 }
 
 /// Returns the end of the addresses that memory can have in a VM with these CPUID leaves.
 pub fn end_of_memory(cpuid: &CpuId) -> GuestAddress {
-    addresses::end(physical_width(cpuid), amd())
+    address_width::end(physical_width(cpuid), amd())
 }
 
 /// Returns the host's own CPUID data if its CPU is AMD's, or Hygon's by its licence (leaf 0, `EBX`).

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The device tree that tells a guest what its machine is made of.
+//! The device tree (FDT) of an arm64 guest.
 //!
-//! Interrupts are given as the GIC's binding has them: kind (0 shared, 1 of a CPU's own), number
-//! within the kind, trigger (1 rising edge, 4 high level). KVM's irqfd raises and lowers the line at
-//! once, so devices' interrupts are edges.
+//! Interrupt specifiers follow the GIC binding: type (0 shared, 1 private), number within the type,
+//! trigger (1 rising edge, 4 level high). KVM's irqfd asserts and deasserts the line at once, so
+//! device interrupts are edge-triggered.
 
 use std::ops::Range;
 
@@ -23,23 +23,19 @@ const PRIVATE: u32 = 1;
 const EDGE_RISING: u32 = 1;
 const LEVEL_HIGH: u32 = 4;
 
-/// The CPU's own interrupts of the timers, as KVM wires them: secure, non-secure, virtual, hypervisor
+/// PPIs of the timers, as KVM wires them: secure, non-secure, virtual, hypervisor
 /// (`Documentation/devicetree/bindings/timer/arm,arch_timer.yaml`).
 const TIMERS: [u32; 4] = [13, 14, 11, 10];
-/// The CPU's own interrupt of the PMU.
+/// PPI of the PMU.
 pub const PMU_PPI: u32 = 7;
-/// What a 16550's rates are divided from: a PC's crystal.
+/// Clock of a 16550 in Hz.
 const SERIAL_CLOCK: u32 = 1_843_200;
-/// What the kernel keeps of its command line, with the zero behind it (`COMMAND_LINE_SIZE` in
-/// `arch/arm64/include/uapi/asm/setup.h`).
-const COMMAND_LINE: usize = 2048;
-
-/// The GICv2 binding names up to 8 CPUs that a private interrupt goes to.
+/// Number of CPUs in the CPU mask of a GICv2 interrupt specifier.
 const GICV2_CPUS: usize = 8;
 
-/// The interrupt controller.
+/// Addresses of the interrupt controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Gic {
+pub enum GicRanges {
     /// GICv3.
     V3 {
         /// The distributor.
@@ -58,50 +54,41 @@ pub enum Gic {
     },
 }
 
-/// What a device tree is made from.
+/// The content of a device tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fdt<'a> {
-    /// Pieces of memory.
+    /// Memory ranges, each `(start, size)`.
     pub memory: &'a [(GuestAddress, Bytes)],
-    /// Each vCPU's affinity (`MPIDR_EL1`, affinity fields only), the one that starts first.
+    /// The affinity fields of each vCPU's `MPIDR_EL1`, the boot vCPU first.
     pub cpus: &'a [u64],
     /// Whether the vCPUs have a PMU.
     pub pmu: bool,
     /// The interrupt controller.
-    pub gic: &'a Gic,
+    pub gic: &'a GicRanges,
     /// Devices, the console first.
     pub devices: &'a [MmioDeviceInfo],
-    /// The kernel's command line.
+    /// The kernel command line.
     pub command_line: &'a str,
-    /// The initramfs.
+    /// Range of the initramfs.
     pub initrd: Option<Range<u64>>,
-    /// What the guest's random numbers start from, where the host has some to give.
+    /// Entropy for `kaslr-seed` and `rng-seed`, if the host has any.
     pub seed: Option<&'a [u8]>,
 }
 
-/// Why there is no device tree.
+/// Error returned when no device tree can be written.
 #[derive(Debug, Error)]
 pub enum FdtError {
-    /// A value cannot stand in a tree.
+    /// A value is not valid in a device tree.
     #[error("the device tree cannot be written: {0}")]
     Write(vm_fdt::Error),
-    /// It is larger than the kernel takes.
+    /// The device tree exceeds the maximum size.
     #[error(
-        "the device tree takes {size} bytes and the kernel takes {FDT_MAX_SIZE} at most: use fewer \
-             vCPUs or a shorter --cmdline"
+        "the device tree has {size} bytes; the kernel accepts {FDT_MAX_SIZE}: use fewer vCPUs or a \
+         shorter --cmdline"
     )]
-    Large {
-        /// Its size in bytes.
+    TooLarge {
+        /// The size in bytes.
         size: usize,
-    },
-    /// The command line is longer than the kernel reads.
-    #[error(
-        "--cmdline: {length} bytes; arm64 Linux reads {} (COMMAND_LINE_SIZE)",
-        COMMAND_LINE - 1
-    )]
-    CommandLine {
-        /// Its length in bytes.
-        length: usize,
     },
 }
 
@@ -112,15 +99,11 @@ impl From<vm_fdt::Error> for FdtError {
 }
 
 impl Fdt<'_> {
-    /// The tree as the kernel reads it.
+    /// Serialises the device tree.
     ///
     /// # Errors
-    /// The command line holds a NUL, or the tree is too large.
+    /// A string holds a NUL, or the device tree is too large.
     pub fn write(&self) -> Result<Vec<u8>, FdtError> {
-        let length = self.command_line.len();
-        if length >= COMMAND_LINE {
-            return Err(FdtError::CommandLine { length });
-        }
         let mut fdt = FdtWriter::new()?;
         let root = fdt.begin_node("")?;
         fdt.property_string("compatible", "linux,dummy-virt")?;
@@ -128,16 +111,16 @@ impl Fdt<'_> {
         fdt.property_u32("#address-cells", 2)?;
         fdt.property_u32("#size-cells", 2)?;
         fdt.property_u32("interrupt-parent", GIC_PHANDLE)?;
-        self.chosen(&mut fdt)?;
+        self.write_chosen(&mut fdt)?;
         for (start, size) in self.memory {
             let node = fdt.begin_node(&format!("memory@{:x}", start.0))?;
             fdt.property_string("device_type", "memory")?;
             fdt.property_array_u64("reg", &[start.0, size.0])?;
             fdt.end_node(node)?;
         }
-        self.cpus(&mut fdt)?;
-        self.gic(&mut fdt)?;
-        self.timers(&mut fdt)?;
+        self.write_cpus(&mut fdt)?;
+        self.write_gic(&mut fdt)?;
+        self.write_timers(&mut fdt)?;
         let clock = fdt.begin_node("apb-pclk")?;
         fdt.property_string("compatible", "fixed-clock")?;
         fdt.property_u32("#clock-cells", 0)?;
@@ -146,37 +129,36 @@ impl Fdt<'_> {
         fdt.property_phandle(CLOCK_PHANDLE)?;
         fdt.end_node(clock)?;
         for device in self.devices {
-            self.device(&mut fdt, device)?;
+            self.write_device(&mut fdt, device)?;
         }
         fdt.end_node(root)?;
         let bytes = fdt.finish()?;
         if bytes.len() as u64 > FDT_MAX_SIZE.0 {
-            return Err(FdtError::Large { size: bytes.len() });
+            return Err(FdtError::TooLarge { size: bytes.len() });
         }
         Ok(bytes)
     }
 
-    fn chosen(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
+    fn write_chosen(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
         let chosen = fdt.begin_node("chosen")?;
         fdt.property_string("bootargs", self.command_line)?;
         if let Some(console) = self.devices.first() {
-            fdt.property_string("stdout-path", &format!("/{}", node(console)))?;
+            fdt.property_string("stdout-path", &format!("/{}", node_name(console)))?;
         }
         if let Some(initrd) = &self.initrd {
             fdt.property_u64("linux,initrd-start", initrd.start)?;
             fdt.property_u64("linux,initrd-end", initrd.end)?;
         }
         if let Some(seed) = self.seed {
-            // One half places the kernel (KASLR), the other feeds its random numbers.
-            let (place, rest) = seed.split_at(seed.len().min(8));
-            fdt.property("kaslr-seed", place)?;
-            fdt.property("rng-seed", rest)?;
+            let (kaslr, rng) = seed.split_at(seed.len().min(8));
+            fdt.property("kaslr-seed", kaslr)?;
+            fdt.property("rng-seed", rng)?;
         }
         fdt.end_node(chosen)?;
         Ok(())
     }
 
-    fn cpus(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
+    fn write_cpus(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
         let cpus = fdt.begin_node("cpus")?;
         fdt.property_u32("#address-cells", 2)?;
         fdt.property_u32("#size-cells", 0)?;
@@ -197,28 +179,31 @@ impl Fdt<'_> {
         if self.pmu {
             let pmu = fdt.begin_node("pmu")?;
             fdt.property_string("compatible", "arm,armv8-pmuv3")?;
-            fdt.property_array_u32("interrupts", &[PRIVATE, PMU_PPI, self.private(LEVEL_HIGH)])?;
+            fdt.property_array_u32(
+                "interrupts",
+                &[PRIVATE, PMU_PPI, self.ppi_flags(LEVEL_HIGH)],
+            )?;
             fdt.end_node(pmu)?;
         }
         Ok(())
     }
 
-    fn gic(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
+    fn write_gic(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
         let (distributor, other) = match self.gic {
-            Gic::V3 {
+            GicRanges::V3 {
                 distributor,
                 redistributors,
                 ..
             } => (distributor, redistributors),
-            Gic::V2 {
+            GicRanges::V2 {
                 distributor,
                 cpu_interface,
             } => (distributor, cpu_interface),
         };
         let node = fdt.begin_node(&format!("intc@{:x}", distributor.start))?;
         let compatible = match self.gic {
-            Gic::V3 { .. } => "arm,gic-v3",
-            Gic::V2 { .. } => "arm,cortex-a15-gic",
+            GicRanges::V3 { .. } => "arm,gic-v3",
+            GicRanges::V2 { .. } => "arm,cortex-a15-gic",
         };
         fdt.property_string("compatible", compatible)?;
         fdt.property_null("interrupt-controller")?;
@@ -229,7 +214,7 @@ impl Fdt<'_> {
         fdt.property_u32("#address-cells", 2)?;
         fdt.property_u32("#size-cells", 2)?;
         fdt.property_null("ranges")?;
-        if let Gic::V3 { its: Some(its), .. } = self.gic {
+        if let GicRanges::V3 { its: Some(its), .. } = self.gic {
             let node = fdt.begin_node(&format!("msi-controller@{:x}", its.start))?;
             fdt.property_string("compatible", "arm,gic-v3-its")?;
             fdt.property_null("msi-controller")?;
@@ -242,19 +227,19 @@ impl Fdt<'_> {
         Ok(())
     }
 
-    fn timers(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
+    fn write_timers(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
         let node = fdt.begin_node("timer")?;
         fdt.property_string("compatible", "arm,armv8-timer")?;
         fdt.property_null("always-on")?;
-        let cells = TIMERS.map(|number| [PRIVATE, number, self.private(LEVEL_HIGH)]);
+        let cells = TIMERS.map(|number| [PRIVATE, number, self.ppi_flags(LEVEL_HIGH)]);
         fdt.property_array_u32("interrupts", &cells.concat())?;
         fdt.end_node(node)?;
         Ok(())
     }
 
-    fn device(&self, fdt: &mut FdtWriter, device: &MmioDeviceInfo) -> Result<(), FdtError> {
+    fn write_device(&self, fdt: &mut FdtWriter, device: &MmioDeviceInfo) -> Result<(), FdtError> {
         let is = |name: &str| device.compatible.contains(&name);
-        let open = fdt.begin_node(&node(device))?;
+        let open = fdt.begin_node(&node_name(device))?;
         let names = device.compatible.iter().map(|&name| name.to_owned());
         fdt.property_string_list("compatible", names.collect())?;
         fdt.property_array_u64("reg", &[device.start.0, device.size])?;
@@ -276,11 +261,11 @@ impl Fdt<'_> {
         Ok(())
     }
 
-    /// The trigger of a CPU's own interrupt; GICv2's binding also names the CPUs it goes to.
-    fn private(&self, trigger: u32) -> u32 {
+    /// Returns the flags of a private interrupt; the GICv2 binding adds a CPU mask.
+    fn ppi_flags(&self, trigger: u32) -> u32 {
         match self.gic {
-            Gic::V3 { .. } => trigger,
-            Gic::V2 { .. } => {
+            GicRanges::V3 { .. } => trigger,
+            GicRanges::V2 { .. } => {
                 let cpus = self.cpus.len().min(GICV2_CPUS);
                 trigger | ((1 << cpus) - 1) << 8
             }
@@ -288,8 +273,8 @@ impl Fdt<'_> {
     }
 }
 
-/// The name of a device's node.
-fn node(device: &MmioDeviceInfo) -> String {
+/// Returns the node name of a device.
+fn node_name(device: &MmioDeviceInfo) -> String {
     format!("{}@{:x}", device.name, device.start.0)
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What arm64 adds to the guest's [addresses](crate::vm::layout).
+//! The arm64 part of the guest's [address map](crate::arch::layout), and the boot layout.
 //!
-//! | from | what |
+//! | from | range |
 //! |---|---|
-//! | `0x0800_0000` | interrupt controller: distributor, CPU interface or ITS |
-//! | `0x1000_0000` | redistributors of the vCPUs, 128K each |
+//! | `0x0800_0000` | GIC: distributor, CPU interface or ITS |
+//! | `0x1000_0000` | GIC redistributors, 128K for each vCPU |
 //!
-//! At the bottom of memory lie, each on a boundary of 2M, the device tree, the kernel and the
-//! initramfs. So a guest touches as few of the host's huge pages as can be before it runs.
+//! Device tree, kernel and initramfs are at the start of memory, each aligned to 2M, so that a guest
+//! touches few of the host's huge pages before it runs.
 
 use std::ops::Range;
 
@@ -15,51 +15,51 @@ use granule_types::units::{Bytes, GuestAddress};
 use thiserror::Error;
 
 use super::image::Image;
-use crate::vm::layout::MEMORY;
+use crate::arch::layout::MEMORY;
 
-/// The interrupt controller's distributor.
+/// Address of the GIC distributor.
 pub const GIC_DISTRIBUTOR: u64 = 0x0800_0000;
-/// A GICv2's CPU interface.
+/// Address of the GICv2 CPU interface.
 pub const GIC_CPU_INTERFACE: u64 = 0x0801_0000;
-/// A GICv3's interrupt translation service.
+/// Address of the GICv3 interrupt translation service.
 pub const GIC_ITS: u64 = 0x0808_0000;
-/// A GICv3's redistributors.
+/// Range of the GICv3 redistributors.
 pub const GIC_REDISTRIBUTORS: Range<u64> = 0x1000_0000..0x4000_0000;
-/// What the kernel maps its device tree by, and the largest it takes.
+/// Maximum size of the device tree (the arm64 kernel maps one 2M block).
 pub const FDT_MAX_SIZE: Bytes = Bytes::mib(2);
-/// The boundary that kernel, device tree and initramfs lie on.
-const BOUNDARY: u64 = 2 << 20;
+/// Alignment of kernel, device tree and initramfs.
+const ALIGNMENT: u64 = 2 << 20;
 
-/// The first piece of memory is too small.
+/// Error returned when the first memory range is too small.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "kernel ({kernel}) and initramfs ({initrd}) need {needed} of guest memory in one piece, and \
-     the first is {memory}: give it more with --memory"
+    "kernel ({kernel}) and initramfs ({initrd}) need {needed} of contiguous guest memory; the first \
+     --memory is {memory}: increase it"
 )]
 pub struct BootLayoutError {
-    /// What the kernel takes.
+    /// Size of the kernel image.
     pub kernel: Bytes,
-    /// What the initramfs takes.
+    /// Size of the initramfs.
     pub initrd: Bytes,
-    /// What both need with what lies before them.
+    /// Size of the first memory range that would be sufficient.
     pub needed: Bytes,
-    /// What there is.
+    /// Size of the first memory range.
     pub memory: Bytes,
 }
 
-/// Where everything lies that the guest is started with.
+/// Guest-physical addresses of the boot data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BootLayout {
-    /// The device tree.
-    pub tree: GuestAddress,
-    /// The kernel's first byte, which is also its entry.
+    /// Address of the device tree.
+    pub fdt: GuestAddress,
+    /// Load address of the kernel image, which is also its entry point.
     pub kernel: GuestAddress,
-    /// The initramfs.
+    /// Range of the initramfs.
     pub initrd: Option<Range<u64>>,
 }
 
 impl BootLayout {
-    /// Finds places in a first piece of memory of `memory` bytes.
+    /// Places the boot data in a first memory range of `memory` bytes.
     ///
     /// # Errors
     /// [`BootLayoutError`].
@@ -69,22 +69,22 @@ impl BootLayout {
         memory: Bytes,
     ) -> Result<Self, BootLayoutError> {
         let initrd_size = initrd.unwrap_or(Bytes(0));
-        // An image is at most half a gigabyte, an initramfs a file in this process: no overflow.
+        // The image is at most 512M and the initramfs a file, so the sums do not overflow.
         let kernel = MEMORY.0 + FDT_MAX_SIZE.0 + image.text_offset.0;
-        let behind = (kernel + image.size.0).next_multiple_of(BOUNDARY);
-        let end = behind.saturating_add(initrd_size.0);
+        let initrd_start = (kernel + image.size.0).next_multiple_of(ALIGNMENT);
+        let end = initrd_start.saturating_add(initrd_size.0);
         if end > MEMORY.0 + memory.0 {
             return Err(BootLayoutError {
                 kernel: image.size,
                 initrd: initrd_size,
-                needed: Bytes((end - MEMORY.0).next_multiple_of(BOUNDARY)),
+                needed: Bytes((end - MEMORY.0).next_multiple_of(ALIGNMENT)),
                 memory,
             });
         }
         Ok(Self {
-            tree: MEMORY,
+            fdt: MEMORY,
             kernel: GuestAddress(kernel),
-            initrd: initrd.map(|size| behind..behind + size.0),
+            initrd: initrd.map(|size| initrd_start..initrd_start + size.0),
         })
     }
 }
@@ -92,7 +92,7 @@ impl BootLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::layout::{PLATFORM_DEVICES, VIRTIO_DEVICES};
+    use crate::arch::layout::{PLATFORM_DEVICES, VIRTIO_DEVICES};
 
     fn image(text_offset: u64, size: Bytes) -> Image {
         Image {
@@ -103,30 +103,30 @@ mod tests {
     }
 
     #[test]
-    fn everything_lies_at_the_bottom_each_on_its_boundary() {
-        let places = BootLayout::new(
+    fn boot_data_is_aligned_at_the_start_of_memory() {
+        let layout = BootLayout::new(
             &image(0, Bytes::mib(31)),
             Some(Bytes(5_000_001)),
             Bytes::mib(128),
         )
         .unwrap();
 
-        assert_eq!(places.tree.0, 0x4000_0000);
-        assert_eq!(places.kernel.0, 0x4020_0000);
-        assert_eq!(places.initrd, Some(0x4220_0000..0x4220_0000 + 5_000_001));
+        assert_eq!(layout.fdt.0, 0x4000_0000);
+        assert_eq!(layout.kernel.0, 0x4020_0000);
+        assert_eq!(layout.initrd, Some(0x4220_0000..0x4220_0000 + 5_000_001));
     }
 
     #[test]
-    fn an_old_kernel_lies_at_its_offset() {
-        let places =
+    fn a_kernel_without_image_size_is_loaded_at_its_text_offset() {
+        let layout =
             BootLayout::new(&image(0x8_0000, Bytes::mib(8)), None, Bytes::mib(64)).unwrap();
 
-        assert_eq!(places.kernel.0, 0x4028_0000);
-        assert_eq!(places.initrd, None);
+        assert_eq!(layout.kernel.0, 0x4028_0000);
+        assert_eq!(layout.initrd, None);
     }
 
     #[test]
-    fn too_little_memory_says_how_much_is_needed() {
+    fn the_error_names_the_required_memory() {
         let error = BootLayout::new(
             &image(0, Bytes::mib(31)),
             Some(Bytes::mib(40)),
@@ -137,7 +137,7 @@ mod tests {
         assert!(error.to_string().contains("need 74M"), "{error}");
     }
 
-    // Redistributors have room for every vCPU that KVM can give, and nothing overlaps.
+    // The redistributor range holds 512 vCPUs, the limit of KVM, and no ranges overlap.
     const _: () = {
         assert!((GIC_REDISTRIBUTORS.end - GIC_REDISTRIBUTORS.start) / 0x2_0000 >= 512);
         assert!(GIC_REDISTRIBUTORS.end <= MEMORY.0);

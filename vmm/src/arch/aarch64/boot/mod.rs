@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a Linux guest on arm64 finds when it starts (the kernel's
-//! `Documentation/arch/arm64/booting.rst`): a kernel [image], perhaps an initramfs, and a
-//! [device tree](tree), each at its [place](layout) in guest memory.
+//! Boot data of a Linux guest on arm64 (`Documentation/arch/arm64/booting.rst`): kernel [image],
+//! [command line](command_line), [device tree](fdt) and their [addresses](layout).
 //!
-//! Nothing here needs KVM or an arm64 machine, so all of it is tested everywhere.
+//! These modules need neither KVM nor an arm64 host, so they are tested on every host.
 
+pub mod command_line;
 pub mod fdt;
 pub mod image;
 pub mod layout;

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest that is an initramfs and no more, made in the host's shell: busybox, what else it is to
-//! run, the kernel's modules, and an init of its own.
+//! A guest with an initramfs only, built in the host's shell: busybox, other programs, kernel modules and
+//! an init.
 
 use super::host::Host;
 
-/// Functions for the host's shell, in the order in which they are called: `lay PROGRAM…` puts programs
-/// and their libraries below `/tmp/g`; `modules NAME…` puts modules there, and those that they need,
-/// for `/m/*` to be loaded as they are sorted; `pack` takes `/init` from its input and makes
-/// `/tmp/small.cpio`.
+/// Functions of the host's shell, in the order of use: `install_programs PROGRAM…` copies programs and their
+/// libraries to `/tmp/g`; `modules NAME…` copies modules and their dependencies to `/m`, whose sort
+/// order is the load order; `pack` reads `/init` from its input and builds `/tmp/small.cpio`.
 const FUNCTIONS: &str = r#"
-lay() {
+install_programs() {
     mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp "$@" /tmp/g/bin/
     for lib in $(ldd "$@" | grep -o '/lib[^ ]*'); do
         mkdir -p /tmp/g$(dirname $lib) && cp $lib /tmp/g$lib
@@ -26,8 +25,8 @@ pack() {
     (cd /tmp/g && find . | cpio -o -H newc --quiet) >/tmp/small.cpio
 }"#;
 
-/// Has the host's shell know a test's own `functions`, one of which is `prepare`, and prepare with it.
-pub fn prepare(host: &mut Host, functions: &str) {
+/// Defines a test's `functions` in the host's shell and calls `prepare`, which is one of them.
+pub fn define_and_prepare(host: &mut Host, functions: &str) {
     host.run(FUNCTIONS);
     host.run(functions);
     host.run("prepare");

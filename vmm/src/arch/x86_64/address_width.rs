@@ -1,58 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How far a guest's physical addresses reach.
+//! The range of a guest's physical addresses.
 //!
-//! A VM has no width of its own: it is the CPU's (CPUID leaf `0x8000_0008`), unless KVM says that
-//! the second stage reaches less far. On AMD's CPUs 12 GiB belong to HyperTransport, and no memory
-//! can be there: from family 17h on those at the end of the CPU's addresses, less what memory
-//! encryption takes of their width (leaf `0x8000_001f`); before it those below 1T, where all memory
-//! stays then. The kernel's own tests keep to the same (`vm_compute_max_gfn()` in
-//! `tools/testing/selftests/kvm/lib/x86_64/processor.c`).
+//! A VM has the CPU's address width (CPUID leaf `0x8000_0008`), unless KVM reports a smaller one for
+//! the second stage. On AMD CPUs 12 GiB are reserved for HyperTransport and cannot hold memory: from
+//! family 17h on at the end of the CPU's addresses, whose width memory encryption reduces (leaf
+//! `0x8000_001f`); before it below 1T, which then limits all memory. The kernel's selftests use the same
+//! rule (`vm_compute_max_gfn()` in `tools/testing/selftests/kvm/lib/x86_64/processor.c`).
 
 use granule_types::units::GuestAddress;
 use thiserror::Error;
 
-/// What HyperTransport takes.
-const HYPERTRANSPORT: u64 = 12 << 30;
+/// Size of the HyperTransport range.
+const HYPERTRANSPORT_SIZE: u64 = 12 << 30;
 
-/// The first family whose HyperTransport is at the end of its addresses.
-const AT_THE_END: u32 = 0x17;
+/// First family with the HyperTransport range at the end of its addresses.
+const RANGE_AT_END: u32 = 0x17;
 
-/// The width from which on HyperTransport is within it.
-const VISIBLE: u8 = 40;
+/// Smallest address width that includes the HyperTransport range.
+const RANGE_VISIBLE: u8 = 40;
 
-/// The memory does not fit the addresses asked for.
+/// Error returned when memory does not fit the requested address width.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{asked} bits of guest-physical address were asked for; guest memory ends at {end:#x}, and this \
+    "{requested} bits of guest-physical address requested; guest memory ends at {end:#x}, and this \
      host's CPU has {limit} bits"
 )]
 pub struct WidthError {
-    asked: u8,
+    requested: u8,
     end: u64,
     limit: u8,
 }
 
-/// The width by `EAX` of leaf `0x8000_0008`: bits 23:16, what the second stage reaches, or where
-/// that is 0 bits 7:0, what the CPU has.
+/// Returns the address width in `EAX` of leaf `0x8000_0008`: that of the second stage (bits 23:16), or
+/// if it is 0 that of the CPU (bits 7:0).
 pub const fn width(eax: u32) -> u8 {
     let [physical, _, guest, _] = eax.to_le_bytes();
     if guest == 0 { physical } else { guest }
 }
 
-/// What the host's own CPUID says of an AMD CPU.
+/// CPUID data of an AMD host CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Amd {
-    /// `EAX` of leaf 1: the family, among others.
+    /// `EAX` of leaf 1, which holds the family.
     pub signature: u32,
-    /// Bits 7:0 of `EAX` of leaf `0x8000_0008`: its own width.
+    /// Bits 7:0 of `EAX` of leaf `0x8000_0008`: the CPU's address width.
     pub width: u8,
-    /// `EBX` of leaf `0x8000_001f`, 0 where there is none: by how many bits encryption narrows it,
-    /// among others.
+    /// `EBX` of leaf `0x8000_001f`, or 0 without that leaf; it holds the number of address bits that
+    /// memory encryption takes.
     pub encryption: u32,
 }
 
 impl Amd {
-    /// Its family: bits 11:8, and where these are all set bits 27:20 on top.
+    /// Returns the family: bits 11:8, plus bits 27:20 if all of those are set.
     const fn family(self) -> u32 {
         let base = self.signature >> 8 & 0xf;
         if base == 0xf {
@@ -62,9 +61,9 @@ impl Amd {
         }
     }
 
-    /// Where HyperTransport begins.
+    /// Returns the start of the HyperTransport range.
     const fn hypertransport(self) -> u64 {
-        let end = if self.family() < AT_THE_END {
+        let end = if self.family() < RANGE_AT_END {
             1 << 40
         } else {
             let width = self.width as u32;
@@ -74,28 +73,32 @@ impl Amd {
                 None => u64::MAX,
             }
         };
-        end.saturating_sub(HYPERTRANSPORT)
+        end.saturating_sub(HYPERTRANSPORT_SIZE)
     }
 }
 
-/// The end of the addresses that memory can have in a VM of `width` bits.
+/// Returns the end of the addresses that memory can have in a VM of `width` bits.
 pub fn end(width: u8, amd: Option<Amd>) -> GuestAddress {
     let end = 1u64 << width;
     GuestAddress(match amd {
-        Some(amd) if width >= VISIBLE => end.min(amd.hypertransport()),
+        Some(amd) if width >= RANGE_VISIBLE => end.min(amd.hypertransport()),
         _ => end,
     })
 }
 
-/// The width in use: as asked, or the CPU's.
+/// Returns the VM's address width: the requested one, or the CPU's.
 ///
 /// # Errors
 /// [`WidthError`].
-pub fn choose(end: u64, asked: Option<u8>, limit: u8) -> Result<u8, WidthError> {
-    match asked {
+pub fn choose(end: u64, requested: Option<u8>, limit: u8) -> Result<u8, WidthError> {
+    match requested {
         None => Ok(limit),
-        Some(asked) if asked <= limit && end <= 1 << asked => Ok(asked),
-        Some(asked) => Err(WidthError { asked, end, limit }),
+        Some(requested) if requested <= limit && end <= 1 << requested => Ok(requested),
+        Some(requested) => Err(WidthError {
+            requested,
+            end,
+            limit,
+        }),
     }
 }
 
@@ -104,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_stage_may_reach_less_far_than_the_cpu() {
+    fn the_second_stage_width_takes_precedence() {
         assert_eq!(width(0x0000_302e), 46);
         assert_eq!(width(0x0030_3034), 48);
     }
@@ -123,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_without_hypertransport_has_all_addresses() {
+    fn without_hypertransport_memory_can_use_all_addresses() {
         assert_eq!(end(46, None), GuestAddress(1 << 46));
     }
 
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn from_family_17h_on_it_is_at_the_end_of_the_cpus_addresses() {
+    fn from_family_17h_on_hypertransport_ends_the_cpus_addresses() {
         for signature in [FIRST, NEWER] {
             let at = |width, reduced_by: u32| end(48, amd(signature, width, reduced_by << 6));
             assert_eq!(at(48, 0), GuestAddress(0xfffd_0000_0000));
@@ -146,12 +149,12 @@ mod tests {
     }
 
     #[test]
-    fn below_40_bits_it_is_hidden() {
+    fn below_40_bits_hypertransport_is_out_of_range() {
         assert_eq!(end(39, amd(OLD, 39, 0)), GuestAddress(1 << 39));
     }
 
     #[test]
-    fn a_width_can_be_asked_for_where_it_is_there() {
+    fn a_supported_width_can_be_requested() {
         assert_eq!(choose(1 << 46, None, 46), Ok(46));
         assert_eq!(choose(1 << 40, Some(40), 46), Ok(40));
         assert!(choose(1 << 40, Some(39), 46).is_err());

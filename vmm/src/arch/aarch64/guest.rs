@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Linux guests on arm64: the functions that the VM builder calls for what is specific to arm64.
+
+use std::{io::Cursor, sync::Arc};
+
+use granule_types::units::Bytes;
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use linux_loader::{
+    cmdline::Cmdline,
+    loader::{self, KernelLoader as _, load_dtb, pe::PE},
+};
+use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
+
+use super::{
+    boot::{
+        command_line::{self, CommandLineError},
+        fdt::{Fdt, FdtError},
+        image::ImageError,
+        layout::BootLayoutError,
+    },
+    eager_split::{self, EagerSplitError},
+    gic::{self, GicError},
+    ipa::{self, IpaError},
+    vcpu::{self, VcpuFeatures},
+};
+pub use super::{
+    boot::{image::Image, layout::BootLayout},
+    gic::Gic as InterruptController,
+};
+use crate::{arch::description::VmDescription, kvm::KvmError, memory::GuestRam};
+
+/// Error returned when an arm64 guest cannot be set up.
+#[derive(Debug, Error)]
+pub enum GuestError {
+    /// The kernel image is refused.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The command line is refused.
+    #[error(transparent)]
+    CommandLine(#[from] CommandLineError),
+    /// The boot data does not fit into memory.
+    #[error(transparent)]
+    BootLayout(#[from] BootLayoutError),
+    /// The IPA width is not available.
+    #[error(transparent)]
+    Ipa(#[from] IpaError),
+    /// A KVM call failed.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The interrupt controller cannot be created.
+    #[error(transparent)]
+    Gic(#[from] GicError),
+    /// Eager page splitting cannot be enabled.
+    #[error(transparent)]
+    EagerSplit(#[from] EagerSplitError),
+    /// The device tree cannot be written.
+    #[error(transparent)]
+    Fdt(#[from] FdtError),
+    /// The kernel or the device tree cannot be copied into guest memory.
+    #[error("{object} cannot be copied into guest memory")]
+    Load {
+        /// The object.
+        object: &'static str,
+        /// The loader's error.
+        #[source]
+        source: loader::Error,
+    },
+}
+
+/// The vCPUs of a guest and their features.
+#[derive(Debug)]
+pub struct GuestVcpus {
+    /// The vCPUs, the boot vCPU first.
+    pub fds: Vec<VcpuFd>,
+    features: VcpuFeatures,
+}
+
+/// Returns whether Linux guests are supported.
+///
+/// # Errors
+/// None on arm64.
+pub const fn check_supported() -> Result<(), GuestError> {
+    Ok(())
+}
+
+/// Parses a kernel image and decompresses it.
+///
+/// # Errors
+/// [`ImageError`].
+pub fn parse_image(file: Vec<u8>) -> Result<Image, GuestError> {
+    Ok(Image::from_file(file)?)
+}
+
+/// Parses a kernel command line.
+///
+/// # Errors
+/// [`CommandLineError`].
+pub fn parse_command_line(text: &str) -> Result<Cmdline, GuestError> {
+    Ok(command_line::parse(text)?)
+}
+
+/// Places the boot data in a first memory range of `memory` bytes.
+///
+/// # Errors
+/// [`BootLayoutError`].
+pub fn boot_layout(
+    image: &Image,
+    initrd: Option<Bytes>,
+    memory: Bytes,
+) -> Result<BootLayout, GuestError> {
+    Ok(BootLayout::new(image, initrd, memory)?)
+}
+
+/// Chooses the IPA width: `requested`, or the smallest that holds `memory` and has blocks of its page
+/// sizes, as far as the host supports it.
+///
+/// # Errors
+/// [`IpaError`].
+pub fn choose_ipa_bits(
+    kvm: &Kvm,
+    memory: &[Arc<GuestRam>],
+    requested: Option<u8>,
+) -> Result<u8, GuestError> {
+    let limit = ipa::limit(kvm.get_host_ipa_limit());
+    let end = memory.last().map_or(0, |ram| ram.start().0 + ram.size().0);
+    let bits = ipa::choose(end, requested, limit)?;
+    if requested.is_some() {
+        return Ok(bits);
+    }
+    let for_blocks = memory
+        .iter()
+        .map(|ram| ipa::for_blocks(ram.plan().page(), ram.plan().base_page()))
+        .max();
+    Ok(bits.max(for_blocks.unwrap_or(0).min(limit)))
+}
+
+/// Enables eager page splitting, if requested, and exits for undecoded device accesses. The VM must
+/// not have memslots yet.
+///
+/// # Errors
+/// [`EagerSplitError`].
+pub fn configure_vm(vm: &VmFd, eager_split: Option<Bytes>) -> Result<(), GuestError> {
+    if let Some(chunk) = eager_split {
+        eager_split::enable(vm, chunk)?;
+    }
+    vcpu::enable_nisv_exits(vm);
+    Ok(())
+}
+
+/// Creates the vCPUs of a VM, with all features of the host.
+///
+/// # Errors
+/// The kernel's error.
+pub fn create_vcpus(vm: &VmFd, count: u32) -> Result<GuestVcpus, GuestError> {
+    let features = VcpuFeatures::of_host(vm);
+    let fds = (0..count)
+        .map(|index| vcpu::create(vm, index, features))
+        .collect::<Result<_, _>>()?;
+    Ok(GuestVcpus { fds, features })
+}
+
+/// Creates the interrupt controller of a VM, and the PMU of its vCPUs, which needs it.
+///
+/// # Errors
+/// [`GicError`].
+pub fn create_interrupt_controller(
+    vm: &VmFd,
+    vcpus: &GuestVcpus,
+    interrupts: u32,
+) -> Result<InterruptController, GuestError> {
+    let gic = gic::create(vm, vcpus.fds.len() as u64, interrupts)?;
+    if vcpus.features.pmu {
+        vcpus.fds.iter().try_for_each(vcpu::init_pmu)?;
+    }
+    Ok(gic)
+}
+
+/// Copies the kernel into guest memory.
+///
+/// # Errors
+/// [`GuestError::Load`].
+pub fn load_kernel(
+    memory: &GuestMemoryMmap,
+    image: &Image,
+    layout: &BootLayout,
+) -> Result<(), GuestError> {
+    let base = vm_memory::GuestAddress(layout.kernel.0 - image.text_offset.0);
+    let mut file = Cursor::new(&image.bytes);
+    PE::load(memory, Some(base), &mut file, None)
+        .map(drop)
+        .map_err(|source| GuestError::Load {
+            object: "the kernel",
+            source,
+        })
+}
+
+/// Writes the device tree and sets the registers of the boot vCPU.
+///
+/// # Errors
+/// The device tree is too large, or the kernel's error.
+pub fn write_boot_data(
+    memory: &GuestMemoryMmap,
+    vm: &VmDescription,
+    vcpus: &GuestVcpus,
+    controller: &InterruptController,
+    layout: &BootLayout,
+) -> Result<(), GuestError> {
+    let cpus = vcpus
+        .fds
+        .iter()
+        .map(vcpu::affinity)
+        .collect::<Result<Vec<_>, _>>()?;
+    let command_line = vm
+        .command_line
+        .as_cstring()
+        .map_err(CommandLineError::Invalid)?;
+    let command_line = command_line.to_string_lossy();
+    let seed = random_seed();
+    let fdt = Fdt {
+        memory: &vm.memory,
+        cpus: &cpus,
+        pmu: vcpus.features.pmu,
+        gic: &controller.ranges,
+        devices: &vm.devices,
+        command_line: &command_line,
+        initrd: layout.initrd.clone(),
+        seed: seed.as_ref().map(<[u8; SEED_SIZE]>::as_slice),
+    };
+    let address = vm_memory::GuestAddress(layout.fdt.0);
+    load_dtb(memory, address, &mut Cursor::new(fdt.write()?)).map_err(|source| {
+        GuestError::Load {
+            object: "the device tree",
+            source,
+        }
+    })?;
+    if let Some(boot) = vcpus.fds.first() {
+        vcpu::set_entry(boot, layout.kernel.0, layout.fdt.0)?;
+    }
+    Ok(())
+}
+
+/// Size of the guest's seed: 8 bytes for KASLR, the rest for its random number generator.
+const SEED_SIZE: usize = 8 + 64;
+
+/// Returns random bytes, or `None` on a host whose random number generator is not initialised.
+fn random_seed() -> Option<[u8; SEED_SIZE]> {
+    use rustix::rand::{GetRandomFlags, getrandom};
+    let mut seed = [0; SEED_SIZE];
+    let filled = getrandom(&mut seed, GetRandomFlags::NONBLOCK).ok()?;
+    (filled == SEED_SIZE).then_some(seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use granule_types::units::GuestAddress;
+    use vm_memory::Bytes as _;
+
+    use super::*;
+
+    #[test]
+    fn load_kernel_copies_the_image_to_the_layouts_address() {
+        let start = vm_memory::GuestAddress(0x4000_0000);
+        let memory = GuestMemoryMmap::from_ranges(&[(start, 4 << 20)]).unwrap();
+        let mut file = vec![0; 4096];
+        file[8..16].copy_from_slice(&0x1000_u64.to_le_bytes());
+        file[16..24].copy_from_slice(&4096_u64.to_le_bytes());
+        file[56..60].copy_from_slice(b"ARM\x64");
+        let image = Image::from_file(file.clone()).unwrap();
+        let layout = BootLayout::new(&image, None, Bytes::mib(4)).unwrap();
+
+        load_kernel(&memory, &image, &layout).unwrap();
+
+        assert_eq!(layout.kernel, GuestAddress(0x4020_1000));
+        let mut copied = vec![0; 4096];
+        let address = vm_memory::GuestAddress(layout.kernel.0);
+        memory.read_slice(&mut copied, address).unwrap();
+        assert_eq!(copied, file);
+    }
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The guest-physical address map that all architectures share.
+//!
+//! | from | range |
+//! |---|---|
+//! | 0 | architecture-specific: interrupt controller |
+//! | `0x0900_0000` | platform devices, 64K each |
+//! | `0x0a00_0000` | virtio devices, 4K each |
+//! | `0x1000_0000` | architecture-specific |
+//! | `0x4000_0000` | memory |
+//!
+//! All devices are in the first gigabyte, so memory has no hole, starts at a multiple of the largest
+//! block size (1G, and 512M for 64K pages), and ends at the lowest possible address: with 4K pages,
+//! guests of up to 15G need only two levels of stage-2 tables.
+
+use std::ops::Range;
+
+use granule_types::units::{Bytes, GuestAddress};
+use thiserror::Error;
+
+/// Range of the platform devices.
+pub const PLATFORM_DEVICES: Range<u64> = 0x0900_0000..0x0a00_0000;
+/// Distance between platform devices.
+pub const PLATFORM_DEVICE_STEP: u64 = 0x1_0000;
+/// Range of the virtio devices.
+pub const VIRTIO_DEVICES: Range<u64> = 0x0a00_0000..0x0b00_0000;
+/// Distance between virtio devices.
+pub const VIRTIO_DEVICE_STEP: u64 = 0x1000;
+/// Start of guest memory.
+pub const MEMORY: GuestAddress = GuestAddress(0x4000_0000);
+
+/// Error returned when guest memory exceeds the address space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("guest memory ends above the 64-bit address space: request less --memory")]
+pub struct AddressOverflow;
+
+/// Returns the start of each memory range, in order; `ranges` holds `(size, alignment)`.
+///
+/// # Errors
+/// [`AddressOverflow`].
+pub fn place_memory(
+    ranges: impl IntoIterator<Item = (Bytes, Bytes)>,
+) -> Result<Vec<GuestAddress>, AddressOverflow> {
+    let mut end = MEMORY.0;
+    ranges
+        .into_iter()
+        .map(|(size, align)| {
+            let start = end
+                .checked_next_multiple_of(align.0.max(1))
+                .ok_or(AddressOverflow)?;
+            end = start.checked_add(size.0).ok_or(AddressOverflow)?;
+            Ok(GuestAddress(start))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_ranges_are_consecutive_and_aligned() {
+        let starts = place_memory([
+            (Bytes::mib(128), Bytes::kib(4)),
+            (Bytes::gib(2), Bytes::gib(1)),
+            (Bytes::mib(64), Bytes::mib(2)),
+        ])
+        .unwrap();
+
+        assert_eq!(
+            starts,
+            [0x4000_0000, 0x8000_0000, 0x1_0000_0000].map(GuestAddress)
+        );
+        assert_eq!(
+            place_memory([(Bytes(u64::MAX), Bytes(1))]),
+            Err(AddressOverflow)
+        );
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Requests of the control socket: HTTP/1.1 parsing and routing.
+//!
+//! | request | response |
+//! |---|---|
+//! | `GET /v1/state` | `{"state": "running", …}` |
+//! | `POST /v1/pause`, `/v1/resume`, `/v1/stop` | the resulting state |
+//! | `GET /v1/memory` | backing and resident bytes by page size of each zone |
+//! | `POST /v1/memory/collapse` | collapses small pages into huge pages (THP); each zone's memory |
+//! | `GET /v1/counters` | all counters |
+//! | `POST /v1/dirty/start`, `/v1/dirty/stop` | starts or stops dirty logging |
+//! | `GET /v1/dirty` | pages written since logging started or the log was cleared, by zone |
+//! | `POST /v1/dirty/clear` | clears the dirty log |
+//! | `POST /v1/balloon/SIZE` | sets the size of the balloon |
+
+use granule_types::units::Bytes;
+use serde_json::{Value, json};
+
+/// Maximum size of a request, head and body.
+const MAX_REQUEST: usize = 8 << 10;
+const MAX_HEADERS: usize = 32;
+
+/// A request of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// Report the state.
+    State,
+    /// Pause the vCPUs.
+    Pause,
+    /// Resume the vCPUs.
+    Resume,
+    /// Stop the VM.
+    Stop,
+    /// Report the backing and the resident memory.
+    Memory,
+    /// Collapse small pages into huge pages.
+    Collapse,
+    /// Report all counters.
+    Counters,
+    /// Start or stop dirty logging.
+    DirtyLogging(bool),
+    /// Report the dirty pages.
+    Dirty,
+    /// Clear the dirty log.
+    DirtyClear,
+    /// Set the size of the balloon in bytes.
+    Balloon(u64),
+}
+
+/// A response: HTTP status and body.
+pub type Response = (u16, Value);
+
+/// Returns the response to a request that is refused.
+pub fn error_response(status: u16, reason: &str) -> Response {
+    (status, json!({ "error": reason }))
+}
+
+/// The result of parsing the first bytes of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ParseResult {
+    /// The request is complete.
+    Complete(Request),
+    /// The request needs more bytes.
+    Incomplete,
+    /// The request is not valid.
+    Rejected(Response),
+}
+
+/// Parses the first bytes that a client has sent.
+pub fn parse(bytes: &[u8]) -> ParseResult {
+    let too_large = || ParseResult::Rejected(error_response(413, "the request is larger than 8K"));
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut head = httparse::Request::new(&mut headers);
+    let head_length = match head.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) if bytes.len() < MAX_REQUEST => {
+            return ParseResult::Incomplete;
+        }
+        Ok(httparse::Status::Partial) => return too_large(),
+        Err(error) => return ParseResult::Rejected(error_response(400, &error.to_string())),
+    };
+    let body_length = match body_length(head.headers) {
+        Ok(length) => length,
+        Err(reason) => return ParseResult::Rejected(error_response(400, reason)),
+    };
+    match head_length.checked_add(body_length) {
+        Some(length) if length <= MAX_REQUEST => {
+            if bytes.len() < length {
+                return ParseResult::Incomplete;
+            }
+        }
+        _ => return too_large(),
+    }
+    match route(
+        head.method.unwrap_or_default(),
+        head.path.unwrap_or_default(),
+    ) {
+        Ok(request) => ParseResult::Complete(request),
+        Err(response) => ParseResult::Rejected(response),
+    }
+}
+
+fn body_length(headers: &[httparse::Header<'_>]) -> Result<usize, &'static str> {
+    let mut length = 0;
+    for header in headers {
+        if header.name.eq_ignore_ascii_case("transfer-encoding") {
+            return Err("Transfer-Encoding is not supported: send Content-Length, or no body");
+        }
+        if header.name.eq_ignore_ascii_case("content-length") {
+            let value = std::str::from_utf8(header.value).ok();
+            length = value
+                .and_then(|value| value.trim().parse().ok())
+                .ok_or("Content-Length is not a number")?;
+        }
+    }
+    Ok(length)
+}
+
+fn route(method: &str, path: &str) -> Result<Request, Response> {
+    let (expected, request) = match path {
+        "/v1/state" => ("GET", Request::State),
+        "/v1/pause" => ("POST", Request::Pause),
+        "/v1/resume" => ("POST", Request::Resume),
+        "/v1/stop" => ("POST", Request::Stop),
+        "/v1/memory" => ("GET", Request::Memory),
+        "/v1/memory/collapse" => ("POST", Request::Collapse),
+        "/v1/counters" => ("GET", Request::Counters),
+        "/v1/dirty" => ("GET", Request::Dirty),
+        "/v1/dirty/start" => ("POST", Request::DirtyLogging(true)),
+        "/v1/dirty/stop" => ("POST", Request::DirtyLogging(false)),
+        "/v1/dirty/clear" => ("POST", Request::DirtyClear),
+        _ => match path.strip_prefix("/v1/balloon/").map(str::parse::<Bytes>) {
+            Some(Ok(size)) => ("POST", Request::Balloon(size.0)),
+            Some(Err(error)) => return Err(error_response(400, &format!("{path}: {error}"))),
+            None => {
+                let paths = "unknown path; expected one of /v1/state, pause, resume, stop, memory, \
+                             memory/collapse, counters, dirty, dirty/start, dirty/stop, dirty/clear, \
+                             balloon/SIZE";
+                return Err(error_response(404, paths));
+            }
+        },
+    };
+    if method != expected {
+        let reason = format!("{path} does not support {method}: use {expected}");
+        return Err(error_response(405, &reason));
+    }
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_request_is_complete_with_its_body_and_limited_in_size() {
+        let head = "POST /v1/stop HTTP/1.1\r\nContent-Length: 4\r\n\r\n";
+        let request = format!("{head}{{}}\r\n");
+
+        for end in 0..request.len() {
+            let parsed = parse(&request.as_bytes()[..end]);
+            assert_eq!(parsed, ParseResult::Incomplete, "{end}");
+        }
+        let parsed = parse(request.as_bytes());
+        assert_eq!(parsed, ParseResult::Complete(Request::Stop));
+        let large = format!("GET /v1/state HTTP/1.1\r\nx: {}", "y".repeat(MAX_REQUEST));
+        let body = "GET /v1/state HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n";
+        for request in [large.as_str(), body] {
+            let parsed = parse(request.as_bytes());
+            assert!(matches!(parsed, ParseResult::Rejected((413, _))));
+        }
+    }
+
+    #[test]
+    fn an_invalid_request_is_rejected_with_its_status() {
+        for (request, status) in [
+            ("GET /v2/state HTTP/1.1\r\n\r\n", 404),
+            ("GET /v1/pause HTTP/1.1\r\n\r\n", 405),
+            (
+                "POST /v1/state HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+                400,
+            ),
+            ("POST /v1/stop HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
+            ("\x7f\r\n\r\n", 400),
+        ] {
+            let parsed = parse(request.as_bytes());
+            assert!(
+                matches!(parsed, ParseResult::Rejected((actual, _)) if actual == status),
+                "{request}: {parsed:?}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_parsed_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..9000)) {
+            let _ = parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Creates the devices of a VM. Each device gets a register range on the bus and, if it interrupts, an
+//! interrupt with an irqfd. Queue notifications of virtio devices are ioeventfds.
+
+use std::{io, ops::Range, sync::Arc};
+
+use granule_types::units::GuestAddress;
+use kvm_ioctls::{IoEventAddress, VmFd};
+use parking_lot::Mutex;
+use thiserror::Error;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    config::{SerialModel, VirtioConfig},
+    open_files::OpenFiles,
+};
+use crate::{
+    arch::layout::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICE_STEP, VIRTIO_DEVICES},
+    devices::{
+        BootTimer, Bus, BusError, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_SPACE, Rtc, Serial,
+        serial::{SerialOutput, SerialPort},
+        virtio::{
+            Transport, VirtioDevice,
+            balloon::{Balloon, BalloonHandle},
+            block::{Block, DiskError},
+            console::Console,
+            net::{Net, TapError, mac_for},
+            rng::Rng,
+            vsock::{Vsock, VsockError},
+        },
+    },
+    kvm::KvmError,
+    memory::GuestMemory,
+};
+
+/// Number of interrupts for devices.
+pub const DEVICE_INTERRUPTS: u32 = 256;
+
+/// Error returned when a device cannot be created.
+#[derive(Debug, Error)]
+pub enum DeviceManagerError {
+    /// The bus refuses the device's registers.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// A KVM call failed.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// An eventfd or a descriptor of a device cannot be created.
+    #[error("a device's eventfd cannot be created")]
+    Event(#[from] io::Error),
+    /// A disk's file descriptor cannot be duplicated.
+    #[error("--disk")]
+    Disk(#[from] DiskError),
+    /// A tap's file descriptor cannot be duplicated.
+    #[error("--net")]
+    Tap(#[from] TapError),
+    /// The vsock device cannot be created.
+    #[error("--vsock")]
+    Vsock(#[from] VsockError),
+    /// The address range or the interrupts are used up.
+    #[error("too many devices: use fewer --disk and --net options")]
+    Full,
+}
+
+/// A serial port that vCPU threads and the console input thread share.
+pub type SharedSerialPort = Arc<Mutex<dyn SerialPort>>;
+
+/// The devices of a VM under construction.
+#[derive(Debug)]
+pub struct DeviceManager<'a> {
+    vm: &'a VmFd,
+    memory: Arc<GuestMemory>,
+    bus: Bus,
+    next_platform: u64,
+    next_virtio: u64,
+    next_interrupt: u32,
+}
+
+impl<'a> DeviceManager<'a> {
+    /// Returns a manager without devices. The interrupt controller of `vm` must exist.
+    #[must_use]
+    pub fn new(vm: &'a VmFd, memory: Arc<GuestMemory>) -> Self {
+        Self {
+            vm,
+            memory,
+            bus: Bus::new(),
+            next_platform: PLATFORM_DEVICES.start,
+            next_virtio: VIRTIO_DEVICES.start,
+            next_interrupt: 0,
+        }
+    }
+
+    /// Adds the serial port. Returns it and its register range.
+    ///
+    /// # Errors
+    /// [`DeviceManagerError`].
+    pub fn add_serial(
+        &mut self,
+        model: SerialModel,
+        output: SerialOutput,
+    ) -> Result<(SharedSerialPort, Range<u64>), DeviceManagerError> {
+        let start = self.platform_address()?;
+        let (number, irq) = self.interrupt()?;
+        let port: SharedSerialPort = match model {
+            SerialModel::Ns16550a => {
+                let serial = Arc::new(Mutex::new(Serial::new(irq, output)));
+                self.add(Serial::describe(start, number), Arc::clone(&serial) as _)?;
+                serial
+            }
+            SerialModel::Pl011 => {
+                let serial = Arc::new(Mutex::new(Pl011::new(irq, output)));
+                self.add(Pl011::describe(start, number), Arc::clone(&serial) as _)?;
+                serial
+            }
+        };
+        Ok((port, start.0..start.0 + REGISTER_SPACE))
+    }
+
+    /// Adds the real-time clock.
+    ///
+    /// # Errors
+    /// [`DeviceManagerError`].
+    pub fn add_rtc(&mut self) -> Result<(), DeviceManagerError> {
+        let info = Rtc::describe(self.platform_address()?);
+        self.add(info, Arc::new(Mutex::new(Rtc::new())))
+    }
+
+    /// Adds the boot timer.
+    ///
+    /// # Errors
+    /// [`DeviceManagerError`].
+    pub fn add_boot_timer(&mut self, timer: BootTimer) -> Result<(), DeviceManagerError> {
+        let info = BootTimer::describe(self.platform_address()?);
+        self.add(info, Arc::new(Mutex::new(timer)))
+    }
+
+    /// Adds the virtio devices, with `console` if there is one. Returns the handle of the balloon, if
+    /// there is one.
+    ///
+    /// # Errors
+    /// [`DeviceManagerError`].
+    pub fn add_virtio_devices(
+        &mut self,
+        config: &VirtioConfig,
+        files: &OpenFiles,
+        console: Option<Console>,
+    ) -> Result<Option<BalloonHandle>, DeviceManagerError> {
+        for (index, disk) in files.disks.iter().enumerate() {
+            let name = format!("disk{index}");
+            let device = Block::new(disk.try_clone()?, &name);
+            self.add_virtio(&name, Box::new(device))?;
+        }
+        for (index, (net, tap)) in config.nets.iter().zip(&files.taps).enumerate() {
+            let mac = net.mac.unwrap_or_else(|| mac_for(&net.tap));
+            let device = Net::new(tap.try_clone()?, mac);
+            self.add_virtio(&format!("net{index}"), Box::new(device))?;
+        }
+        self.add_virtio("entropy", Box::new(Rng::default()))?;
+        if let Some(console) = console {
+            self.add_virtio("console", Box::new(console))?;
+        }
+        if let Some(backend) = &files.vsock {
+            let device = Vsock::new(backend.clone())?;
+            self.add_virtio("vsock", Box::new(device))?;
+        }
+        if !config.balloon {
+            return Ok(None);
+        }
+        let balloon = Balloon::new()?;
+        let handle = balloon.handle();
+        self.add_virtio("balloon", Box::new(balloon))?;
+        Ok(Some(handle))
+    }
+
+    /// Returns the bus with all devices.
+    #[must_use]
+    pub fn finish(self) -> Bus {
+        self.bus
+    }
+
+    fn add_virtio(
+        &mut self,
+        name: &str,
+        device: Box<dyn VirtioDevice>,
+    ) -> Result<(), DeviceManagerError> {
+        let end = VIRTIO_DEVICES.end;
+        let start = next_address(&mut self.next_virtio, VIRTIO_DEVICE_STEP, end)?;
+        let (number, irq) = self.interrupt()?;
+        let transport = Transport::new(name, device, Arc::clone(&self.memory), irq)?;
+        for notifier in transport.notifiers() {
+            let address = IoEventAddress::Mmio(start.0 + notifier.offset);
+            self.vm
+                .register_ioevent(notifier.event.as_ref(), &address, notifier.value)
+                .map_err(|error| KvmError::call("KVM_IOEVENTFD", error))?;
+        }
+        let info = transport.describe(start, number);
+        self.add(info, Arc::new(Mutex::new(transport)))
+    }
+
+    fn add(
+        &mut self,
+        info: MmioDeviceInfo,
+        device: Arc<Mutex<dyn MmioDevice>>,
+    ) -> Result<(), DeviceManagerError> {
+        Ok(self.bus.add(info, device)?)
+    }
+
+    fn platform_address(&mut self) -> Result<GuestAddress, DeviceManagerError> {
+        let end = PLATFORM_DEVICES.end;
+        next_address(&mut self.next_platform, PLATFORM_DEVICE_STEP, end)
+    }
+
+    /// Returns the next interrupt and the irqfd that raises it.
+    fn interrupt(&mut self) -> Result<(u32, EventFd), DeviceManagerError> {
+        let number = self.next_interrupt;
+        if number >= DEVICE_INTERRUPTS {
+            return Err(DeviceManagerError::Full);
+        }
+        let event = EventFd::new(libc::EFD_NONBLOCK)?;
+        self.vm
+            .register_irqfd(&event, number)
+            .map_err(|error| KvmError::call("KVM_IRQFD", error))?;
+        self.next_interrupt += 1;
+        Ok((number, event))
+    }
+}
+
+fn next_address(next: &mut u64, step: u64, end: u64) -> Result<GuestAddress, DeviceManagerError> {
+    let start = *next;
+    if start + step > end {
+        return Err(DeviceManagerError::Full);
+    }
+    *next += step;
+    Ok(GuestAddress(start))
+}

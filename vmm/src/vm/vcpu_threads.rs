@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The vCPU threads of a VM.
+//!
+//! Every thread reads the requested [`RunState`] before it enters the guest. A change is published
+//! first and then all vCPUs are [kicked](crate::kvm::kick); a thread clears kicks before it reads the
+//! state, so it either sees the request or is forced out again.
+//!
+//! A vCPU that writes to the serial port waits until the console has space, unless a pause or stop is
+//! requested: a stalled reader blocks the guest, and never the main thread.
+
+use std::{
+    io,
+    sync::{Arc, mpsc},
+    thread::{self, JoinHandle},
+};
+
+use kvm_ioctls::VcpuFd;
+
+use super::{
+    vcpu::{ExitReporter, Vcpu, VcpuContext},
+    vcpu_control::{ExitCounters, GuestExit, RunState},
+};
+use crate::kvm::kick::{KickTarget, Kicker};
+
+/// The vCPU threads of a VM. Dropping it stops them.
+#[derive(Debug)]
+pub struct VcpuThreads {
+    context: Arc<VcpuContext>,
+    kickers: Vec<Kicker>,
+    threads: Vec<JoinHandle<()>>,
+    guest_exits: mpsc::Receiver<GuestExit>,
+}
+
+/// A function that each vCPU thread calls before it enters the guest.
+pub type ThreadSetup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
+
+impl VcpuThreads {
+    /// Starts a thread for each vCPU. All wait until [`Self::request`] is called with
+    /// [`RunState::Running`].
+    ///
+    /// # Errors
+    /// A thread cannot be started, or its setup failed.
+    pub fn start(
+        vcpus: Vec<VcpuFd>,
+        context: VcpuContext,
+        setup: &ThreadSetup,
+    ) -> io::Result<Self> {
+        let (exit_sender, guest_exits) = mpsc::channel();
+        let mut threads = Self {
+            context: Arc::new(context),
+            kickers: Vec::new(),
+            threads: Vec::new(),
+            guest_exits,
+        };
+        for (index, fd) in vcpus.into_iter().enumerate() {
+            let (ready, kicker) = mpsc::sync_channel(1);
+            let mut vcpu = Vcpu {
+                kick_target: KickTarget::default(),
+                fd,
+                reporter: ExitReporter {
+                    index,
+                    context: Arc::clone(&threads.context),
+                    exits: exit_sender.clone(),
+                },
+            };
+            let setup = Arc::clone(setup);
+            let thread = thread::Builder::new()
+                .name(format!("vcpu-{index}"))
+                .spawn(move || vcpu.run(&ready, setup.as_ref()))?;
+            threads.threads.push(thread);
+            let kicker = kicker.recv().map_err(|_| {
+                io::Error::other(format!("the thread of vCPU {index} ended during its setup"))
+            })??;
+            threads.kickers.push(kicker);
+        }
+        Ok(threads)
+    }
+
+    /// Requests a run state of all vCPUs.
+    pub fn request(&self, state: RunState) {
+        if self.context.control.request(state) && state != RunState::Running {
+            self.kickers.iter().for_each(Kicker::kick);
+        }
+    }
+
+    /// Returns the requested run state.
+    pub fn requested(&self) -> RunState {
+        self.context.control.requested()
+    }
+
+    /// Pauses all vCPUs and waits until they are out of the guest.
+    pub fn pause(&self) {
+        self.request(RunState::Paused);
+        self.context.control.wait_until_paused();
+    }
+
+    /// Returns the guest's exit, if it was reported.
+    pub fn guest_exit(&self) -> Option<GuestExit> {
+        self.guest_exits.try_recv().ok()
+    }
+
+    /// Returns the exit counters.
+    pub fn exits(&self) -> &Arc<ExitCounters> {
+        &self.context.exits
+    }
+}
+
+impl Drop for VcpuThreads {
+    fn drop(&mut self) {
+        self.request(RunState::Stopped);
+        for thread in self.threads.drain(..) {
+            // A panic of the thread has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use granule_types::units::GuestAddress;
+    use parking_lot::Mutex;
+    use vmm_sys_util::eventfd::EventFd;
+
+    use super::{
+        super::vcpu_control::{ConsoleBackpressure, RunControl},
+        *,
+    };
+    use crate::devices::{
+        Bus, REGISTER_SPACE, Serial, console_output::ConsoleOutput, serial::SerialPort as _,
+    };
+
+    const PORT: u64 = 0x1000;
+
+    /// Returns threads with one vCPU, whose thread the test provides.
+    fn one_vcpu(
+        bus: Bus,
+        backpressure: Option<ConsoleBackpressure>,
+    ) -> (VcpuThreads, ExitReporter) {
+        let (exits, guest_exits) = mpsc::channel();
+        let context = Arc::new(VcpuContext {
+            control: RunControl::new(1),
+            bus: Arc::new(bus),
+            rings: None,
+            backpressure,
+            exits: Arc::default(),
+            guest_exit: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
+        });
+        let reporter = ExitReporter {
+            index: 7,
+            context: Arc::clone(&context),
+            exits,
+        };
+        let threads = VcpuThreads {
+            context,
+            kickers: Vec::new(),
+            threads: Vec::new(),
+            guest_exits,
+        };
+        threads.request(RunState::Running);
+        (threads, reporter)
+    }
+
+    #[test]
+    fn a_panicking_vcpu_thread_is_reported_and_counts_as_paused() {
+        let (mut vcpus, reporter) = one_vcpu(Bus::new(), None);
+
+        vcpus.threads.push(thread::spawn(move || {
+            let _reporter = reporter;
+            panic!("intended panic of this test");
+        }));
+
+        vcpus.pause();
+        let reason = "vCPU 7: its thread panicked".to_owned();
+        assert_eq!(vcpus.guest_exit(), Some(GuestExit::VcpuFailed(reason)));
+        assert_eq!(vcpus.context.guest_exit.read().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_stalled_console_blocks_the_guest_and_not_its_pause_and_stop() {
+        let (_unread, to) = io::pipe().unwrap();
+        let output = ConsoleOutput::new(to, || Ok(())).unwrap();
+        let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let serial = Serial::new(irq, Box::new(output.clone()));
+        let serial = Arc::new(Mutex::new(serial));
+        let mut bus = Bus::new();
+        bus.add(
+            Serial::describe(GuestAddress(PORT), 0),
+            Arc::clone(&serial) as _,
+        )
+        .unwrap();
+        let backpressure = ConsoleBackpressure {
+            registers: PORT..PORT + REGISTER_SPACE,
+            output: output.clone(),
+        };
+        let (mut vcpus, reporter) = one_vcpu(bus, Some(backpressure));
+        vcpus.threads.push(thread::spawn(move || {
+            let context = &reporter.context;
+            while context.control.wait_while_paused() == RunState::Running {
+                context.bus.write(GuestAddress(PORT), b"x");
+                context.wait_for_console(PORT);
+            }
+        }));
+        while output.wait_for_space(|| true) {
+            thread::sleep(Duration::from_millis(1));
+        }
+
+        // The vCPU waits without the port's lock, so input is still accepted.
+        assert_eq!(serial.lock().receive(b"key"), 3);
+        vcpus.pause();
+        assert_eq!(vcpus.requested(), RunState::Paused);
+        vcpus.request(RunState::Running);
+        drop(vcpus);
+
+        assert!(output.finish() > 0);
+    }
+}
