@@ -176,7 +176,6 @@ pub struct Args {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TestName {
     /// `granule bench`
-    #[value(alias = "ours")]
     Bench,
     /// The kernel's page-table test, from Linux 6.1
     #[value(name = "kvm_page_table_test", alias = "upstream")]

@@ -2,7 +2,7 @@
 //! External commands that are run or, in a dry run, printed as shell.
 //!
 //! [`Command`] keeps program, arguments, environment and redirection as data, because a dry run
-//! prints exactly what a run executes; the command crates (`duct`, `xshell`) cannot print theirs as
+//! prints exactly what a run executes; the crates `duct` and `xshell` cannot print a command as
 //! shell. The output of a command goes to a log, whose last lines are part of the error.
 
 use std::{

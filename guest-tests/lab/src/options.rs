@@ -22,7 +22,7 @@ pub struct Options {
     pub deadline: Duration,
     /// Smallest slowdown of a phase, in percent, that is a regression.
     pub min_effect_percent: f64,
-    /// Whether a regression fails the run; one short run a side is too little to judge.
+    /// A regression fails the run; one short run a side is too little to judge.
     pub judge: bool,
 }
 

@@ -1,71 +1,70 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The plugin's arguments, as QEMU passes them: `key=value` each.
+//! Arguments of the plugin, each `key=value`.
 
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// What the plugin is told to do.
+/// Arguments of the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arguments {
-    /// Where the segments go.
+    /// Output file.
     pub out: PathBuf,
-    /// Names and virtual addresses of functions whose entries are counted.
-    pub at: Vec<(String, u64)>,
-    /// Count all instructions too.
+    /// Name and virtual address of the functions whose calls are counted.
+    pub functions: Vec<(String, u64)>,
+    /// Count all instructions.
     pub instructions: bool,
 }
 
-/// Why arguments cannot be used.
+/// Error returned for invalid arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ArgumentError {
-    /// No file to write to.
-    #[error("no output file: give out=FILE")]
-    NoOutput,
-    /// None of those.
-    #[error(
-        "'{0}' is no argument of this plugin: use out=FILE, at=NAME:HEXADDRESS and instructions=on"
-    )]
-    Unknown(String),
-    /// Not of the form `NAME:HEXADDRESS`.
-    #[error("'at={0}' names no address: use at=NAME:HEXADDRESS")]
-    NoAddress(String),
+    /// `out` is missing.
+    #[error("no output file: set out=FILE")]
+    MissingOutput,
+    /// The argument is unknown or has an invalid value.
+    #[error("invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS or instructions=on")]
+    Invalid(String),
+    /// The value of `at` is malformed.
+    #[error("malformed argument 'at={0}'; expected at=NAME:HEXADDRESS")]
+    MalformedFunction(String),
 }
 
 impl Arguments {
-    /// Reads the arguments.
+    /// Parses the arguments.
     ///
     /// # Errors
-    /// One is unknown or malformed, or `out` is missing.
+    /// An argument is unknown or malformed, or `out` is missing.
     pub fn parse<'a>(raw: impl IntoIterator<Item = &'a str>) -> Result<Self, ArgumentError> {
         let mut out = None;
-        let mut at = Vec::new();
+        let mut functions = Vec::new();
         let mut instructions = false;
         for argument in raw {
             match argument.split_once('=') {
                 Some(("out", file)) if !file.is_empty() => out = Some(PathBuf::from(file)),
-                Some(("at", place)) => at.push(function(place)?),
+                Some(("at", value)) => functions.push(function(value)?),
                 Some(("instructions", "on")) => instructions = true,
-                _ => return Err(ArgumentError::Unknown(argument.to_owned())),
+                _ => return Err(ArgumentError::Invalid(argument.to_owned())),
             }
         }
         Ok(Self {
-            out: out.ok_or(ArgumentError::NoOutput)?,
-            at,
+            out: out.ok_or(ArgumentError::MissingOutput)?,
+            functions,
             instructions,
         })
     }
 }
 
-fn function(place: &str) -> Result<(String, u64), ArgumentError> {
-    place
+/// Parses `NAME:HEXADDRESS`.
+fn function(value: &str) -> Result<(String, u64), ArgumentError> {
+    value
         .split_once(':')
         .filter(|(name, _)| !name.is_empty())
         .and_then(|(name, address)| {
             let digits = address.trim_start_matches("0x");
             Some((name.to_owned(), u64::from_str_radix(digits, 16).ok()?))
         })
-        .ok_or_else(|| ArgumentError::NoAddress(place.to_owned()))
+        .ok_or_else(|| ArgumentError::MalformedFunction(value.to_owned()))
 }
 
 #[cfg(test)]
@@ -73,39 +72,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_output_and_functions_are_read() {
+    fn output_functions_and_instructions_are_parsed() {
         let raw = ["out=/tmp/x", "at=aborts:ffff800010040000"];
 
         let arguments = Arguments::parse(raw).unwrap();
 
         assert_eq!(arguments.out, PathBuf::from("/tmp/x"));
-        assert_eq!(arguments.at, [("aborts".to_owned(), 0xffff_8000_1004_0000)]);
+        assert_eq!(
+            arguments.functions,
+            [("aborts".to_owned(), 0xffff_8000_1004_0000)]
+        );
         assert!(!arguments.instructions);
         let all = Arguments::parse(raw.into_iter().chain(["instructions=on"]));
         assert!(all.unwrap().instructions);
     }
 
     #[test]
-    fn what_is_no_argument_is_refused() {
+    fn invalid_arguments_are_refused() {
         for (raw, error) in [
-            (vec![], ArgumentError::NoOutput),
-            (vec!["out="], ArgumentError::Unknown("out=".to_owned())),
-            (vec!["x=1"], ArgumentError::Unknown("x=1".to_owned())),
+            (vec![], ArgumentError::MissingOutput),
+            (vec!["out="], ArgumentError::Invalid("out=".to_owned())),
+            (vec!["x=1"], ArgumentError::Invalid("x=1".to_owned())),
             (
                 vec!["instructions=1"],
-                ArgumentError::Unknown("instructions=1".to_owned()),
+                ArgumentError::Invalid("instructions=1".to_owned()),
             ),
             (
                 vec!["out=f", "at=aborts"],
-                ArgumentError::NoAddress("aborts".to_owned()),
+                ArgumentError::MalformedFunction("aborts".to_owned()),
             ),
             (
                 vec!["out=f", "at=:10"],
-                ArgumentError::NoAddress(":10".to_owned()),
+                ArgumentError::MalformedFunction(":10".to_owned()),
             ),
             (
                 vec!["out=f", "at=a:xyz"],
-                ArgumentError::NoAddress("a:xyz".to_owned()),
+                ArgumentError::MalformedFunction("a:xyz".to_owned()),
             ),
         ] {
             assert_eq!(Arguments::parse(raw), Err(error));

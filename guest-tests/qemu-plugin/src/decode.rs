@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Which A64 instructions are counted, and what they are called.
+//! Decodes and names the A64 instructions that are counted.
 //!
 //! `SYS #op1, Cn, Cm, #op2` (Arm ARM, C6.2 "SYS") is the encoding behind every DC, IC and TLBI:
 //! Cn is 7 for cache maintenance, 8 for TLB maintenance and 9 for its `nXS` variants (FEAT_XS).
-//! Address translation (`AT`) has Cn 7 as well, with Cm 8 or 9, and is not counted. An encoding
-//! without a name here is counted under `sys_<op1>_c<n>_c<m>_<op2>`, so nothing is dropped.
+//! Address translation (`AT`) has Cn 7 too, with Cm 8 or 9, and is not counted. An encoding without a
+//! name is counted as `sys_<op1>_c<n>_c<m>_<op2>`, so that none is lost.
 
-/// What an instruction is to the plugin.
+/// An instruction that the plugin counts or reacts to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum Decoded {
     /// A cache or TLB maintenance instruction.
-    Maintenance(Sys),
-    /// A mark: the `HINT` immediate, [`FIRST_MARK`] to [`LAST_MARK`].
+    Maintenance(SysOperation),
+    /// A mark, by its `HINT` immediate, [`FIRST_MARK`] to [`LAST_MARK`].
     Mark(u8),
 }
 
-/// The least `HINT` immediate that is a mark: counting outside any phase.
+/// Smallest immediate of a mark; the mark outside any phase.
 pub const FIRST_MARK: u8 = 0x60;
-/// The greatest `HINT` immediate that is a mark.
+/// Largest immediate of a mark.
 pub const LAST_MARK: u8 = 0x7f;
 
-/// The operands of a `SYS` instruction that tell which operation it is.
+/// Operation of a `SYS` instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Sys {
+pub struct SysOperation {
     /// `op1`, 0 to 7.
     pub op1: u8,
     /// `Cn`: 7, 8 or 9.
@@ -33,20 +33,20 @@ pub struct Sys {
     pub op2: u8,
 }
 
-/// Decodes one instruction word; `None` if it is of no interest.
-pub const fn decode(word: u32) -> Option<Kind> {
+/// Decodes an instruction word; `None` for instructions that are not counted.
+pub const fn decode(word: u32) -> Option<Decoded> {
     const HINT: u32 = 0xd503_201f;
     if word & 0xffff_f01f == HINT {
         let immediate = bits(word, 5, 7);
         return match immediate {
-            FIRST_MARK..=LAST_MARK => Some(Kind::Mark(immediate)),
+            FIRST_MARK..=LAST_MARK => Some(Decoded::Mark(immediate)),
             _ => None,
         };
     }
     if word & 0xfff8_0000 != 0xd508_0000 {
         return None;
     }
-    let sys = Sys {
+    let sys = SysOperation {
         op1: bits(word, 16, 3),
         cn: bits(word, 12, 4),
         cm: bits(word, 8, 4),
@@ -54,7 +54,7 @@ pub const fn decode(word: u32) -> Option<Kind> {
     };
     match (sys.cn, sys.cm) {
         (7, 8 | 9) => None, // AT
-        (7..=9, _) => Some(Kind::Maintenance(sys)),
+        (7..=9, _) => Some(Decoded::Maintenance(sys)),
         _ => None,
     }
 }
@@ -67,8 +67,8 @@ const fn bits(word: u32, low: u32, count: u32) -> u8 {
     ((word >> low) & ((1 << count) - 1)) as u8
 }
 
-impl Sys {
-    /// The operation's name as an assembler writes it (`DC CIVAC`), or its encoding.
+impl SysOperation {
+    /// Returns the name in assembler syntax (`DC CIVAC`), or the encoding.
     pub fn name(self) -> String {
         let Self { op1, cn, cm, op2 } = self;
         let known = match cn {
@@ -239,14 +239,14 @@ mod tests {
 
     fn named(word: u32) -> Option<String> {
         match decode(word)? {
-            Kind::Maintenance(sys) => Some(sys.name()),
-            Kind::Mark(_) => None,
+            Decoded::Maintenance(sys) => Some(sys.name()),
+            Decoded::Mark(_) => None,
         }
     }
 
-    /// Words as `aarch64-linux-gnu-as` makes them, register x5 where one is taken.
+    /// Encodings of `aarch64-linux-gnu-as`, with register x5.
     #[test]
-    fn what_an_assembler_writes_is_named_as_written() {
+    fn operations_are_named_as_in_assembler_syntax() {
         for (word, name) in [
             (0xd50b_7e25, "DC CIVAC"),
             (0xd50b_7a25, "DC CVAC"),
@@ -271,31 +271,31 @@ mod tests {
     }
 
     #[test]
-    fn the_register_operand_does_not_matter() {
+    fn the_register_operand_is_ignored() {
         for register in 0..32 {
             assert_eq!(named(0xd50b_7e20 | register).as_deref(), Some("DC CIVAC"));
         }
     }
 
     #[test]
-    fn an_unknown_operation_goes_by_its_encoding() {
+    fn an_unknown_operation_is_named_by_its_encoding() {
         assert_eq!(named(0xd50f_84e0).as_deref(), Some("sys_7_c8_c4_7"));
     }
 
     #[test]
-    fn only_the_upper_hints_are_marks() {
+    fn only_hints_from_0x60_are_marks() {
         let hint = |immediate: u32| decode(0xd503_201f | immediate << 5);
 
         for immediate in 0..0x60 {
             assert_eq!(hint(immediate), None);
         }
-        assert_eq!(hint(0x60), Some(Kind::Mark(0x60)));
-        assert_eq!(hint(0x61), Some(Kind::Mark(0x61)));
-        assert_eq!(hint(0x7f), Some(Kind::Mark(0x7f)));
+        assert_eq!(hint(0x60), Some(Decoded::Mark(0x60)));
+        assert_eq!(hint(0x61), Some(Decoded::Mark(0x61)));
+        assert_eq!(hint(0x7f), Some(Decoded::Mark(0x7f)));
     }
 
     #[test]
-    fn neighbours_in_the_encoding_are_not_counted() {
+    fn similar_encodings_are_not_counted() {
         for (word, what) in [
             (0xd503_3b9f, "dsb ish"),
             (0xd503_3fdf, "isb"),

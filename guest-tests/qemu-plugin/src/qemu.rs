@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The plugin's contact with QEMU.
+//! The plugin interface of QEMU.
 //!
-//! QEMU refuses a plugin whose `qemu_plugin_version` lies outside the range it supports: 0 to 1 up
-//! to QEMU 8.2, at least 2 from 9.0 on. No constant fits both, so the version is set while the
-//! plugin is being loaded, before QEMU reads it, to the newest one whose functions this QEMU has.
-//! Of what is used here only `qemu_plugin_insn_data` changed over time: it returned a pointer to
-//! the bytes through version 2 and copies them since version 3 (QEMU 9.1).
+//! QEMU refuses a plugin whose `qemu_plugin_version` is outside the range that it supports: 0 to 1
+//! before QEMU 9.0, at least 2 since. No constant is in both ranges. A constructor, which runs before
+//! QEMU reads the version, sets it to the newest one whose functions this QEMU has. Of the functions
+//! used here only `qemu_plugin_insn_data` changed: it returns a pointer to the bytes up to version 2
+//! and copies them since version 3 (QEMU 9.1).
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
@@ -23,21 +23,21 @@ use qemu_plugin_sys as sys;
 
 use crate::{
     arguments::Arguments,
-    decode::{Kind, decode},
-    segments::{Counted, Segments},
+    decode::{Decoded, decode},
+    segments::{Event, Segments},
 };
 
-/// The interface version this plugin asks for, read by QEMU as a C `int`.
+/// Interface version of this plugin, read by QEMU as a C `int`.
 #[unsafe(no_mangle)]
 pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(1);
 
-/// Runs when QEMU opens the plugin, before it reads [`qemu_plugin_version`].
+/// Constructor, run when QEMU opens the plugin.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static CHOOSE_VERSION: extern "C" fn() = choose_version;
+static CONSTRUCTOR: extern "C" fn() = choose_version;
 
-/// A function that came with an interface version.
-const LANDMARKS: [(&CStr, i32); 4] = [
+/// Functions that exist since an interface version.
+const FUNCTIONS_SINCE: [(&CStr, i32); 4] = [
     (c"qemu_plugin_translate_vaddr", 5),
     (c"qemu_plugin_read_memory_vaddr", 4),
     (c"qemu_plugin_register_vcpu_tb_exec_cond_cb", 3),
@@ -45,8 +45,8 @@ const LANDMARKS: [(&CStr, i32); 4] = [
 ];
 
 extern "C" fn choose_version() {
-    for (name, version) in LANDMARKS {
-        // SAFETY: `name` ends with a NUL; the lookup has no other requirement.
+    for (name, version) in FUNCTIONS_SINCE {
+        // SAFETY: `name` ends with a NUL.
         let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
         if !found.is_null() {
             qemu_plugin_version.store(version, Ordering::Relaxed);
@@ -55,23 +55,23 @@ extern "C" fn choose_version() {
     }
 }
 
-/// The plugin, once installed.
+/// The installed plugin.
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 
 struct Plugin {
     segments: Segments<BufWriter<File>>,
-    /// Addresses whose execution is counted, and their slots.
-    at: Vec<(u64, usize)>,
-    /// The slot of all instructions, if they are counted.
+    /// Addresses of counted functions, and their slots.
+    functions: Vec<(u64, usize)>,
+    /// Slot of all instructions, if they are counted.
     instructions: Option<usize>,
-    /// `qemu_plugin_insn_data` copies.
+    /// Whether `qemu_plugin_insn_data` copies.
     data_is_copied: bool,
 }
 
-/// Called by QEMU when it loads the plugin: 0 when it is ready.
+/// Installs the plugin; returns 0 on success.
 ///
 /// # Safety
-/// For QEMU only: `info` points to its description of the machine, `argv` to `argc` strings.
+/// `info` points to QEMU's description of the machine, `argv` to `argc` strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn qemu_plugin_install(
     id: sys::qemu_plugin_id_t,
@@ -97,24 +97,24 @@ pub unsafe extern "C" fn qemu_plugin_install(
         let system = unsafe { info.__bindgen_anon_1.system };
         usize::try_from(system.max_vcpus).unwrap_or(0)
     } else {
-        eprintln!("qemu-plugin: this plugin is for emulated machines, not for programs");
+        eprintln!("qemu-plugin: user mode emulation is not supported");
         return 1;
     };
     match Plugin::new(cpus, &raw) {
         Ok(plugin) => {
             if PLUGIN.set(plugin).is_err() {
-                eprintln!("qemu-plugin: loaded twice");
+                eprintln!("qemu-plugin: the plugin is already loaded");
                 return 1;
             }
         }
-        Err(why) => {
-            eprintln!("qemu-plugin: {why}");
+        Err(error) => {
+            eprintln!("qemu-plugin: {error}");
             return 1;
         }
     }
-    // SAFETY: `id` is ours and the callback lives as long as the plugin.
+    // SAFETY: QEMU passed `id`, and the callback lives as long as the plugin.
     unsafe { sys::qemu_plugin_register_vcpu_tb_trans_cb(id, Some(on_translate)) };
-    // SAFETY: as above; no user data is passed.
+    // SAFETY: as above, without user data.
     unsafe { sys::qemu_plugin_register_atexit_cb(id, Some(on_exit), std::ptr::null_mut()) };
     0
 }
@@ -124,28 +124,28 @@ impl Plugin {
         let arguments =
             Arguments::parse(raw.iter().map(String::as_str)).map_err(|e| e.to_string())?;
         let segments = Segments::new(cpus, create(&arguments.out)?);
-        let at = arguments
-            .at
+        let functions = arguments
+            .functions
             .into_iter()
-            .map(|(name, address)| (address, segments.slot(Counted::Function(name))))
+            .map(|(name, address)| (address, segments.slot(Event::Function(name))))
             .collect();
-        let instructions = arguments.instructions.then(|| segments.slot(Counted::Any));
+        let instructions = arguments.instructions.then(|| segments.slot(Event::Any));
         Ok(Self {
             segments,
-            at,
+            functions,
             instructions,
             data_is_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
         })
     }
 
-    /// The first four bytes of an instruction.
+    /// Returns the first four bytes of an instruction.
     fn word(&self, insn: *const sys::qemu_plugin_insn) -> u32 {
         if self.data_is_copied {
             type Copying =
                 unsafe extern "C" fn(*const sys::qemu_plugin_insn, *mut c_void, usize) -> usize;
             let pointing: unsafe extern "C" fn(*const sys::qemu_plugin_insn) -> *const c_void =
                 sys::qemu_plugin_insn_data;
-            // SAFETY: from interface version 3 on this is the function's type.
+            // SAFETY: since interface version 3 this is the type of the function.
             let copying: Copying = unsafe { mem::transmute(pointing) };
             let mut bytes = [0; 4];
             // SAFETY: `insn` is valid during translation; at most `len` bytes are written.
@@ -154,8 +154,8 @@ impl Plugin {
         } else {
             // SAFETY: `insn` is valid during translation.
             let data = unsafe { sys::qemu_plugin_insn_data(insn) };
-            // SAFETY: an A64 instruction has four bytes; a T32 one that has two sits in a buffer
-            // that is larger.
+            // SAFETY: an A64 instruction has four bytes; a T32 instruction of two bytes is in a
+            // larger buffer.
             let bytes = unsafe { data.cast::<[u8; 4]>().read_unaligned() };
             u32::from_le_bytes(bytes)
         }
@@ -168,7 +168,7 @@ fn create(path: &Path) -> Result<BufWriter<File>, String> {
         .map_err(|e| format!("cannot write {}: {e}", path.display()))
 }
 
-/// Called for each block of code when it is translated.
+/// Registers callbacks for a block of code when QEMU translates it.
 unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_plugin_tb) {
     let Some(plugin) = PLUGIN.get() else { return };
     // SAFETY: QEMU gives a valid block.
@@ -186,23 +186,23 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
         let insn = unsafe { sys::qemu_plugin_tb_get_insn(tb, i) };
         // SAFETY: `insn` is valid during translation.
         let address = unsafe { sys::qemu_plugin_insn_vaddr(insn) };
-        for (at, slot) in &plugin.at {
-            if *at == address {
+        for (function, slot) in &plugin.functions {
+            if *function == address {
                 on_execution(insn, on_counted, *slot);
             }
         }
         match decode(plugin.word(insn)) {
-            Some(Kind::Maintenance(instruction)) => {
-                let slot = plugin.segments.slot(Counted::Instruction(instruction));
+            Some(Decoded::Maintenance(operation)) => {
+                let slot = plugin.segments.slot(Event::Maintenance(operation));
                 on_execution(insn, on_counted, slot);
             }
-            Some(Kind::Mark(mark)) => on_execution(insn, on_mark, usize::from(mark)),
+            Some(Decoded::Mark(mark)) => on_execution(insn, on_mark, usize::from(mark)),
             None => {}
         }
     }
 }
 
-/// Has `callback` called with `number` whenever the instruction is executed.
+/// Registers a callback with `number` for each execution of an instruction.
 fn on_execution(
     insn: *mut sys::qemu_plugin_insn,
     callback: unsafe extern "C" fn(c_uint, *mut c_void),
@@ -226,8 +226,8 @@ unsafe extern "C" fn on_block(cpu: c_uint, instructions: *mut c_void) {
     if let Some(plugin) = PLUGIN.get()
         && let Some(slot) = plugin.instructions
     {
-        let more = instructions.addr() as u64;
-        plugin.segments.count(cpu as usize, slot, more);
+        let count = instructions.addr() as u64;
+        plugin.segments.count(cpu as usize, slot, count);
     }
 }
 
@@ -235,7 +235,7 @@ unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
     if let (Some(plugin), Ok(mark)) = (PLUGIN.get(), u8::try_from(mark.addr()))
         && let Err(e) = plugin.segments.mark(mark)
     {
-        eprintln!("qemu-plugin: a segment is lost: {e}");
+        eprintln!("qemu-plugin: cannot write a segment: {e}");
     }
 }
 
@@ -243,6 +243,6 @@ unsafe extern "C" fn on_exit(_: sys::qemu_plugin_id_t, _: *mut c_void) {
     if let Some(plugin) = PLUGIN.get()
         && let Err(e) = plugin.segments.finish()
     {
-        eprintln!("qemu-plugin: the counts are incomplete: {e}");
+        eprintln!("qemu-plugin: cannot complete the counts: {e}");
     }
 }

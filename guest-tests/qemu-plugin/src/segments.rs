@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! What is counted between two marks, and how it is written down.
+//! Counters of the segments between marks, and their output.
 //!
-//! Each thing that is counted has a slot, given out when its first instruction is translated; each
-//! emulated CPU has its own row of slots, so no CPU waits for another. A mark takes all rows down
-//! to zero and writes them as one line:
+//! Each counted event has a slot, assigned when its first instruction is translated. Each emulated
+//! CPU has a row of slots, so CPUs do not contend. A mark resets all rows and writes them as a line:
 //!
 //! ```json
 //! {"seq":1,"mark":97,"counts":{"DC CIVAC":32768},"per_cpu":{"0":{"DC CIVAC":32768}}}
 //! ```
 //!
-//! `mark` is the mark that began the segment; the first segment, from power-on, has mark 0x60
-//! (outside). The file ends with `{"end":true,"segments":N}`.
+//! `mark` is the mark that started the segment; the first segment, from power-on, has mark 0x60
+//! (outside any phase). The file ends with `{"end":true,"segments":N}`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,26 +22,26 @@ use std::{
 
 use serde::Serialize;
 
-use crate::decode::{FIRST_MARK, Sys};
+use crate::decode::{FIRST_MARK, SysOperation};
 
-/// More than every `SYS` encoding with Cn 7, 8 or 9 (3 × 1024) and any list of functions.
+/// Number of slots: more than the `SYS` encodings with Cn 7, 8 or 9 (3 × 1024) and functions.
 const SLOTS: usize = 4096;
 
-/// What a slot counts.
+/// Event that a slot counts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Counted {
+pub enum Event {
     /// A maintenance instruction.
-    Instruction(Sys),
-    /// The entry of a function, by the name given for it.
+    Maintenance(SysOperation),
+    /// A function call, by the name of its count.
     Function(String),
     /// Any instruction.
     Any,
 }
 
-impl Counted {
+impl Event {
     fn name(&self) -> String {
         match self {
-            Self::Instruction(sys) => sys.name(),
+            Self::Maintenance(sys) => sys.name(),
             Self::Function(name) => name.clone(),
             Self::Any => "instructions".to_owned(),
         }
@@ -65,15 +64,15 @@ struct End {
     segments: u64,
 }
 
-/// All counters and the file that the segments go to.
+/// All counters and the output.
 pub struct Segments<W> {
     rows: Vec<Box<[AtomicU64]>>,
-    book: Mutex<Book<W>>,
+    state: Mutex<State<W>>,
 }
 
-/// What changes rarely: at a translation or at a mark.
-struct Book<W> {
-    slots: HashMap<Counted, usize>,
+/// State that changes at a translation or a mark only.
+struct State<W> {
+    slots: HashMap<Event, usize>,
     names: Vec<String>,
     seq: u64,
     mark: u8,
@@ -90,13 +89,13 @@ impl<W> std::fmt::Debug for Segments<W> {
 }
 
 impl<W: Write> Segments<W> {
-    /// Counters for CPUs 0 to `cpus` - 1; segments go to `out`.
+    /// Returns counters for CPUs 0 to `cpus` - 1 that are written to `out`.
     pub fn new(cpus: usize, out: W) -> Self {
         Self {
             rows: (0..cpus)
                 .map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect())
                 .collect(),
-            book: Mutex::new(Book {
+            state: Mutex::new(State {
                 slots: HashMap::new(),
                 names: Vec::new(),
                 seq: 0,
@@ -107,62 +106,62 @@ impl<W: Write> Segments<W> {
         }
     }
 
-    /// The slot of what is counted; the same one each time.
-    pub fn slot(&self, counted: Counted) -> usize {
-        let book = &mut *self.book();
-        if let Some(slot) = book.slots.get(&counted) {
+    /// Returns the slot of an event; always the same one.
+    pub fn slot(&self, event: Event) -> usize {
+        let state = &mut *self.lock();
+        if let Some(slot) = state.slots.get(&event) {
             return *slot;
         }
-        let slot = book.names.len().min(SLOTS - 1);
-        book.names.push(counted.name());
-        book.slots.insert(counted, slot);
+        let slot = state.names.len().min(SLOTS - 1);
+        state.names.push(event.name());
+        state.slots.insert(event, slot);
         slot
     }
 
-    /// So many more on this CPU.
-    pub fn count(&self, cpu: usize, slot: usize, more: u64) {
+    /// Adds to the count of a CPU.
+    pub fn count(&self, cpu: usize, slot: usize, increment: u64) {
         if let Some(counter) = self.rows.get(cpu).and_then(|row| row.get(slot)) {
-            counter.fetch_add(more, Ordering::Relaxed);
+            counter.fetch_add(increment, Ordering::Relaxed);
         }
     }
 
-    /// Ends the segment and begins one with this mark.
+    /// Ends the segment and starts one with this mark.
     ///
     /// # Errors
-    /// The line cannot be written; the file then never gets its last line.
+    /// The line cannot be written; the file will have no end line.
     pub fn mark(&self, mark: u8) -> io::Result<()> {
-        let book = &mut *self.book();
-        let written = self.close(book);
-        book.mark = mark;
+        let state = &mut *self.lock();
+        let written = self.close(state);
+        state.mark = mark;
         written
     }
 
-    /// Ends the last segment and the file.
+    /// Ends the last segment and writes the end line.
     ///
     /// # Errors
-    /// The lines cannot be written, or an earlier one could not.
+    /// This or an earlier line cannot be written.
     pub fn finish(&self) -> io::Result<()> {
-        let book = &mut *self.book();
-        self.close(book)?;
-        if book.failed {
+        let state = &mut *self.lock();
+        self.close(state)?;
+        if state.failed {
             return Err(io::Error::other("an earlier segment could not be written"));
         }
         let end = End {
             end: true,
-            segments: book.seq,
+            segments: state.seq,
         };
-        line(&mut book.out, &end)
+        write_line(&mut state.out, &end)
     }
 
-    fn close(&self, book: &mut Book<W>) -> io::Result<()> {
+    fn close(&self, state: &mut State<W>) -> io::Result<()> {
         let mut segment = Segment {
-            seq: book.seq,
-            mark: book.mark,
+            seq: state.seq,
+            mark: state.mark,
             counts: Counts::new(),
             per_cpu: BTreeMap::new(),
         };
         for (cpu, row) in self.rows.iter().enumerate() {
-            for (name, counter) in book.names.iter().zip(row) {
+            for (name, counter) in state.names.iter().zip(row) {
                 let count = counter.swap(0, Ordering::Relaxed);
                 if count != 0 {
                     *segment.counts.entry(name.clone()).or_default() += count;
@@ -171,18 +170,18 @@ impl<W: Write> Segments<W> {
                 }
             }
         }
-        book.seq += 1;
-        let written = line(&mut book.out, &segment);
-        book.failed |= written.is_err();
+        state.seq += 1;
+        let written = write_line(&mut state.out, &segment);
+        state.failed |= written.is_err();
         written
     }
 
-    fn book(&self) -> MutexGuard<'_, Book<W>> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State<W>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn line(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+fn write_line(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *out, value)?;
     out.write_all(b"\n")?;
     out.flush()
@@ -192,7 +191,7 @@ fn line(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    const CIVAC: Counted = Counted::Instruction(Sys {
+    const CIVAC: Event = Event::Maintenance(SysOperation {
         op1: 3,
         cn: 7,
         cm: 14,
@@ -200,12 +199,12 @@ mod tests {
     });
 
     #[test]
-    fn counts_belong_to_the_segment_and_the_cpu_they_happened_on() {
+    fn counts_are_assigned_to_segment_and_cpu() {
         let mut file = Vec::new();
         {
             let segments = Segments::new(2, &mut file);
             let civac = segments.slot(CIVAC);
-            let aborts = segments.slot(Counted::Function("guest_aborts".to_owned()));
+            let aborts = segments.slot(Event::Function("guest_aborts".to_owned()));
 
             segments.count(0, civac, 1);
             segments.mark(0x61).unwrap();
@@ -233,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn the_same_thing_has_one_slot() {
+    fn an_event_has_one_slot() {
         let segments = Segments::new(1, Vec::new());
 
         assert_eq!(segments.slot(CIVAC), segments.slot(CIVAC));
     }
 
     #[test]
-    fn a_file_that_lost_a_segment_gets_no_end() {
+    fn a_file_that_lost_a_segment_has_no_end_line() {
         struct Full;
         impl Write for Full {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {

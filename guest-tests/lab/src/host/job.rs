@@ -44,7 +44,7 @@ pub struct Job {
     pub settings: BTreeMap<String, String>,
     /// Seed of the schedule; see [`Walk`]. 0 changes nothing.
     pub seed: u64,
-    /// Whether the test is foreign: it executes no marks, so PID 1 executes them around it.
+    /// The test is foreign: it executes no marks, so PID 1 executes them around it.
     pub foreign: bool,
     /// Script on the console of the test. Without it, the test has no standard input.
     #[serde(default, rename = "dialogue", skip_serializing_if = "Vec::is_empty")]
@@ -53,7 +53,7 @@ pub struct Job {
     pub deadline_seconds: u64,
 }
 
-/// How a job ended.
+/// Ending of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ending {

@@ -50,7 +50,7 @@ pub struct Executor {
     pub emulator: String,
     /// Real time after which an emulator is terminated.
     pub deadline: Duration,
-    /// Whether any splat is a failure.
+    /// Any splat is a failure.
     pub strict: bool,
 }
 

@@ -27,7 +27,7 @@ pub struct Mismatch {
     pub symbol: String,
     pub requested: String,
     pub actual: String,
-    /// Whether the lab requires the symbol.
+    /// The lab requires the symbol.
     pub required: bool,
 }
 

@@ -27,7 +27,7 @@ const FIRST_TABLE: usize = 7;
 
 /// Figures or error message of one boot.
 type Boot = Result<BootFigures, String>;
-/// All boots: `[job][kernel]`.
+/// Boots of all jobs: `[job][kernel]`.
 type Boots = Vec<Vec<Boot>>;
 
 /// Publishes the report. A failed boot fails the run.
