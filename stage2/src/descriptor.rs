@@ -6,10 +6,10 @@
 //!  ├ ign ┼ sw ──┤ XN  │ Cont │    │   output address        │nT│AF│ SH  │S2AP│MemAttr│T│V│
 //! ```
 //!
-//! V = 0 is invalid whatever else is there. T is 1 for a table (levels 0 to 2) and for a page
-//! (level 3), 0 for a block. An invalid entry with [`LOCKED`](Descriptor::LOCKED) is being changed
-//! by one walker, the others keep off; a valid one with software bit 55 is
-//! [claimed](Descriptor::is_break_pending): still in use by CPUs, but about to be broken.
+//! V = 0 is invalid whatever the other bits are. T is 1 for a table (levels 0 to 2) and for a page
+//! (level 3), 0 for a block. One walker is changing an invalid entry that equals
+//! [`LOCKED`](Descriptor::LOCKED); the others leave it alone. A valid entry with software bit 55 is
+//! [break-pending](Descriptor::is_break_pending): CPUs use it, and a walker is about to break it.
 
 use core::fmt;
 
@@ -33,40 +33,39 @@ const SOFTWARE_SHIFT: u32 = 56;
 const SOFTWARE: u64 = 0x7 << SOFTWARE_SHIFT;
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
-/// What a CPU may do with the memory, and what the host notes beside it.
+/// Attributes of a leaf: memory type, permissions, and software bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Attributes {
-    /// How the memory is accessed.
+    /// Memory type.
     pub memory: MemoryType,
-    /// S2AP bit 0.
+    /// Read permission, S2AP bit 0.
     pub read: bool,
-    /// S2AP bit 1.
+    /// Write permission, S2AP bit 1.
     pub write: bool,
-    /// Not XN.
+    /// Execute permission, the inverse of XN.
     pub execute: bool,
-    /// The access flag.
+    /// Access flag.
     pub accessed: bool,
-    /// One of a contiguous group.
+    /// Contiguous hint: the leaf belongs to a contiguous run.
     pub contiguous: bool,
     /// Software bits 58:56, 0 to 7.
     pub software: u8,
 }
 
-/// The memory type of a leaf.
+/// Memory type of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryType {
-    /// Write-back cacheable, as far as the guest's own attributes agree.
+    /// Write-back cacheable, unless the guest's own attributes are stricter.
     Normal,
-    /// Normal without caches: for what is no memory of the host's either, but may be accessed as
-    /// memory is (Linux: `KVM_PGTABLE_PROT_NORMAL_NC`). The host has none of it in its caches, so
-    /// nothing is cleaned.
+    /// Normal non-cacheable: device memory that may be accessed as memory (Linux:
+    /// `KVM_PGTABLE_PROT_NORMAL_NC`). The host's caches hold none of it, so nothing is cleaned.
     NonCacheable,
-    /// Device-nGnRE, no memory at all.
+    /// Device-nGnRE.
     Device,
 }
 
 impl Attributes {
-    /// Normal memory that may be read, accessed; nothing else.
+    /// Normal memory, readable, with access flag.
     pub const READ: Self = Self {
         memory: MemoryType::Normal,
         read: true,
@@ -76,13 +75,13 @@ impl Attributes {
         contiguous: false,
         software: 0,
     };
-    /// As [`Attributes::READ`] and written.
+    /// As [`Attributes::READ`], and writable.
     pub const READ_WRITE: Self = Self {
         write: true,
         ..Self::READ
     };
 
-    /// These and the permissions of others; whatever is no permission stays.
+    /// Returns the attributes with the permissions and access flag of `by` added.
     pub const fn relaxed(self, by: Self) -> Self {
         Self {
             read: self.read || by.read,
@@ -93,7 +92,7 @@ impl Attributes {
         }
     }
 
-    /// These without the permissions that others have not; whatever is no permission stays.
+    /// Returns the attributes without the permissions that `to` lacks. The access flag stays.
     pub const fn restricted(self, to: Self) -> Self {
         Self {
             read: self.read && to.read,
@@ -104,36 +103,36 @@ impl Attributes {
     }
 }
 
-/// One entry of a table, as memory holds it.
+/// An entry of a table, as in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Descriptor(pub u64);
 
-/// What an entry is.
+/// Kind of an entry, which depends on its level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
-    /// No translation.
+    /// Invalid, and not locked.
     Invalid,
-    /// Being changed by one walker.
+    /// Invalid, and locked by one walker.
     Locked,
-    /// The address of a table.
+    /// A table at this address.
     Table(TableAddress),
-    /// The address of memory.
+    /// A leaf over memory at this address.
     Leaf(PhysAddr),
 }
 
 impl Descriptor {
-    /// Nothing.
+    /// The empty entry.
     pub const EMPTY: Self = Self(0);
-    /// Invalid, and one walker's own until it stores something else (Linux:
+    /// The locked entry: invalid, and owned by one walker until it stores another (Linux:
     /// `KVM_INVALID_PTE_LOCKED`, the same bit).
     pub const LOCKED: Self = Self(1 << 10);
 
-    /// A table's entry.
+    /// Returns the entry that points at a table.
     pub const fn table(table: TableAddress) -> Self {
         Self((table.0 & ADDRESS) | TABLE_OR_PAGE | VALID)
     }
 
-    /// A leaf at `level`. With `fwb` (FEAT_S2FWB) the memory type is encoded as HCR_EL2.FWB
+    /// Returns a leaf at `level`. With `fwb` (FEAT_S2FWB) the memory type is encoded as HCR_EL2.FWB
     /// requires (Arm ARM D8.6.6).
     pub const fn leaf(phys: PhysAddr, level: Level, a: Attributes, fwb: bool) -> Self {
         let kind = if level.number() == 3 {
@@ -156,7 +155,7 @@ impl Descriptor {
         Self(bits | ((a.software as u64) << SOFTWARE_SHIFT) & SOFTWARE)
     }
 
-    /// What it is at `level`.
+    /// Returns the entry's kind at `level`.
     pub const fn kind(self, level: Level) -> EntryKind {
         if self.0 & VALID == 0 {
             return if self.0 == Self::LOCKED.0 {
@@ -172,49 +171,50 @@ impl Descriptor {
         }
     }
 
-    /// Whether a CPU may use it.
+    /// Returns whether the entry is valid.
     pub const fn is_valid(self) -> bool {
         self.0 & VALID != 0
     }
 
-    /// Whether it is a valid leaf at `level`.
+    /// Returns whether the entry is a valid leaf at `level`.
     pub const fn is_leaf(self, level: Level) -> bool {
         matches!(self.kind(level), EntryKind::Leaf(_))
     }
 
-    /// Whether it is one walker's own.
+    /// Returns whether the entry is locked.
     pub const fn is_locked(self) -> bool {
         self.0 == Self::LOCKED.0
     }
 
-    /// Whether a walker has announced that it will break it.
+    /// Returns whether a walker has marked the entry for a break.
     pub const fn is_break_pending(self) -> bool {
         self.is_valid() && self.0 & CLAIMED != 0
     }
 
-    /// The same, claimed. Software bits need no break (rule `break-before-make`).
+    /// Returns the entry marked for a break. Software bits change without one (rule
+    /// `break-before-make`).
     pub const fn with_break_pending(self) -> Self {
         Self(self.0 | CLAIMED)
     }
 
-    /// The same, not claimed.
+    /// Returns the entry without the mark for a break.
     pub const fn without_break_pending(self) -> Self {
         Self(self.0 & !CLAIMED)
     }
 
-    /// The output address, or the next table's.
+    /// Returns the output address, or the address of the next table.
     pub const fn address(self) -> PhysAddr {
-        // No block is small enough for bit 16 to be part of its address.
+        // Bit 16 is nT in a block: the smallest block is 2M.
         let block = self.0 & TABLE_OR_PAGE == 0;
         PhysAddr(self.0 & ADDRESS & !on(block, NO_TRANSLATION))
     }
 
-    /// The address of a page: of what is known to be no block's.
+    /// Returns the output address of an entry that is known to be a page.
     pub const fn page_address(self) -> PhysAddr {
         PhysAddr(self.0 & ADDRESS)
     }
 
-    /// A leaf's attributes.
+    /// Returns the attributes of a leaf.
     pub const fn attributes(self) -> Attributes {
         Attributes {
             memory: match (self.0 & MEMATTR) >> 2 {
@@ -231,7 +231,7 @@ impl Descriptor {
         }
     }
 
-    /// The same with other permissions and access flag; the rest stays.
+    /// Returns the leaf with the permissions and access flag of `a`.
     pub const fn with_permissions(self, a: Attributes) -> Self {
         let kept = self.0 & !(READ | WRITE | NOT_EXECUTABLE | ACCESSED);
         Self(
@@ -242,18 +242,17 @@ impl Descriptor {
         )
     }
 
-    /// The same without the permission to write.
+    /// Returns the leaf without write permission.
     pub const fn write_protected(self) -> Self {
         Self(self.0 & !WRITE)
     }
 
-    /// The same without the access flag.
+    /// Returns the leaf without the access flag.
     pub const fn without_access_flag(self) -> Self {
         Self(self.0 & !ACCESSED)
     }
 
-    /// The leaf's part for one entry of a table below: the same attributes at `level`, `offset`
-    /// bytes on.
+    /// Returns the part of a block for one entry of the table below, `offset` bytes into the block.
     pub const fn part(self, level: Level, offset: u64) -> Self {
         let kind = if level.number() == 3 {
             TABLE_OR_PAGE
@@ -264,22 +263,22 @@ impl Descriptor {
         Self(kept | kind | ((self.address().0 + offset) & ADDRESS))
     }
 
-    /// A page's attributes in a leaf elsewhere, of a page or a block.
+    /// Returns the leaf at another address, as a page or a block.
     pub const fn moved(self, phys: PhysAddr, page: bool) -> Self {
         let kept = self.0 & !(TABLE_OR_PAGE | ADDRESS);
         Self(kept | on(page, TABLE_OR_PAGE) | (phys.0 & ADDRESS))
     }
 
-    /// A leaf of address 0 at another address.
+    /// Returns a leaf at address 0 at another address.
     pub const fn at(self, phys: PhysAddr) -> Self {
         Self(self.0 | (phys.0 & ADDRESS))
     }
 
-    /// The next table's address if it is a table's entry, above level 3.
+    /// Returns the address of the next table if the entry, above level 3, points at one.
     #[inline(always)]
     pub const fn next_table(self) -> Option<TableAddress> {
         let rest = self.0.wrapping_sub(VALID | TABLE_OR_PAGE);
-        // As the engine writes them, in one test and without a mask.
+        // Table entries as the engine writes them take one test and no mask.
         if rest & !ADDRESS == 0 {
             return Some(TableAddress(rest));
         }
@@ -289,12 +288,12 @@ impl Descriptor {
         None
     }
 
-    /// The same leaf for the next `span` bytes of memory.
+    /// Returns the leaf `span` bytes further in memory.
     pub const fn after(self, span: u64) -> Self {
         Self(self.0 + span)
     }
 
-    /// With the hint that it is one of a contiguous run, or without.
+    /// Returns the leaf with or without the contiguous hint.
     pub const fn contiguous(self, on: bool) -> Self {
         Self(if on {
             self.0 | CONTIGUOUS
@@ -303,18 +302,19 @@ impl Descriptor {
         })
     }
 
-    /// Whether it is a valid leaf with that hint.
+    /// Returns whether the entry is valid and has the contiguous hint.
     pub const fn is_contiguous(self) -> bool {
         self.is_valid() && self.0 & CONTIGUOUS != 0
     }
 
-    /// Whether two entries of a contiguous run agree: in all but address, access flag and software
-    /// bits.
+    /// Returns whether two entries may be in one contiguous run: all but address, access flag and
+    /// software bits agree.
     pub const fn agrees(self, other: Self) -> bool {
         (self.0 ^ other.0) & !(ADDRESS | ACCESSED | CLAIMED | SOFTWARE) == 0
     }
 
-    /// With the bit that stops CPUs from caching a block while its size changes (FEAT_BBM level 1).
+    /// Returns the block with or without nT, which keeps CPUs from caching it while its size
+    /// changes (FEAT_BBM level 1).
     pub const fn with_nt(self, on: bool) -> Self {
         Self(if on {
             self.0 | NO_TRANSLATION
@@ -323,19 +323,19 @@ impl Descriptor {
         })
     }
 
-    /// Whether it has the nT bit; only a block's means that.
+    /// Returns whether the entry is a block with nT.
     pub const fn has_nt(self) -> bool {
         self.0 & (NO_TRANSLATION | TABLE_OR_PAGE) == NO_TRANSLATION
     }
 
-    /// Whether two leaves of one level differ in more than permissions, access flag and software
-    /// bits: then one can take the other's place only by break-before-make (Arm ARM D8.16.1).
+    /// Returns whether two leaves of one level differ in more than permissions, access flag and
+    /// software bits, so that replacing one by the other needs break-before-make (Arm ARM D8.16.1).
     pub const fn needs_break(self, new: Self) -> bool {
         let free = READ | WRITE | NOT_EXECUTABLE | ACCESSED | CLAIMED | SOFTWARE;
         (self.0 ^ new.0) & !free != 0
     }
 
-    /// Whether the leaf's address fits its level.
+    /// Returns whether the leaf's address is a multiple of its size.
     pub const fn is_aligned(self, level: Level, granule: Granule) -> bool {
         self.address().is_aligned(level.span(granule))
     }
@@ -355,7 +355,7 @@ impl fmt::Debug for Descriptor {
 mod tests {
     use super::*;
 
-    /// Every combination of attributes that a leaf can have.
+    /// Returns every combination of attributes that a leaf can have.
     fn all() -> impl Iterator<Item = Attributes> {
         let types = [
             MemoryType::Normal,
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_come_back_from_every_leaf() {
+    fn every_leaf_returns_its_attributes() {
         for (number, fwb) in [(1, false), (2, true), (3, false), (3, true)] {
             let level = Level::new(number).unwrap();
             for attributes in all() {
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn locked_and_claimed_are_told_apart_from_the_rest() {
+    fn locked_and_break_pending_entries_keep_their_kind() {
         let level = Level::new(2).unwrap();
         let table = Descriptor::table(TableAddress(0x9000));
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A grace period for tables that shared walkers may still be below.
+//! Deferred frees of tables that shared walkers may still be below.
 //!
-//! Every walk notes the epoch it began in; every table that is put here begins a new one. A table is
-//! free to go once no walk is under way that began in an epoch before its own. The fences make
-//! "unlink, then look at the walkers" and "announce the walk, then read the tables" exclude each
-//! other's oversight (the store-buffering pattern).
+//! Every walk records the epoch in which it began; every deferred table begins a new one. A table
+//! is freed once no walk is active that began in an older epoch than the table's. The SeqCst fences
+//! order "unlink, then read the walkers" against "record the walk, then read the tables" (store
+//! buffering), so that at least one side sees the other.
 
 use alloc::{boxed::Box, vec::Vec};
 use std::sync::PoisonError;
@@ -17,7 +17,7 @@ use crate::{
     sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence},
 };
 
-/// Tables that wait, and who may still walk them.
+/// Deferred tables, and the walks that may still be below them.
 #[derive(Debug)]
 pub struct EpochReclaim {
     epoch: AtomicU64,
@@ -28,14 +28,14 @@ pub struct EpochReclaim {
 
 #[derive(Debug)]
 struct Walker {
-    /// The epoch its outermost walk began in and 1; 0 while it does not walk.
+    /// Epoch of the outermost walk plus 1; 0 outside of walks.
     since: AtomicU64,
-    /// Walks of this CPU inside one another; nobody else looks.
+    /// Depth of nested walks; only this CPU accesses it.
     depth: AtomicUsize,
 }
 
 impl Walker {
-    // Not `Default`: loom's atomics have no constant ones.
+    // loom's atomics implement no `Default`.
     fn new() -> Self {
         Self {
             since: AtomicU64::new(0),
@@ -45,7 +45,7 @@ impl Walker {
 }
 
 impl EpochReclaim {
-    /// For this many CPUs.
+    /// Creates the state for this many CPUs.
     pub fn new(cpus: usize) -> Self {
         Self {
             epoch: AtomicU64::new(0),
@@ -55,7 +55,7 @@ impl EpochReclaim {
         }
     }
 
-    /// A CPU begins a walk, inside another of its own or not.
+    /// Begins a walk of a CPU, which may be inside another of its walks.
     pub fn begin(&self, cpu: usize) {
         let Walker { since, depth } = &self.walkers[cpu];
         let outer = depth.load(Ordering::Relaxed);
@@ -64,12 +64,12 @@ impl EpochReclaim {
             return;
         }
         let epoch = self.epoch.load(Ordering::Acquire);
-        // A release as the end of the walk before is: who reads this has that behind it.
+        // Release: a thread that reads this also sees the end of the CPU's previous walk.
         since.store(epoch + 1, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
-    /// It ends the one that began last.
+    /// Ends the CPU's innermost walk.
     pub fn end(&self, cpu: usize) {
         let Walker { since, depth } = &self.walkers[cpu];
         let outer = depth.load(Ordering::Relaxed).saturating_sub(1);
@@ -79,7 +79,7 @@ impl EpochReclaim {
         }
     }
 
-    /// Has a table wait.
+    /// Defers the free of a table.
     pub fn defer(&self, unlinked: Unlinked) {
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,12 +87,12 @@ impl EpochReclaim {
         self.count.store(waiting.len(), Ordering::Release);
     }
 
-    /// Whether tables wait.
+    /// Returns whether tables are deferred.
     pub fn is_waiting(&self) -> bool {
         self.count.load(Ordering::Acquire) != 0
     }
 
-    /// A table whose time has come.
+    /// Removes and returns a table that no walk can be below.
     pub fn take(&self) -> Option<Unlinked> {
         if !self.is_waiting() {
             return None;
@@ -111,7 +111,7 @@ impl EpochReclaim {
         Some(unlinked)
     }
 
-    /// Frees every table whose time has come.
+    /// Frees every table that no walk can be below.
     pub fn drain<R: RawRwLock, O: Operations>(&self, mmu: &Mmu<R>, ops: &O) {
         while let Some(unlinked) = self.take() {
             mmu.shared(ops, |table| table.free_unlinked(ops, unlinked));

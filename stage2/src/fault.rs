@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The fault path: what a hypervisor does from the guest's fault to its next attempt.
+//! The fault path of a hypervisor, from the guest's fault to the guest's next attempt.
 //!
-//! As in Linux (`user_mem_abort()`), in this order, because each step may not be done in a later
-//! one: read the invalidation sequence → look the page up (may sleep) → top the memcache up (may
-//! sleep) → take the lock → see that the sequence has not moved → make memory ready, if that is
-//! done here → relax the leaf or map → mark dirty → release the lock.
+//! The steps come in this order, as in Linux (`user_mem_abort()`): read the invalidation sequence →
+//! look the page up (may sleep) → top the memcache up (may sleep) → take the lock → check that the
+//! sequence has not changed → CMOs, if the policy has them here → relax the leaf or map → mark the
+//! page dirty → release the lock.
 //!
-//! A race is never an error: the guest just tries again.
+//! A race is no error: the guest retries.
 
 use core::fmt;
 
@@ -23,54 +23,55 @@ use crate::{
     policy::{CmoPlacement, Locking, Policy, Reserve, TopUp},
 };
 
-/// Host memory in one piece.
+/// A piece of host memory behind guest addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
-    /// Its first guest address, a multiple of its size.
+    /// First guest address, a multiple of the size.
     pub ipa: Ipa,
-    /// Its host address, a multiple of its size.
+    /// First host address, a multiple of the size.
     pub phys: PhysAddr,
     /// Bytes, a power of two.
     pub size: u64,
-    /// Whether the guest may write it.
+    /// Whether the guest may write.
     pub writable: bool,
 }
 
-/// The host's side of the guest's memory.
+/// The host's memory management, as the fault path uses it.
 pub trait Host {
-    /// The page behind an address, populated for this access; may sleep.
+    /// Looks up the page behind an address, populated for the access. May sleep.
     fn page(&self, ipa: Ipa, access: Access) -> Option<Page>;
 
-    /// Whether writes are logged there.
+    /// Returns whether dirty logging is on at an address.
     fn logging(&self, ipa: Ipa) -> bool;
 
-    /// Grows whenever pages are taken away; written under the table's lock.
+    /// Returns the invalidation sequence, which grows under the table's lock whenever pages are
+    /// unmapped (Linux: `mmu_invalidate_seq`).
     fn sequence(&self) -> u64;
 
-    /// Notes that the guest may write these bytes.
+    /// Marks bytes dirty that the guest may write from here on.
     fn mark_dirty(&self, ipa: Ipa, size: u64);
 }
 
-/// What became of a fault.
+/// Result of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resolution {
-    /// The guest can go on.
+    /// The access is mapped.
     Resolved,
-    /// Somebody was faster, or something moved: the guest tries again.
+    /// Another CPU or the host has interfered: the guest retries.
     Retry,
 }
 
-/// Why a fault cannot be resolved.
+/// Error returned for a fault that a retry cannot resolve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum FaultError {
-    /// Nothing is behind the address, or not what the access needs.
-    #[error("no memory behind guest address {0:#x} for this access: an emulated device?")]
+    /// No memory is behind the address, or none that permits the access.
+    #[error("no memory behind guest address {0} for this access; emulate a device?")]
     NoMemory(Ipa),
-    /// No tables are left.
-    #[error("no memory for page tables: give the pool more")]
+    /// Tables are exhausted.
+    #[error("page tables exhausted: enlarge the pool")]
     NoTables,
-    /// The host's answer does not fit the table.
-    #[error("the page behind the address cannot be mapped")]
+    /// The host's page cannot be mapped.
+    #[error("host page cannot be mapped")]
     Map(#[source] MapError),
 }
 
@@ -92,7 +93,7 @@ impl<R: RawRwLock> fmt::Debug for Mmu<R> {
     }
 }
 
-/// What a fault asks for, before the lock is taken.
+/// Request of a fault, made before the lock is taken.
 struct Plan {
     request: MapRequest,
     relax: bool,
@@ -100,7 +101,7 @@ struct Plan {
 }
 
 impl<R: RawRwLock> Mmu<R> {
-    /// A table behind a lock of this kind.
+    /// Puts a table behind a lock of this type.
     pub const fn new(table: Stage2) -> Self {
         Self {
             geometry: *table.geometry(),
@@ -111,7 +112,7 @@ impl<R: RawRwLock> Mmu<R> {
         }
     }
 
-    /// Does something as the only walker.
+    /// Runs `act` with the lock held exclusively.
     pub fn exclusive<O: Operations, T>(&self, ops: &O, act: impl FnOnce(&mut Stage2) -> T) -> T {
         let mut table = self.table.write();
         ops.note(Note::Lock { exclusive: true });
@@ -120,7 +121,7 @@ impl<R: RawRwLock> Mmu<R> {
         result
     }
 
-    /// Does something beside other walkers.
+    /// Runs `act` with the lock held shared.
     pub fn shared<O: Operations, T>(&self, ops: &O, act: impl FnOnce(&Stage2) -> T) -> T {
         let table = self.table.read();
         ops.note(Note::Lock { exclusive: false });
@@ -129,12 +130,12 @@ impl<R: RawRwLock> Mmu<R> {
         result
     }
 
-    /// What a CPU walks with, past any lock.
+    /// Returns the walker that a CPU uses, without the lock.
     pub const fn walker(&self) -> &Walker {
         &self.walker
     }
 
-    /// The table's shape.
+    /// Returns the shape of the IPA space.
     pub const fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -142,7 +143,7 @@ impl<R: RawRwLock> Mmu<R> {
     /// Resolves a guest's fault.
     ///
     /// # Errors
-    /// [`FaultError`]: trying again does not help.
+    /// [`FaultError`] if a retry does not help.
     pub fn fault<O: Operations, H: Host>(
         &self,
         ops: &O,
@@ -183,7 +184,8 @@ impl<R: RawRwLock> Mmu<R> {
         if builds && !memcache.top_up(ops, least, most) {
             return Err(FaultError::NoTables);
         }
-        // The level may be out of date under the lock; never draw from a cache that may run dry.
+        // Under the lock more tables may be missing than at the fault. Use the memcache only if it
+        // holds the least number.
         let mut withheld = Memcache::unavailable();
         let usable = if memcache.len() >= least {
             memcache.may_run_dry(memcache.len() < any);
@@ -208,7 +210,7 @@ impl<R: RawRwLock> Mmu<R> {
         });
         let done = match shared {
             Some(done) if done != Err(MapError::Contiguous) => done,
-            // Nobody shares, or a run that shared walkers leave alone.
+            // The policy walks exclusively, or the leaf is in a contiguous run.
             _ => self.exclusive(ops, |table| {
                 if host.sequence() != sequence {
                     return Err(MapError::Again);
@@ -234,7 +236,7 @@ impl<R: RawRwLock> Mmu<R> {
         }
     }
 
-    /// Tables between the entry that faulted and a leaf of this size.
+    /// Returns the number of tables between the entry that faulted and a leaf of this size.
     fn missing(&self, fault: &Fault, wanted: u64) -> usize {
         let below = (fault.level.number() + 1..=3).filter_map(Level::new);
         below
@@ -249,7 +251,7 @@ impl<R: RawRwLock> Mmu<R> {
             largest_leaf(&self.geometry, page.size)
         };
         let ipa = fault.ipa.align_down(size);
-        // The log must see every page's first write.
+        // Dirty logging needs a fault for the first write to each page.
         let write = page.writable && (!logging || fault.access == Access::Write);
         let attributes = Attributes {
             write,
@@ -270,7 +272,7 @@ impl<R: RawRwLock> Mmu<R> {
     }
 }
 
-/// Marks dirty what is mapped for writing, before the lock is released.
+/// Marks writable memory dirty before the lock is released.
 fn mark<O: Operations, H: Host>(
     ops: &O,
     host: &H,
@@ -285,7 +287,7 @@ fn mark<O: Operations, H: Host>(
     done
 }
 
-/// The largest leaf of a geometry that is not larger than a piece of memory.
+/// Returns the size of the largest leaf that fits into `size` bytes.
 pub fn largest_leaf(geometry: &Geometry, size: u64) -> u64 {
     (geometry.start().number()..3)
         .filter_map(Level::new)
@@ -296,8 +298,8 @@ pub fn largest_leaf(geometry: &Geometry, size: u64) -> u64 {
 }
 
 impl Stage2 {
-    /// What 5.10 does in the fault path: every fault that is no permission fault cleans, every
-    /// instruction fault invalidates, whatever the map then does.
+    /// Does the CMOs of 5.10's fault path: every fault but a permission fault cleans, every
+    /// instruction fault invalidates the I-cache.
     fn prepare_in_fault<O: Operations>(&self, ops: &O, fault: &Fault, request: &MapRequest) {
         if self.policy().cmo != CmoPlacement::FaultPath {
             return;

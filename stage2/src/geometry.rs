@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Granules, levels, and where in its tables an address is looked up.
+//! Granules, levels, and the shape of an IPA space.
 //!
 //! A table fills one granule and holds 8-byte entries, so each level resolves 9, 11 or 13 bits of
-//! the intermediate physical address (IPA). The walk begins at the level that leaves the fewest
-//! tables: up to 16 tables of the first level lie side by side instead of one more level above
-//! them (Arm ARM D8.2.3, concatenated translation tables).
+//! the intermediate physical address (IPA). The walk starts at the lowest level at which at most 16
+//! tables lie side by side (Arm ARM D8.2.3, concatenated translation tables).
 
 use core::fmt;
 
@@ -12,10 +11,10 @@ use thiserror::Error;
 
 use crate::address::Ipa;
 
-/// Bits of an address, at most (Arm ARM D8.1.8, without FEAT_LPA and FEAT_LPA2).
+/// Address width in bits (Arm ARM D8.1.8, without FEAT_LPA and FEAT_LPA2).
 pub(crate) const ADDRESS_BITS: u32 = 48;
 
-/// The size of a page and of a table.
+/// Size of a page and of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Granule {
@@ -28,27 +27,28 @@ pub enum Granule {
 }
 
 impl Granule {
-    /// Bits of an address within a page.
+    /// Returns the number of address bits within a page.
     pub const fn shift(self) -> u32 {
         self as u32
     }
 
-    /// Bytes in a page.
+    /// Returns the bytes of a page.
     pub const fn size(self) -> u64 {
         1 << self.shift()
     }
 
-    /// Bits of an address that one level resolves.
+    /// Returns the number of address bits that one level resolves.
     pub const fn level_bits(self) -> u32 {
         self.shift() - 3
     }
 
-    /// Entries in a table.
+    /// Returns the number of entries of a table.
     pub const fn entries(self) -> u64 {
         1 << self.level_bits()
     }
 
-    /// Bytes of the largest leaf: a block of level 1 with 4K, of 2 with 16K and 64K.
+    /// Returns the bytes of the largest leaf: a block of level 1 with 4K, of level 2 with 16K and
+    /// 64K.
     pub const fn largest_leaf(self) -> u64 {
         let levels = match self {
             Self::K4 => 2,
@@ -57,7 +57,7 @@ impl Granule {
         1 << (self.shift() + levels * self.level_bits())
     }
 
-    /// The granule with pages of this many bytes.
+    /// Returns the granule with pages of this many bytes.
     pub const fn of_size(bytes: u64) -> Option<Self> {
         match bytes {
             0x1000 => Some(Self::K4),
@@ -68,15 +68,15 @@ impl Granule {
     }
 }
 
-/// A level of lookup, 0 to 3; pages are at 3.
+/// Level of lookup, 0 to 3; pages are at 3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Level(u8);
 
 impl Level {
-    /// The level of pages.
+    /// Level of pages.
     pub const PAGE: Self = Self(3);
 
-    /// The level with this number, up to 3.
+    /// Returns the level with this number, or `None` above 3.
     pub const fn new(number: u8) -> Option<Self> {
         if number <= 3 {
             Some(Self(number))
@@ -85,17 +85,17 @@ impl Level {
         }
     }
 
-    /// Its number.
+    /// Returns the number of the level.
     pub const fn number(self) -> u8 {
         self.0
     }
 
-    /// The level below; `None` below pages.
+    /// Returns the level below, or `None` below pages.
     pub const fn down(self) -> Option<Self> {
         Self::new(self.0 + 1)
     }
 
-    /// The level above; `None` above 0.
+    /// Returns the level above, or `None` above 0.
     pub const fn up(self) -> Option<Self> {
         match self.0 {
             0 => None,
@@ -103,17 +103,17 @@ impl Level {
         }
     }
 
-    /// Bits of an address within what one entry spans.
+    /// Returns the number of address bits within one entry's span.
     pub const fn shift(self, granule: Granule) -> u32 {
         granule.shift() + (3 - self.0 as u32) * granule.level_bits()
     }
 
-    /// Bytes that one entry spans.
+    /// Returns the bytes that one entry spans.
     pub const fn span(self, granule: Granule) -> u64 {
         1 << self.shift(granule)
     }
 
-    /// Whether an entry may map memory itself, with addresses of up to 48 bits (Arm ARM D8.3.1):
+    /// Returns whether an entry may be a leaf, with addresses of up to 48 bits (Arm ARM D8.3.1):
     /// pages at 3; blocks at 1 and 2 with 4K, at 2 with 16K and 64K.
     pub const fn can_map(self, granule: Granule) -> bool {
         match granule {
@@ -122,7 +122,8 @@ impl Level {
         }
     }
 
-    /// Entries of a contiguous group (Arm ARM D8.7.1, the contiguous bit); 1 where there is none.
+    /// Returns the number of entries of a contiguous run (Arm ARM D8.7.1), 1 where the level has
+    /// none.
     pub const fn contiguous(self, granule: Granule) -> u64 {
         match (granule, self.0) {
             (Granule::K4, 1..=3) => 16,
@@ -139,50 +140,50 @@ impl fmt::Display for Level {
     }
 }
 
-/// An IPA space: granule, width, and the shape of its tables.
+/// An IPA space: granule, width, and the levels of its tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     granule: Granule,
     ipa_bits: u32,
     start: Level,
     size: u64,
-    /// The same if the shape is [`Self::COMMON`], otherwise 0.
+    /// `size` if the shape is [`Self::COMMON`], otherwise 0.
     common_size: u64,
     root_tables: u64,
 }
 
-/// Why there is no such IPA space.
+/// Error returned for an unsupported width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("an IPA space has 32 to 48 bits, not {bits}")]
+#[error("IPA width {bits}: expected 32 to 48 bits")]
 pub struct GeometryError {
-    /// The width asked for.
+    /// The requested width.
     pub bits: u32,
 }
 
 impl Geometry {
-    /// The shape of most guests: walks have it as a constant, and with it their shifts and levels.
+    /// The most frequent shape. Walks have it as a constant, and with it their shifts and levels.
     pub(crate) const COMMON: (Granule, Level) = (Granule::K4, Level(1));
 
-    /// Whether it has that shape, and the address lies in it: one comparison for both.
+    /// Returns whether the shape is the common one and the address lies in it, by one comparison.
     #[inline(always)]
     pub(crate) const fn is_common(&self, ipa: Ipa) -> bool {
         ipa.0 < self.common_size
     }
 
-    /// What all indices depend on.
+    /// Returns granule and start level, which decide all indices.
     pub(crate) const fn shape(&self) -> (Granule, Level) {
         (self.granule, self.start)
     }
 
-    /// The IPA space of `ipa_bits`, with as few levels as concatenation allows.
+    /// Returns the IPA space of `ipa_bits`, with as few levels as concatenation allows.
     ///
     /// # Errors
-    /// The width is not from 32 to 48.
+    /// [`GeometryError`] for a width below 32 or above 48.
     pub const fn new(granule: Granule, ipa_bits: u32) -> Result<Self, GeometryError> {
         if ipa_bits < 32 || ipa_bits > ADDRESS_BITS {
             return Err(GeometryError { bits: ipa_bits });
         }
-        // 16 concatenated tables resolve 4 bits; as stage2_pgtable_levels() of Linux.
+        // 16 concatenated tables resolve 4 bits (Linux: stage2_pgtable_levels()).
         let resolved = ipa_bits - 4 - granule.shift();
         let levels = resolved.div_ceil(granule.level_bits());
         let start = match levels {
@@ -206,37 +207,38 @@ impl Geometry {
         })
     }
 
-    /// The granule.
+    /// Returns the granule.
     pub const fn granule(&self) -> Granule {
         self.granule
     }
 
-    /// The width of addresses.
+    /// Returns the width of addresses in bits.
     pub const fn ipa_bits(&self) -> u32 {
         self.ipa_bits
     }
 
-    /// Bytes of the IPA space.
+    /// Returns the bytes of the IPA space.
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// The level that the walk begins at.
+    /// Returns the level at which walks start.
     pub const fn start(&self) -> Level {
         self.start
     }
 
-    /// Tables of the first level, side by side.
+    /// Returns the number of root tables, which lie side by side.
     pub const fn root_tables(&self) -> u64 {
         self.root_tables
     }
 
-    /// Tables below the first level that a walk to a page goes through.
+    /// Returns the number of tables below the root on a walk to a page.
     pub const fn depth(&self) -> usize {
         (3 - self.start.0) as usize
     }
 
-    /// The index of an address's entry in its table; at the first level in all the tables.
+    /// Returns the index of an address's entry in its table; at the start level over all root
+    /// tables.
     pub const fn index(&self, ipa: Ipa, level: Level) -> u64 {
         let index = ipa.0 >> level.shift(self.granule);
         if level.0 == self.start.0 {
@@ -246,12 +248,13 @@ impl Geometry {
         }
     }
 
-    /// Bytes that an entry of this level spans.
+    /// Returns the bytes that an entry of this level spans.
     pub const fn span(&self, level: Level) -> u64 {
         level.span(self.granule)
     }
 
-    /// Entries that a table of this level holds; at the first level in all the tables.
+    /// Returns the number of entries of a table of this level; at the start level of all root
+    /// tables.
     pub const fn entries(&self, level: Level) -> u64 {
         if level.0 == self.start.0 {
             self.granule.entries() * self.root_tables
@@ -261,7 +264,7 @@ impl Geometry {
     }
 }
 
-/// A 64-bit count or offset as an index. Tables and pools are addressed by 64-bit hosts only.
+/// Converts a 64-bit count or offset to an index. Only 64-bit hosts are supported.
 pub(crate) const fn index(n: u64) -> usize {
     const { assert!(usize::BITS == 64) }
     #[expect(clippy::cast_possible_truncation, reason = "asserted above")]

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tables put aside before the lock is taken.
+//! Tables allocated before the lock is taken.
 //!
-//! Building a table needs memory, and memory may make one sleep: not under the lock. So whoever
-//! might need tables fills a [`Memcache`] beforehand. To draw from an empty one is an error that
-//! leaves what is mapped as it was, and the fault is taken again with a full one (Linux:
-//! `kvm_mmu_topup_memory_cache()`).
+//! Allocation may sleep, so it must not happen under the lock. The fault path tops a [`Memcache`]
+//! up beforehand. A map that finds it empty fails and changes nothing, and the fault is taken again
+//! with a full one (Linux: `kvm_mmu_topup_memory_cache()`).
 //!
-//! Tables that maps have made superfluous go the same way back: they are given back together
-//! ([`TableFreeBatch`]), when there are too many, when a top-up fetches tables, or in the end. So a pool has
-//! twice [`Memcache::CAPACITY`] tables more than are linked for every memcache.
+//! Tables that blocks have replaced are collected as well and freed together ([`TableFreeBatch`]):
+//! when there are too many, at a top-up, or at the end. A pool therefore needs twice
+//! [`Memcache::CAPACITY`] tables more than are linked, for each memcache.
 
 use arrayvec::ArrayVec;
 
@@ -17,7 +16,7 @@ use crate::{
     operations::{Note, Operations},
 };
 
-/// Tables that nobody can reach any more, to be given back together.
+/// Unreachable tables that are freed together.
 #[derive(Debug, Default)]
 pub(crate) struct TableFreeBatch(ArrayVec<TableAddress, { Memcache::CAPACITY }>);
 
@@ -26,7 +25,7 @@ impl TableFreeBatch {
         Self(ArrayVec::new_const())
     }
 
-    /// Takes one more.
+    /// Adds a table.
     #[inline]
     pub(crate) fn push<O: Operations>(&mut self, ops: &O, table: TableAddress) {
         if self.0.is_full() {
@@ -35,7 +34,7 @@ impl TableFreeBatch {
         self.0.push(table);
     }
 
-    /// Gives all back.
+    /// Frees all tables.
     #[inline(never)]
     pub(crate) fn free_all<O: Operations>(&mut self, ops: &O) {
         match self.0[..] {
@@ -47,24 +46,24 @@ impl TableFreeBatch {
     }
 }
 
-/// Tables in hand, at most [`Memcache::CAPACITY`].
+/// Up to [`Memcache::CAPACITY`] tables for one vCPU.
 #[derive(Debug, Default)]
 pub struct Memcache {
     tables: ArrayVec<TableAddress, { Self::CAPACITY }>,
-    /// Superfluous ones.
+    /// Tables that blocks have replaced.
     spent: TableFreeBatch,
-    /// It was topped up and not drained since: its owner knows that it has to be.
+    /// Topped up and not drained since: the owner will drain it.
     owned: bool,
-    /// Drawing from it when it is empty is no mistake: it stands for no memcache at all, or holds
-    /// what was missing when the fault was taken, and more may be by now.
+    /// Taking from the empty memcache is expected: it stands for none, or holds the tables that
+    /// were missing when the fault was taken, and more may be missing since.
     withheld: bool,
 }
 
 impl Memcache {
-    /// What a top-up fills to (Linux: `KVM_ARCH_NR_OBJS_PER_MEMORY_CACHE`).
+    /// Tables that a memcache holds at most (Linux: `KVM_ARCH_NR_OBJS_PER_MEMORY_CACHE`).
     pub const CAPACITY: usize = 40;
 
-    /// An empty one.
+    /// Creates an empty memcache.
     pub const fn new() -> Self {
         Self {
             tables: ArrayVec::new_const(),
@@ -74,30 +73,30 @@ impl Memcache {
         }
     }
 
-    /// None: what needs a table fails, and nobody is to blame.
+    /// Creates a memcache that stays empty: every map that needs a table fails.
     pub const fn unavailable() -> Self {
         let mut none = Self::new();
         none.withheld = true;
         none
     }
 
-    /// Says whether it may be drawn from when it is empty.
+    /// Sets whether taking from the empty memcache is expected.
     pub(crate) const fn may_run_dry(&mut self, may: bool) {
         self.withheld = may;
     }
 
-    /// Tables in hand.
+    /// Returns the number of tables.
     pub const fn len(&self) -> usize {
         self.tables.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
 
-    /// Unless `least` are in hand, fills up to `most`. Not under the lock. Gives whether `least`
-    /// are in hand.
+    /// Allocates up to `most` tables unless there are `least`. Must not run under the lock. Returns
+    /// whether there are `least`.
     #[inline]
     pub fn top_up<O: Operations>(&mut self, ops: &O, least: usize, most: usize) -> bool {
         self.len() >= least || self.fill(ops, least, most)
@@ -115,7 +114,7 @@ impl Memcache {
         self.len() >= least
     }
 
-    /// Takes a table; `None` if there is none.
+    /// Takes a zeroed table, or returns `None`.
     pub fn take<O: Operations>(&mut self, ops: &O) -> Option<TableAddress> {
         let table = self.tables.pop();
         if table.is_none() && !self.withheld {
@@ -124,7 +123,7 @@ impl Memcache {
         table
     }
 
-    /// Puts a table that was drawn and not used back, still zeroed.
+    /// Returns an unused table, still zeroed.
     pub(crate) fn return_unused(&mut self, table: TableAddress) {
         self.tables.push(table);
     }
@@ -143,12 +142,12 @@ impl Memcache {
         }
     }
 
-    /// Gives superfluous tables back.
+    /// Frees the tables that blocks have replaced.
     pub fn free_retired<O: Operations>(&mut self, ops: &O) {
         self.spent.free_all(ops);
     }
 
-    /// Gives all tables back.
+    /// Frees all tables.
     pub fn drain<O: Operations>(&mut self, ops: &O) {
         self.free_retired(ops);
         ops.free_all(&self.tables);

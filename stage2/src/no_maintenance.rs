@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Operations on a table that no CPU walks: entries are read and written, and nothing else is done.
+//! Operations on a table that no CPU walks: they access entries and maintain nothing.
 //!
-//! For a table that is built before its guest first runs, for tests, and to time the engine alone.
-//! As soon as a CPU may walk the table, operations must do what the architecture asks for.
+//! They serve a table that is built before its guest first runs, tests, and benchmarks of the
+//! engine. Once a CPU may walk the table, operations must do what the architecture requires.
 
 use core::ops::Deref;
 
@@ -14,8 +14,8 @@ use crate::{
     sync::AtomicU64,
 };
 
-/// Operations on a pool alone. A shared walk must not put a block in a table's place
-/// ([`Operations::defer`]): nobody here knows when the table may go, and it stays allocated.
+/// Operations on a pool alone. Shared walks must not coalesce: deferred tables
+/// ([`Operations::defer`]) are never freed.
 #[derive(Debug)]
 pub struct NoMaintenance<'a, M>(pub &'a TablePool<M>);
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the engine asks of its surroundings: memory of tables, barriers, TLB and caches.
+//! The engine's interface to its surroundings: tables in memory, barriers, TLBs and caches.
 //!
-//! One value of the trait stands for one CPU (or one thread that plays one): whoever changes tables
-//! brings its own. The same engine then runs at EL2, in tests, and in a program that only times it.
-//! Every call is one architectural event, so an implementation that wraps another can record, check,
-//! leave out or exchange any of them.
+//! A value that implements [`Operations`] stands for one CPU, or for one thread that plays one. The
+//! same engine so runs at EL2, in tests and in simulations. Every call is one architectural event:
+//! a wrapper can record, check, drop or replace any of them.
 
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
@@ -12,16 +11,16 @@ use crate::{
     geometry::Level,
 };
 
-/// The number that tells one guest's translations from another's.
+/// VMID, which tags a guest's translations in TLBs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Vmid(pub u16);
 
-/// How a store is ordered against those before it.
+/// Order of a store after earlier stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Not at all.
+    /// No order.
     Plain,
-    /// It is seen after all that came before it (STLR).
+    /// Release: observed after everything before it (STLR).
     Release,
 }
 
@@ -38,12 +37,12 @@ pub enum Dsb {
     Ish,
 }
 
-/// Whom a TLB invalidation reaches.
+/// CPUs that a TLB invalidation reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
-    /// The CPU that executes it.
+    /// The executing CPU.
     Local,
-    /// Every CPU (the forms with `IS`).
+    /// Every CPU of the Inner Shareable domain (the forms with `IS`).
     Broadcast,
 }
 
@@ -52,84 +51,84 @@ pub enum Scope {
 pub enum Tlbi {
     /// `IPAS2E1(IS)`, or with `leaf_only` `IPAS2LE1(IS)`: stage-2 entries of one address.
     Ipa {
-        /// The address.
+        /// Address.
         ipa: Ipa,
-        /// The level of the leaf, if told (FEAT_TTL).
+        /// TTL hint: level of the leaf (FEAT_TTL).
         ttl: Option<Level>,
-        /// Leaves alone, no walk-cache entries.
+        /// Whether only leaves are invalidated, and no walk caches.
         leaf_only: bool,
-        /// Whom it reaches.
+        /// CPUs that the invalidation reaches.
         scope: Scope,
     },
     /// `RIPAS2E1(IS)`: stage-2 entries of a range (FEAT_TLBIRANGE).
     Range {
-        /// The first address.
+        /// First address.
         ipa: Ipa,
         /// Bytes.
         size: u64,
-        /// The level of the leaves, if told.
+        /// TTL hint: level of the leaves.
         ttl: Option<Level>,
-        /// Whom it reaches.
+        /// CPUs that the invalidation reaches.
         scope: Scope,
     },
     /// `VMALLE1(IS)`: all stage-1 and combined entries.
     Stage1 {
-        /// Whom it reaches.
+        /// CPUs that the invalidation reaches.
         scope: Scope,
     },
     /// `VMALLS12E1(IS)`: all entries of both stages.
     All {
-        /// Whom it reaches.
+        /// CPUs that the invalidation reaches.
         scope: Scope,
     },
 }
 
-/// A table that no entry points at any more, with all below it.
+/// A table, with all tables below it, that no entry points at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unlinked {
-    /// The table.
+    /// Address of the table.
     pub table: TableAddress,
-    /// Its own level.
+    /// Level of the table.
     pub level: Level,
 }
 
-/// What is no architectural event, but what a checker must know.
+/// Software events that a checker needs beside the architectural ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Note {
-    /// The table's lock is taken, for this CPU alone or shared.
+    /// The table's lock is taken.
     Lock {
-        /// For this CPU alone.
+        /// Whether it is held exclusively.
         exclusive: bool,
     },
     /// The lock is released.
     Unlock,
     /// Tables are allocated into a memcache; may sleep.
     TopUp,
-    /// A table was wanted from an empty memcache.
+    /// A table was requested from an empty memcache.
     Empty,
-    /// The host is about to let the guest write these bytes: they count as dirty.
+    /// The host marks bytes dirty that the guest may write from here on.
     MarkDirty {
         /// First address.
         ipa: Ipa,
         /// Bytes.
         size: u64,
     },
-    /// The result of a page lookup holds from here on unless the invalidation sequence moves.
+    /// A page lookup begins; its result is valid until the invalidation sequence changes.
     LookUp,
-    /// The host's memory management takes mappings away: lookups so far are void.
+    /// The invalidation sequence changes: earlier page lookups are void.
     Sequence,
 }
 
-/// One CPU's way to tables, TLBs and caches.
+/// Access of one CPU to tables, TLBs and caches.
 pub trait Operations {
-    /// Reads an entry; what the table it points at held when it was linked is seen too.
+    /// Reads an entry, with acquire or dependency order: the contents of the table that it points
+    /// at are as they were when it was linked, or newer.
     fn load(&self, entry: EntryAddress) -> Descriptor;
 
     /// Writes an entry.
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order);
 
-    /// Writes entries in a row, each for the next `span` bytes of memory: as many stores, each
-    /// ordered so.
+    /// Writes adjacent entries, each `span` bytes of memory further and each in the given order.
     fn store_run(
         &self,
         first: EntryAddress,
@@ -143,11 +142,10 @@ pub trait Operations {
         }
     }
 
-    /// Writes an entry if it is what it was thought to be, ordered as a release; otherwise gives
-    /// what it is.
+    /// Writes an entry with release order if it equals `old`.
     ///
     /// # Errors
-    /// The entry holds something else.
+    /// The entry if it differs from `old`.
     fn compare_exchange(
         &self,
         entry: EntryAddress,
@@ -155,49 +153,49 @@ pub trait Operations {
         new: Descriptor,
     ) -> Result<(), Descriptor>;
 
-    /// A table of zeroes with one reference, its own. May sleep.
+    /// Allocates a zeroed table with one reference, its own. May sleep.
     fn allocate(&self) -> Option<TableAddress>;
 
-    /// Gives a table back. Nobody can reach it.
+    /// Frees a table that nothing can reach.
     fn free(&self, table: TableAddress);
 
-    /// Gives tables back that nobody can reach: as [`Operations::free`] for each, which takes a
-    /// lock but once, for example.
+    /// Frees tables that nothing can reach, as [`Operations::free`] for each; an implementation may
+    /// take its lock once.
     fn free_all(&self, tables: &[TableAddress]) {
         tables.iter().for_each(|table| self.free(*table));
     }
 
-    /// Has [`Stage2::free_unlinked`](crate::Stage2::free_unlinked) called for it once every shared
-    /// walk that is under way has ended.
+    /// Defers a call of [`Stage2::free_unlinked`](crate::Stage2::free_unlinked) until every active
+    /// shared walk has ended.
     fn defer(&self, unlinked: Unlinked);
 
-    /// A shared walk begins; there may be one already, which it ends within: a
-    /// [`Mapper`](crate::Mapper) walks for as long as it is there.
+    /// Begins a shared walk. Walks nest: a [`Mapper`](crate::Mapper) walks while it exists.
     fn begin_walk(&self) {}
 
-    /// The one that began last ends: nothing of what it found in tables is used any more.
+    /// Ends the innermost walk, which uses nothing any more that it has read from tables.
     fn end_walk(&self) {}
 
-    /// Counts entries of a table that have become valid.
+    /// Adds references to a table for entries that have become valid.
     fn take_references(&self, table: TableAddress, count: u32);
 
-    /// Counts entries of a table that are valid no longer and gives what is left: 1 for an empty
-    /// table.
+    /// Drops references of a table for entries that have become invalid. Returns the rest, 1 for an
+    /// empty table.
     fn drop_references(&self, table: TableAddress, count: u32) -> u32;
 
-    /// What a table's count stands at.
+    /// Returns the references of a table.
     fn references(&self, table: TableAddress) -> u32;
 
-    /// A data synchronisation barrier.
+    /// Executes a data synchronisation barrier.
     fn dsb(&self, kind: Dsb);
 
-    /// An instruction synchronisation barrier.
+    /// Executes an instruction synchronisation barrier.
     fn isb(&self);
 
-    /// A TLB invalidation.
+    /// Issues a TLB invalidation.
     fn tlbi(&self, kind: Tlbi);
 
-    /// Makes TLB invalidations apply to this VMID and gives the one before; an ISB follows.
+    /// Makes a VMID current for TLB invalidations and returns the previous one. The engine executes
+    /// an ISB next.
     fn switch_vmid(&self, vmid: Vmid) -> Vmid;
 
     /// Cleans and invalidates memory to the point of coherency, line by line (`DC CIVAC`).
@@ -206,11 +204,11 @@ pub trait Operations {
     /// Invalidates the I-cache over a range (`IC IVAU`), or all of it (`IC IALLUIS`).
     fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>);
 
-    /// Called while waiting for another CPU.
+    /// Pauses between two reads of an entry that another CPU has locked.
     fn pause(&self) {
         core::hint::spin_loop();
     }
 
-    /// For observers.
+    /// Receives software events, for observers.
     fn note(&self, _note: Note) {}
 }

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tables out of one piece of memory, without an allocator and without `unsafe`.
+//! A pool of tables in one piece of memory, without allocator and without `unsafe`.
 //!
-//! The root's tables lie at its beginning; the others are on a list of free ones, which any number
-//! of CPUs draw from and give back to by compare-and-swap (its head carries a tag, so that a table
-//! that left and came back is not mistaken for one that stayed). What is borrowed for it may be a
-//! `static`.
+//! The root's tables come first. The others are on a free list, which any number of CPUs access by
+//! compare-and-swap; its head carries a tag against ABA. The memory may be a `static`.
 
 use core::ops::Deref;
 
@@ -16,10 +14,10 @@ use crate::{
     sync::{AtomicU64, Ordering, fence},
 };
 
-/// No table: the end of the list.
+/// End of the free list.
 const NONE: u64 = u32::MAX as u64;
 
-/// Tables, their reference counts, and which of them are free.
+/// A pool of tables with their reference counts.
 #[derive(Debug)]
 pub struct TablePool<M> {
     base: u64,
@@ -27,16 +25,16 @@ pub struct TablePool<M> {
     shift: u32,
     root_tables: u64,
     words: M,
-    /// For each table its count and the next free one.
+    /// Two words a table: its references, and the next free table.
     meta: M,
     /// Tag in the upper half, first free table in the lower.
     head: AtomicU64,
 }
 
 impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
-    /// A pool over `words`, which CPUs see at `base` (a multiple of the granule),
-    /// with two words of `meta` for each table. `None` if the root does not fit, or `meta` is
-    /// shorter than the tables need.
+    /// Creates a pool over `words`, which CPUs see at `base` (a multiple of the granule), with two
+    /// words of `meta` for each table. Returns `None` if the root does not fit or `meta` is too
+    /// short.
     pub fn new(base: PhysAddr, geometry: &Geometry, words: M, meta: M) -> Option<Self> {
         let words_in_table = geometry.granule().entries();
         let count = words.len() as u64 / words_in_table;
@@ -60,7 +58,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         Some(pool)
     }
 
-    /// The first table of the root.
+    /// Returns the first table of the root.
     pub const fn root(&self) -> TableAddress {
         TableAddress(self.base)
     }
@@ -88,7 +86,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         self.meta[index(2 * table)].store(1, Ordering::Relaxed);
     }
 
-    /// Puts tables on the list that are chained from the first to the last.
+    /// Adds a chain of tables to the free list.
     fn push(&self, first: u64, last: u64) {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
@@ -104,7 +102,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         }
     }
 
-    /// A zeroed table with one reference; `None` when there is none left.
+    /// Allocates a zeroed table with one reference, or returns `None`.
     pub fn allocate(&self) -> Option<TableAddress> {
         let mut head = self.head.load(Ordering::Acquire);
         loop {
@@ -127,12 +125,12 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         }
     }
 
-    /// Puts a table back.
+    /// Frees a table.
     pub fn free(&self, table: TableAddress) {
         self.free_all(&[table]);
     }
 
-    /// Puts tables back, all at once.
+    /// Frees tables together.
     pub fn free_all(&self, tables: &[TableAddress]) {
         let (Some(first), Some(last)) = (tables.first(), tables.last()) else {
             return;
@@ -147,7 +145,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         self.push(self.number(*first), self.number(*last));
     }
 
-    /// Tables that are free; exact only while nobody else is at it.
+    /// Returns the number of free tables; exact while no other thread allocates or frees.
     pub fn available(&self) -> usize {
         let mut count = 0;
         let mut table = self.head.load(Ordering::Acquire) & NONE;
@@ -179,7 +177,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         self.word(entry).store(new.0, ordering);
     }
 
-    /// Writes entries in a row, each for the next `span` bytes of memory.
+    /// Writes adjacent entries, each `span` bytes of memory further.
     pub fn store_run(
         &self,
         first: EntryAddress,
@@ -192,10 +190,10 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         store_run(&self.words[from..from + index(count)], leaf, span, order);
     }
 
-    /// Writes an entry if it is `old`.
+    /// Writes an entry if it equals `old`.
     ///
     /// # Errors
-    /// What it is instead.
+    /// The entry if it differs from `old`.
     #[inline]
     pub fn compare_exchange(
         &self,
@@ -209,32 +207,32 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
             .map_err(Descriptor)
     }
 
-    /// Adds to a table's count.
+    /// Adds references to a table.
     pub fn take_references(&self, table: TableAddress, count: u32) {
         self.count(table).fetch_add(count.into(), Ordering::Relaxed);
     }
 
-    /// Takes from a table's count and gives what is left.
+    /// Drops references of a table and returns the rest.
     pub fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
         let before = self.count(table).fetch_sub(count.into(), Ordering::AcqRel);
         u32::try_from(before.saturating_sub(count.into())).unwrap_or(u32::MAX)
     }
 
-    /// A table's count.
+    /// Returns the references of a table.
     pub fn references(&self, table: TableAddress) -> u32 {
         u32::try_from(self.count(table).load(Ordering::Acquire)).unwrap_or(u32::MAX)
     }
 }
 
-/// Writes all of these entries, each for the next `span` bytes of memory: what
-/// [`Operations::store_run`](crate::Operations::store_run) is where entries lie in memory.
+/// Writes adjacent entries in memory, each `span` bytes of memory further, as
+/// [`Operations::store_run`](crate::Operations::store_run).
 #[inline]
 pub fn store_run(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Order) {
     if order == Order::Release {
         fence(Ordering::Release);
     }
     let mut next = leaf.0;
-    // By lines, as eight stores without a branch between.
+    // By cache lines: eight stores without a branch.
     let mut lines = entries.chunks_exact(8);
     for line in &mut lines {
         for entry in line {
@@ -248,7 +246,7 @@ pub fn store_run(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Orde
     }
 }
 
-/// Zeroed words for a pool.
+/// Returns zeroed words for a pool.
 #[cfg(any(test, feature = "alloc"))]
 pub fn words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()

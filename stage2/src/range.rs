@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Ranges as `TLBI RIPAS2E1IS` can name them.
+//! Ranges in the encoding of `TLBI RIPAS2E1IS`.
 //!
 //! One instruction covers `(NUM + 1) << (5 × SCALE + 1)` pages, NUM 0 to 31 and SCALE 0 to 3 (Arm
-//! ARM C5.5, TLBI RIPAS2E1IS). A range is cut into a single page where its count is odd and one
-//! piece for each SCALE; together they cover it to the page, without a gap.
+//! ARM C5.5, TLBI RIPAS2E1IS). A range is divided into one page if its count is odd, and one piece
+//! for each SCALE, which together cover it exactly.
 
 use crate::{address::Ipa, geometry::Granule};
 
-/// Part of a range.
+/// A part of a range that one instruction covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Its first address.
+    /// First address.
     pub ipa: Ipa,
-    /// Its pages; 1 is for the instruction that takes one address.
+    /// Number of pages; 1 needs the instruction for one address.
     pub pages: u64,
 }
 
-/// The largest number of pages that one instruction covers.
+/// Largest number of pages that one instruction covers.
 const MOST: u64 = 32 << 16;
 
-/// Whether one instruction covers this many pages.
+/// Returns whether one range instruction covers this many pages.
 pub const fn is_encodable(pages: u64) -> bool {
     let mut scale = 0;
     while scale <= 3 {
@@ -32,13 +32,14 @@ pub const fn is_encodable(pages: u64) -> bool {
     false
 }
 
-/// Whether one instruction covers so many bytes, as it does all that a table's leaves map.
+/// Returns whether one range instruction covers this many bytes, a power of two, as the span of a
+/// table.
 #[inline]
 pub const fn is_one(granule: Granule, size: u64) -> bool {
     size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MOST
 }
 
-/// Cuts `size` bytes from `ipa`, both multiples of the granule, into pieces.
+/// Divides `size` bytes from `ipa`, both multiples of the granule, into pieces.
 pub fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = Piece> {
     let mut at = ipa;
     let mut left = size >> granule.shift();
@@ -48,7 +49,7 @@ pub fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = Pie
             odd if !odd.is_multiple_of(2) => 1,
             MOST.. => MOST,
             _ => {
-                // The lowest digit, of five bits each behind the first bit.
+                // The lowest non-zero digit: five bits each, above bit 0.
                 let scale = (left.trailing_zeros() - 1) / 5;
                 let shift = 5 * scale + 1;
                 ((left >> shift) & 31) << shift
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_instruction_covers() {
+    fn encodable_ranges_have_a_scale_and_a_factor() {
         assert!(is_encodable(2) && is_encodable(64) && is_encodable(512) && is_encodable(MOST));
         assert!(
             !is_encodable(0) && !is_encodable(1) && !is_encodable(66) && !is_encodable(MOST * 2)

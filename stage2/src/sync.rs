@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Atomics: the processor's, or with the feature `loom` those of its model, for `tests/loom`.
+//! Atomics of the processor, or of loom's model with the feature `loom`.
 
 #[cfg(not(feature = "loom"))]
 mod real {

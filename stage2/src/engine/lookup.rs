@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Looking an address up: as software does, and as a CPU's walker would.
+//! Lookup of an address, in software and as a CPU's table walker does it.
 
 use super::table::Stage2;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     operations::Operations,
 };
 
-/// How a guest accesses memory.
+/// Kind of a guest's memory access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// A load.
@@ -20,43 +20,43 @@ pub enum Access {
     Fetch,
 }
 
-/// Why a walk gives no translation.
+/// Cause of a stage-2 fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FaultStatus {
-    /// No valid entry.
+    /// Translation fault: no valid entry.
     Translation,
-    /// The leaf has no access flag.
+    /// Access flag fault: the leaf has no access flag.
     AccessFlag,
-    /// The leaf does not allow this access.
+    /// Permission fault: the leaf does not permit the access.
     Permission,
 }
 
-/// A stage-2 fault, as the syndrome tells it.
+/// A stage-2 fault, as ESR_EL2 and HPFAR_EL2 report it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// The guest address.
+    /// Guest address.
     pub ipa: Ipa,
-    /// What was tried.
+    /// Access that faulted.
     pub access: Access,
-    /// What was missing.
+    /// Cause.
     pub status: FaultStatus,
-    /// The level of the entry that was at fault.
+    /// Level of the entry at fault.
     pub level: Level,
 }
 
-/// Where an address leads.
+/// Translation of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Translation {
-    /// The host address.
+    /// Host address.
     pub phys: PhysAddr,
-    /// The leaf's level.
+    /// Level of the leaf.
     pub level: Level,
-    /// The leaf's attributes.
+    /// Attributes of the leaf.
     pub attributes: Attributes,
 }
 
 impl Attributes {
-    /// Whether the access is permitted.
+    /// Returns whether the attributes permit the access.
     pub const fn permit(&self, access: Access) -> bool {
         match access {
             Access::Read => self.read,
@@ -66,7 +66,7 @@ impl Attributes {
     }
 }
 
-/// What a CPU needs to walk a table: neither policy nor lock.
+/// Table walker of a CPU: it needs neither policy nor lock.
 #[derive(Debug, Clone, Copy)]
 pub struct Walker {
     geometry: Geometry,
@@ -77,7 +77,7 @@ impl Walker {
     /// Walks the table as a CPU does for an access (Arm ARM D8.2).
     ///
     /// # Errors
-    /// The fault that the CPU would take; an address outside the IPA space is a translation fault.
+    /// [`Fault`] that the CPU would take; an address outside the IPA space is a translation fault.
     #[inline(always)]
     pub fn translate<O: Operations>(
         &self,
@@ -93,8 +93,8 @@ impl Walker {
         }
     }
 
-    /// The table that the walk of an address ends in, the entry there, and its level. The address is
-    /// in the IPA space.
+    /// Returns the table in which an address's walk ends, the entry there, and its level. The
+    /// address is in the IPA space.
     pub(super) fn find<O: Operations>(
         &self,
         ops: &O,
@@ -104,8 +104,8 @@ impl Walker {
     }
 }
 
-/// The same for other shapes and addresses. All it gets are values: a walker that nothing points at
-/// can be held in registers.
+/// Walks tables of any shape, and addresses outside the IPA space. Takes values alone, so that a
+/// walker can be kept in registers.
 #[inline(never)]
 fn walk_rare<O: Operations>(
     ops: &O,
@@ -143,7 +143,7 @@ fn walk<O: Operations>(
         });
     }
     Ok(Translation {
-        // Where most walks end, without a shift.
+        // Most walks end at a page: no shift.
         phys: if level == Level::PAGE {
             entry.page_address() + ipa.offset_in(granule.size())
         } else {
@@ -154,7 +154,7 @@ fn walk<O: Operations>(
     })
 }
 
-/// Goes down from the root to where an address's walk ends.
+/// Walks down from the root to the entry at which an address's walk ends.
 #[inline(always)]
 fn find_in<O: Operations>(
     ops: &O,
@@ -176,7 +176,7 @@ fn find_in<O: Operations>(
 }
 
 impl Descriptor {
-    /// What a walk that ends here lacks for an access: where it ends there is no table.
+    /// Returns the fault of an access whose walk ends at this entry, which points at no table.
     #[inline(always)]
     fn missing(self, access: Access) -> Option<FaultStatus> {
         if !self.is_valid() {
@@ -192,7 +192,7 @@ impl Descriptor {
 }
 
 impl Stage2 {
-    /// What a CPU walks it with.
+    /// Returns the walker that a CPU uses.
     pub const fn walker(&self) -> Walker {
         Walker {
             geometry: self.geometry,
@@ -203,7 +203,7 @@ impl Stage2 {
     /// Walks the table as a CPU does: [`Walker::translate`].
     ///
     /// # Errors
-    /// The fault that the CPU would take.
+    /// [`Fault`] that the CPU would take.
     #[inline(always)]
     pub fn translate<O: Operations>(
         &self,
@@ -214,7 +214,8 @@ impl Stage2 {
         self.walker().translate(ops, ipa, access)
     }
 
-    /// The entry that an address's walk ends at, and its level. Outside the IPA space nothing is.
+    /// Returns the entry at which an address's walk ends, and its level; an empty entry outside the
+    /// IPA space.
     pub fn look_up<O: Operations>(&self, ops: &O, ipa: Ipa) -> (Descriptor, Level) {
         if ipa.0 >= self.geometry.size() {
             return (Descriptor::EMPTY, self.geometry.start());
