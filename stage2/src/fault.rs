@@ -95,6 +95,9 @@ impl<R: RawRwLock> fmt::Debug for Mmu<R> {
 
 /// Request of a fault, made before the lock is taken.
 struct Plan {
+    fault: Fault,
+    /// Invalidation sequence before the page lookup.
+    sequence: u64,
     request: MapRequest,
     relax: bool,
     shared: bool,
@@ -162,69 +165,28 @@ impl<R: RawRwLock> Mmu<R> {
             .filter(|page| page.writable || fault.access != Access::Write)
             .ok_or(FaultError::NoMemory(fault.ipa))?;
         let logging = host.logging(fault.ipa);
-        let policy = self.policy;
-        let plan = self.plan(&fault, &page, logging);
-        let wanted = plan.request.size;
+        let plan = self.plan(fault, sequence, &page, logging);
         let any = self.geometry.depth();
-        let (least, most) = match policy.reserve {
+        let (least, most) = match self.policy.reserve {
             Reserve::Capacity => (any, Memcache::CAPACITY),
             Reserve::Missing => {
-                let missing = self.missing(&fault, wanted);
+                let missing = self.missing(&fault, plan.request.size);
                 (missing, missing)
             }
         };
-
-        let builds = match policy.top_up {
-            TopUp::Always => {
-                fault.status != FaultStatus::Permission
-                    || (logging && fault.access == Access::Write)
-            }
-            TopUp::ByFaultLevel => self.geometry.span(fault.level) > wanted,
-        };
-        if builds && !memcache.top_up(ops, least, most) {
+        if self.may_need_tables(&plan, logging) && !memcache.top_up(ops, least, most) {
             return Err(FaultError::NoTables);
         }
         // Under the lock more tables may be missing than at the fault. Use the memcache only if it
         // holds the least number.
-        let mut withheld = Memcache::unavailable();
-        let usable = if memcache.len() >= least {
+        let done = if memcache.len() >= least {
             memcache.may_run_dry(memcache.len() < any);
-            &mut *memcache
+            let done = self.apply(ops, host, memcache, &plan);
+            memcache.may_run_dry(false);
+            done
         } else {
-            &mut withheld
+            self.apply(ops, host, &mut Memcache::unavailable(), &plan)
         };
-
-        let shared = plan.shared.then(|| {
-            self.shared(ops, |table| {
-                if host.sequence() != sequence {
-                    return Err(MapError::Again);
-                }
-                table.prepare_in_fault(ops, &fault, &plan.request);
-                let done = if plan.relax {
-                    table.relax_shared(ops, fault.ipa, plan.request.attributes)
-                } else {
-                    table.map_shared(ops, usable, &plan.request)
-                };
-                mark(ops, host, &plan, done)
-            })
-        });
-        let done = match shared {
-            Some(done) if done != Err(MapError::Contiguous) => done,
-            // The policy walks exclusively, or the leaf is in a contiguous run.
-            _ => self.exclusive(ops, |table| {
-                if host.sequence() != sequence {
-                    return Err(MapError::Again);
-                }
-                table.prepare_in_fault(ops, &fault, &plan.request);
-                let done = if plan.relax {
-                    table.relax(ops, fault.ipa, plan.request.attributes)
-                } else {
-                    table.map(ops, usable, &plan.request)
-                };
-                mark(ops, host, &plan, done)
-            }),
-        };
-        memcache.may_run_dry(false);
         match done {
             Ok(()) => Ok(Resolution::Resolved),
             Err(MapError::Again) => Ok(Resolution::Retry),
@@ -236,6 +198,53 @@ impl<R: RawRwLock> Mmu<R> {
         }
     }
 
+    /// Relaxes or maps as planned, under the lock that the policy takes.
+    fn apply<O: Operations, H: Host>(
+        &self,
+        ops: &O,
+        host: &H,
+        memcache: &mut Memcache,
+        plan: &Plan,
+    ) -> Result<(), MapError> {
+        let Plan { fault, request, .. } = plan;
+        if plan.shared {
+            let done = self.shared(ops, |table| {
+                plan.prepare(ops, host, table)?;
+                let done = if plan.relax {
+                    table.relax_shared(ops, fault.ipa, request.attributes)
+                } else {
+                    table.map_shared(ops, memcache, request)
+                };
+                plan.mark_dirty(ops, host, done)
+            });
+            // Only an exclusive walk changes a contiguous run.
+            if done != Err(MapError::Contiguous) {
+                return done;
+            }
+        }
+        self.exclusive(ops, |table| {
+            plan.prepare(ops, host, table)?;
+            let done = if plan.relax {
+                table.relax(ops, fault.ipa, request.attributes)
+            } else {
+                table.map(ops, memcache, request)
+            };
+            plan.mark_dirty(ops, host, done)
+        })
+    }
+
+    /// Returns whether the policy tops the memcache up for a fault.
+    fn may_need_tables(&self, plan: &Plan, logging: bool) -> bool {
+        let fault = &plan.fault;
+        match self.policy.top_up {
+            TopUp::Always => {
+                fault.status != FaultStatus::Permission
+                    || (logging && fault.access == Access::Write)
+            }
+            TopUp::ByFaultLevel => self.geometry.span(fault.level) > plan.request.size,
+        }
+    }
+
     /// Returns the number of tables between the entry that faulted and a leaf of this size.
     fn missing(&self, fault: &Fault, wanted: u64) -> usize {
         let below = (fault.level.number() + 1..=3).filter_map(Level::new);
@@ -244,7 +253,7 @@ impl<R: RawRwLock> Mmu<R> {
             .count()
     }
 
-    fn plan(&self, fault: &Fault, page: &Page, logging: bool) -> Plan {
+    fn plan(&self, fault: Fault, sequence: u64, page: &Page, logging: bool) -> Plan {
         let size = if logging {
             self.geometry.granule().size()
         } else {
@@ -261,6 +270,8 @@ impl<R: RawRwLock> Mmu<R> {
         let relax =
             fault.status == FaultStatus::Permission && self.geometry.span(fault.level) == size;
         Plan {
+            fault,
+            sequence,
             request: MapRequest::new(ipa, page.phys + (ipa - page.ipa), size, attributes),
             relax,
             shared: match self.policy.locking {
@@ -272,19 +283,36 @@ impl<R: RawRwLock> Mmu<R> {
     }
 }
 
-/// Marks writable memory dirty before the lock is released.
-fn mark<O: Operations, H: Host>(
-    ops: &O,
-    host: &H,
-    plan: &Plan,
-    done: Result<(), MapError>,
-) -> Result<(), MapError> {
-    let MapRequest { ipa, size, .. } = plan.request;
-    if done.is_ok() && plan.request.attributes.write {
-        ops.note(Note::MarkDirty { ipa, size });
-        host.mark_dirty(ipa, size);
+impl Plan {
+    /// Checks under the lock that the page lookup still holds, and does the CMOs that the policy has
+    /// in the fault path.
+    fn prepare<O: Operations, H: Host>(
+        &self,
+        ops: &O,
+        host: &H,
+        table: &Stage2,
+    ) -> Result<(), MapError> {
+        if host.sequence() != self.sequence {
+            return Err(MapError::Again);
+        }
+        table.prepare_in_fault(ops, &self.fault, &self.request);
+        Ok(())
     }
-    done
+
+    /// Marks writable memory dirty before the lock is released.
+    fn mark_dirty<O: Operations, H: Host>(
+        &self,
+        ops: &O,
+        host: &H,
+        done: Result<(), MapError>,
+    ) -> Result<(), MapError> {
+        let MapRequest { ipa, size, .. } = self.request;
+        if done.is_ok() && self.request.attributes.write {
+            ops.note(Note::MarkDirty { ipa, size });
+            host.mark_dirty(ipa, size);
+        }
+        done
+    }
 }
 
 /// Returns the size of the largest leaf that fits into `size` bytes.
