@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A hypervisor without an allocator: tables in a `static`, one CPU. Where a word is said, a
-//! hypervisor at EL2 executes the instruction. `cargo run -p granule-stage2 --example bare_metal`
+//! A hypervisor without allocator: tables in a `static`, one CPU. It prints each instruction that a
+//! hypervisor at EL2 executes. `cargo run -p granule-stage2 --example bare_metal`
 #![no_std]
-extern crate std; // to speak, and for what calls main()
+extern crate std; // for println and the runtime of main()
 use core::sync::atomic::AtomicU64;
 use granule_stage2::{descriptor::*, geometry::*, operations::*, pool::TablePool, *};
-use std::println as say;
+use std::println;
 
 const TABLES: usize = 16;
 static WORDS: [AtomicU64; TABLES * 512] = [const { AtomicU64::new(0) }; TABLES * 512];
@@ -24,12 +24,12 @@ impl Operations for El2 {
     fn take_references(&self, table: TableAddress, n: u32) { self.0.take_references(table, n); }
     fn drop_references(&self, table: TableAddress, n: u32) -> u32 { self.0.drop_references(table, n) }
     fn references(&self, table: TableAddress) -> u32 { self.0.references(table) }
-    fn dsb(&self, kind: Dsb) { say!("  dsb {kind:?}"); }
-    fn isb(&self) { say!("  isb"); }
-    fn tlbi(&self, kind: Tlbi) { say!("  tlbi {kind:?}"); }
-    fn switch_vmid(&self, vmid: Vmid) -> Vmid { say!("  msr vttbr_el2 {vmid:?}"); Vmid(0) }
-    fn clean_invalidate(&self, phys: PhysAddr, size: u64) { say!("  dc civac {phys:#x}, {size:#x} bytes"); }
-    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) { say!("  ic {range:x?}"); }
+    fn dsb(&self, kind: Dsb) { println!("  dsb {kind:?}"); }
+    fn isb(&self) { println!("  isb"); }
+    fn tlbi(&self, kind: Tlbi) { println!("  tlbi {kind:?}"); }
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid { println!("  msr vttbr_el2 {vmid:?}"); Vmid(0) }
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64) { println!("  dc civac {phys:#x}, {size:#x} bytes"); }
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) { println!("  ic {range:x?}"); }
 }
 
 fn main() -> Result<(), MapError> {
@@ -39,28 +39,24 @@ fn main() -> Result<(), MapError> {
     let (root, mut memcache) = (ops.0.root(), Memcache::new());
     let (cpus, policy) = (Features::default(), Policy::GRANULE);
     let mut guest = Stage2::new(geometry, cpus, policy, Vmid(1), root);
-    let piece = |ipa: Ipa, size| {
-        MapRequest::new(
-            ipa,
-            PhysAddr(ipa.0 + 0xc000_0000),
-            size,
-            Attributes::READ_WRITE,
-        )
+    let request = |ipa: u64, size| {
+        let phys = PhysAddr(ipa + 0xc000_0000);
+        MapRequest::new(Ipa(ipa), phys, size, Attributes::READ_WRITE)
     };
 
     memcache.top_up(&ops, 4, 8);
-    say!("the guest gets 2M, in one block");
-    guest.map(&ops, &mut memcache, &piece(Ipa(0x4000_0000), 2 << 20))?;
-    say!("its writes are logged, its first one splits the block");
+    println!("map 2M in one block");
+    guest.map(&ops, &mut memcache, &request(0x4000_0000, 2 << 20))?;
+    println!("start dirty logging; the first write splits the block");
     guest.write_protect(&ops, Ipa(0x4000_0000), 2 << 20)?;
-    say!(
+    println!(
         "  {:?}",
         guest.translate(&ops, Ipa(0x4000_5000), Access::Write)
     );
-    guest.map(&ops, &mut memcache, &piece(Ipa(0x4000_5000), 4096))?;
-    say!("enough logged: a block again");
+    guest.map(&ops, &mut memcache, &request(0x4000_5000, 4096))?;
+    println!("stop dirty logging: recover the block");
     guest.recover_blocks(&ops, Ipa(0x4000_0000), 2 << 20, 2 << 20)?;
-    say!(
+    println!(
         "  {:?}",
         guest.translate(&ops, Ipa(0x4000_5000), Access::Read)
     );

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! aarch64-paging, its table not in use by a CPU, so that it invalidates nothing.
+//! aarch64-paging, with a table that no CPU uses, so that it invalidates nothing.
 
 use std::ptr::NonNull;
 
@@ -17,7 +17,7 @@ struct Pages;
 impl Translation<Stage2Attributes> for Pages {
     fn allocate_table(&mut self) -> (NonNull<PageTable<Stage2Attributes>>, PhysicalAddress) {
         let page = page();
-        // SAFETY: it came from the pool, and nobody else has it.
+        // SAFETY: the page came from the pool and has no other owner.
         unsafe { std::ptr::write_bytes(page as *mut u8, 0, 4096) };
         (
             self.physical_to_virtual(PhysicalAddress(page)),
@@ -34,7 +34,7 @@ impl Translation<Stage2Attributes> for Pages {
     }
 }
 
-/// Its table.
+/// Table of aarch64-paging.
 pub struct Aarch64Paging(Mapping<Pages, Stage2>);
 
 fn region(ipa: u64, size: u64) -> MemoryRegion {

@@ -8,7 +8,7 @@ use page_table_generic::{
 
 use super::{BLOCK, PHYS, Table, page, put_back};
 
-/// One entry.
+/// An entry of arm64's shape.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry(u64);
 
@@ -18,7 +18,7 @@ const WRITE: u64 = 1 << 7;
 
 #[rustfmt::skip]
 impl PageTableEntry for Entry {
-    /// Whether it is writable.
+    /// Write permission.
     type PteConfig = bool;
     fn new_page(paddr: PhysAddr, writable: bool, is_huge: bool) -> Self {
         let kind = if is_huge { 1 } else { 3 };
@@ -33,7 +33,7 @@ impl PageTableEntry for Entry {
     fn clear(&mut self) { self.0 = 0; }
 }
 
-/// Three levels.
+/// Three levels of 512 entries.
 #[derive(Clone, Copy)]
 pub struct Shape;
 
@@ -41,12 +41,12 @@ impl TableMeta for Shape {
     type P = Entry;
     const PAGE_SIZE: usize = 4096;
     const LEVEL_BITS: &[usize] = &[9, 9, 9];
-    /// 2M, as everywhere here.
+    /// Blocks of 2M, as with the other crates.
     const MAX_BLOCK_LEVEL: usize = 2;
     fn flush(_: Option<VirtAddr>) {}
 }
 
-/// The pool.
+/// Frames from the pool.
 #[derive(Clone)]
 pub struct Pages;
 
@@ -62,10 +62,10 @@ impl FrameAllocator for Pages {
     }
 }
 
-/// Its table.
+/// Table of page-table-generic.
 pub struct Generic {
     table: PageTable<Shape, Pages>,
-    /// What was split, by its number.
+    /// Receipts of splits, by block number.
     splits: Vec<Option<InstalledHugeSplit<Shape>>>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tables of other crates, behind the few operations that all have. Their pages come from one pool
-//! that is warm: every page has been touched. Who needs zeroes writes them.
+//! Tables of other crates behind the operations that all have. Their pages come from one warm pool
+//! and are not zeroed: a crate that needs zeroes writes them.
 
 pub mod aarch64;
 pub mod generic;
@@ -19,20 +19,20 @@ use std::{
 pub const PAGE: u64 = 4096;
 pub const BLOCK: u64 = 2 << 20;
 pub const GIB: u64 = 1 << 30;
-/// Where all that is mapped lies.
+/// Host address of all mapped memory.
 pub const PHYS: u64 = 0x8_0000_0000;
-/// More than any of the tables needs for 2 GiB of pages.
+/// Pages of the pool: more than a table needs for 2 GiB.
 const TABLES: usize = 1200;
 
 static PAGES: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// Memory for all tables, aligned alike for everybody, touched, and never given back.
+/// Returns memory for all tables, aligned and touched; it is never freed.
 fn memory() -> &'static [AtomicU64] {
     let layout = Layout::from_size_align(TABLES * 4096, 2 << 20).expect("a layout");
     // SAFETY: the layout has a size.
     let base = unsafe { alloc_zeroed(layout) };
     assert!(!base.is_null(), "no memory");
-    // SAFETY: it is as large as that, aligned, zeroed, and nobody else's.
+    // SAFETY: the memory is as large, aligned, zeroed, and has no other owner.
     let words = unsafe { from_raw_parts(base.cast::<AtomicU64>(), TABLES * 512) };
     words.iter().for_each(|w| w.store(0, Ordering::Relaxed));
     words
@@ -47,62 +47,60 @@ pub fn warm() {
     }
 }
 
-/// Puts the pool in order: nobody inherits how others have left it.
+/// Sorts the pool, so that no benchmark depends on the order that another has left.
 pub fn tidy() {
     let mut pages = PAGES.lock().expect("nobody panics");
     pages.sort_unstable_by(|a, b| b.cmp(a));
 }
 
-/// A page, not zeroed.
+/// Takes a page, not zeroed.
 pub fn page() -> usize {
     let page = PAGES.lock().expect("nobody panics").pop();
     page.expect("the pool is large enough")
 }
 
-/// Puts a page back.
+/// Returns a page to the pool.
 pub fn put_back(page: usize) {
     PAGES.lock().expect("nobody panics").push(page);
 }
 
-/// Puts pages back, all at once.
+/// Returns pages to the pool together.
 pub fn put_all_back(pages: impl Iterator<Item = usize>) {
     PAGES.lock().expect("nobody panics").extend(pages);
 }
 
-/// A table under test.
+/// A table to benchmark.
 pub trait Table {
-    /// Its name in the results.
+    /// Name in the results.
     const NAME: &'static str;
-    /// An empty one.
+    /// Creates an empty table.
     fn new() -> Self;
     /// Maps `size` bytes at `ipa` to the same distance from [`PHYS`], by pages or by 2M blocks.
     fn map(&mut self, ipa: u64, size: u64, blocks: bool);
     /// Maps `count` pages or 2M blocks (`SIZE`) from address 0 on, one by one.
     fn map_each<const SIZE: u64>(&mut self, count: u64);
-    /// Where an address leads. Everybody's becomes part of the loop around it, as it does where it is
-    /// called but once.
+    /// Translates an address. Each implementation is inlined into the benchmark's loop.
     fn translate(&self, ipa: u64) -> u64;
-    /// Takes the permission to write from what was mapped by pages.
+    /// Write-protects memory that is mapped by pages.
     fn protect(&mut self, ipa: u64, size: u64);
-    /// Unmaps what was mapped by pages.
+    /// Unmaps memory that is mapped by pages.
     fn unmap(&mut self, ipa: u64, size: u64);
 
-    /// Whether it can split.
+    /// Whether the table can split blocks.
     const SPLITS: bool = false;
     /// Splits the 2M block at `ipa` into pages with its attributes.
     fn split(&mut self, _ipa: u64) {
         unreachable!("it cannot split");
     }
-    /// Whether it can put blocks together again.
+    /// Whether the table can coalesce.
     const COALESCES: bool = false;
-    /// Puts the block at `ipa` together again, the `ipa / BLOCK`th that was split.
+    /// Coalesces the block at `ipa`, the `ipa / BLOCK`th that was split.
     fn coalesce(&mut self, _ipa: u64) {
         unreachable!("it cannot coalesce");
     }
-    /// Whether addresses can be looked up while others map.
+    /// Whether addresses can be translated beside maps.
     const WALKS_BESIDE: bool = false;
-    /// Puts `count` blocks that were split together again, one by one from address 0 on, as their
-    /// owner knows what they were.
+    /// Coalesces `count` blocks from address 0 on, one by one.
     fn coalesce_each(&mut self, _count: u64) {
         unreachable!("it cannot coalesce");
     }

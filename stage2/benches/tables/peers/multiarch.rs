@@ -10,7 +10,7 @@ use page_table_multiarch::{
 
 use super::{BLOCK, PHYS, Table, page, put_back};
 
-/// One entry.
+/// An entry of arm64's shape.
 #[derive(Clone, Copy)]
 pub struct Entry(u64);
 
@@ -44,7 +44,7 @@ impl GenericPTE for Entry {
     fn clear(&mut self) { self.0 = 0; }
 }
 
-/// Three levels, 39 bits.
+/// Three levels, 39 address bits.
 pub struct Shape;
 
 impl PagingMetaData for Shape {
@@ -55,7 +55,7 @@ impl PagingMetaData for Shape {
     fn flush_tlb(_: Option<VirtAddr>) {}
 }
 
-/// The pool.
+/// Frames from the pool.
 pub struct Pages;
 
 impl PagingHandler for Pages {
@@ -70,7 +70,7 @@ impl PagingHandler for Pages {
     }
 }
 
-/// Its table.
+/// Table of page_table_multiarch.
 pub struct Multiarch(PageTable64<Shape, Entry, Pages>);
 
 impl Table for Multiarch {
