@@ -46,9 +46,9 @@ use values::{
                   2 it cannot be run as asked."
 )]
 pub struct Args {
-    /// What stands behind the memory under test: anonymous, anonymous_thp, anonymous_hugetlb,
-    /// anonymous_hugetlb_2mb (and other sizes), shmem, shared_hugetlb
-    #[arg(short = 's', long, value_name = "BACKING", default_value = "anonymous")]
+    /// Backing of the memory under test
+    #[arg(short = 's', long, value_name = "BACKING", default_value = "anonymous",
+          help = format!("Backing of the memory under test: {}", Backing::all_names()))]
     backing: Backing,
     /// Size of the memory under test, with K, M or G; 1G if left out
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = size)]

@@ -134,7 +134,7 @@ mod tests {
         for (text, why) in [
             ("", "no size"),
             ("0", "zero"),
-            ("1G,backing=thp", "no backing"),
+            ("1G,backing=hugepages", "unknown backing"),
             ("1G,prefault", "prefault=…"),
             ("1G,prefault=yes", "use on or off"),
             ("1G,hugepages=on", "unknown option"),

@@ -51,8 +51,9 @@ pub struct Args {
     /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     vcpus: u32,
-    /// Memory zone: SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N];
-    /// repeat the option for more zones
+    /// Memory zone: SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N],
+    /// with the backings of `granule bench -s`, such as 4k, thp, 2m and 1g; repeat the option for
+    /// more zones
     #[arg(long, value_name = "SIZE[,…]", default_value = "512M", value_parser = memory::parse_zone)]
     memory: Vec<MemoryZone>,
     /// Disk: PATH[,readonly=on], a raw image or a block device; repeat the option for more disks

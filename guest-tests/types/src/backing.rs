@@ -1,71 +1,115 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory backings, named as the kernel's selftests name them.
+//! Memory backings and their names.
+//!
+//! The names are those of the kernel's selftests, and results always carry them. The command line
+//! also accepts aliases.
+//!
+//! To add an alias, add a row to [`Backing::ALIASES`]; parser, error message and help text follow. To
+//! add a backing, add a variant and follow the compiler: its name in `Backing::name`, its
+//! pages in `vmm/src/memory/plan.rs`, its support in the software machine. Then add the variant to
+//! [`Backing::FIXED`].
 
-use std::{fmt, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::units::Bytes;
 
-/// What stands behind guest memory, named as the kernel's selftests name it.
+/// Backing of guest memory on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backing {
-    /// Private anonymous memory with huge pages forbidden.
+    /// Private anonymous memory without transparent huge pages.
     Anonymous,
-    /// Private anonymous memory, transparent huge pages asked for.
+    /// Private anonymous memory with transparent huge pages.
     AnonymousThp,
-    /// Private hugetlb pages of the host's default size (`None`) or of the size given.
+    /// Private hugetlb pages of the default size of the host (`None`) or of this size.
     AnonymousHugetlb(Option<Bytes>),
-    /// Shared memory (memfd) of small pages.
+    /// Shared memory (memfd) of base pages.
     Shmem,
-    /// Shared hugetlb pages (memfd) of the host's default size.
+    /// Shared hugetlb pages (memfd) of the default size of the host.
     SharedHugetlb,
 }
 
-/// Why a text names no backing.
+/// Prefix of the names of hugetlb backings with a size.
+const SIZED_HUGETLB: &str = "anonymous_hugetlb_";
+
+impl Backing {
+    /// Backings without a size in their name, in the order of the help text.
+    pub const FIXED: &[Self] = &[
+        Self::Anonymous,
+        Self::AnonymousThp,
+        Self::AnonymousHugetlb(None),
+        Self::Shmem,
+        Self::SharedHugetlb,
+    ];
+
+    /// Short names, accepted wherever a backing is given.
+    pub const ALIASES: &[(&str, Self)] = &[
+        ("4k", Self::Anonymous),
+        ("thp", Self::AnonymousThp),
+        ("2m", Self::AnonymousHugetlb(Some(Bytes::mib(2)))),
+        ("1g", Self::AnonymousHugetlb(Some(Bytes::gib(1)))),
+    ];
+
+    /// Returns the name.
+    fn name(self) -> Cow<'static, str> {
+        match self {
+            Self::Anonymous => "anonymous".into(),
+            Self::AnonymousThp => "anonymous_thp".into(),
+            Self::AnonymousHugetlb(None) => "anonymous_hugetlb".into(),
+            Self::AnonymousHugetlb(Some(size)) => {
+                let size = size.to_string().to_lowercase();
+                format!("{SIZED_HUGETLB}{size}b").into()
+            }
+            Self::Shmem => "shmem".into(),
+            Self::SharedHugetlb => "shared_hugetlb".into(),
+        }
+    }
+
+    /// Returns all names and aliases, for messages and help texts.
+    #[must_use]
+    pub fn all_names() -> String {
+        let mut names: Vec<String> = Self::FIXED.iter().map(Self::to_string).collect();
+        names.push(format!("{SIZED_HUGETLB}SIZE (64kb, 2mb, 1gb)"));
+        let aliases = Self::ALIASES.iter();
+        let aliases: Vec<String> = aliases
+            .map(|(alias, backing)| format!("{alias} = {backing}"))
+            .collect();
+        format!("{}; short: {}", names.join(", "), aliases.join(", "))
+    }
+}
+
+/// Error returned when a text does not name a backing.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "'{0}' is no backing: use anonymous, anonymous_thp, anonymous_hugetlb, \
-     anonymous_hugetlb_<n>kb, _<n>mb or _<n>gb, shmem or shared_hugetlb"
-)]
+#[error("unknown backing '{0}'; expected one of {names}", names = Backing::all_names())]
 pub struct ParseBackingError(String);
 
 impl FromStr for Backing {
     type Err = ParseBackingError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "anonymous" => Ok(Self::Anonymous),
-            "anonymous_thp" => Ok(Self::AnonymousThp),
-            "anonymous_hugetlb" => Ok(Self::AnonymousHugetlb(None)),
-            "shmem" => Ok(Self::Shmem),
-            "shared_hugetlb" => Ok(Self::SharedHugetlb),
-            _ => text
-                .strip_prefix("anonymous_hugetlb_")
-                .and_then(|size| size.strip_suffix('b'))
-                .filter(|size| size.ends_with(['k', 'm', 'g']))
-                .and_then(|size| size.parse::<Bytes>().ok())
-                .filter(|size| size.0.is_power_of_two())
-                .map(|size| Self::AnonymousHugetlb(Some(size)))
-                .ok_or_else(|| ParseBackingError(text.to_owned())),
-        }
+        let mut fixed = Self::FIXED.iter().copied();
+        let mut aliases = Self::ALIASES.iter();
+        fixed
+            .find(|backing| backing.name() == text)
+            .or_else(|| Some(aliases.find(|(alias, _)| *alias == text)?.1))
+            .or_else(|| {
+                let size = text.strip_prefix(SIZED_HUGETLB)?.strip_suffix('b')?;
+                let size: Bytes = match size.ends_with(['k', 'm', 'g']) {
+                    true => size.parse().ok()?,
+                    false => return None,
+                };
+                let valid = size.0.is_power_of_two();
+                valid.then_some(Self::AnonymousHugetlb(Some(size)))
+            })
+            .ok_or_else(|| ParseBackingError(text.to_owned()))
     }
 }
 
 impl fmt::Display for Backing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Anonymous => f.pad("anonymous"),
-            Self::AnonymousThp => f.pad("anonymous_thp"),
-            Self::AnonymousHugetlb(None) => f.pad("anonymous_hugetlb"),
-            Self::AnonymousHugetlb(Some(size)) => f.pad(&format!(
-                "anonymous_hugetlb_{}b",
-                size.to_string().to_lowercase()
-            )),
-            Self::Shmem => f.pad("shmem"),
-            Self::SharedHugetlb => f.pad("shared_hugetlb"),
-        }
+        f.pad(&self.name())
     }
 }
 
@@ -87,31 +131,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_backing_is_read_as_it_is_printed() {
-        for name in [
-            "anonymous",
-            "anonymous_thp",
-            "anonymous_hugetlb",
-            "anonymous_hugetlb_64kb",
-            "anonymous_hugetlb_2mb",
-            "anonymous_hugetlb_1gb",
-            "shmem",
-            "shared_hugetlb",
-        ] {
+    fn every_name_is_parsed_and_printed() {
+        let fixed = Backing::FIXED.iter().map(|backing| backing.to_string());
+        let sized = ["64kb", "2mb", "1gb"].map(|size| format!("anonymous_hugetlb_{size}"));
+        for name in fixed.chain(sized) {
             assert_eq!(name.parse::<Backing>().unwrap().to_string(), name);
         }
     }
 
     #[test]
-    fn what_is_no_backing_is_refused() {
+    fn an_alias_is_parsed_and_printed_as_its_long_name() {
+        for (alias, name) in [
+            ("4k", "anonymous"),
+            ("thp", "anonymous_thp"),
+            ("2m", "anonymous_hugetlb_2mb"),
+            ("1g", "anonymous_hugetlb_1gb"),
+        ] {
+            assert_eq!(alias.parse::<Backing>().unwrap().to_string(), name);
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_all_names_and_aliases() {
         for name in [
             "",
-            "thp",
+            "THP",
             "anonymous_hugetlb_",
             "anonymous_hugetlb_3mb",
             "anonymous_hugetlb_2m",
         ] {
             assert!(name.parse::<Backing>().is_err(), "{name}");
+        }
+        let error = "hugepages".parse::<Backing>().unwrap_err().to_string();
+        for name in ["'hugepages'", "anonymous_thp", "thp = anonymous_thp"] {
+            assert!(error.contains(name), "{error}");
         }
     }
 }
