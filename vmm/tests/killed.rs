@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A process killed at random moments, a hundred times, and what the next one finds.
+//! Kills a process a hundred times at random moments and checks what the next process finds.
 //!
-//! The process is this test once more, with all of `granule run` that leaves something behind or
-//! acknowledges something: the control socket, the raw terminal, a tap, a locked disk and its device
-//! behind the real registers with its real thread. No vCPU is in it, so it runs on any host; the
-//! whole program with a guest is killed in `tests/guest`. A driver in it writes one number after the
-//! other to the disk, flushes, and prints what was acknowledged.
+//! The victim is this test in a child process, with all parts of `granule run` that leave state
+//! behind or acknowledge writes: control socket, raw terminal, tap, and a locked disk whose device
+//! runs behind its real registers in its worker thread. It has no vCPU and therefore runs on any
+//! host; `tests/guest` kills the whole program with a guest. A driver in the victim writes numbered
+//! sectors, flushes each, and prints the number once it is acknowledged.
 //!
-//! A kill takes no page cache with it, so this shows that nothing is acknowledged before it was
-//! written, and not that a host keeps it when its power fails.
+//! A killed process loses no page cache. The test therefore shows that no write is acknowledged
+//! before it is complete, not that a host keeps it through a power failure.
 
-#![allow(clippy::unwrap_used, reason = "a failed test tells where")]
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::{
     env, fs,
@@ -18,6 +18,7 @@ use std::{
     os::fd::OwnedFd,
     path::Path,
     process::{Child, Command, Stdio},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -35,6 +36,8 @@ use granule_vmm::{
     memory::{GuestMemory, GuestRam, HostPages, Plan},
     vm::{api::Api, socket::BoundSocket, terminal::Terminal},
 };
+use rand_core::{Rng as _, SeedableRng as _};
+use rand_xoshiro::Xoshiro256StarStar;
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{LocalModes, tcgetattr},
@@ -43,25 +46,42 @@ use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 const KILLS: u64 = 100;
-const VICTIM: &str = "GRANULE_TEST_VICTIM";
+/// Number of writes after which a victim of [`Mode::Exit`] exits.
+const WRITES: u64 = 8;
 const TAP: &str = "granule-kill";
 const START: u64 = 0x4000_0000;
 const SECTORS: u64 = 64;
-const BYTES: usize = 64 * 512;
+const SECTOR: usize = 512;
 
-/// The disk's driver: one request at a time.
-struct Driver {
-    transport: Transport,
-    memory: std::sync::Arc<GuestMemory>,
-    done: u16,
+// Environment of a victim.
+const MODE: &str = "GRANULE_TEST_VICTIM";
+const FOLDER: &str = "GRANULE_TEST_FOLDER";
+const WITH_TAP: &str = "GRANULE_TEST_TAP";
+
+/// End of a victim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Killed,
+    Exit,
 }
 
-const TABLE: u64 = START;
-const AVAILABLE: u64 = START + 0x1000;
-const USED: u64 = START + 0x2000;
+/// Driver of the disk, with one request at a time.
+struct Driver {
+    transport: Transport,
+    memory: Arc<GuestMemory>,
+    requests: u16,
+}
+
+const DESC_TABLE: u64 = START;
+const AVAIL_RING: u64 = START + 0x1000;
+const USED_RING: u64 = START + 0x2000;
 const HEADER: u64 = START + 0x3000;
 const DATA: u64 = START + 0x4000;
 const STATUS: u64 = START + 0x5000;
+
+// Request types (virtio 1.2, section 5.2.6).
+const OUT: u32 = 1;
+const FLUSH: u32 = 4;
 
 impl Driver {
     fn new(disk: &Path) -> Self {
@@ -69,17 +89,17 @@ impl Driver {
         let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
         let start = GuestAddress(START);
         let ram = GuestRam::new(plan, &host, start, Bytes::mib(1), false).unwrap();
-        let memory = std::sync::Arc::new(GuestMemory::new(vec![ram]).unwrap());
+        let memory = Arc::new(GuestMemory::new(vec![ram]).unwrap());
         let device = Block::new(Disk::open(disk, false).unwrap(), "disk0");
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let shared = std::sync::Arc::clone(&memory);
-        let transport = Transport::new("disk0", Box::new(device), shared, irq).unwrap();
+        let transport =
+            Transport::new("disk0", Box::new(device), Arc::clone(&memory), irq).unwrap();
         let mut driver = Self {
             transport,
             memory,
-            done: 0,
+            requests: 0,
         };
-        // Reset, acknowledge, driver; version 1 and flushes; features; the queue; go.
+        // Reset, acknowledge, driver; flush and version 1; features; queue; driver OK.
         for (register, value) in [
             (0x70, 0),
             (0x70, 1),
@@ -91,9 +111,9 @@ impl Driver {
             (0x70, 11),
             (0x30, 0),
             (0x38, 8),
-            (0x80, TABLE),
-            (0x90, AVAILABLE),
-            (0xa0, USED),
+            (0x80, DESC_TABLE),
+            (0x90, AVAIL_RING),
+            (0xa0, USED_RING),
             (0x44, 1),
             (0x70, 15),
         ] {
@@ -107,66 +127,68 @@ impl Driver {
         assert!(self.transport.write(register, &[a, b, c, d]));
     }
 
-    fn put(&self, address: u64, bytes: &[u8]) {
-        let place = vm_memory::GuestAddress(address);
-        self.memory.map().write_slice(bytes, place).unwrap();
+    fn write(&self, address: u64, bytes: &[u8]) {
+        let map = self.memory.map();
+        map.write_slice(bytes, GuestAddress(address)).unwrap();
     }
 
-    /// A request of this kind, with a sector of data to be written or none; until it is done.
-    fn ask(&mut self, kind: u32, sector: u64, data: Option<&[u8; 512]>) {
-        self.put(HEADER, &u64::from(kind).to_le_bytes());
-        self.put(HEADER + 8, &sector.to_le_bytes());
-        self.put(STATUS, &[0xff]);
+    /// Sends a request and waits until it is complete.
+    fn request(&mut self, request_type: u32, sector: u64, data: Option<&[u8]>) {
+        self.write(HEADER, &u64::from(request_type).to_le_bytes());
+        self.write(HEADER + 8, &sector.to_le_bytes());
+        self.write(STATUS, &[0xff]);
         let mut buffers = vec![(HEADER, 16u32, 0u16)];
         if let Some(data) = data {
-            self.put(DATA, data);
-            buffers.push((DATA, 512, 0));
+            self.write(DATA, data);
+            buffers.push((DATA, u32::try_from(data.len()).unwrap(), 0));
         }
         buffers.push((STATUS, 1, 2));
         let last = buffers.len() - 1;
         for (index, (address, length, flags)) in buffers.into_iter().enumerate() {
-            let next = u16::from(index < last);
-            let mut bytes = address.to_le_bytes().to_vec();
-            bytes.extend(length.to_le_bytes());
-            bytes.extend((flags | next).to_le_bytes());
-            bytes.extend(u16::try_from(index + 1).unwrap().to_le_bytes());
-            self.put(TABLE + index as u64 * 16, &bytes);
+            let more = u16::from(index < last);
+            let mut descriptor = address.to_le_bytes().to_vec();
+            descriptor.extend(length.to_le_bytes());
+            descriptor.extend((flags | more).to_le_bytes());
+            descriptor.extend(u16::try_from(index + 1).unwrap().to_le_bytes());
+            self.write(DESC_TABLE + index as u64 * 16, &descriptor);
         }
-        self.done = self.done.wrapping_add(1);
-        self.put(AVAILABLE + 2, &self.done.to_le_bytes());
+        self.requests = self.requests.wrapping_add(1);
+        self.write(AVAIL_RING + 2, &self.requests.to_le_bytes());
         self.set(0x50, 0);
-        let used = vm_memory::GuestAddress(USED + 2);
-        while self.memory.map().read_obj::<u16>(used).unwrap() != self.done {
+        let (map, used) = (self.memory.map(), GuestAddress(USED_RING + 2));
+        while map.read_obj::<u16>(used).unwrap() != self.requests {
             thread::yield_now();
         }
-        let status = vm_memory::GuestAddress(STATUS);
-        assert_eq!(self.memory.map().read_obj::<u8>(status).unwrap(), 0);
+        assert_eq!(map.read_obj::<u8>(GuestAddress(STATUS)).unwrap(), 0);
     }
 }
 
-/// What is killed. It says each thing it has got, and then each number that is safe.
-fn be_killed(folder: &Path, what: &str) {
+/// Returns the contents of the sector with this number: copies of the number.
+fn record(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(SECTOR / 8)
+}
+
+/// Runs in the victim: prints each part that it has opened, then each acknowledged number.
+fn run_victim(folder: &Path, mode: &str) {
     let socket = BoundSocket::new(&folder.join("socket")).unwrap();
     let _api = Api::serve(socket, || Ok(())).unwrap();
     println!("socket");
     let _terminal = Terminal::raw().unwrap().unwrap();
     println!("terminal");
-    let _tap = env::var_os("GRANULE_TEST_TAP").map(|_| Tap::open(TAP).unwrap());
+    let _tap = env::var_os(WITH_TAP).map(|_| Tap::open(TAP).unwrap());
     println!("tap");
     let mut disk = Driver::new(&folder.join("disk"));
     println!("disk");
-    let most = if what == "ends" { 8 } else { u64::MAX };
-    for number in 1..=most {
-        let mut sector = [0; 512];
-        sector[..8].copy_from_slice(&number.to_le_bytes());
-        disk.ask(1, number % SECTORS, Some(&sector));
-        disk.ask(4, 0, None);
+    let exits = mode == format!("{:?}", Mode::Exit);
+    for number in 1..=if exits { WRITES } else { u64::MAX } {
+        disk.request(OUT, number % SECTORS, Some(&record(number)));
+        disk.request(FLUSH, 0, None);
         println!("{number}");
     }
 }
 
-/// A terminal: its two ends.
-fn terminal() -> (OwnedFd, OwnedFd) {
+/// Returns both ends of a terminal.
+fn open_terminal() -> (OwnedFd, OwnedFd) {
     let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&main).unwrap();
     unlockpt(&main).unwrap();
@@ -176,17 +198,16 @@ fn terminal() -> (OwnedFd, OwnedFd) {
     (main, end.unwrap().into())
 }
 
-/// A process to be killed, or one that `ends` by itself.
-fn start(folder: &Path, terminal: &OwnedFd, what: &str, tap: bool) -> Child {
+fn start_victim(folder: &Path, terminal: &OwnedFd, mode: Mode, tap: bool) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
     if tap {
-        command.env("GRANULE_TEST_TAP", "yes");
+        command.env(WITH_TAP, "yes");
     }
     command
-        .args(["--exact", "whatever_it_is_killed_at_the_next_one_works"])
+        .args(["--exact", "a_killed_process_does_not_impede_the_next"])
         .args(["--nocapture", "--test-threads=1"])
-        .env(VICTIM, what)
-        .env("GRANULE_TEST_FOLDER", folder)
+        .env(MODE, format!("{mode:?}"))
+        .env(FOLDER, folder)
         .stdin(Stdio::from(terminal.try_clone().unwrap()))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -194,84 +215,95 @@ fn start(folder: &Path, terminal: &OwnedFd, what: &str, tap: bool) -> Child {
         .unwrap()
 }
 
+/// Starts a victim, kills it `delay` after its start or its first write, and returns the last number
+/// that it printed.
+fn kill_victim(mut child: Child, after_first_write: bool, delay: Duration) -> u64 {
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    if after_first_write {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut line = String::new();
+        while line.trim() != "1" {
+            line.clear();
+            let count = output.read_line(&mut line).unwrap();
+            let running = count > 0 && Instant::now() < deadline;
+            assert!(running, "{}", errors(&mut child));
+        }
+    }
+    thread::sleep(delay);
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+
+    // A victim that exits by itself has failed on the state of the one before.
+    assert_eq!(status.code(), None, "{}", errors(&mut child));
+    // The last line may be incomplete.
+    let complete = rest.rsplit_once('\n').map_or("", |(complete, _)| complete);
+    let mut numbers = complete.lines().rev().map(str::parse::<u64>);
+    let last = numbers.find_map(Result::ok);
+    last.unwrap_or(after_first_write.into())
+}
+
+/// Checks that the disk has each acknowledged number, unless a later one has replaced it.
+fn check_disk(disk: &Path, last: u64) {
+    let bytes = fs::read(disk).unwrap();
+    let (sectors, _) = bytes.as_chunks::<SECTOR>();
+    // The sector after the last number may hold a write in flight.
+    for number in last.saturating_sub(SECTORS - 2).max(1)..=last {
+        let sector = &sectors[usize::try_from(number % SECTORS).unwrap()];
+        let found = u64::from_le_bytes(*sector.first_chunk().unwrap());
+        assert!(found >= number, "{number} is lost");
+        assert_eq!(sector[..], record(found), "{number} is torn");
+    }
+}
+
 #[test]
-fn whatever_it_is_killed_at_the_next_one_works() {
-    if let Ok(what) = env::var(VICTIM) {
-        let folder = env::var_os("GRANULE_TEST_FOLDER").unwrap();
-        return be_killed(Path::new(&folder), &what);
+fn a_killed_process_does_not_impede_the_next() {
+    if let Ok(mode) = env::var(MODE) {
+        let folder = env::var_os(FOLDER).unwrap();
+        return run_victim(Path::new(&folder), &mode);
     }
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");
-    fs::write(&disk, vec![0; BYTES]).unwrap();
     let tap = Tap::open(TAP).map(drop);
     if let Err(error) = &tap {
         granule_types::testing::skip(format_args!("the part with a tap: {error}"));
     }
-    let (_main, end) = terminal();
-    let mut random = 1u64;
-    let (mut acknowledged, mut at_work) = (0u64, 0);
+    let empty_disk = || {
+        let size = usize::try_from(SECTORS).unwrap() * SECTOR;
+        fs::write(&disk, vec![0; size]).unwrap();
+    };
+    let (_main, terminal) = open_terminal();
+    let start = |mode| start_victim(folder.path(), &terminal, mode, tap.is_ok());
+    let mut random = Xoshiro256StarStar::seed_from_u64(1);
+    let (mut acknowledged, mut writing) = (0, 0);
 
     for kill in 0..KILLS {
-        fs::write(&disk, vec![0; BYTES]).unwrap();
-        let mut child = start(folder.path(), &end, "is killed", tap.is_ok());
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let mut said = BufReader::new(child.stdout.take().unwrap());
-        // Half of them while they start, half while they write.
-        if kill % 2 == 1 {
-            let until = Instant::now() + Duration::from_secs(60);
-            let mut line = String::new();
-            while line.trim() != "1" {
-                line.clear();
-                let count = said.read_line(&mut line).unwrap();
-                assert!(count > 0 && Instant::now() < until, "{}", why(&mut child));
-            }
-        }
-        thread::sleep(Duration::from_micros(random % 20_000));
-        child.kill().unwrap();
-        let status = child.wait().unwrap();
-        let mut rest = String::new();
-        said.read_to_string(&mut rest).unwrap();
-
-        // It must not have ended by itself: what the one before left would have been in its way.
-        assert_eq!(status.code(), None, "kill {kill}: {}", why(&mut child));
-        // A line may be cut off.
-        let whole = rest.rsplit_once('\n').map_or("", |(whole, _)| whole);
-        let mut last = whole.lines().rev().map(str::parse::<u64>);
-        let last = last.find_map(Result::ok).unwrap_or(kill % 2);
-        let bytes = fs::read(&disk).unwrap();
-        let (sectors, _) = bytes.as_chunks::<512>();
-        let found = |number: u64| {
-            let sector = sectors[usize::try_from(number % SECTORS).unwrap()];
-            u64::from_le_bytes(*sector.first_chunk().unwrap())
-        };
-        for number in last.saturating_sub(SECTORS - 2).max(1)..=last {
-            let there = found(number);
-            assert!(there >= number, "kill {kill}: {number} is lost");
-        }
+        empty_disk();
+        let delay = Duration::from_micros(random.next_u64() % 20_000);
+        let last = kill_victim(start(Mode::Killed), kill % 2 == 1, delay);
+        check_disk(&disk, last);
         acknowledged += last;
-        at_work += u64::from(last > 0);
+        writing += u64::from(last > 0);
     }
 
-    // The last ones left the terminal raw. One that ends leaves it as people can use it.
-    let found = tcgetattr(&end).unwrap().local_modes;
-    let ends = start(folder.path(), &end, "ends", tap.is_ok());
-    let output = ends.wait_with_output().unwrap();
-    let left = tcgetattr(&end).unwrap().local_modes;
+    // Killed victims leave the terminal raw; one that exits restores a usable mode.
+    let before = tcgetattr(&terminal).unwrap().local_modes;
+    let output = start(Mode::Exit).wait_with_output().unwrap();
+    let after = tcgetattr(&terminal).unwrap().local_modes;
     assert!(output.status.success(), "{output:?}");
-    assert!(!found.contains(LocalModes::ICANON));
-    assert!(left.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG));
-    assert!(at_work >= KILLS / 2, "{at_work}");
-    println!("{KILLS} kills, {at_work} of them at work, {acknowledged} writes acknowledged");
+    assert!(!before.contains(LocalModes::ICANON));
+    assert!(after.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG));
+    assert!(writing >= KILLS / 2, "{writing}");
+    println!("{KILLS} kills, {writing} while writing, {acknowledged} writes acknowledged");
 }
 
-/// What it said on its way out.
-fn why(child: &mut Child) -> String {
+/// Kills a victim and returns its errors.
+fn errors(child: &mut Child) -> String {
     let _ = child.kill();
-    let mut said = String::new();
+    let mut errors = String::new();
     if let Some(stderr) = &mut child.stderr {
-        let _ = stderr.read_to_string(&mut said);
+        let _ = stderr.read_to_string(&mut errors);
     }
-    said
+    errors
 }
