@@ -3,8 +3,8 @@
 //!
 //! The guest is Debian's kernel with a shell that writes consecutive numbers to its disk, flushes, and
 //! prints each number that is safe. Half of the runs are killed while they start, half while the guest
-//! writes. `GRANULE_KILLS` sets their number. All start as root and change to `nobody`, who can open
-//! neither disk nor tap. The same guest shows that a GICv2 works.
+//! writes. `GRANULE_KILLS` sets their number. All start as root and change to a user who can
+//! open neither disk nor tap. The same guest shows that a GICv2 works.
 
 use std::env;
 
@@ -107,7 +107,7 @@ fn a_run_after_a_kill_works_and_keeps_flushed_data() {
         safe += last;
     }
 
-    // The last guest reboots and finds its disk, which user nobody cannot open.
+    // The last guest reboots and finds its disk, which its user cannot open.
     let output = host.run("run again; at_work; grep -ac 'second boot' /tmp/out");
     assert_eq!(output.trim(), "1");
     let output = host.run("grep -e ^Uid -e ^Groups -e ^CapEff /proc/$pid/status");

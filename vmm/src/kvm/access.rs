@@ -27,13 +27,13 @@ pub enum AccessError {
     /// The node or the driver is missing.
     #[error("{PATH} is not available: {hint}")]
     Missing {
-        /// What is missing and how to provide it.
+        /// The missing part and the command that provides it.
         hint: String,
     },
     /// The user lacks the permission.
     #[error("this user may not open {PATH}: {hint}")]
     Denied {
-        /// How to get the permission.
+        /// The command that gets the permission.
         hint: String,
     },
     /// A device cgroup of the container or service forbids access.

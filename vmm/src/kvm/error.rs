@@ -42,7 +42,7 @@ pub enum KvmError {
         initially = if *initially_set { " and all pages set initially" } else { "" }
     )]
     DirtyMode {
-        /// Whether `KVM_DIRTY_LOG_INITIALLY_SET` was requested.
+        /// Set if `KVM_DIRTY_LOG_INITIALLY_SET` was requested.
         initially_set: bool,
         /// The flags that the kernel supports.
         supported: u32,

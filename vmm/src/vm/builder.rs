@@ -104,7 +104,7 @@ pub struct VmConnections {
     pub guest_exit: EventFd,
     /// Setup of each vCPU thread.
     pub vcpu_setup: ThreadSetup,
-    /// Whether to open KVM's statistics.
+    /// Opens KVM's statistics if set.
     pub statistics: bool,
 }
 

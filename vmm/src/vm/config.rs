@@ -16,7 +16,7 @@ pub struct MemoryZone {
     pub size: Bytes,
     /// Host memory behind the zone.
     pub backing: Backing,
-    /// Whether the host populates the zone before the guest starts.
+    /// Populates the zone before the guest starts.
     pub prefault: bool,
     /// Alignment of guest and host addresses; the backing's page size by default.
     pub align: Option<Bytes>,
@@ -40,7 +40,7 @@ pub enum SerialModel {
 pub struct DiskConfig {
     /// Path of a raw image or a block device.
     pub path: PathBuf,
-    /// Whether the guest has read access only.
+    /// Limits the guest to read access.
     pub read_only: bool,
 }
 
@@ -69,9 +69,9 @@ pub struct VirtioConfig {
     pub nets: Vec<NetConfig>,
     /// Vsock device.
     pub vsock: Option<VsockConfig>,
-    /// Whether there is a balloon.
+    /// Adds a balloon.
     pub balloon: bool,
-    /// Whether there is a console, `hvc0`, to which the terminal connects instead of the serial port.
+    /// Adds a console, `hvc0`, to which the terminal connects instead of the serial port.
     pub console: bool,
 }
 
@@ -107,7 +107,7 @@ pub struct VmConfig {
 pub struct RunOptions {
     /// Start time of the program.
     pub started: Instant,
-    /// Whether a guest that resets itself is booted again.
+    /// Boots a guest again that resets itself.
     pub reboot: bool,
     /// Text on the guest's console that marks the start of its init.
     pub init_text: Option<String>,
@@ -117,6 +117,6 @@ pub struct RunOptions {
     pub api_socket: Option<PathBuf>,
     /// User and group that the process changes to after it has opened all files.
     pub identity: Option<Identity>,
-    /// Whether the process is confined by Landlock and seccomp.
+    /// Confines the process by Landlock and seccomp.
     pub sandbox: bool,
 }

@@ -31,7 +31,7 @@ pub struct VmController<'a> {
     boot_count: u32,
     /// Dirty logs, one for each memslot; empty while logging is off.
     dirty: Vec<DirtyLog>,
-    /// Whether a client requested a stop.
+    /// Set when a client has requested a stop.
     pub stop_requested: bool,
 }
 

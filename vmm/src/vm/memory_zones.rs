@@ -20,9 +20,9 @@ pub enum MemoryZoneError {
     Zone {
         /// Index of the zone, from 0.
         index: usize,
-        /// Its size.
+        /// Size of the zone.
         size: Bytes,
-        /// Its backing.
+        /// Backing of the zone.
         backing: Backing,
         /// The error.
         #[source]
@@ -41,7 +41,7 @@ pub enum MemoryZoneError {
 pub struct VmMemory {
     /// The zones in the order of the configuration, which is that of their addresses.
     pub zones: Vec<Arc<GuestRam>>,
-    /// All zones as one memory map, for devices.
+    /// Memory map of all zones, for devices.
     pub map: GuestMemory,
 }
 

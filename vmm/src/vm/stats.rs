@@ -57,7 +57,7 @@ impl HostCounters {
     }
 }
 
-/// All statistics at one moment.
+/// The statistics at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
     /// Kernel events and KVM's cumulative statistics, since the start.

@@ -18,7 +18,7 @@ use super::{
 pub(super) struct StatsFile {
     pub(super) path: PathBuf,
     file: File,
-    /// Whether a boot of this run was written.
+    /// Set when a boot of this run has been written.
     written: bool,
     host: Host,
 }

@@ -41,7 +41,7 @@ pub struct ExitCounters {
     pub mmio_writes: AtomicU64,
     /// Exits by a signal.
     pub interrupted: AtomicU64,
-    /// All other exits.
+    /// Other exits.
     pub other: AtomicU64,
 }
 

@@ -55,7 +55,7 @@ pub enum GicError {
 /// An interrupt controller. It exists as long as the VM.
 #[derive(Debug)]
 pub struct Gic {
-    /// Its addresses, for the device tree.
+    /// Addresses, for the device tree.
     pub ranges: GicRanges,
     _devices: Vec<DeviceFd>,
 }

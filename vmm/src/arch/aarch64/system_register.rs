@@ -4,7 +4,7 @@
 /// A system register by its encoding: the operands of `MRS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SystemRegister {
-    /// Its name in the Arm manual.
+    /// Name in the Arm manual.
     pub name: &'static str,
     /// The operands op0, op1, CRn, CRm, op2.
     pub encoding: [u8; 5],

@@ -40,7 +40,7 @@ pub enum GicRanges {
     V3 {
         /// The distributor.
         distributor: Range<u64>,
-        /// All redistributors.
+        /// Range of all redistributors.
         redistributors: Range<u64>,
         /// The interrupt translation service.
         its: Option<Range<u64>>,
@@ -61,7 +61,7 @@ pub struct Fdt<'a> {
     pub memory: &'a [(GuestAddress, Bytes)],
     /// The affinity fields of each vCPU's `MPIDR_EL1`, the boot vCPU first.
     pub cpus: &'a [u64],
-    /// Whether the vCPUs have a PMU.
+    /// Presence of a PMU in the vCPUs.
     pub pmu: bool,
     /// The interrupt controller.
     pub gic: &'a GicRanges,
