@@ -18,9 +18,9 @@ use granule_vmm::vm::{
         DiskConfig, MemoryZone, NetConfig, RunOptions, SerialModel, VirtioConfig, VmConfig,
         VsockConfig,
     },
+    outcome::VmOutcome,
     privileges::Identity,
-    run::{self, VmOutcome},
-    terminal,
+    run, terminal,
 };
 
 /// Options of `granule run`.

@@ -13,6 +13,7 @@
 
 pub mod api;
 pub mod api_request;
+mod boot;
 pub mod boot_stats;
 pub mod builder;
 pub mod config;
@@ -23,6 +24,7 @@ mod event_loop;
 mod landlock;
 pub mod memory_zones;
 pub mod open_files;
+pub mod outcome;
 pub mod pattern_match;
 pub mod privileges;
 pub mod run;

@@ -53,6 +53,18 @@ pub enum OpenError {
     Vsock(#[from] VsockError),
 }
 
+impl OpenError {
+    /// Returns a conversion of the error of a file that `option` names.
+    pub(super) fn file(option: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::File {
+            option,
+            path: path.clone(),
+            source,
+        }
+    }
+}
+
 /// A kernel or initramfs file.
 #[derive(Debug)]
 pub struct BootFile {
@@ -63,20 +75,19 @@ pub struct BootFile {
 
 impl BootFile {
     fn open(option: &'static str, path: &Path) -> Result<Self, OpenError> {
-        let path = path.to_owned();
-        let opened = File::open(&path).and_then(|file| match file.metadata()?.is_file() {
-            true => Ok(file),
-            // The file is read again at each reboot, and its size must be known.
-            false => Err(io::Error::other("not a regular file")),
-        });
-        match opened {
-            Ok(file) => Ok(Self { option, path, file }),
-            Err(source) => Err(OpenError::File {
-                option,
-                path,
-                source,
-            }),
-        }
+        let open = || {
+            let file = File::open(path)?;
+            if !file.metadata()?.is_file() {
+                // The file is read again at each reboot, and its size must be known.
+                return Err(io::Error::other("not a regular file"));
+            }
+            Ok(file)
+        };
+        Ok(Self {
+            option,
+            path: path.to_owned(),
+            file: open().map_err(OpenError::file(option, path))?,
+        })
     }
 
     /// Returns the path.
@@ -90,12 +101,9 @@ impl BootFile {
     /// The error of `read`, with the option that names the file.
     pub fn read<T>(&self, read: impl FnOnce(&File) -> io::Result<T>) -> Result<T, OpenError> {
         let mut file = &self.file;
-        let result = file.rewind().and_then(|()| read(file));
-        result.map_err(|source| OpenError::File {
-            option: self.option,
-            path: self.path.clone(),
-            source,
-        })
+        file.rewind()
+            .and_then(|()| read(file))
+            .map_err(OpenError::file(self.option, &self.path))
     }
 }
 
