@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The virtual machine: memory on any backing, KVM objects, devices, boot and the running VM.
+#![doc = include_str!("../README.md")]
 
 pub mod arch;
 pub mod devices;
