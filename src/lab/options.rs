@@ -99,7 +99,7 @@ fn backings(args: &Args) -> Vec<Backing> {
 /// Returns the repository: `--root`, or the one that contains the current directory or this program.
 pub fn repository(root: Option<&Path>) -> Result<PathBuf, Error> {
     if let Some(root) = root {
-        return Ok(root.to_owned());
+        return Ok(absolute(root)?);
     }
     env::current_dir()?
         .ancestors()

@@ -88,23 +88,10 @@ pub enum PackageError {
     Command(#[from] CommandError),
 }
 
-/// Build tools and the Debian packages that contain them.
-const TOOLS: [(&str, &str); 13] = [
-    ("make", "make"),
-    ("gcc", "gcc"),
-    ("bc", "bc"),
-    ("flex", "flex"),
-    ("bison", "bison"),
-    ("rsync", "rsync"),
-    ("cpio", "cpio"),
-    ("patch", "patch"),
-    ("perl", "perl"),
-    ("depmod", "kmod"),
-    ("dpkg-buildpackage", "dpkg-dev"),
-    ("fakeroot", "fakeroot"),
-    ("python3", "python3"),
-];
-const CROSS_COMPILER: (&str, &str) = ("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu");
+/// Build tools, with their Debian package if its name differs.
+const TOOLS: &str = "make gcc bc flex bison rsync cpio patch perl python3 fakeroot depmod:kmod \
+                     dpkg-buildpackage:dpkg-dev";
+const CROSS_COMPILER: &str = "aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu";
 const HEADERS: [(&str, &str); 2] = [
     ("/usr/include/libelf.h", "libelf-dev"),
     ("/usr/include/openssl/ssl.h", "libssl-dev"),
@@ -161,16 +148,16 @@ fn check_tools(cross: bool) -> Result<(), PackageError> {
     let directories: Vec<PathBuf> = env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
         .collect();
-    let installed = |tool: &str| directories.iter().any(|path| path.join(tool).is_file());
-    let tools = TOOLS.iter().chain(cross.then_some(&CROSS_COMPILER));
-    let missing_tools = tools.filter(|(tool, _)| !installed(tool));
-    let missing_headers = HEADERS
+    let tools = TOOLS.split(' ').chain(cross.then_some(CROSS_COMPILER));
+    let mut missing: Vec<&str> = tools
+        .map(|tool| tool.split_once(':').unwrap_or((tool, tool)))
+        .filter(|(tool, _)| !directories.iter().any(|path| path.join(tool).is_file()))
+        .map(|(_, package)| package)
+        .collect();
+    let headers = HEADERS
         .iter()
         .filter(|(file, _)| !Path::new(file).is_file());
-    let missing: Vec<&str> = missing_tools
-        .chain(missing_headers)
-        .map(|(_, package)| *package)
-        .collect();
+    missing.extend(headers.map(|(_, package)| *package));
     if missing.is_empty() {
         Ok(())
     } else {
