@@ -1,8 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 
-use super::*;
+//! Options of `granule bench`.
+
+use std::collections::BTreeMap;
+
 use clap::Parser;
+use granule_pgtable_test::{
+    config::PhaseSelection, pgtable_vm::KvmConfig, software_machine::DEFAULT_POLICY,
+};
+use granule_types::{
+    backing::Backing,
+    guest_mode::GuestMode,
+    units::{Bytes, GuestAddress},
+};
 use granule_vmm::kvm::dirty::DirtyMode;
+
+use super::args::{Args, SweepConflict, WrongClock, WrongEngine};
 
 #[derive(Debug, Parser)]
 struct Cli {
@@ -17,10 +30,10 @@ fn parse(line: &str) -> Result<Args, String> {
 }
 
 #[test]
-fn the_kernels_options_mean_what_they_mean_there() {
+fn the_kernels_options_have_the_kernels_meaning() {
     let args = parse("bench -m 2 -s anonymous_hugetlb_2mb -b 64M -v 16 -p 0x40000000").unwrap();
 
-    let machine = args.machine().unwrap();
+    let machine = args.kvm_config().unwrap();
 
     assert_eq!(machine.mode, Some(GuestMode::P48V48_4K));
     assert_eq!(
@@ -32,10 +45,10 @@ fn the_kernels_options_mean_what_they_mean_there() {
 }
 
 #[test]
-fn defaults_are_the_kernels() {
+fn defaults_equal_the_kernels() {
     let args = parse("bench").unwrap();
 
-    let machine = args.machine().unwrap();
+    let machine = args.kvm_config().unwrap();
 
     let kernels = KvmConfig::new(Backing::Anonymous, Bytes::gib(1), 1);
     assert_eq!(machine, kernels);
@@ -46,7 +59,7 @@ fn defaults_are_the_kernels() {
 fn vcpus_are_pinned_in_turn() {
     let args = parse("bench -v 5 --pin 0-1,7 --events off --dirty-log manual").unwrap();
 
-    let machine = args.machine().unwrap();
+    let machine = args.kvm_config().unwrap();
 
     assert_eq!(machine.pin, [0, 1, 7, 0, 1]);
     assert!(!machine.events);
@@ -54,19 +67,19 @@ fn vcpus_are_pinned_in_turn() {
 }
 
 #[test]
-fn results_name_the_options_that_change_figures() {
+fn records_name_the_options_that_affect_results() {
     let plain = parse("bench --events off --json -").unwrap();
     let special = parse("bench --guest-map pages --ipa-bits 40 --pin 0-1").unwrap();
 
     let options: Vec<_> = special.options().into_iter().collect();
 
     assert_eq!(plain.options(), BTreeMap::new());
-    let wanted = [("guest-map", "pages"), ("ipa-bits", "40"), ("pin", "0,1")];
-    assert_eq!(options, wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
+    let expected = [("guest-map", "pages"), ("ipa-bits", "40"), ("pin", "0,1")];
+    assert_eq!(options, expected.map(|(n, v)| (n.to_owned(), v.to_owned())));
 }
 
 #[test]
-fn logging_untouched_memory_is_named_and_needs_something_to_log() {
+fn log_untouched_is_recorded_and_requires_update() {
     let args = parse("bench --log-untouched --phases update,rebuild").unwrap();
     let create = parse("bench --log-untouched --phases create").unwrap();
 
@@ -74,43 +87,46 @@ fn logging_untouched_memory_is_named_and_needs_something_to_log() {
 
     assert_eq!(options, [("log-untouched".to_owned(), "yes".to_owned())]);
     assert_eq!(
-        args.phases().unwrap().to_string(),
+        args.selected_phases().unwrap().to_string(),
         "logging-on,update,logging-off,rebuild"
     );
-    assert!(create.phases().is_err());
+    assert!(create.selected_phases().is_err());
     assert!(parse("bench --log-untouched --migrate 4").is_err());
 }
 
 #[test]
-fn a_load_like_migrations_is_no_matter_of_phases_nor_of_the_model() {
+fn migrate_conflicts_with_phases_and_the_software_machine() {
     let args = parse("bench --migrate 4 --round-ms 20").unwrap();
     let model = parse("bench --migrate 4 --engine model").unwrap();
 
     let options: Vec<_> = args.options().into_iter().collect();
 
-    let wanted = [("migrate", "4"), ("round-ms", "20")];
-    assert_eq!(options, wanted.map(|(n, v)| (n.to_owned(), v.to_owned())));
-    assert_eq!(model.model(), Err(WrongEngine("--migrate", "kvm")));
+    let expected = [("migrate", "4"), ("round-ms", "20")];
+    assert_eq!(options, expected.map(|(n, v)| (n.to_owned(), v.to_owned())));
+    assert_eq!(
+        model.software_config(),
+        Err(WrongEngine("--migrate", "kvm"))
+    );
     assert!(parse("bench --migrate 4 --phases create").is_err());
     assert!(parse("bench --migrate 0").is_err());
     assert!(parse("bench --round-ms 20").is_err());
 }
 
 #[test]
-fn the_model_takes_a_policy_and_what_is_kvms_it_does_not() {
+fn each_engine_refuses_the_options_of_the_other() {
     let plain = parse("bench --engine model").unwrap();
     let named = parse("bench --engine model --policy linux-5.10 -v 8").unwrap();
     let pinned = parse("bench --engine model --pin 0").unwrap();
     let kvm = parse("bench --policy granule").unwrap();
 
-    assert_eq!(plain.model().unwrap().policy, DEFAULT_POLICY);
-    assert_eq!(named.model().unwrap().policy, "linux-5.10");
-    assert_eq!(pinned.model(), Err(WrongEngine("--pin", "kvm")));
-    assert_eq!(kvm.machine(), Err(WrongEngine("--policy", "model")));
+    assert_eq!(plain.software_config().unwrap().policy, DEFAULT_POLICY);
+    assert_eq!(named.software_config().unwrap().policy, "linux-5.10");
+    assert_eq!(pinned.software_config(), Err(WrongEngine("--pin", "kvm")));
+    assert_eq!(kvm.kvm_config(), Err(WrongEngine("--policy", "model")));
 }
 
 #[test]
-fn virtual_time_is_somebodys() {
+fn the_virtual_clock_requires_a_cost_table() {
     let named = parse("bench --engine model --clock virtual --cpu kunpeng920").unwrap();
     let unnamed = parse("bench --engine model --clock virtual").unwrap();
     let real = parse("bench --engine model --cpu kunpeng920").unwrap();
@@ -118,8 +134,8 @@ fn virtual_time_is_somebodys() {
 
     assert_eq!(named.simulated_cpu(), Ok("kunpeng920"));
     assert_eq!(unnamed.simulated_cpu(), Err(WrongClock::NoCpu));
-    assert_eq!(real.clock_fits(), Err(WrongClock::CpuInRealTime));
-    assert_eq!(kvm.machine(), Err(WrongEngine("--clock", "model")));
+    assert_eq!(real.check_real_clock(), Err(WrongClock::CpuInRealTime));
+    assert_eq!(kvm.kvm_config(), Err(WrongEngine("--clock", "model")));
 }
 
 #[test]
@@ -131,7 +147,7 @@ fn sweeps_make_a_matrix() {
         .map(|p| (p.vcpus(), p.memory()))
         .collect();
     let (small, large) = (Bytes::mib(2), Bytes::mib(8));
-    let wanted = [
+    let expected = [
         (1, small),
         (1, large),
         (2, small),
@@ -139,7 +155,7 @@ fn sweeps_make_a_matrix() {
         (4, small),
         (4, large),
     ];
-    assert_eq!(points, wanted);
+    assert_eq!(points, expected);
     assert!(
         args.points()
             .iter()
@@ -149,32 +165,35 @@ fn sweeps_make_a_matrix() {
 }
 
 #[test]
-fn what_is_swept_is_not_given_as_well() {
+fn a_swept_option_is_a_conflict() {
     for (line, error) in [
-        ("-v 4 --sweep vcpus=1,2", Some(SaidTwice("-v", "vcpus"))),
-        ("-v 1 --sweep vcpus=1,2", Some(SaidTwice("-v", "vcpus"))),
-        ("--sweep size=2M,4M -b 1G", Some(SaidTwice("-b", "size"))),
+        ("-v 4 --sweep vcpus=1,2", Some(SweepConflict("-v", "vcpus"))),
+        ("-v 1 --sweep vcpus=1,2", Some(SweepConflict("-v", "vcpus"))),
+        (
+            "--sweep size=2M,4M -b 1G",
+            Some(SweepConflict("-b", "size")),
+        ),
         ("-v 4 --sweep size=2M,4M", None),
         ("-b 2M --sweep vcpus=1,2", None),
     ] {
         let args = parse(&format!("bench {line}")).unwrap();
-        assert_eq!(args.sweeps_fit().err(), error, "{line}");
+        assert_eq!(args.check_sweeps().err(), error, "{line}");
     }
 }
 
 #[test]
-fn no_vcpus_are_refused_in_plain_words() {
+fn counts_below_one_are_refused() {
     for (line, words) in [
         (
             "-v 0",
-            "'0' for '--vcpus <VCPUS>': give a whole number from 1 on",
+            "'0' for '--vcpus <VCPUS>': expected a whole number from 1 on",
         ),
-        ("-v two", "give a whole number from 1 on"),
+        ("-v two", "expected a whole number from 1 on"),
         (
             "-v 5000000000",
-            "give a whole number from 1 on, 4294967295 at most",
+            "expected a whole number from 1 to 4294967295",
         ),
-        ("-i 0", "give a whole number from 1 on"),
+        ("-i 0", "expected a whole number from 1 on"),
     ] {
         let error = parse(&format!("bench {line}")).unwrap_err();
         assert!(error.contains(words), "{error}");
@@ -182,7 +201,7 @@ fn no_vcpus_are_refused_in_plain_words() {
 }
 
 #[test]
-fn what_cannot_be_asked_for_is_refused() {
+fn malformed_options_are_refused() {
     for line in [
         "bench --sweep vcpus",
         "bench --sweep vcpus=1,0",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The values that options of `granule bench` take, and how they are read.
+//! Values of the options of `granule bench`, and their parsers.
 
 use std::{fmt, num::NonZeroU32};
 
@@ -9,37 +9,37 @@ use granule_types::units::{Bytes, GuestAddress};
 
 use granule_vmm::kvm::dirty::DirtyMode;
 
-/// What can run a guest.
+/// Engine that runs the guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Engine {
-    /// The kernel's hypervisor, /dev/kvm
+    /// KVM: /dev/kvm
     #[default]
     Kvm,
-    /// Threads on the stage-2 engine: policies in real time on any computer
+    /// The software machine: threads on the stage-2 engine, on any computer
     Model,
 }
 
-/// Whose time the software machine goes by.
+/// Clock of the software machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Clock {
-    /// This computer's
+    /// Real time of this computer
     #[default]
     Real,
-    /// A simulated machine's: exact, repeatable, an estimate of elapsed time
+    /// Virtual time of a simulated machine: repeatable, an estimate of elapsed time
     Virtual,
 }
 
-/// How dirty pages are logged.
+/// Mode of dirty logging.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum DirtyLog {
-    /// Reading the log clears it
+    /// Reading the bitmap clears it
     #[default]
     Plain,
-    /// Clearing is a call of its own
+    /// A separate call clears the bitmap
     Manual,
-    /// As manual, and at first every page counts as dirty
+    /// As manual, with every page initially dirty
     InitiallySet,
-    /// Each vCPU writes what it dirties into a ring
+    /// A dirty ring for each vCPU
     Ring,
 }
 
@@ -54,36 +54,36 @@ impl From<DirtyLog> for DirtyMode {
     }
 }
 
-/// How the guest's own tables map the memory under test.
+/// Mapping of the memory under test by the guest's stage-1 tables.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Map {
+pub enum GuestMapping {
     /// By the largest blocks that fit
     #[default]
     Blocks,
-    /// Page by page, as the kernel's test does; the tables then fault in create too
+    /// By pages, as the kernel's test does; create then contains the faults of the tables
     Pages,
 }
 
-impl From<Map> for GuestMap {
-    fn from(map: Map) -> Self {
+impl From<GuestMapping> for GuestMap {
+    fn from(map: GuestMapping) -> Self {
         match map {
-            Map::Blocks => Self::Blocks,
-            Map::Pages => Self::Pages,
+            GuestMapping::Blocks => Self::Blocks,
+            GuestMapping::Pages => Self::Pages,
         }
     }
 }
 
-/// On or off.
+/// A switch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// Yes
+    /// Count
     #[default]
     On,
-    /// No
+    /// Do not count
     Off,
 }
 
-/// Host CPUs, in the order given.
+/// Host CPUs, in the order of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuList(Vec<usize>);
 
@@ -97,8 +97,9 @@ impl fmt::Display for CpuList {
 impl CpuList {
     /// Reads `0-3,8`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("'{text}' is no list of CPUs: give numbers and ranges, such as 0-3,8");
+        let wrong = || {
+            format!("'{text}' is not a list of CPUs; expected numbers and ranges, such as 0-3,8")
+        };
         let mut cpus = Vec::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -112,7 +113,7 @@ impl CpuList {
         Ok(Self(cpus))
     }
 
-    /// One CPU for each vCPU, beginning again where there are fewer.
+    /// Returns one CPU for each vCPU, in turn.
     pub(super) fn for_vcpus(&self, vcpus: u32) -> Vec<usize> {
         self.0
             .iter()
@@ -124,35 +125,35 @@ impl CpuList {
     }
 }
 
-/// What a run is repeated over.
+/// Values for each of which the test runs once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sweep {
-    /// These numbers of vCPUs.
+    /// Numbers of vCPUs.
     Vcpus(Vec<NonZeroU32>),
-    /// These sizes of memory.
+    /// Sizes of the memory under test.
     Memory(Vec<Bytes>),
 }
 
 impl Sweep {
-    /// Each kind is swept once at most.
+    /// Checks that each quantity is swept once at most.
     pub(super) fn one_of_each(sweeps: &[Self]) -> Result<(), String> {
         match sweeps {
             [] | [_] | [Self::Vcpus(_), Self::Memory(_)] | [Self::Memory(_), Self::Vcpus(_)] => {
                 Ok(())
             }
-            _ => Err("give one --sweep vcpus=… and one --sweep size=… at most".to_owned()),
+            _ => Err("--sweep vcpus=… and --sweep size=… may each occur once".to_owned()),
         }
     }
 
     /// Reads `vcpus=1,2,4` and `size=64M,256M`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let Some((name, values)) = text.split_once('=') else {
-            return Err("give vcpus=1,2,4 or size=64M,256M".to_owned());
+            return Err("expected vcpus=1,2,4 or size=64M,256M".to_owned());
         };
         let values: Vec<_> = values.split(',').map(str::trim).collect();
         let twice = (1..values.len()).find(|&at| values[..at].contains(&values[at]));
         if let Some(at) = twice {
-            return Err(format!("'{}' stands there twice", values[at]));
+            return Err(format!("'{}' occurs twice", values[at]));
         }
         let values = values.into_iter();
         match name {
@@ -164,12 +165,12 @@ impl Sweep {
                     .map(Self::Vcpus)
             }
             "size" => values.map(size).collect::<Result<_, _>>().map(Self::Memory),
-            _ => Err(format!("'{name}' cannot be swept, only vcpus and size can")),
+            _ => Err(format!("unknown sweep '{name}'; expected vcpus or size")),
         }
     }
 }
 
-/// A choice's name on the command line, unless it is the default.
+/// Returns a value's name on the command line, unless it is the default.
 pub(super) fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Option<String> {
     if value == T::default() {
         return None;
@@ -177,28 +178,28 @@ pub(super) fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Op
     Some(value.to_possible_value()?.get_name().to_owned())
 }
 
-/// How many of something that there must be one of.
+/// Reads a count of at least one.
 pub fn count(text: &str) -> Result<NonZeroU32, String> {
     let wrong = |_| match text.parse::<u64>() {
-        Ok(1..) => format!("give a whole number from 1 on, {} at most", u32::MAX),
-        _ => "give a whole number from 1 on".to_owned(),
+        Ok(1..) => format!("expected a whole number from 1 to {}", u32::MAX),
+        _ => "expected a whole number from 1 on".to_owned(),
     };
     text.parse().map_err(wrong)
 }
 
-/// A size above zero.
+/// Reads a size above zero.
 pub fn size(text: &str) -> Result<Bytes, String> {
     match text.parse::<Bytes>() {
-        Ok(Bytes(0)) => Err("the memory under test cannot be empty".to_owned()),
+        Ok(Bytes(0)) => Err("the memory under test must not be empty".to_owned()),
         Ok(size) => Ok(size),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// A guest physical address.
+/// Reads a guest-physical address.
 pub(super) fn address(text: &str) -> Result<GuestAddress, String> {
     match text.parse::<Bytes>() {
         Ok(Bytes(offset)) => Ok(GuestAddress(offset)),
-        Err(_) => Err("give an address, such as 0x40000000 or 1G".to_owned()),
+        Err(_) => Err("expected an address, such as 0x40000000 or 1G".to_owned()),
     }
 }

@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn each_error_names_its_cause() {
         for (text, why) in [
-            ("", "no size"),
+            ("", "not a size"),
             ("0", "zero"),
             ("1G,backing=hugepages", "unknown backing"),
             ("1G,prefault", "prefault=…"),

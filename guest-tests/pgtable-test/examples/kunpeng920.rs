@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The published figures of a Kunpeng 920 beside the simulated ones.
+//! The published figures of a Kunpeng 920 and their simulation.
 //!
 //! ```text
-//! kunpeng920 table [DIVISOR]   the table of docs/simulation.md; exit code 1 if a row is not as told
-//! kunpeng920 fit [DIVISOR]     the fitted numbers, from those in the table of costs
+//! kunpeng920 table [DIVISOR]   prints the table of docs/simulation.md
+//! kunpeng920 fit [DIVISOR]     fits the costs, from those in the cost table
 //! ```
 //!
-//! With a divisor the memory is that many times smaller and the seconds that many times more. The
-//! whole, `table 1`, takes some minutes of two CPUs; `fit` uses 320 if it is not told.
+//! A divisor simulates that many times less memory and multiplies the seconds. `table` defaults to 1,
+//! which takes some minutes on two CPUs, and exits with code 1 if a row holds or misses against the
+//! expectation; `fit` defaults to 320.
 
 use std::{error::Error, process::ExitCode};
 
-use granule_pgtable_test::software_machine::simulate::{
+use granule_pgtable_test::software_machine::simulation::{
     cost::{self, CostTable},
-    published::{FITS, Judged, gain, judge},
+    published::{FITS, JudgedRow, gain, judge},
 };
 
 const CPU: &str = "kunpeng920";
-/// What is fitted has influence on what was fitted before.
+/// Each fit affects the earlier ones, so all are repeated.
 const SWEEPS: usize = 3;
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -33,7 +34,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
             Ok(ExitCode::SUCCESS)
         }
         Some("table") => table(&costs, divisor(1)?),
-        _ => Err("use: kunpeng920 table [DIVISOR], or kunpeng920 fit [DIVISOR]".into()),
+        _ => Err("expected: kunpeng920 table [DIVISOR], or kunpeng920 fit [DIVISOR]".into()),
     }
 }
 
@@ -45,9 +46,9 @@ fn fit(costs: &mut CostTable, divisor: u64) -> Result<(), Box<dyn Error>> {
         }
     }
     for fit in &FITS {
-        let (wanted, found) = fit.measure(costs, divisor)?;
+        let (published, simulated) = fit.measure(costs, divisor)?;
         println!(
-            "{}: published {wanted:.3}, simulated {found:.3}",
+            "{}: published {published:.3}, simulated {simulated:.3}",
             fit.number
         );
     }
@@ -56,15 +57,15 @@ fn fit(costs: &mut CostTable, divisor: u64) -> Result<(), Box<dyn Error>> {
 
 fn table(costs: &CostTable, divisor: u64) -> Result<ExitCode, Box<dyn Error>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let rows = judge(costs, divisor, threads, &|load, kernel, seconds| {
-        eprintln!("{load}, {}: {seconds:?}", kernel.name());
+    let rows = judge(costs, divisor, threads, &|workload, kernel, seconds| {
+        eprintln!("{workload}, {}: {seconds:?}", kernel.name());
     })?;
     println!(
         "| change | source, size, vCPUs | phase | published s | gain | simulated s | gain | off | |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     for judged in &rows {
-        let Judged { row, simulated } = judged;
+        let JudgedRow { row, simulated } = judged;
         let verdict = match (row.fitted, judged.holds()) {
             (true, true) => "fitted",
             (false, true) => "holds",
@@ -73,7 +74,7 @@ fn table(costs: &CostTable, divisor: u64) -> Result<ExitCode, Box<dyn Error>> {
         println!(
             "| {} | {} | {} | {} → {} | {:.1}% | {} → {} | {:.1}% | {:+.1} | {verdict} |",
             row.change,
-            row.load,
+            row.workload,
             row.phase,
             row.seconds.0,
             row.seconds.1,
@@ -84,17 +85,17 @@ fn table(costs: &CostTable, divisor: u64) -> Result<ExitCode, Box<dyn Error>> {
             judged.off(),
         );
     }
-    for Judged { row, .. } in rows.iter().filter(|judged| !judged.is_as_told()) {
+    for JudgedRow { row, .. } in rows.iter().filter(|judged| !judged.matches_expectation()) {
         eprintln!(
-            "change {}, {}, {}: not as told",
-            row.change, row.load, row.phase
+            "change {}, {}, {}: not as expected",
+            row.change, row.workload, row.phase
         );
     }
-    let all = rows.iter().all(Judged::is_as_told);
+    let all = rows.iter().all(JudgedRow::matches_expectation);
     Ok(ExitCode::from(u8::from(!all)))
 }
 
-/// As many digits as the published figures have.
+/// Prints as many digits as the published figures have.
 fn digits(seconds: f64) -> String {
     if seconds < 3.0 {
         format!("{seconds:.3}")

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //
-// The guest program of the page-table test, arm64. It runs at EL1 with the MMU and caches on from
-// its first instruction; the host has built the tables and set the system registers.
+// The guest program of the page-table test, arm64. It runs at EL1 with MMU and caches enabled from
+// its first instruction; the host builds the stage-1 tables and sets the system registers.
 //
-// Each vCPU has a mailbox, its address in TPIDR_EL1. The host writes a task into it and enters the
-// guest; the guest does the task and stores to the doorbell, an address without memory, which
-// takes it back to the host. The next entry continues behind that store, with the next task.
-// An exception is fatal: the vector leaves the syndrome in the mailbox and rings the other bell.
+// TPIDR_EL1 holds the address of the vCPU's mailbox. The host writes a task into the mailbox and
+// enters the guest; the guest executes the task and stores to a doorbell, an address without
+// memory, which exits to the host. The next entry continues after that store, with the next task.
+// An exception is fatal: the vector stores the syndrome in the mailbox and uses the fatal doorbell.
 //
-// It needs no stack, is position-independent, and is copied to an address aligned to 2K (the
-// vectors). Names in braces are numbers that the assembler is given by arch/aarch64/payload.rs.
+// The program needs no stack, is position-independent, and is copied to an address aligned to 2K
+// for its vectors. guest/arch/aarch64/payload.rs defines the names in braces.
 //
-//	x0  access		x5  how many reads behind each place
-//	x1  place		x6  from one of these reads to the next
-//	x2  places left		x7  seed
+//	x0  access		x5  number of reads after each write
+//	x1  address		x6  distance between these reads
+//	x2  addresses left	x7  seed
 //	x3  stride		x9 to x11  scratch
-//	x4  to the first read	x27 mailbox, x28 doorbell, x30 link of planted code
+//	x4  to the first read	x27 mailbox, x28 doorbells, x30 link of planted code
 
 	.pushsection .rodata.granule_guest, "a", %progbits
 	.balign	2048
 	.globl	granule_guest_start
 granule_guest_start:
 
-// --- Vectors: sixteen entries of 128 bytes. Each notes its number.
+// --- Vectors: sixteen entries of 128 bytes. Each loads its number.
 
 	.macro	fatal_vector number
 	.balign	128
@@ -44,10 +44,10 @@ granule_guest_start:
 	mrs	x24, far_el1
 	stp	x25, x24, [x27, #{ELR}]		// return address, fault address
 	ldr	x28, [x27, #{DOORBELL}]
-1:	str	xzr, [x28, #{FATAL_BELL}]
-	b	1b				// there is no way on
+1:	str	xzr, [x28, #{FATAL_DOORBELL}]
+	b	1b				// the guest cannot continue
 
-// --- Entry, and back here after each task.
+// --- Entry; also the return after each task.
 
 	.balign	64
 	.globl	granule_guest_entry
@@ -56,9 +56,9 @@ granule_guest_entry:
 	ldr	x28, [x27, #{DOORBELL}]
 
 .Lnext:
-	ldp	x0, x1, [x27, #{ACCESS}]	// access, first place
+	ldp	x0, x1, [x27, #{ACCESS}]	// access, first address
 	ldp	x2, x3, [x27, #{COUNT}]		// count, stride
-	ldp	x4, x5, [x27, #{INNER_FIRST}]	// first and count of the reads behind a place
+	ldp	x4, x5, [x27, #{INNER_FIRST}]	// offset and count of the reads after a write
 	ldp	x6, x7, [x27, #{INNER_STRIDE}]	// their stride, seed
 	cbz	x2, .Ldone
 	cmp	x0, #{READ}
@@ -77,7 +77,7 @@ granule_guest_entry:
 	b.eq	.Lwrite_at_random
 
 .Ldone:
-	str	xzr, [x28, #{DONE_BELL}]
+	str	xzr, [x28, #{DONE_DOORBELL}]
 	b	.Lnext
 
 .Lread:
@@ -110,8 +110,8 @@ granule_guest_entry:
 	b.ne	.Lwrite_then_read
 	b	.Ldone
 
-// A "ret" at PLANT_OFFSET behind the place, made visible to instruction fetch on every CPU (Arm
-// ARM B2.4.4); the 8 bytes at the place keep what Verify expects.
+// Writes a "ret" PLANT_OFFSET bytes after the address and makes it visible to instruction fetch on
+// every CPU (Arm manual, B2.4.4). The 8 bytes at the address keep the value that Verify expects.
 .Lplant:
 	movz	w9, #0x03c0
 	movk	w9, #0xd65f, lsl #16
@@ -128,7 +128,7 @@ granule_guest_entry:
 	b	.Ldone
 
 .Lexecute:
-	isb					// others planted
+	isb					// synchronise with vCPU 0, which planted
 1:	add	x10, x1, #{PLANT_OFFSET}
 	blr	x10
 	add	x1, x1, x3
@@ -146,8 +146,8 @@ granule_guest_entry:
 	b.ne	.Lverify
 	b	.Ldone
 
-// The places are those of guest/places.rs: x7 is the generator's state. Every write has the number of
-// those so far, and counts them where the host can see it.
+// Writes the pages of guest/random_walk.rs, whose state is x7. Each write stores the number of
+// writes so far, which the guest also publishes to the host.
 .Lwrite_at_random:
 	mov	x10, #0
 1:	ldr	x9, [x27, #{STOP}]
@@ -163,8 +163,8 @@ granule_guest_entry:
 	b	1b
 
 .Ldiffers:
-	stp	x1, x9, [x27, #{DIFFERS_AT}]	// place, what it holds
-	str	xzr, [x28, #{DIFFERS_BELL}]
+	stp	x1, x9, [x27, #{DIFFERS_AT}]	// address, value found
+	str	xzr, [x28, #{DIFFERS_DOORBELL}]
 	b	.Lnext
 
 	.globl	granule_guest_end

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //
 // The guest program of the page-table test, x86_64. It runs at privilege level 0 in long mode from
-// its first instruction; the host has built tables and descriptors and set the registers.
+// its first instruction; the host builds page tables and descriptors and sets the registers.
 //
-// Each vCPU has a mailbox, the base of its GS segment, and a stack at the end of the mailbox's
-// page. The host writes a task into the mailbox and enters the guest; the guest does the task and
-// rings a bell, a port, which takes it back to the host. The next entry continues behind that, with
-// the next task. An exception is fatal: its entry leaves what there is to know in the mailbox and
-// rings the other bell.
+// The base of the GS segment is the vCPU's mailbox; the stack is at the end of the mailbox's page.
+// The host writes a task into the mailbox and enters the guest; the guest executes the task and
+// writes to a doorbell, a port, which exits to the host. The next entry continues after that, with
+// the next task. An exception is fatal: its entry stores vector, error code and addresses in the
+// mailbox and uses the fatal doorbell.
 //
-// It is position-independent. Names in braces are numbers that the assembler is given by
-// arch/x86_64/payload.rs.
+// The program is position-independent. guest/arch/x86_64/payload.rs defines the names in braces.
 //
 //	rax access		r9  to the first read
-//	rsi place		r10 how many reads behind each place
-//	rcx places left		r11 from one of these reads to the next
+//	rsi address		r10 number of reads after each write
+//	rcx addresses left	r11 distance between these reads
 //	r8  stride		rbx seed
 //	rdx, rbp, rdi scratch
 
@@ -23,7 +22,7 @@
 	.globl	granule_guest_start
 granule_guest_start:
 
-// --- Exceptions: 32 entries. Each notes its number, and a code where the CPU gives none.
+// --- Exceptions: 32 entries. Each pushes its number, and a code where the CPU pushes none.
 
 	.macro	fatal_entry number, code
 	.balign	{ENTRY_SIZE}
@@ -67,11 +66,11 @@ granule_guest_start:
 	mov	gs:[{PC}], rax
 	mov	rax, cr2
 	mov	gs:[{FAULT_ADDRESS}], rax
-	mov	dx, {FATAL_BELL}
+	mov	dx, {FATAL_DOORBELL}
 1:	out	dx, al
-	jmp	1b				// there is no way on
+	jmp	1b				// the guest cannot continue
 
-// --- Entry, and back here after each task.
+// --- Entry; also the return after each task.
 
 	.balign	64
 	.globl	granule_guest_entry
@@ -102,7 +101,7 @@ granule_guest_entry:
 	je	.Lwrite_at_random
 
 .Ldone:
-	mov	dx, {DONE_BELL}
+	mov	dx, {DONE_DOORBELL}
 	out	dx, al
 	jmp	granule_guest_entry
 
@@ -142,7 +141,8 @@ granule_guest_entry:
 	jnz	.Lwrite_then_read
 	jmp	.Ldone
 
-// A "ret" at PLANT_OFFSET behind the place; the 8 bytes at the place keep what Verify expects.
+// Writes a "ret" PLANT_OFFSET bytes after the address, whose 8 bytes keep the value that Verify
+// expects.
 	.balign	16
 .Lplant:
 	mov	byte ptr [rsi + {PLANT_OFFSET}], 0xc3
@@ -153,7 +153,7 @@ granule_guest_entry:
 
 	.balign	16
 .Lexecute:
-	mov	cr2, rcx			// others planted: serialise (Intel SDM volume 3, 9.3)
+	mov	cr2, rcx			// vCPU 0 planted: serialise (Intel SDM volume 3, 9.3)
 1:	lea	rdi, [rsi + {PLANT_OFFSET}]
 	call	rdi
 	add	rsi, r8
@@ -173,8 +173,8 @@ granule_guest_entry:
 	jnz	.Lverify
 	jmp	.Ldone
 
-// The places are those of guest/places.rs: rbx is the generator's state. Every write has the number of
-// those so far, and counts them where the host can see it.
+// Writes the pages of guest/random_walk.rs, whose state is rbx. Each write stores the number of
+// writes so far, which the guest also publishes to the host.
 	.balign	16
 .Lwrite_at_random:
 	xor	ebp, ebp
@@ -200,7 +200,7 @@ granule_guest_entry:
 .Ldiffers:
 	mov	gs:[{DIFFERS_AT}], rsi
 	mov	gs:[{DIFFERS_FOUND}], rdi
-	mov	dx, {DIFFERS_BELL}
+	mov	dx, {DIFFERS_DOORBELL}
 	out	dx, al
 	jmp	granule_guest_entry
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A machine for the tests of crew and harness alone: vCPUs that are threads walking a vector, with
-//! one defect at a time. It measures nothing and is in no product.
+//! A machine for the tests of harness and vCPU threads: vCPUs that access a vector, with one
+//! injected defect at a time.
 
 use std::{
     collections::BTreeMap,
@@ -12,38 +12,39 @@ use std::{
 };
 
 use crate::{
-    guest::random_walk::RandomWalk as Places,
-    machine::{Access, Kick, Live, Machine, MachineError, Region, Task, Vcpu, VcpuFailure},
+    guest::random_walk::RandomWalk,
+    machine::{Kick, Machine, MachineError, MigrationOps, Region, Vcpu, VcpuFailure},
+    task::{Access, Task},
 };
 use granule_types::{
     record::{EventCounts, Host, Obtained},
     units::{Bytes, GuestAddress, Nanoseconds},
 };
 
-/// What is wrong with a toy.
+/// The injected defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Defect {
     None,
-    /// This vCPU does not come out until it is kicked.
+    /// This vCPU runs until it is kicked.
     Hangs(usize),
     /// This vCPU fails at once; the others hang.
     Fails(usize),
-    /// This vCPU's thread panics.
+    /// The thread of this vCPU panics.
     Panics(usize),
     /// This vCPU cannot be bound.
     CannotBind(usize),
-    /// Writes of this address are lost.
+    /// Writes to this address are lost.
     LosesWrite(u64),
-    /// The log has no bit for this host page.
+    /// The dirty bitmap misses this host page.
     LosesDirty(usize),
-    /// The log cannot be collected while the vCPUs run.
+    /// Collecting the dirty bitmap fails while the vCPUs run.
     RefusesLog,
     /// The host backs this many bytes with small pages instead.
     FallsBack(u64),
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct FakeState {
     pub(crate) region: Region,
     words: Vec<AtomicU64>,
     dirty: Mutex<Option<Vec<u64>>>,
@@ -51,21 +52,21 @@ pub(crate) struct Shared {
     stopping: AtomicBool,
     writes: Vec<AtomicU64>,
     defect: Defect,
-    /// Every task that was run, with its vCPU.
+    /// Every executed task, with its vCPU.
     pub(crate) log: Mutex<Vec<(usize, Task)>>,
-    /// What the harness asked the host to do.
+    /// Calls of the harness to the host.
     pub(crate) calls: Mutex<Vec<&'static str>>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Toy {
+pub(crate) struct FakeMachine {
     host: Host,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) state: Arc<FakeState>,
     vcpus: usize,
 }
 
-impl Toy {
-    /// Four backing pages.
+impl FakeMachine {
+    /// Makes a machine with a region of four backing pages.
     pub(crate) fn new(vcpus: usize, backing_page: Bytes, defect: Defect) -> Self {
         let region = Region {
             start: GuestAddress(0x10_0000),
@@ -75,30 +76,31 @@ impl Toy {
             host_address: None,
         };
         let words = usize::try_from(region.size.0 / 8).unwrap();
+        let zeroes = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         Self {
             host: Host::default(),
-            shared: Arc::new(Shared {
+            state: Arc::new(FakeState {
                 region,
-                words: (0..words).map(|_| AtomicU64::new(0)).collect(),
-                dirty: Mutex::new(None),
+                words: zeroes(words),
+                dirty: Mutex::default(),
                 events: AtomicU64::new(0),
                 stopping: AtomicBool::new(false),
-                writes: (0..vcpus).map(|_| AtomicU64::new(0)).collect(),
+                writes: zeroes(vcpus),
                 defect,
-                log: Mutex::new(Vec::new()),
-                calls: Mutex::new(Vec::new()),
+                log: Mutex::default(),
+                calls: Mutex::default(),
             }),
             vcpus,
         }
     }
 }
 
-impl Shared {
+impl FakeState {
     fn word(&self, address: u64) -> &AtomicU64 {
         &self.words[usize::try_from((address - self.region.start.0) / 8).unwrap()]
     }
 
-    /// Changes a word behind everybody's back.
+    /// Changes a word without a trace in the dirty bitmap.
     pub(crate) fn poke(&self, address: u64, value: u64) {
         self.word(address).store(value, Ordering::Relaxed);
     }
@@ -119,24 +121,24 @@ impl Shared {
     }
 }
 
-/// How often a vCPU writes at random after it was told to stop: enough to reach every page of a toy,
-/// whatever the scheduler does.
+/// Number of random writes of a vCPU after it is asked to stop: enough to reach every page of the
+/// region, however the threads are scheduled.
 const LAST_WRITES: u32 = 5000;
 
-struct ToyVcpu {
+struct FakeVcpu {
     index: usize,
-    shared: Arc<Shared>,
-    kicked: Arc<ToyKick>,
+    state: Arc<FakeState>,
+    kicked: Arc<FakeKick>,
 }
 
 #[derive(Default)]
-struct ToyKick {
+struct FakeKick {
     kicked: AtomicBool,
     lock: Mutex<()>,
     wake: Condvar,
 }
 
-impl Kick for Arc<ToyKick> {
+impl Kick for Arc<FakeKick> {
     fn kick(&self) {
         self.kicked.store(true, Ordering::SeqCst);
         let _lock = self.lock.lock().unwrap();
@@ -144,7 +146,7 @@ impl Kick for Arc<ToyKick> {
     }
 }
 
-impl ToyVcpu {
+impl FakeVcpu {
     fn failure(&self, exit: &str) -> VcpuFailure {
         VcpuFailure {
             vcpu: self.index,
@@ -152,23 +154,23 @@ impl ToyVcpu {
             exit: exit.to_owned(),
             syndrome: None,
             address: None,
-            detail: "as the test asked".to_owned(),
+            detail: "injected defect".to_owned(),
         }
     }
 
-    /// Until it is told to stop, and [`LAST_WRITES`] more.
+    /// Writes until asked to stop, and [`LAST_WRITES`] times more.
     fn write_at_random(&self, task: &Task) -> Result<(), VcpuFailure> {
         let mut left = LAST_WRITES;
-        for (write, place) in (1..).zip(Places::new(task.seed, task.count)) {
-            if self.shared.stopping.load(Ordering::Acquire) {
+        for (write, page) in (1..).zip(RandomWalk::new(task.seed, task.count)) {
+            if self.state.stopping.load(Ordering::Acquire) {
                 left -= 1;
             }
             if self.kicked.kicked.load(Ordering::Relaxed) {
                 return Err(self.failure("KICKED"));
             }
-            let address = task.start.0 + place * task.stride.0;
-            self.shared.write(address, write);
-            self.shared.writes[self.index].store(write, Ordering::Relaxed);
+            let address = task.start.0 + page * task.stride.0;
+            self.state.write(address, write);
+            self.state.writes[self.index].store(write, Ordering::Relaxed);
             if left == 0 {
                 break;
             }
@@ -179,48 +181,44 @@ impl ToyVcpu {
     fn hang(&self) -> VcpuFailure {
         let mut lock = self.kicked.lock.lock().unwrap();
         while !self.kicked.kicked.load(Ordering::SeqCst) {
-            lock = self
-                .kicked
-                .wake
-                .wait_timeout(lock, Duration::from_millis(50))
-                .unwrap()
-                .0;
+            let timeout = Duration::from_millis(50);
+            lock = self.kicked.wake.wait_timeout(lock, timeout).unwrap().0;
         }
         self.failure("KICKED")
     }
 }
 
-impl Vcpu for ToyVcpu {
+impl Vcpu for FakeVcpu {
     fn bind(&mut self) -> Result<Box<dyn Kick>, MachineError> {
-        if self.shared.defect == Defect::CannotBind(self.index) {
+        if self.state.defect == Defect::CannotBind(self.index) {
             return Err(MachineError::new("pinning", "no such CPU"));
         }
         Ok(Box::new(self.kicked.clone()))
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
-        match self.shared.defect {
+        match self.state.defect {
             Defect::Hangs(vcpu) if vcpu == self.index => return Err(self.hang()),
             Defect::Fails(vcpu) if vcpu == self.index => return Err(self.failure("FAILED")),
             Defect::Fails(_) => return Err(self.hang()),
             Defect::Panics(vcpu) if vcpu == self.index => {
-                // Without the hook, whose backtrace may take longer than the test waits.
-                std::panic::resume_unwind(Box::new("as the test asked"))
+                // Without the panic hook, whose backtrace may take longer than the test's deadline.
+                std::panic::resume_unwind(Box::new("injected defect"))
             }
             _ => {}
         }
-        self.shared.log.lock().unwrap().push((self.index, *task));
+        self.state.log.lock().unwrap().push((self.index, *task));
         if task.access == Access::WriteAtRandom {
             return self.write_at_random(task);
         }
-        for place in 0..task.count {
-            let address = task.start.0 + place * task.stride.0;
+        for visit in 0..task.count {
+            let address = task.start.0 + visit * task.stride.0;
             let value = Task::value_at(task.seed, GuestAddress(address));
             match task.access {
                 Access::Write | Access::WriteThenRead => {
-                    self.shared.write(address, value);
+                    self.state.write(address, value);
                 }
-                Access::Verify if self.shared.word(address).load(Ordering::Relaxed) != value => {
+                Access::Verify if self.state.word(address).load(Ordering::Relaxed) != value => {
                     return Err(self.failure("VERIFY"));
                 }
                 _ => {}
@@ -230,25 +228,25 @@ impl Vcpu for ToyVcpu {
     }
 }
 
-impl Machine for Toy {
+impl Machine for FakeMachine {
     fn host(&self) -> &Host {
         &self.host
     }
 
     fn engine(&self) -> &'static str {
-        "toy"
+        "fake"
     }
 
     fn region(&self) -> Region {
-        self.shared.region
+        self.state.region
     }
 
     fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>> {
         (0..std::mem::take(&mut self.vcpus))
             .map(|index| {
-                Box::new(ToyVcpu {
+                Box::new(FakeVcpu {
                     index,
-                    shared: self.shared.clone(),
+                    state: self.state.clone(),
                     kicked: Arc::default(),
                 }) as Box<dyn Vcpu>
             })
@@ -256,8 +254,8 @@ impl Machine for Toy {
     }
 
     fn obtained(&self) -> Result<Obtained, MachineError> {
-        let region = self.shared.region;
-        let small = match self.shared.defect {
+        let region = self.state.region;
+        let small = match self.state.defect {
             Defect::FallsBack(bytes) => bytes,
             _ => 0,
         };
@@ -269,38 +267,38 @@ impl Machine for Toy {
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
-        let region = self.shared.region;
+        let region = self.state.region;
         let pages = usize::try_from(region.size.0 / region.host_page.0).unwrap();
-        *self.shared.dirty.lock().unwrap() = on.then(|| vec![0; pages.div_ceil(64)]);
+        *self.state.dirty.lock().unwrap() = on.then(|| vec![0; pages.div_ceil(64)]);
         let call = if on { "log on" } else { "log off" };
-        self.shared.calls.lock().unwrap().push(call);
+        self.state.calls.lock().unwrap().push(call);
         Ok(Nanoseconds(11))
     }
 
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let log = self.shared.dirty.lock().unwrap().clone();
-        log.ok_or_else(|| MachineError::new("reading the log", "logging is off"))
+        let log = self.state.dirty.lock().unwrap().clone();
+        log.ok_or_else(|| MachineError::new("reading the dirty bitmap", "logging is off"))
     }
 
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {
-        for word in &self.shared.words {
+        for word in &self.state.words {
             word.store(0, Ordering::Relaxed);
         }
-        self.shared.calls.lock().unwrap().push("drop");
+        self.state.calls.lock().unwrap().push("drop");
         Ok(Nanoseconds(13))
     }
 
     fn restore_backing(&mut self) -> Result<(), MachineError> {
-        self.shared.calls.lock().unwrap().push("restore");
+        self.state.calls.lock().unwrap().push("restore");
         Ok(())
     }
 
     fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError> {
-        Ok(self.shared.word(address.0).load(Ordering::Relaxed))
+        Ok(self.state.word(address.0).load(Ordering::Relaxed))
     }
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
-        let writes = self.shared.events.load(Ordering::Relaxed);
+        let writes = self.state.events.load(Ordering::Relaxed);
         Ok([("writes".to_owned(), writes)].into())
     }
 
@@ -308,32 +306,34 @@ impl Machine for Toy {
         Ok(EventCounts::new())
     }
 
-    fn live(&mut self) -> Option<&mut dyn Live> {
+    fn migration_ops(&mut self) -> Option<&mut dyn MigrationOps> {
         Some(self)
     }
 }
 
-impl Live for Toy {
+impl MigrationOps for FakeMachine {
     fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError> {
-        let shared = &self.shared;
         if !stop {
-            let writes = shared.writes.iter();
+            let writes = self.state.writes.iter();
             writes.for_each(|count| count.store(0, Ordering::Relaxed));
         }
-        shared.stopping.store(stop, Ordering::Release);
+        self.state.stopping.store(stop, Ordering::Release);
         Ok(())
     }
 
     fn writes(&self) -> Result<Vec<u64>, MachineError> {
-        let writes = self.shared.writes.iter();
+        let writes = self.state.writes.iter();
         Ok(writes.map(|count| count.load(Ordering::Relaxed)).collect())
     }
 
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        if self.shared.defect == Defect::RefusesLog {
-            return Err(MachineError::new("reading the log", "as the test asked"));
+        if self.state.defect == Defect::RefusesLog {
+            return Err(MachineError::new(
+                "reading the dirty bitmap",
+                "injected defect",
+            ));
         }
-        let mut dirty = self.shared.dirty.lock().unwrap();
+        let mut dirty = self.state.dirty.lock().unwrap();
         let log = dirty.as_mut().expect("logging is on");
         let empty = vec![0; log.len()];
         Ok(std::mem::replace(log, empty))
@@ -341,7 +341,7 @@ impl Live for Toy {
 
     fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError> {
         for (at, word) in (address.0..).step_by(8).zip(into.chunks_exact_mut(8)) {
-            let value = self.shared.word(at).load(Ordering::Relaxed);
+            let value = self.state.word(at).load(Ordering::Relaxed);
             word.copy_from_slice(&value.to_le_bytes());
         }
         Ok(())

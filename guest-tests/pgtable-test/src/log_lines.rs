@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The printed lines: those of the kernel's `kvm_page_table_test` (Linux 6.1) to the letter, so that
-//! whoever reads them, person or script, need learn nothing; and our own phases as lines that no
-//! such script takes for one of the kernel's.
+//! The printed lines. Those of phases that the kernel's `kvm_page_table_test` has are the kernel's
+//! (Linux 6.1) to the letter, so that its scripts read them; `rebuild` is the kernel's adjust. All
+//! other lines begin with `granule:`, which no such script matches.
 
 use std::io::{self, Write};
 
 use crate::{harness::Progress, machine::Region};
 use granule_types::record::{Record, RunConfig};
 
-/// Prints lines to `W`.
+/// Printer of the lines of a run.
 #[derive(Debug)]
 pub struct LogLines<W> {
     to: W,
@@ -17,7 +17,7 @@ pub struct LogLines<W> {
 }
 
 impl<W: Write> LogLines<W> {
-    /// Prints to `to`; `config` and `iterations` are what was asked for.
+    /// Returns a printer of a run with this configuration.
     pub const fn new(to: W, config: RunConfig, iterations: u32) -> Self {
         Self {
             to,
@@ -26,10 +26,10 @@ impl<W: Write> LogLines<W> {
         }
     }
 
-    /// Prints what there is to say, at once.
+    /// Prints the lines of one step of the run and flushes them.
     ///
     /// # Errors
-    /// The lines cannot be written.
+    /// Writing fails.
     pub fn print(&mut self, progress: &Progress<'_>) -> io::Result<()> {
         match progress {
             Progress::Ready(region) => self.head(region)?,
@@ -80,8 +80,8 @@ impl<W: Write> LogLines<W> {
                 record.ns
             );
         }
-        match record.phase.upstream_word() {
-            // The empty line is the kernel's.
+        match record.phase.kernel_word() {
+            // The kernel's test prints the empty line, too.
             Some(word) => writeln!(
                 self.to,
                 "KVM_{word}_MAPPINGS: total execution time: {}\n",
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_those_of_the_kernels_test() {
+    fn lines_equal_those_of_the_kernels_test() {
         let region = Region {
             start: GuestAddress(0xffff_fbff_f000),
             size: Bytes::mib(64),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_lines_are_not_taken_for_the_kernels() {
+    fn other_lines_do_not_look_like_the_kernels() {
         let text = printed(
             2,
             &[

@@ -1,94 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What the harness asks of a machine, whatever runs it.
+//! The interface between the harness and a machine under test.
 //!
-//! A [`Machine`] holds one region of guest memory under test and gives out its vCPUs once. Each
-//! [`Vcpu`] moves to a thread of the [`crew`](crate::vcpu_threads), is bound to it, and from then on
-//! executes one [`Task`] for each phase: enter the guest, walk the region as told, come back. The
-//! host's part of a phase (dirty logging, dropping the backing) is the machine's own and runs on
-//! the harness's thread while every vCPU stands still.
+//! A [`Machine`] holds one region of guest memory under test and hands out its vCPUs once. Each
+//! [`Vcpu`] moves to a thread of its own ([`crate::vcpu_threads`]), is bound to it, and then
+//! executes one [`Task`] in each phase: it enters the guest, performs the accesses, and exits. The
+//! host's part of a phase (dirty logging, dropping the backing) runs on the harness's thread while
+//! no vCPU runs.
 
 use std::{error::Error, fmt, time::Duration};
 
 use thiserror::Error;
 
-use crate::vcpu_threads::RoundTimes;
+use crate::task::Task;
 use granule_types::{
     record::{EventCounts, Host, Obtained},
     units::{Bytes, GuestAddress, Nanoseconds},
 };
 
-/// What a vCPU does at each place it visits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Come back at once: the vCPU has started.
-    Nothing,
-    /// Read 8 bytes.
-    Read,
-    /// Write [`Task::value_at`] as 8 bytes.
-    Write,
-    /// Write at the place, then read at [`Task::inner_count`] places behind it.
-    WriteThenRead,
-    /// Write a "return" instruction behind the place, whose own 8 bytes stay, and make it visible to
-    /// instruction fetch; not timed.
-    Plant,
-    /// Call the instruction planted behind the place.
-    Execute,
-    /// Read and compare with [`Task::value_at`]; the first difference ends the task as a failure.
-    Verify,
-    /// Write at the places that [`Places`](crate::guest::random_walk::RandomWalk) of [`Task::seed`] and
-    /// [`Task::count`] names, one after another, each write the number of those so far, from 1;
-    /// come back when [`Live::set_stopping`] says so. Only for a machine that is [`Live`].
-    WriteAtRandom,
+/// Times of the tasks that all vCPUs execute together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskTimes {
+    /// From the common start to the end of the last vCPU.
+    pub total: Nanoseconds,
+    /// Each vCPU's own time, from before its guest entry to after its exit. Empty where only the
+    /// host works.
+    pub vcpus: Vec<Nanoseconds>,
 }
 
-/// One vCPU's work in one phase: `count` places, `stride` apart, from `start` on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Task {
-    /// What to do at each place.
-    pub access: Access,
-    /// The first place.
-    pub start: GuestAddress,
-    /// How many places.
-    pub count: u64,
-    /// From one place to the next.
-    pub stride: Bytes,
-    /// [`Access::WriteThenRead`]: from the place to the first read behind it.
-    pub inner_first: Bytes,
-    /// [`Access::WriteThenRead`]: how many reads behind each place.
-    pub inner_count: u64,
-    /// [`Access::WriteThenRead`]: from one of these reads to the next.
-    pub inner_stride: Bytes,
-    /// What written values derive from.
-    pub seed: u64,
-}
-
-impl Task {
-    /// The value written at, and expected from, an address: `seed ^ address`.
-    pub const fn value_at(seed: u64, address: GuestAddress) -> u64 {
-        seed ^ address.0
-    }
-}
-
-/// How a vCPU came to a bad end: enough to find out why.
+/// The failure of one vCPU, with the state that identifies its cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VcpuFailure {
-    /// Which vCPU.
+    /// Index of the vCPU.
     pub vcpu: usize,
-    /// The guest's program counter, if it could be read.
+    /// The guest's program counter, where it can be read.
     pub pc: Option<u64>,
-    /// Why the guest was left, in the interface's own words (`KVM_EXIT_FAIL_ENTRY`).
+    /// The exit reason by its name in the interface (`KVM_EXIT_FAIL_ENTRY`).
     pub exit: String,
-    /// What the CPU says of the exception, where the guest took one.
+    /// The syndrome or error code of a guest exception.
     pub syndrome: Option<u64>,
-    /// The address at fault, where there is one.
+    /// The faulting guest address.
     pub address: Option<GuestAddress>,
-    /// What that means, for people.
+    /// The cause in words.
     pub detail: String,
 }
 
 impl fmt::Display for VcpuFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "vCPU {} ended with {}", self.vcpu, self.exit)?;
+        write!(f, "vCPU {} failed: {}", self.vcpu, self.exit)?;
         if let Some(pc) = self.pc {
             write!(f, ", PC {pc:#x}")?;
         }
@@ -106,28 +64,28 @@ impl Error for VcpuFailure {}
 
 /// A vCPU, on its own thread from [`Vcpu::bind`] on.
 pub trait Vcpu: Send {
-    /// Called once on the thread that will run this vCPU: pin it, note its identity. Gives what
-    /// another thread uses to get the vCPU out of the guest.
+    /// Prepares the calling thread to run this vCPU (name, CPU affinity, identity) and returns the
+    /// handle that forces the vCPU out of the guest. Called once, on that thread.
     ///
     /// # Errors
-    /// The thread cannot be set up as asked (a CPU to pin to that does not exist).
+    /// The thread cannot be set up as configured, for example pinned to a CPU that does not exist.
     fn bind(&mut self) -> Result<Box<dyn Kick>, MachineError>;
 
-    /// Enters the guest, lets it do `task` and comes back when it is done.
+    /// Enters the guest, executes `task` and returns when it is done.
     ///
     /// # Errors
-    /// The guest crashed, was kicked out by [`Kick::kick`], or left for a reason nobody expected.
+    /// The guest crashed, was kicked by [`Kick::kick`], or exited for an unexpected reason.
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure>;
 }
 
-/// Gets one vCPU out of the guest, from any thread; its [`Vcpu::run`] then fails and says where the
-/// guest was.
+/// Forces one vCPU out of the guest, from any thread. The interrupted [`Vcpu::run`] fails and
+/// reports the guest's program counter.
 pub trait Kick: Send + Sync {
-    /// Kicks the vCPU. Once kicked it never enters the guest again.
+    /// Kicks the vCPU, which never enters the guest again.
     fn kick(&self);
 }
 
-/// What went wrong in a machine, with the machine's own error as the source.
+/// Error of a machine: the operation that failed, with the machine's own error as the source.
 #[derive(Debug, Error)]
 #[error("{doing}")]
 pub struct MachineError {
@@ -137,7 +95,7 @@ pub struct MachineError {
 }
 
 impl MachineError {
-    /// `source` happened while `doing`.
+    /// Wraps `source`, which occurred while `doing`.
     pub fn new(doing: impl Into<String>, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             doing: doing.into(),
@@ -149,74 +107,75 @@ impl MachineError {
 /// The region of guest memory under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
-    /// Its first byte.
+    /// First guest-physical address.
     pub start: GuestAddress,
-    /// Its size, a multiple of `backing_page`.
+    /// Size, a multiple of `backing_page`.
     pub size: Bytes,
-    /// The host's base page.
+    /// Base page size of the host.
     pub host_page: Bytes,
-    /// The page size the backing is made of: the largest block KVM can map.
+    /// Page size of the backing: the largest block that stage 2 can map.
     pub backing_page: Bytes,
-    /// Where the region is mapped in the machine's own process; `None` where it is not.
+    /// Address of the region's mapping in this process, where there is one.
     pub host_address: Option<u64>,
 }
 
 /// A machine under test.
 pub trait Machine {
-    /// Where results come from: kernel, CPU, emulator.
+    /// Returns the provenance of results: kernel, CPU, emulator.
     fn host(&self) -> &Host;
 
-    /// The name of what runs the guest: `kvm`, `model` or `simulation`.
+    /// Returns the engine's name in results: `kvm`, `model` or `simulation`.
     fn engine(&self) -> &'static str;
 
-    /// The region under test.
+    /// Returns the region under test.
     fn region(&self) -> Region;
 
-    /// Runs one task on each vCPU and gives the times, on machines whose time is not this one's;
-    /// `None` on all others, where each vCPU has its thread. `seed` staggers the vCPUs' starts, and
-    /// in real time it may take as long as `deadline`.
-    fn run_round(
+    /// Executes one task on each vCPU, on a machine that keeps its own time; returns `None` on all
+    /// others, whose vCPUs run on threads. `seed` staggers the vCPUs' starts; `deadline` limits the
+    /// real time.
+    fn run_tasks(
         &mut self,
         _tasks: &[Task],
         _seed: u64,
         _deadline: Duration,
-    ) -> Option<Result<RoundTimes, VcpuFailure>> {
+    ) -> Option<Result<TaskTimes, VcpuFailure>> {
         None
     }
 
-    /// The vCPUs, once; none from a machine with a [`Machine::run_round`] of its own.
+    /// Hands out the vCPUs; a machine with its own [`Machine::run_tasks`] has none.
     ///
     /// # Panics
-    /// When called again.
+    /// Called a second time.
     fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>>;
 
-    /// Reads back what backs the region now, page by page.
+    /// Reads the page sizes that back the region from the host.
     ///
     /// # Errors
-    /// The host does not tell, or does not back the region as asked.
+    /// The host does not report them, or does not back the region as configured.
     fn obtained(&self) -> Result<Obtained, MachineError>;
 
-    /// Switches dirty logging of the region on or off and gives the time this took.
+    /// Switches dirty logging of the region on or off and returns the time of the call.
     ///
     /// # Errors
     /// The host refuses.
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError>;
 
-    /// The host pages written since logging began, as one bit each, lowest address first.
+    /// Returns the dirty bitmap since logging began: one bit for each host page, lowest address
+    /// first.
     ///
     /// # Errors
     /// The host refuses, or logging is off.
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError>;
 
-    /// Drops everything behind the region, so that the next touch is a first one, and gives the
-    /// time this took.
+    /// Drops the region's backing, so that the next access is a first touch, and returns the time
+    /// of the call.
     ///
     /// # Errors
     /// The host refuses.
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError>;
 
-    /// After [`Machine::drop_backing`]: makes the region ready for a first touch again (advice,
-    /// prefault where asked for). Not timed.
+    /// Prepares the region for a first touch after [`Machine::drop_backing`] (advice, prefault
+    /// where configured). Not timed.
     ///
     /// # Errors
     /// The host refuses.
@@ -228,50 +187,51 @@ pub trait Machine {
     /// The address is outside the region.
     fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError>;
 
-    /// Event counts since the machine was made, by name; what the host does not count is absent.
+    /// Returns event counts since the machine was made, by name, without those that the host does
+    /// not count.
     ///
     /// # Errors
-    /// A counter that was opened can no longer be read.
+    /// An open counter can no longer be read.
     fn events(&mut self) -> Result<EventCounts, MachineError>;
 
-    /// What rises and falls, as it stands now (pages mapped by size), by name; what the host does
-    /// not tell is absent.
+    /// Returns current levels (such as pages mapped by size), by name, without those that the host
+    /// does not report.
     ///
     /// # Errors
-    /// What was told before can no longer be read.
+    /// A gauge that was readable before can no longer be read.
     fn gauges(&mut self) -> Result<EventCounts, MachineError>;
 
-    /// What can be done while the vCPUs run; `None` where nothing can.
-    fn live(&mut self) -> Option<&mut dyn Live> {
+    /// Returns the operations that migration needs while vCPUs run, where the machine has them.
+    fn migration_ops(&mut self) -> Option<&mut dyn MigrationOps> {
         None
     }
 }
 
-/// A machine whose vCPUs can be told to stop and whose memory and log can be read meanwhile.
-pub trait Live {
-    /// Says whether vCPUs at [`Access::WriteAtRandom`] shall stop. Saying that they shall not, before
-    /// they are let into the guest, also counts their writes from 0 again.
+/// Operations of a live migration, on a machine whose vCPUs run at
+/// [`Access::WriteAtRandom`](crate::task::Access::WriteAtRandom).
+pub trait MigrationOps {
+    /// Asks the vCPUs to stop writing, or not to. Before the vCPUs start, `false` also resets
+    /// their write counts.
     ///
     /// # Errors
-    /// They cannot be told.
+    /// The request cannot be passed to the guest.
     fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError>;
 
-    /// How often each vCPU has written in its [`Access::WriteAtRandom`]; of one that runs, a few
-    /// may be missing.
+    /// Returns the number of writes of each vCPU; for a running vCPU the count may lag by a few.
     ///
     /// # Errors
-    /// They cannot be asked.
+    /// The counts cannot be read.
     fn writes(&self) -> Result<Vec<u64>, MachineError>;
 
-    /// The host pages written since logging began or since this was called last, as one bit each,
-    /// lowest address first. Every write from here on is in the next log.
+    /// Reads and clears the dirty bitmap: one bit for each host page written since logging began
+    /// or since the previous call, lowest address first. Every later write is in the next bitmap.
     ///
     /// # Errors
     /// The host refuses, or logging is off.
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError>;
 
-    /// Reads memory of the region through the host's mapping. What a vCPU writes meanwhile is read
-    /// or not, and is in the next log.
+    /// Reads memory of the region through the host's mapping. A concurrent write may or may not be
+    /// seen; if it is not, the next dirty bitmap contains its page.
     ///
     /// # Errors
     /// The range is not within the region.

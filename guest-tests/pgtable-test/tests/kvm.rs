@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The machine against a real `/dev/kvm`: what guests do, how they fail, what the host logs and
-//! drops. `scripts/test` runs them where there is one; by themselves they are reported as ignored:
-//! `cargo test --package granule --test machine -- --ignored`.
+//! The machine on a real `/dev/kvm`: guest programs, their failures, dirty logging, dropped memory.
+//! Without `/dev/kvm` these tests are ignored; `scripts/test` runs them where it exists:
+//! `cargo test --package granule-pgtable-test --test kvm -- --ignored`.
 
 use std::{error::Error as _, sync::mpsc, thread, time::Duration};
 
-use granule_pgtable_test::pgtable_vm::{KvmConfig, KvmMachine};
 use granule_pgtable_test::{
     config::{Migration, PhaseSelection},
     harness::{self, Plan, Progress},
-    machine::{Access, Machine, Task, Vcpu},
+    machine::{Machine, Vcpu},
+    pgtable_vm::{KvmConfig, KvmMachine},
+    task::{Access, Task},
 };
 use granule_types::{
     backing::Backing,
@@ -24,7 +25,7 @@ const SEED: u64 = 0x5eed_0000_0000_5eed;
 const SIZE: Bytes = Bytes::mib(4);
 
 fn made(config: KvmConfig) -> KvmMachine {
-    KvmMachine::new(config).expect("a machine; these tests need /dev/kvm")
+    KvmMachine::new(config).expect("a machine; this test needs /dev/kvm")
 }
 
 fn small(vcpus: u32) -> KvmConfig {
@@ -34,7 +35,7 @@ fn small(vcpus: u32) -> KvmConfig {
     }
 }
 
-/// The ways of logging that this host has.
+/// Returns the modes of dirty logging that this host supports.
 fn dirty_modes() -> Vec<DirtyMode> {
     let dirty = DirtyMode::Ring;
     let mut modes = vec![
@@ -52,18 +53,13 @@ fn dirty_modes() -> Vec<DirtyMode> {
     modes
 }
 
-/// A task on every host page of the region.
+/// Returns a task that accesses every host page of the region.
 fn task(machine: &KvmMachine, access: Access) -> Task {
     let region = machine.region();
+    let pages = region.size.0 / region.host_page.0;
     Task {
-        access,
-        start: region.start,
-        count: region.size.0 / region.host_page.0,
-        stride: region.host_page,
-        inner_first: Bytes(0),
-        inner_count: 0,
-        inner_stride: Bytes(0),
         seed: SEED,
+        ..Task::new(access, region.start, pages, region.host_page)
     }
 }
 
@@ -75,7 +71,7 @@ fn only_vcpu(machine: &mut KvmMachine) -> Box<dyn Vcpu> {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn what_is_written_is_verified_by_guest_and_host_and_outlives_planting() {
+fn guest_and_host_verify_written_values_after_planting() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
 
@@ -100,7 +96,7 @@ fn what_is_written_is_verified_by_guest_and_host_and_outlives_planting() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn reads_behind_a_write_touch_what_they_should() {
+fn reads_after_a_write_touch_only_their_pages() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
     let page = machine.region().host_page;
@@ -122,7 +118,7 @@ fn reads_behind_a_write_touch_what_they_should() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn a_place_that_differs_is_told_with_its_address() {
+fn a_difference_is_reported_with_its_address() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
     let write = task(&machine, Access::Write);
@@ -147,7 +143,7 @@ fn a_place_that_differs_is_told_with_its_address() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn a_vcpu_goes_on_after_a_difference() {
+fn a_vcpu_continues_after_a_difference() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
     let _ = vcpu.run(&task(&machine, Access::Verify)).unwrap_err();
@@ -158,7 +154,7 @@ fn a_vcpu_goes_on_after_a_difference() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn an_access_outside_the_guests_tables_is_told_as_a_fault() {
+fn an_unmapped_stage_1_address_is_reported_as_a_fault() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
     let outside = GuestAddress(0x4000_0000);
@@ -177,8 +173,8 @@ fn an_access_outside_the_guests_tables_is_told_as_a_fault() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn executing_what_was_not_planted_is_told_with_its_place() {
-    // Low enough for the guest's virtual addresses to be its physical ones.
+fn executing_an_unplanted_page_is_reported_with_its_address() {
+    // Below the width of virtual addresses, so that they equal the physical ones.
     let mut machine = made(KvmConfig {
         phys_offset: Some(GuestAddress(0x4000_0000)),
         ..small(1)
@@ -193,7 +189,7 @@ fn executing_what_was_not_planted_is_told_with_its_place() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn a_store_to_nowhere_is_told_with_its_address() {
+fn a_store_without_memory_is_reported_with_its_address() {
     let mut machine = made(small(1));
     let mut vcpu = only_vcpu(&mut machine);
 
@@ -210,7 +206,7 @@ fn a_store_to_nowhere_is_told_with_its_address() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn a_guest_that_never_ends_is_kicked_out_for_good() {
+fn a_kicked_vcpu_never_enters_the_guest_again() {
     let mut machine = made(small(1));
     let endless = Task {
         count: u64::MAX,
@@ -235,13 +231,13 @@ fn a_guest_that_never_ends_is_kicked_out_for_good() {
     assert_eq!(failure.exit, "KVM_EXIT_INTR");
     assert!(failure.pc.is_some());
     assert_eq!(again.exit, "KVM_EXIT_INTR");
-    // The vCPU is gone; a late kick must do nothing.
+    // The vCPU is dropped, so another kick has no effect.
     kick.kick();
 }
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn a_kick_before_the_guest_is_entered_is_not_lost() {
+fn a_kick_before_the_guest_entry_is_not_lost() {
     let mut machine = made(small(1));
     let nothing = task(&machine, Access::Nothing);
     let mut vcpu = machine.take_vcpus().remove(0);
@@ -253,7 +249,7 @@ fn a_kick_before_the_guest_is_entered_is_not_lost() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn pages_written_under_logging_are_logged_in_every_mode() {
+fn written_pages_are_logged_in_every_mode() {
     for dirty in dirty_modes() {
         let mut machine = made(KvmConfig { dirty, ..small(1) });
         let mut vcpu = only_vcpu(&mut machine);
@@ -279,11 +275,11 @@ fn pages_written_under_logging_are_logged_in_every_mode() {
     }
 }
 
-/// More pages than a ring has entries: the vCPU leaves the guest for room, and none is lost. A host
-/// whose KVM has vCPUs leave too late loses some, which must be told.
+/// The vCPU writes more pages than a ring has entries, so it exits to have the ring harvested. Some
+/// hosts' KVM lets vCPUs exit too late and loses pages, which must be an error.
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn a_full_ring_loses_nothing_in_silence() {
+fn a_full_ring_loses_no_page_silently() {
     if !dirty_modes().contains(&DirtyMode::Ring) {
         return;
     }
@@ -301,9 +297,9 @@ fn a_full_ring_loses_nothing_in_silence() {
     let written = vcpu.run(&all);
 
     if let Err(error) = written {
-        let told = format!("{error:?}");
-        assert!(told.contains("without a free one"), "{told}");
-        return skip(format_args!("this host's KVM overruns dirty rings: {told}"));
+        let text = format!("{error:?}");
+        assert!(text.contains("no free entry"), "{text}");
+        return skip(format_args!("this host's KVM overruns dirty rings: {text}"));
     }
     let log = machine.dirty_log().unwrap();
     let dirty: u64 = log.iter().map(|word| u64::from(word.count_ones())).sum();
@@ -312,7 +308,7 @@ fn a_full_ring_loses_nothing_in_silence() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn no_write_is_lost_while_the_log_is_collected_in_any_mode() {
+fn a_migration_loses_no_write_in_any_mode() {
     for dirty in dirty_modes() {
         let vcpus = 3;
         let mut machine = made(KvmConfig {
@@ -341,7 +337,7 @@ fn no_write_is_lost_while_the_log_is_collected_in_any_mode() {
         };
         let mut rounds: Vec<Record> = Vec::new();
 
-        // Both sides are compared to the byte, and with what the vCPUs must have written.
+        // The harness compares source and destination with each other and with the vCPUs' writes.
         let result = harness::run(&mut machine, &plan, &mut |progress| {
             if let Progress::Phase(record) = progress
                 && record.phase == Phase::Round
@@ -360,7 +356,7 @@ fn no_write_is_lost_while_the_log_is_collected_in_any_mode() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn dropped_memory_is_empty_and_can_be_used_again() {
+fn dropped_memory_is_empty_and_usable_again() {
     for backing in [Backing::Anonymous, Backing::Shmem] {
         let mut machine = made(KvmConfig {
             backing,
@@ -396,7 +392,7 @@ fn vcpus_outlive_their_machine() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn an_address_width_can_be_asked_for() {
+fn the_address_width_is_configurable() {
     let mut machine = made(KvmConfig {
         phys_offset: Some(GuestAddress(0x4000_0000)),
         ipa_bits: Some(36),

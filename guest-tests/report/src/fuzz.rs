@@ -14,7 +14,7 @@ use crate::{
     input::{self, criterion},
     render,
 };
-use granule_types::mix::mix;
+use granule_types::seed::mix;
 
 /// A stream of draws.
 struct Draws(u64);

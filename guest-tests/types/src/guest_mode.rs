@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Guest modes: the address widths and the granule of a guest, numbered and named as the kernel's
-//! selftests do (`tools/testing/selftests/kvm/include/kvm_util_base.h` of Linux 6.1).
+//! Guest modes: address widths and granule of a guest, with the numbers and names of the kernel's
+//! selftests (`tools/testing/selftests/kvm/include/kvm_util_base.h` of Linux 6.1).
 //!
-//! The numbers are those of 6.1 because scripts pass them with `-m`; kernels number some modes
-//! differently, the names are the same everywhere, so a name is accepted too.
+//! Scripts pass the numbers of 6.1 with `-m`. Other kernels number some modes differently but use
+//! the same names, so names are accepted too.
 
 use std::{fmt, str::FromStr};
 
@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::units::Bytes;
 
-/// One guest mode: physical and virtual address width, granule of the guest's stage-1 tables.
+/// A guest mode: physical and virtual address width, and granule of the guest's stage-1 tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GuestMode {
     id: u32,
@@ -21,9 +21,9 @@ pub struct GuestMode {
     page_shift: u8,
 }
 
-/// Why a text names no guest mode.
+/// Error returned when a text is not a guest mode.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("'{0}' is no guest mode: use one of {known}", known = known_modes())]
+#[error("unknown guest mode '{0}'; expected one of {known}", known = known_modes())]
 pub struct ParseGuestModeError(String);
 
 const fn mode(id: u32, name: &'static str, pa_bits: u8, va_bits: u8, page_shift: u8) -> GuestMode {
@@ -37,16 +37,16 @@ const fn mode(id: u32, name: &'static str, pa_bits: u8, va_bits: u8, page_shift:
 }
 
 impl GuestMode {
-    /// 48-bit physical and virtual addresses, 4K granule: the default where the host can.
+    /// 48-bit physical and virtual addresses, 4K granule: the default on hosts that support it.
     pub const P48V48_4K: Self = mode(2, "P48V48_4K", 48, 48, 12);
     /// 40-bit physical addresses: the next default.
     pub const P40V48_4K: Self = mode(5, "P40V48_4K", 40, 48, 12);
     /// 36-bit physical addresses: the default of the smallest hosts.
     pub const P36V48_4K: Self = mode(11, "P36V48_4K", 36, 48, 12);
-    /// As many bits of physical address as the CPU has: the only one where that is how it is done.
+    /// Physical addresses as wide as the CPU's: the only mode on x86_64.
     pub const PXXV48_4K: Self = mode(8, "PXXV48_4K", 0, 48, 12);
 
-    /// Every mode of the kernel's list, by number.
+    /// All modes of the kernel's list, by number.
     pub const ALL: [Self; 15] = [
         mode(0, "P52V48_4K", 52, 48, 12),
         mode(1, "P52V48_64K", 52, 48, 16),
@@ -65,38 +65,38 @@ impl GuestMode {
         mode(14, "P36V47_16K", 36, 47, 14),
     ];
 
-    /// The kernel's number for it (`-m`).
+    /// Returns the kernel's number (`-m`).
     pub const fn id(self) -> u32 {
         self.id
     }
 
-    /// The kernel's name for it, without `VM_MODE_`.
+    /// Returns the kernel's name, without `VM_MODE_`.
     pub const fn name(self) -> &'static str {
         self.name
     }
 
-    /// Width of a guest-physical address, in bits; 0 in [`GuestMode::PXXV48_4K`] until it is
-    /// [given](Self::with_pa_bits).
+    /// Returns the width of a guest-physical address, in bits; 0 in [`GuestMode::PXXV48_4K`] unless
+    /// [set](Self::with_pa_bits).
     pub const fn pa_bits(self) -> u8 {
         self.pa_bits
     }
 
-    /// The same mode with this width of a guest-physical address.
+    /// Returns this mode with another width of guest-physical addresses.
     pub const fn with_pa_bits(self, pa_bits: u8) -> Self {
         Self { pa_bits, ..self }
     }
 
-    /// Width of a guest-virtual address, in bits.
+    /// Returns the width of a guest-virtual address, in bits.
     pub const fn va_bits(self) -> u8 {
         self.va_bits
     }
 
-    /// The granule of the guest's own tables.
+    /// Returns the granule of the guest's stage-1 tables.
     pub const fn page_size(self) -> Bytes {
         Bytes(1 << self.page_shift)
     }
 
-    /// The granule as a power of two.
+    /// Returns the base-2 logarithm of the granule.
     pub const fn page_shift(self) -> u8 {
         self.page_shift
     }
@@ -123,7 +123,7 @@ impl FromStr for GuestMode {
 }
 
 impl fmt::Display for GuestMode {
-    /// As the kernel's test prints it: `PA-bits:48,  VA-bits:48,  4K pages`.
+    /// Prints the mode as the kernel's test does: `PA-bits:48,  VA-bits:48,  4K pages`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (va_bits, kib) = (self.va_bits, 1 << (self.page_shift - 10));
         if self.id == Self::PXXV48_4K.id {
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mode_is_found_by_number_and_by_name() {
+    fn modes_parse_by_number_and_by_name() {
         for mode in GuestMode::ALL {
             assert_eq!(mode.id.to_string().parse(), Ok(mode));
             assert_eq!(mode.name.parse(), Ok(mode));
@@ -150,18 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_unique_and_rising() {
+    fn numbers_are_unique_and_ascending() {
         assert!(GuestMode::ALL.is_sorted_by(|a, b| a.id < b.id));
     }
 
     #[test]
-    fn what_is_no_mode_is_refused_with_the_list() {
+    fn an_unknown_mode_is_refused_with_the_list() {
         let error = "99".parse::<GuestMode>().unwrap_err();
         assert!(error.to_string().contains("2 (P48V48_4K)"), "{error}");
     }
 
     #[test]
-    fn a_mode_prints_as_the_kernels_test_prints_it() {
+    fn a_mode_prints_as_in_the_kernels_test() {
         assert_eq!(
             GuestMode::P48V48_4K.to_string(),
             "PA-bits:48,  VA-bits:48,  4K pages"

@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Marks for whoever watches the instruction stream: the emulator's counting plugin.
+//! Phase marks for the emulator's counting plugin.
 //!
-//! A mark is one hint instruction with an immediate that stands for nothing else, a no-op on every
-//! CPU ([`hint`]). The harness executes it on its own thread at each boundary, while every vCPU
-//! stands still, so all that is executed between two marks, on whatever CPU, belongs to the first.
+//! A mark is one `HINT` instruction with an unallocated immediate, a no-op on every CPU. The harness
+//! executes it at each phase boundary, while no vCPU runs, so the plugin assigns everything that is
+//! executed between two marks, on any CPU, to the first mark's phase.
 //!
-//! | immediate | from here on |
+//! | immediate | begins |
 //! |---|---|
-//! | `0x60` | outside any phase |
+//! | `0x60` | no phase |
 //! | `0x61` + index in [`Phase::ALL`] | that phase (`0x61` create … `0x67` unmap) |
-//! | `0x68`, `0x69` | a round of a load like migration's, and its stop; here the vCPUs run on |
-//! | `0x70` | a foreign test runs; given by the lab's init |
-//! | `0x71`, `0x72` | a guest of `granule run` starts running; its init does |
+//! | `0x68`, `0x69` | a migration round, the migration's stop; the vCPUs keep running |
+//! | `0x70` | a program without marks, such as the kernel's test; set by the lab's init |
+//! | `0x71`, `0x72` | a guest of `granule run`; that guest's init |
 //!
-//! On other architectures marks are nothing at all.
+//! Other architectures have no marks.
 
 use crate::host::hint;
 use crate::phase::Phase;
 
-/// The immediate that says: outside any phase.
+/// Immediate of the mark that ends a phase.
 pub const OUTSIDE: u8 = 0x60;
 
-/// The immediate of the first phase; the others follow in the order of [`Phase::ALL`].
+/// Immediate of the first phase; the others follow in the order of [`Phase::ALL`].
 pub const FIRST_PHASE: u8 = 0x61;
 
-/// The immediate that says: a foreign test runs.
+/// Immediate of the start of a program without marks.
 pub const FOREIGN: u8 = 0x70;
 
-/// The immediate that says: a guest starts running.
+/// Immediate of the start of a guest.
 pub const GUEST: u8 = 0x71;
 
-/// The immediate that says: the guest's init starts running.
+/// Immediate of the start of a guest's init.
 pub const GUEST_INIT: u8 = 0x72;
 
-/// The immediate that stands for a phase.
+/// Returns the immediate of a phase.
 pub const fn immediate(phase: Phase) -> u8 {
     match phase {
         Phase::Whole => FOREIGN,
-        // The discriminants count from 0 in the order of `Phase::ALL`, and on; a test holds them to it.
+        // Discriminants follow the order of `Phase::ALL`, then Round and Stop; see the test.
         step => FIRST_PHASE + step as u8,
     }
 }
@@ -63,17 +63,17 @@ pub fn outside() {
     hint::<OUTSIDE>();
 }
 
-/// Marks the beginning of a foreign test; [`outside`] ends it.
+/// Marks the start of a program without marks; [`outside`] ends it.
 pub fn foreign() {
     hint::<FOREIGN>();
 }
 
-/// Marks that a guest starts running.
+/// Marks the start of a guest.
 pub fn guest() {
     hint::<GUEST>();
 }
 
-/// Marks that the guest's init starts running.
+/// Marks the start of a guest's init.
 pub fn guest_init() {
     hint::<GUEST_INIT>();
 }
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_marks_are_the_same() {
+    fn phase_marks_do_not_overlap_the_others() {
         let last = immediate(Phase::Stop);
 
         assert!(OUTSIDE < FIRST_PHASE && last < FOREIGN);

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The phases of the page-table test, in the order in which an iteration runs them.
 //!
-//! `create → logging-on → update → logging-off → rebuild → exec → unmap`. In `create`, `update`,
-//! `rebuild` and `exec` the vCPUs work; in the others the host does and the vCPUs stand still.
+//! `create → logging-on → update → logging-off → rebuild → exec → unmap`. The vCPUs work in `create`,
+//! `update`, `rebuild` and `exec`; the host works in the others, while no vCPU runs.
 //!
-//! Under a load like migration's an iteration is `create → logging-on → round, round, … → stop →
-//! logging-off → unmap`; in a `round` both work.
+//! An iteration of a migration is `create → logging-on → round, round, … → stop → logging-off →
+//! unmap`; in a `round` vCPUs and host work at the same time.
+//!
+//! `rebuild` is the phase that the kernel's test calls adjust (`KVM_ADJUST_MAPPINGS`).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One timed step of the test.
+/// A timed phase of the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
@@ -19,27 +21,29 @@ pub enum Phase {
     Create,
     /// The host switches dirty logging on.
     LoggingOn,
-    /// The vCPUs write under dirty logging: blocks are split, pages made writable again.
+    /// The vCPUs write under dirty logging: KVM splits blocks and makes pages writable.
     Update,
     /// The host switches dirty logging off.
     LoggingOff,
-    /// The vCPUs read every host page: tables become blocks again (the kernel's `ADJUST`).
+    /// The vCPUs read every host page: KVM coalesces tables into blocks.
     Rebuild,
-    /// The vCPUs execute an instruction in every backing page: I-side maintenance.
+    /// The vCPUs execute an instruction in every backing page: instruction cache maintenance.
     Exec,
     /// The host drops the backing.
     Unmap,
-    /// The vCPUs write all the time; the host copies what the log named and collects the next log.
+    /// A migration round: the vCPUs write; the host copies the dirty pages and collects the next
+    /// dirty bitmap.
     Round,
-    /// The vCPUs are stopped, the last log is collected and what it names copied.
+    /// The end of a migration: the vCPUs stop; the host collects the last dirty bitmap and copies
+    /// its pages.
     Stop,
-    /// All that a foreign test did, from its start to its end: counts cannot be taken apart there.
-    /// Not a step of an iteration, so not in [`Phase::ALL`].
+    /// A whole run of a program without marks, such as the kernel's test. Not part of an iteration,
+    /// so not in [`Phase::ALL`].
     Whole,
 }
 
 impl Phase {
-    /// Every step of an iteration, in order.
+    /// The phases of an iteration, in order.
     pub const ALL: [Self; 7] = [
         Self::Create,
         Self::LoggingOn,
@@ -50,7 +54,7 @@ impl Phase {
         Self::Unmap,
     ];
 
-    /// All there are, as they follow each other in tables.
+    /// All phases, in the order of tables.
     pub const IN_ORDER: [Self; 10] = [
         Self::Create,
         Self::LoggingOn,
@@ -64,7 +68,7 @@ impl Phase {
         Self::Whole,
     ];
 
-    /// The name used in results and on the command line.
+    /// Returns the name used in results and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -80,7 +84,7 @@ impl Phase {
         }
     }
 
-    /// Whether the vCPUs work in this phase, or the host alone.
+    /// Returns whether vCPUs work in this phase, rather than the host alone.
     pub const fn is_guest_work(self) -> bool {
         matches!(
             self,
@@ -88,8 +92,9 @@ impl Phase {
         )
     }
 
-    /// The word the kernel's `kvm_page_table_test` prints for this phase: `KVM_<word>_MAPPINGS`.
-    pub const fn upstream_word(self) -> Option<&'static str> {
+    /// Returns the word in the line `KVM_<word>_MAPPINGS` that the kernel's `kvm_page_table_test`
+    /// prints for this phase; `None` for phases that it does not have.
+    pub const fn kernel_word(self) -> Option<&'static str> {
         match self {
             Self::Create => Some("CREATE"),
             Self::Update => Some("UPDATE"),

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Results: JSON Lines, one object for each phase of each iteration (`granule.result/1`).
+//! The result format `granule.result/1`: JSON Lines, one object for each phase of each iteration.
+//!
+//! The format is stable: a new field is optional, and no field changes its meaning. A value that was
+//! not measured is absent, never zero.
 
 use std::collections::BTreeMap;
 
@@ -11,115 +14,116 @@ use crate::{
     units::{Bytes, Nanoseconds},
 };
 
-/// Counts by name. What the host does not count is absent, never zero.
+/// Counts by name; a count that the host does not offer is absent, never zero.
 pub type EventCounts = BTreeMap<String, u64>;
 
-/// The schema these types write.
+/// The schema that these types write.
 pub const SCHEMA: &str = "granule.result/1";
 
-/// The emulator that results of the simulated machine name in [`Host::emulator`].
+/// Value of [`Host::emulator`] in results of the simulation.
 pub const SIMULATOR: &str = "granule simulation in virtual time";
 
-/// One phase of one iteration.
+/// The result of one phase of one iteration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// [`SCHEMA`].
     pub schema: String,
-    /// Where it ran.
+    /// Provenance of the result.
     #[serde(default)]
     pub host: Host,
-    /// `kvm`, `model` or `simulation`; `kvm_page_table_test` where the kernel's own test ran.
+    /// `kvm`, `model` (the software machine), `simulation`, or `kvm_page_table_test`.
     #[serde(default)]
     pub engine: String,
-    /// What was asked for.
+    /// The requested configuration.
     pub config: RunConfig,
-    /// What really backed the region, read back from the host.
+    /// The page sizes that back the region, read from the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub obtained: Option<Obtained>,
-    /// Which phase.
+    /// The phase.
     pub phase: Phase,
-    /// Which round of it, from 1, where there are several.
+    /// Number of the migration round, from 1; `None` in other phases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
-    /// From the release of the first vCPU to the end of the last, or the host's own call; in a
-    /// round the collection of the dirty log, which holds the guest up.
+    /// Time from the common start of the vCPUs to the end of the last one, or of the host's call; in
+    /// a migration round, of the collection of the dirty bitmap.
     pub ns: Nanoseconds,
-    /// Each vCPU's own time; empty where only the host worked.
+    /// Each vCPU's own time; empty where only the host works.
     #[serde(default)]
     pub vcpu_ns: Vec<Nanoseconds>,
-    /// Instructions counted by the emulator's plugin, by name; emulation only.
+    /// Counts of the emulator's plugin (instructions, kernel functions), by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, u64>,
-    /// The host kernel's events, by name, absent where it offers none; in rounds also what the
-    /// vCPUs wrote (`guest_writes`) and how many pages the log named (`pages_logged`).
+    /// Event counts of the host kernel, by name. Migration rounds add the number of guest writes
+    /// (`guest_writes`) and of pages in the dirty bitmap (`pages_logged`); the migration's stop adds
+    /// the number of pages reported dirty that no vCPU wrote (`pages_logged_in_vain`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub events: BTreeMap<String, u64>,
-    /// What rises and falls (pages mapped by size), as it stood when the phase was over, absent
-    /// where the host does not tell; of a round also how long it was (`round_ns`) and the time that
-    /// a thousand writes of all vCPUs together took (`ns_per_1000_writes`).
+    /// Levels at the end of the phase (such as pages mapped by size), by name. Migration rounds add
+    /// their length (`round_ns`) and the time per thousand writes of all vCPUs together
+    /// (`ns_per_1000_writes`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gauges: BTreeMap<String, u64>,
 }
 
-/// Where a result comes from. Two results compare only where these are known on both sides; an
-/// empty text is unknown.
+/// Provenance of a result. Two results compare only if these fields are known on both sides; an
+/// empty string means unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Host {
-    /// The machine's architecture as the kernel names it (`uname -m`).
+    /// Architecture as the kernel names it (`uname -m`).
     pub arch: String,
-    /// `uname -r`.
+    /// Kernel release (`uname -r`).
     pub kernel: String,
-    /// The series applied to it, in order; empty for the plain kernel, `None` where not known.
+    /// The applied Linux series, in order; empty for the plain kernel, `None` if unknown.
     pub series: Option<Vec<Series>>,
     /// SHA-256 of the kernel image, in hexadecimal.
     pub image_sha256: Option<String>,
-    /// The CPU's name.
+    /// Name of the CPU.
     pub cpu: Option<String>,
     /// CPU features that change the fault path, by name (`fwb`, `dic`, `idc`, `bbm`, `tlbirange`).
     #[serde(default)]
     pub features: BTreeMap<String, u64>,
-    /// The host's base page.
+    /// Base page size of the host.
     pub page_size: Option<Bytes>,
-    /// The emulator with its version and the options that change results; `None` on hardware.
+    /// Emulator, version and the options that affect results; `None` on hardware.
     pub emulator: Option<String>,
 }
 
 /// A Linux series applied to a host kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Series {
-    /// Its folder's name under `stage2/linux/BASE/`.
+    /// Name of its folder under `stage2/linux/BASE/`.
     pub name: String,
-    /// How many of its patches are applied.
+    /// Number of applied patches.
     pub patches: u32,
 }
 
-/// What a run was asked to do.
+/// The requested configuration of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunConfig {
     /// The guest mode, as the kernel's test prints it.
     pub mode: String,
-    /// What was asked for behind the region.
+    /// Backing of the region under test.
     pub backing: Backing,
-    /// The region's size.
+    /// Size of the region.
     pub memory: Bytes,
-    /// How many vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u32,
-    /// What staggers the vCPUs' starts.
+    /// Seed of the schedule: delays the vCPUs' starts.
     pub seed: u64,
-    /// Which repeat, from 0.
+    /// Number of the iteration, from 0.
     pub iteration: u32,
-    /// Whether the host's memory was populated beforehand.
+    /// Whether the host populated the memory before the test.
     #[serde(default)]
     pub prefault: bool,
-    /// Further options that change figures, by name, where they were not left at their defaults.
+    /// Other options that affect results, by name, unless at their defaults.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
 }
 
-/// What really backs a region.
+/// The page sizes that back a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Obtained {
-    /// Bytes mapped in the host by page size, in bytes.
+    /// Bytes mapped in the host, by page size in bytes.
     pub resident: BTreeMap<u64, u64>,
 }

@@ -24,12 +24,12 @@ pub struct HostVirtAddr(pub u64);
 #[serde(transparent)]
 pub struct Nanoseconds(pub u64);
 
-/// Why a text is not a size.
+/// Error returned when a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("'{0}' is no size: a whole number, with K, M, G or T behind it if you like")]
+#[error("'{0}' is not a size; expected a whole number, optionally followed by K, M, G or T")]
 pub struct ParseBytesError(String);
 
-/// So many of something, in words: `1 run`, `2 runs`.
+/// Returns a count with its noun: `1 run`, `2 runs`.
 pub fn counted(count: impl TryInto<u64>, one: &str) -> String {
     let count = count.try_into().unwrap_or(u64::MAX);
     let plural = if count == 1 { "" } else { "s" };
@@ -37,22 +37,22 @@ pub fn counted(count: impl TryInto<u64>, one: &str) -> String {
 }
 
 impl Bytes {
-    /// `n` KiB.
+    /// Returns `n` KiB.
     pub const fn kib(n: u64) -> Self {
         Self(n << 10)
     }
 
-    /// `n` MiB.
+    /// Returns `n` MiB.
     pub const fn mib(n: u64) -> Self {
         Self(n << 20)
     }
 
-    /// `n` GiB.
+    /// Returns `n` GiB.
     pub const fn gib(n: u64) -> Self {
         Self(n << 30)
     }
 
-    /// The smallest multiple of `step` that is not less; `None` when it leaves 64 bits.
+    /// Returns the smallest multiple of `step` that is at least this size, or `None` on overflow.
     pub const fn checked_align_up(self, step: Self) -> Option<Self> {
         match self.0.checked_next_multiple_of(step.0) {
             Some(n) => Some(Self(n)),
@@ -64,6 +64,7 @@ impl Bytes {
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
+    /// Reads a decimal or `0x` number, optionally followed by K, M, G or T (powers of 1024).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || ParseBytesError(text.to_owned());
         let (digits, shift) = match text.char_indices().next_back() {
@@ -97,7 +98,7 @@ impl fmt::Display for Bytes {
 }
 
 impl fmt::Display for Nanoseconds {
-    /// As the kernel's test prints a time: seconds with nine digits behind the point.
+    /// Prints seconds with nine decimal places, as the kernel's test does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_in_every_unit() {
+    fn sizes_parse_in_every_unit() {
         for (text, bytes) in [
             ("4096", Bytes(4096)),
             ("64K", Bytes::kib(64)),
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn malformed_sizes_are_refused() {
         for text in ["", "G", "12Q", "-1", "1.5G", "99999999999T"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }

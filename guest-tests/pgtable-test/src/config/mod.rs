@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a run of the page-table test is asked to do.
+//! Configuration of a run of the page-table test.
 
 mod selection;
 
@@ -7,23 +7,23 @@ pub use selection::{NothingLogged, ParsePhasesError, PhaseSelection};
 
 use std::time::Duration;
 
-/// How the guest's own tables map the region under test.
+/// Mapping of the region under test by the guest's stage-1 tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum GuestMap {
-    /// By the largest blocks that fit: few tables, so nearly all that faults is the region.
+    /// By the largest blocks that fit: few tables, so nearly all stage-2 faults are of the region.
     #[default]
     Blocks,
-    /// Page by page, as the kernel's test does: each of the tables is itself a page that faults when
-    /// it is first walked, which is in `create`.
+    /// By pages, as the kernel's test does: each stage-1 table is a page that takes a stage-2 fault
+    /// when it is first walked, in `create`.
     Pages,
 }
 
-/// A load like live migration's: the vCPUs write all the time, the host collects the dirty log in
-/// rounds and copies what it names.
+/// A migration workload: the vCPUs write continuously; the host collects the dirty bitmap in rounds
+/// and copies its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Migration {
-    /// How many rounds before the vCPUs are stopped, at least one.
+    /// Number of rounds before the vCPUs are stopped, at least one.
     pub rounds: u32,
-    /// How long a round lasts before its log is collected; longer where copying takes longer.
+    /// Least time from the start of a round to the collection of its bitmap.
     pub round_time: Duration,
 }

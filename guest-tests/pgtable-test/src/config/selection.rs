@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Which phases a run goes through.
+//! Selection of the phases of a run.
 //!
-//! A phase brings those without which it would not be itself, and these are run and reported like
-//! the others: `update` and `rebuild` need mappings made by `create`; `update` happens under dirty
-//! logging; `rebuild` behind an update needs logging off again. What only tidies up (logging off at
-//! the end, dropping the backing between iterations) is done in any case and reported only where it
-//! was asked for.
+//! A phase adds the phases that it depends on, which are run and reported like the others: `update`
+//! and `rebuild` need the mappings of `create`; `update` needs dirty logging; `rebuild` after
+//! `update` needs logging switched off again. Clean-up (switching logging off at the end, dropping
+//! the backing between iterations) always happens and is reported only where selected.
 
 use std::{fmt, str::FromStr};
 
@@ -13,40 +12,41 @@ use thiserror::Error;
 
 use granule_types::phase::Phase;
 
-/// A choice of phases, closed under what each needs.
+/// A set of phases that contains the dependencies of each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PhaseSelection(Vec<Phase>);
 
-/// Why a text chooses no phases.
+/// Error returned when a text is not a selection of phases.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ParsePhasesError {
-    /// There is no phase of that name.
-    #[error("'{0}' is no phase: use {list}", list = Phase::ALL.map(Phase::name).join(", "))]
+    /// The text names an unknown phase.
+    #[error("unknown phase '{0}'; expected one of {list}", list = Phase::ALL.map(Phase::name).join(", "))]
     Unknown(String),
-    /// No phase is chosen.
-    #[error("no phase is chosen: leave the option out for all of them")]
+    /// The text names no phase.
+    #[error("no phase is named; omit the option to select all phases")]
     None,
 }
 
-/// Phases in none of which anything is written under dirty logging.
+/// Error returned for phases that write nothing under dirty logging.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "nothing is written under dirty logging in {0}: choose update too, or leave --log-untouched out"
+    "--log-untouched needs a phase that writes under dirty logging, but the phases are {0}; \
+     add update or omit --log-untouched"
 )]
 pub struct NothingLogged(PhaseSelection);
 
 impl PhaseSelection {
-    /// Every phase.
+    /// Returns all phases of an iteration.
     pub fn all() -> Self {
         Self(Phase::ALL.to_vec())
     }
 
-    /// The phases named, and those they need.
+    /// Returns the named phases and their dependencies.
     pub fn of(named: &[Phase]) -> Self {
-        let mut wanted = named.to_vec();
+        let mut selected = named.to_vec();
         let mut at = 0;
-        while let Some(&phase) = wanted.get(at) {
-            wanted.extend_from_slice(match phase {
+        while let Some(&phase) = selected.get(at) {
+            selected.extend_from_slice(match phase {
                 Phase::Create | Phase::Exec | Phase::Round | Phase::Stop | Phase::Whole => &[],
                 Phase::LoggingOn | Phase::Unmap => &[Phase::Create],
                 Phase::Update | Phase::LoggingOff => &[Phase::LoggingOn],
@@ -58,16 +58,16 @@ impl PhaseSelection {
         Self(
             Phase::ALL
                 .into_iter()
-                .filter(|phase| wanted.contains(phase))
+                .filter(|phase| selected.contains(phase))
                 .collect(),
         )
     }
 
-    /// These but for `create`, for a run that logs from untouched memory: what `update` and
-    /// `rebuild` need mapped, their own faults map.
+    /// Removes `create`, for a run that logs from untouched memory: the faults of `update` and
+    /// `rebuild` then create their mappings.
     ///
     /// # Errors
-    /// Nothing is written under logging.
+    /// The selection does not contain `update`.
     pub fn logging_untouched(mut self) -> Result<Self, NothingLogged> {
         if !self.contains(Phase::Update) {
             return Err(NothingLogged(self));
@@ -76,7 +76,7 @@ impl PhaseSelection {
         Ok(self)
     }
 
-    /// Whether a phase is chosen.
+    /// Returns whether a phase is selected.
     pub fn contains(&self, phase: Phase) -> bool {
         self.0.contains(&phase)
     }
@@ -85,7 +85,7 @@ impl PhaseSelection {
 impl FromStr for PhaseSelection {
     type Err = ParsePhasesError;
 
-    /// Reads names with commas between them.
+    /// Reads phase names separated by commas.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let named = text
             .split(',')
@@ -117,8 +117,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_brings_what_it_needs_and_no_more() {
-        for (text, chosen) in [
+    fn a_phase_adds_its_dependencies_and_no_others() {
+        for (text, expected) in [
             ("create", "create"),
             ("update", "create,logging-on,update"),
             ("rebuild", "create,rebuild"),
@@ -132,19 +132,19 @@ mod tests {
         ] {
             assert_eq!(
                 text.parse::<PhaseSelection>().unwrap().to_string(),
-                chosen,
+                expected,
                 "{text}"
             );
         }
     }
 
     #[test]
-    fn all_phases_need_nothing_else() {
+    fn all_phases_contain_their_dependencies() {
         assert_eq!(PhaseSelection::of(&Phase::ALL), PhaseSelection::all());
     }
 
     #[test]
-    fn logging_from_untouched_memory_leaves_out_the_first_touch_and_needs_logging() {
+    fn logging_untouched_memory_removes_create_and_requires_update() {
         let rebuild = PhaseSelection::of(&[Phase::Update, Phase::Rebuild]);
         let create = PhaseSelection::of(&[Phase::Create]);
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_empty_choices_are_refused() {
+    fn unknown_and_empty_selections_are_refused() {
         assert_eq!(
             "create,destroy".parse::<PhaseSelection>(),
             Err(ParsePhasesError::Unknown("destroy".to_owned()))

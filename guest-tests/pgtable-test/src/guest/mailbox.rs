@@ -1,54 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How host and guest talk: one mailbox for each vCPU, and three bells.
+//! The protocol between host and guest: one mailbox for each vCPU, and three doorbells.
 //!
-//! The host writes a task while the vCPU stands still, then enters the guest. The guest answers by
-//! ringing a bell: a store to a guest-physical address without memory, or to a port, whichever the
-//! architecture has. KVM leaves the guest for it (`KVM_EXIT_MMIO`, `KVM_EXIT_IO`), which orders
-//! everything before it. Nobody ever writes the mailbox while the other side runs, so plain loads
-//! and stores do.
+//! The host writes a task into the mailbox while the vCPU is not in the guest, then enters the guest.
+//! The guest replies through a doorbell: a store to a guest-physical address without memory, or to a
+//! port. KVM exits to user space (`KVM_EXIT_MMIO`, `KVM_EXIT_IO`), which orders all earlier accesses.
+//! Neither side accesses the mailbox while the other may, so plain loads and stores suffice.
 //!
-//! Behind the mailbox lie two words that are for while the guest runs: at [`STOP_OFFSET`] the host says
-//! whether to stop, at [`WRITES_OFFSET`] the guest counts what it wrote. Each has one writer.
+//! Two words after the mailbox are shared while the guest runs, each with one writer: the host's
+//! request to stop at [`STOP_OFFSET`] and the guest's count of writes at [`WRITES_OFFSET`].
 
 use vm_memory::ByteValued;
 
 use super::random_walk;
-use crate::machine::{Access, Task};
+use crate::task::{Access, Task};
 
-/// One vCPU's mailbox, as it lies in guest memory.
+/// One vCPU's mailbox in guest memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mailbox {
-    /// What to do: a `*_CODE`.
+    /// Task: the access, as one of the `*_CODE`s.
     pub access: u64,
-    /// The first place's guest-virtual address.
+    /// Task: the first guest-virtual address.
     pub start: u64,
-    /// How many places.
+    /// Task: the number of addresses.
     pub count: u64,
-    /// From one place to the next, in bytes.
+    /// Task: the distance between addresses, in bytes.
     pub stride: u64,
-    /// From a place to the first read behind it, in bytes.
+    /// Task: the distance from a write to the first read after it, in bytes.
     pub inner_first: u64,
-    /// How many reads behind each place.
+    /// Task: the number of reads after each write.
     pub inner_count: u64,
-    /// From one of these reads to the next, in bytes.
+    /// Task: the distance between these reads, in bytes.
     pub inner_stride: u64,
-    /// What values derive from: the value at a place is `seed ^ guest-virtual address`; what
-    /// [`Access::WriteAtRandom`] begins its choice of places with.
+    /// Task: the seed. A written value is `seed ^ guest-virtual address`; [`Access::WriteAtRandom`]
+    /// uses the seed as the first state of its random walk.
     pub seed: u64,
-    /// Answer: the guest-virtual address of the first place that differs.
+    /// Reply: the guest-virtual address of the first difference.
     pub differs_at: u64,
-    /// Answer: what that place holds.
+    /// Reply: the value found there.
     pub differs_found: u64,
-    /// Answer: the number of the exception vector taken.
+    /// Reply: the exception vector.
     pub vector: u64,
-    /// Answer: what the CPU says of the exception (syndrome, error code).
+    /// Reply: the exception's syndrome or error code.
     pub syndrome: u64,
-    /// Answer: the instruction that did not complete.
+    /// Reply: the address of the faulting instruction.
     pub pc: u64,
-    /// Answer: the guest-virtual address at fault.
+    /// Reply: the faulting guest-virtual address.
     pub fault_address: u64,
-    /// Where the bells are: guest-virtual, or a port.
+    /// The doorbells' guest-virtual address or first port.
     pub doorbell: u64,
 }
 
@@ -72,31 +71,31 @@ pub const VERIFY_CODE: u64 = 6;
 /// [`Access::WriteAtRandom`].
 pub const WRITE_AT_RANDOM_CODE: u64 = 7;
 
-/// From a mailbox to the word that is not 0 while [`Access::WriteAtRandom`] shall stop.
+/// Offset from a mailbox of the word whose non-zero value ends [`Access::WriteAtRandom`].
 pub const STOP_OFFSET: u64 = 256;
-/// From a mailbox to the word that counts the writes of [`Access::WriteAtRandom`].
+/// Offset from a mailbox of the count of writes of [`Access::WriteAtRandom`].
 pub const WRITES_OFFSET: u64 = 320;
 
-// Behind the mailbox, and each in a cache line of its own.
+// After the mailbox, each in a cache line of its own.
 const _: () =
     assert!(STOP_OFFSET >= size_of::<Mailbox>() as u64 && WRITES_OFFSET >= STOP_OFFSET + 64);
 
-/// From a place to the instruction planted there: behind the 8 bytes that are written and verified.
+/// Distance from a visited address to the planted instruction, after the 8 verified bytes.
 pub const PLANT_OFFSET: u64 = 8;
 
-/// A bell: its distance from the doorbell's address or port.
+/// A doorbell, by its offset from the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bell {
+pub enum Doorbell {
     /// The task is done.
     Done,
-    /// A place does not hold what it should.
+    /// A verified value differs.
     Differs,
     /// The guest took an exception.
     Fatal,
 }
 
-impl Bell {
-    /// Its distance from the doorbell in bytes or ports.
+impl Doorbell {
+    /// Returns the offset from the first doorbell, in bytes or ports.
     pub const fn offset(self) -> u64 {
         match self {
             Self::Done => 0,
@@ -105,20 +104,20 @@ impl Bell {
         }
     }
 
-    /// The bell rung by a store at an address or port, if it is one.
-    pub fn at(doorbell: u64, address: u64) -> Option<Self> {
+    /// Returns the doorbell at an address or port, where `first` is that of the first one.
+    pub fn at(first: u64, address: u64) -> Option<Self> {
         [Self::Done, Self::Differs, Self::Fatal]
             .into_iter()
-            .find(|bell| doorbell + bell.offset() == address)
+            .find(|doorbell| first + doorbell.offset() == address)
     }
 }
 
 impl Mailbox {
-    /// A mailbox holding `task`, its place translated by `virtual_of`.
+    /// Returns a mailbox that holds `task`, whose first address is `virtual_start` for the guest.
     ///
     /// Guest-virtual and guest-physical addresses share their low bits (see
-    /// [`Layout::virtual_of`](super::layout::Layout::virtual_of)); the bits that differ go into
-    /// the seed, so that values still derive from the physical address.
+    /// [`Layout::virtual_of`](super::layout::Layout::virtual_of)). The seed takes up the bits that
+    /// differ, so that values derive from the physical address.
     pub fn of_task(task: &Task, virtual_start: u64, doorbell: u64) -> Self {
         let access = match task.access {
             Access::Nothing => NOTHING_CODE,
@@ -159,19 +158,13 @@ mod tests {
 
     fn task(start: u64) -> Task {
         Task {
-            access: Access::Write,
-            start: GuestAddress(start),
-            count: 3,
-            stride: Bytes::kib(4),
-            inner_first: Bytes(0),
-            inner_count: 0,
-            inner_stride: Bytes(0),
             seed: 0x5eed,
+            ..Task::new(Access::Write, GuestAddress(start), 3, Bytes::kib(4))
         }
     }
 
     #[test]
-    fn values_derive_from_the_physical_address_whatever_the_virtual_one_is() {
+    fn values_derive_from_the_physical_address() {
         let physical = 0xf_ffff_0000_0000;
         let virtual_start = 0xffff_0000_0000;
 
@@ -186,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_to_do_nothing_visits_no_place() {
+    fn a_task_without_access_visits_no_address() {
         let nothing = Task {
             access: Access::Nothing,
             ..task(0)
@@ -196,16 +189,16 @@ mod tests {
     }
 
     #[test]
-    fn each_bell_is_known_by_its_address() {
-        let doorbell = 0x8000;
-        for bell in [Bell::Done, Bell::Differs, Bell::Fatal] {
-            assert_eq!(Bell::at(doorbell, 0x8000 + bell.offset()), Some(bell));
+    fn each_doorbell_is_identified_by_its_address() {
+        for doorbell in [Doorbell::Done, Doorbell::Differs, Doorbell::Fatal] {
+            let address = 0x8000 + doorbell.offset();
+            assert_eq!(Doorbell::at(0x8000, address), Some(doorbell));
         }
-        assert_eq!(Bell::at(doorbell, 0x8004), None);
+        assert_eq!(Doorbell::at(0x8000, 0x8004), None);
     }
 
     #[test]
-    fn a_mailbox_is_fifteen_words_and_pairs_lie_side_by_side() {
+    fn pairs_of_mailbox_words_are_aligned_for_paired_loads() {
         assert_eq!(size_of::<Mailbox>(), 15 * 8);
         for pair in [
             std::mem::offset_of!(Mailbox, access),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest program of this architecture, which its `payload` assembles between two symbols.
+//! The guest program of the host's architecture, assembled by `payload` of [`super::arch`] between
+//! three symbols.
 
 unsafe extern "C" {
     static granule_guest_start: u8;
@@ -7,7 +8,7 @@ unsafe extern "C" {
     static granule_guest_end: u8;
 }
 
-/// The program, to be copied into the guest.
+/// Returns the program's bytes, to be copied into guest memory.
 pub fn program() -> &'static [u8] {
     let start = &raw const granule_guest_start;
     let end = &raw const granule_guest_end;
@@ -16,7 +17,7 @@ pub fn program() -> &'static [u8] {
     unsafe { std::slice::from_raw_parts(start, len) }
 }
 
-/// From the program's first byte to its first instruction.
+/// Returns the offset of the first instruction in the program.
 pub fn entry() -> u64 {
     let start = &raw const granule_guest_start;
     let entry = &raw const granule_guest_entry;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! RandomWalk at random, alike in the guest and in the host: what
-//! [`Access::WriteAtRandom`](crate::machine::Access::WriteAtRandom) visits, so that the host knows
-//! after the fact which page a guest wrote and when.
+//! The pseudo-random sequence of pages that
+//! [`Access::WriteAtRandom`](crate::task::Access::WriteAtRandom) writes.
 //!
-//! A 64-bit xorshift (Marsaglia 2003, shifts 13, 7, 17) gives a number for each write; its place is
-//! the upper half of the number multiplied by how many places there are. The guest programs have
-//! the same few instructions.
+//! Guest and host compute the same sequence, so the host knows afterwards which pages a vCPU wrote
+//! and in which order. A 64-bit xorshift generator (Marsaglia 2003, shifts 13, 7, 17) yields one
+//! number for each write; the page is the upper half of that number times the number of pages. The
+//! guest programs contain the same instructions, so this generator must not be replaced alone.
 
-/// The numbers of the places, from 0, without end.
+/// Iterator over page numbers, from 0 to `count - 1`; it never ends.
 #[derive(Debug, Clone)]
 pub struct RandomWalk {
     state: u64,
@@ -15,7 +15,7 @@ pub struct RandomWalk {
 }
 
 impl RandomWalk {
-    /// `count` places in the order that belongs to a seed.
+    /// Returns the sequence of a seed over `count` pages.
     pub const fn new(seed: u64, count: u64) -> Self {
         Self {
             state: first_state(seed),
@@ -24,7 +24,7 @@ impl RandomWalk {
     }
 }
 
-/// What the generator begins with: any number but 0, which it never leaves.
+/// Returns the generator's first state: any number but 0, which would repeat for ever.
 pub const fn first_state(seed: u64) -> u64 {
     if seed == 0 { 1 } else { seed }
 }
@@ -46,18 +46,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_is_visited_about_as_often() {
+    fn all_pages_are_visited_about_equally_often() {
         let mut visits = [0; 48];
 
-        for place in RandomWalk::new(0, 48).take(48_000) {
-            visits[usize::try_from(place).unwrap()] += 1;
+        for page in RandomWalk::new(0, 48).take(48_000) {
+            visits[usize::try_from(page).unwrap()] += 1;
         }
 
         assert!(visits.iter().all(|n| (800..1200).contains(n)), "{visits:?}");
     }
 
     #[test]
-    fn a_seed_gives_the_same_places_again_and_another_seed_others() {
+    fn a_sequence_repeats_for_its_seed_and_differs_between_seeds() {
         let of = |seed| -> Vec<u64> { RandomWalk::new(seed, 1000).take(20).collect() };
 
         assert_eq!(of(7), of(7));

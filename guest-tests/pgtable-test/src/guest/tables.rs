@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest's own translation tables, built by the host before the guest runs.
+//! The guest's stage-1 tables, built by the host before the guest runs.
 //!
-//! A table fills one granule; each level resolves `granule bits - 3` bits of the address, the last
-//! level is 3. What an entry looks like is the architecture's ([`Format`]). Unless asked otherwise
-//! everything is mapped by the largest blocks that fit, so that the guest's own walks touch few
-//! pages: what is measured is stage 2 of the region, not of these tables.
+//! A table fills one granule. Each level translates `granule bits - 3` bits of the address; the last
+//! level is 3. The architecture defines the entries ([`Format`]). By default all memory is mapped by
+//! the largest blocks that fit, so the guest's walks touch few pages and nearly all stage-2 faults
+//! are of the region under test.
 
 use std::{fmt, sync::Arc};
 
@@ -13,80 +13,79 @@ use thiserror::Error;
 use crate::config::GuestMap;
 use granule_types::units::{Bytes, GuestAddress};
 
-/// What lies behind a mapping.
+/// The memory type of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryKind {
+pub enum MemoryType {
     /// Normal, write-back cacheable, shareable, executable memory.
     Normal,
-    /// Device memory: uncached, unbuffered, without execution.
+    /// Device memory: uncached, unbuffered, not executable.
     Device,
 }
 
-/// What an entry says.
+/// A decoded entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// Nothing is mapped.
+    /// An invalid entry.
     Empty,
-    /// A block or a page is.
+    /// A block or a page.
     Leaf,
-    /// The table at this guest-physical address goes on.
+    /// A table at this guest-physical address.
     Table(u64),
 }
 
-/// How an architecture translates and what its entries look like.
+/// An architecture's format of table entries.
 pub trait Format: fmt::Debug + Send + Sync {
-    /// The granule as a power of two.
+    /// Returns the base-2 logarithm of the granule.
     fn page_shift(&self) -> u8;
 
-    /// How many bits of a virtual address there are.
+    /// Returns the width of a virtual address, in bits.
     fn address_bits(&self) -> u8;
 
-    /// Whether an entry of a level above the last can be a block.
+    /// Returns whether an entry at a level above the last can be a block.
     fn block_at(&self, level: u8) -> bool;
 
-    /// An entry that maps a block, or at level 3 a page.
-    fn leaf(&self, physical: u64, level: u8, kind: MemoryKind) -> u64;
+    /// Returns an entry that maps a block, or a page at level 3.
+    fn leaf(&self, physical: u64, level: u8, kind: MemoryType) -> u64;
 
-    /// An entry that links a table.
+    /// Returns an entry that links a table.
     fn table(&self, physical: u64) -> u64;
 
-    /// What an entry of a level says.
+    /// Decodes an entry of a level.
     fn decode(&self, entry: u64, level: u8) -> Entry;
 }
 
-/// Why an address range cannot be mapped.
+/// Error returned when a range cannot be mapped.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TableError {
-    /// A range does not begin and end at a granule.
-    #[error("{size} at {address:#x} is not aligned to the guest's granule of {granule}")]
+    /// The range is not aligned to the granule.
+    #[error("{size} at {address:#x} are not aligned to the guest's granule of {granule}")]
     Unaligned {
-        /// Where it begins.
+        /// Start of the range.
         address: u64,
-        /// Its size.
+        /// Size of the range.
         size: Bytes,
-        /// The granule.
+        /// The guest's granule.
         granule: Bytes,
     },
-    /// A range leaves the guest's virtual addresses.
-    #[error("{size} at {address:#x} leaves the guest's {bits} bits of virtual address")]
-    OutOfReach {
-        /// Where it begins.
+    /// The range exceeds the virtual addresses.
+    #[error("{size} at {address:#x} exceed the guest's {bits} bits of virtual address")]
+    OutOfRange {
+        /// Start of the range.
         address: u64,
-        /// Its size.
+        /// Size of the range.
         size: Bytes,
-        /// The width of a virtual address.
+        /// Width of a virtual address.
         bits: u8,
     },
-    /// Something is mapped there already.
-    #[error("{address:#x} is mapped already")]
+    /// Part of the range is already mapped.
+    #[error("{address:#x} is already mapped")]
     Mapped {
-        /// The address mapped twice.
+        /// The address that is already mapped.
         address: u64,
     },
 }
 
-/// A set of tables under construction. Tables lie one behind the other from [`Tables::base`] on,
-/// the root first.
+/// Stage-1 tables under construction, contiguous from [`Tables::base`] on, the root first.
 #[derive(Debug, Clone)]
 pub struct Tables {
     base: GuestAddress,
@@ -96,7 +95,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Empty tables at guest-physical `base`, which must be aligned to the granule.
+    /// Returns empty tables at guest-physical `base`, which must be aligned to the granule.
     pub fn new(base: GuestAddress, format: Arc<dyn Format>) -> Self {
         Self {
             base,
@@ -106,22 +105,22 @@ impl Tables {
         }
     }
 
-    /// Maps what follows by blocks or by pages.
+    /// Selects blocks or pages for subsequent mappings.
     pub const fn map_by(&mut self, map: GuestMap) {
         self.map = map;
     }
 
-    /// Where the root lies.
+    /// Returns the address of the root.
     pub const fn base(&self) -> GuestAddress {
         self.base
     }
 
-    /// All tables, to be copied to [`Tables::base`].
+    /// Returns the words of all tables, to be copied to [`Tables::base`].
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Their size, a multiple of the granule.
+    /// Returns the size of all tables, a multiple of the granule.
     pub fn size(&self) -> Bytes {
         Bytes(self.words.len() as u64 * 8)
     }
@@ -130,18 +129,18 @@ impl Tables {
         self.format.page_shift() - 3
     }
 
-    /// The level a walk begins at: 3 less one for each further set of index bits needed.
+    /// Returns the level at which a walk begins.
     fn start_level(&self) -> u8 {
         let resolved = self.format.address_bits() - self.format.page_shift();
         4 - resolved.div_ceil(self.index_bits())
     }
 
-    /// How many address bits lie below one entry of a level.
+    /// Returns the base-2 logarithm of the memory that an entry of a level maps.
     fn level_shift(&self, level: u8) -> u8 {
         self.format.page_shift() + (3 - level) * self.index_bits()
     }
 
-    /// Whether what is mapped now may end at a level.
+    /// Returns whether the selected mapping allows a leaf at a level.
     fn leaf_at(&self, level: u8) -> bool {
         level == 3 || (self.format.block_at(level) && self.map == GuestMap::Blocks)
     }
@@ -154,13 +153,13 @@ impl Tables {
     /// Maps `size` bytes of guest-physical memory from `physical` at guest-virtual `address`.
     ///
     /// # Errors
-    /// The range is not aligned to the granule, leaves the virtual addresses or is mapped.
+    /// The range is not aligned to the granule, exceeds the virtual addresses or is mapped.
     pub fn map(
         &mut self,
         address: u64,
         physical: GuestAddress,
         size: Bytes,
-        kind: MemoryKind,
+        kind: MemoryType,
     ) -> Result<(), TableError> {
         let granule = Bytes(1 << self.format.page_shift());
         if (address | physical.0 | size.0) & (granule.0 - 1) != 0 {
@@ -173,7 +172,7 @@ impl Tables {
         let bits = self.format.address_bits();
         let end = address.checked_add(size.0);
         if end.is_none_or(|end| end > 1 << bits) {
-            return Err(TableError::OutOfReach {
+            return Err(TableError::OutOfRange {
                 address,
                 size,
                 bits,
@@ -186,13 +185,13 @@ impl Tables {
         Ok(())
     }
 
-    /// Maps the largest block that begins at `address` and fits in `left`; gives its size.
+    /// Maps the largest block that starts at `address` and fits in `left`, and returns its size.
     fn map_largest(
         &mut self,
         address: u64,
         physical: u64,
         left: u64,
-        kind: MemoryKind,
+        kind: MemoryType,
     ) -> Result<u64, TableError> {
         let mut table = 0;
         let mut level = self.start_level();
@@ -214,7 +213,7 @@ impl Tables {
         }
     }
 
-    /// Appends an empty table and links it at word `at`; gives its first word.
+    /// Appends an empty table, links it at word `at` and returns the index of its first word.
     fn new_table(&mut self, at: usize) -> usize {
         let table = self.words.len();
         self.words.resize(table + (1 << self.index_bits()), 0);
@@ -223,7 +222,7 @@ impl Tables {
         table
     }
 
-    /// The first word of the table at a physical address.
+    /// Returns the index of the first word of the table at a physical address.
     fn table_at(&self, physical: u64) -> usize {
         usize::try_from((physical - self.base.0) / 8).unwrap_or(usize::MAX)
     }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where a migration's pages are copied to, and what must hold there in the end.
+//! The destination of a migration: a copy of the region, and its comparison with the source.
 
-use super::{error::HarnessError, host_error};
+use super::error::{HarnessError, host_error};
 use crate::{
-    guest::random_walk::RandomWalk as Places,
-    machine::{Live, Region, Task},
+    guest::random_walk::RandomWalk,
+    machine::{MigrationOps, Region},
+    task::Task,
 };
 use granule_types::units::GuestAddress;
 
-/// The other side's memory.
+/// Memory of the destination.
 pub(super) struct Destination {
     region: Region,
     bytes: Vec<u8>,
-    /// For each page the round whose log named it last; 0 where none did.
+    /// For each page the last round whose dirty bitmap contained it; 0 for none.
     logged_in: Vec<u32>,
-    /// One page.
+    /// Buffer of one page.
     scratch: Vec<u8>,
 }
 
 impl Destination {
-    /// Memory for a region, every page of it there already: copying takes no faults of the host's.
+    /// Allocates and populates memory for a region, so that copying takes no page faults.
     pub(super) fn new(region: Region) -> Self {
         Self {
             region,
@@ -29,25 +30,29 @@ impl Destination {
         }
     }
 
-    /// A log that names every page.
-    pub(super) fn everything(&self) -> Vec<u64> {
+    /// Returns a bitmap of all pages.
+    pub(super) fn all_pages(&self) -> Vec<u64> {
         vec![u64::MAX; self.logged_in.len().div_ceil(64)]
     }
 
-    /// Takes note of which pages a round's log names, and gives how many.
+    /// Notes the pages of a round's dirty bitmap and returns their number.
     pub(super) fn note(&mut self, log: &[u64], round: u32) -> u64 {
         let mut count = 0;
-        for page in named(log, self.logged_in.len()) {
+        for page in pages_in(log, self.logged_in.len()) {
             self.logged_in[page] = round;
             count += 1;
         }
         count
     }
 
-    /// Copies the pages that a log names.
-    pub(super) fn pages(&mut self, source: &dyn Live, log: &[u64]) -> Result<(), HarnessError> {
+    /// Copies the pages of a bitmap from the source.
+    pub(super) fn copy_pages(
+        &mut self,
+        source: &dyn MigrationOps,
+        log: &[u64],
+    ) -> Result<(), HarnessError> {
         let size = self.scratch.len();
-        for page in named(log, self.logged_in.len()) {
+        for page in pages_in(log, self.logged_in.len()) {
             let at = page * size;
             let address = GuestAddress(self.region.start.0 + at as u64);
             read(source, address, &mut self.bytes[at..at + size])?;
@@ -55,24 +60,28 @@ impl Destination {
         Ok(())
     }
 
-    /// Both sides are equal, and hold what the vCPUs wrote: `tasks` are theirs, `writes` how often
-    /// each had written at the end of every round and of the stop.
+    /// Checks that source and destination are equal and hold what the vCPUs wrote. `tasks` are the
+    /// vCPUs' tasks; `writes` are each vCPU's writes at the end of every round and of the stop.
     pub(super) fn check(
         mut self,
-        source: &dyn Live,
+        source: &dyn MigrationOps,
         tasks: &[Task],
         writes: &[Vec<u64>],
     ) -> Result<(), HarnessError> {
-        self.is_equal(source, writes)?;
+        self.check_equal(source, writes)?;
         let none = Vec::new();
         for (vcpu, task) in tasks.iter().enumerate() {
             let count = writes.last().unwrap_or(&none).get(vcpu).copied();
-            self.holds(task, count.unwrap_or(0))?;
+            self.check_writes(task, count.unwrap_or(0))?;
         }
         Ok(())
     }
 
-    fn is_equal(&mut self, source: &dyn Live, writes: &[Vec<u64>]) -> Result<(), HarnessError> {
+    fn check_equal(
+        &mut self,
+        source: &dyn MigrationOps,
+        writes: &[Vec<u64>],
+    ) -> Result<(), HarnessError> {
         let mut pages = 0;
         let mut first = None;
         let size = self.scratch.len();
@@ -91,7 +100,7 @@ impl Destination {
         let Some((page, word, copied, source)) = first else {
             return Ok(());
         };
-        // The word is its vCPU's own, and what it holds is the number of that vCPU's write.
+        // Each vCPU writes its own word of a page, and stores the number of its write there.
         let before = |ends: &&Vec<u64>| ends.get(word).is_some_and(|&end| end < source);
         let round = writes.iter().take_while(before).count() + 1;
         Err(HarnessError::LostWrite {
@@ -104,22 +113,23 @@ impl Destination {
         })
     }
 
-    /// How many pages logs named that no vCPU wrote, of `writes` writes each in the end.
-    pub(super) fn named_in_vain(&self, tasks: &[Task], writes: &[u64]) -> u64 {
-        let mut in_vain: Vec<_> = self.logged_in.iter().map(|&round| round != 0).collect();
+    /// Returns the number of pages that dirty bitmaps contained although no vCPU wrote them;
+    /// `writes` are each vCPU's writes at the end.
+    pub(super) fn unwritten_pages_logged(&self, tasks: &[Task], writes: &[u64]) -> u64 {
+        let mut unwritten: Vec<_> = self.logged_in.iter().map(|&round| round != 0).collect();
         for (task, &count) in tasks.iter().zip(writes) {
-            for place in Places::new(task.seed, task.count).take(index(count)) {
-                in_vain[index(place)] = false;
+            for page in RandomWalk::new(task.seed, task.count).take(index(count)) {
+                unwritten[index(page)] = false;
             }
         }
-        in_vain.into_iter().filter(|&page| page).count() as u64
+        unwritten.into_iter().filter(|&page| page).count() as u64
     }
 
-    /// The last write of a vCPU to every page is there.
-    fn holds(&self, task: &Task, writes: u64) -> Result<(), HarnessError> {
+    /// Checks that the last write of a vCPU to each page is present.
+    fn check_writes(&self, task: &Task, writes: u64) -> Result<(), HarnessError> {
         let mut last = vec![0; self.logged_in.len()];
-        for (write, place) in (1..=writes).zip(Places::new(task.seed, task.count)) {
-            last[index(place)] = write;
+        for (write, page) in (1..=writes).zip(RandomWalk::new(task.seed, task.count)) {
+            last[index(page)] = write;
         }
         let word = index((task.start.0 - self.region.start.0) / 8);
         let pages = self.bytes.chunks_exact(self.scratch.len());
@@ -137,20 +147,24 @@ impl Destination {
     }
 }
 
-fn read(source: &dyn Live, address: GuestAddress, into: &mut [u8]) -> Result<(), HarnessError> {
+fn read(
+    source: &dyn MigrationOps,
+    address: GuestAddress,
+    into: &mut [u8],
+) -> Result<(), HarnessError> {
     let done = source.read(address, into);
     done.map_err(host_error("reading the region"))
 }
 
-/// A word of a page.
+/// Returns a word of a page.
 fn value(page: &[u8], word: usize) -> u64 {
     let bytes = page.chunks_exact(8).nth(word);
     let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
     u64::from_le_bytes(bytes.unwrap_or_default())
 }
 
-/// The pages that a log names, of those there are.
-fn named(log: &[u64], pages: usize) -> impl Iterator<Item = usize> {
+/// Returns the pages of a bitmap that are below `pages`.
+fn pages_in(log: &[u64], pages: usize) -> impl Iterator<Item = usize> {
     let words = log.iter().enumerate();
     words
         .flat_map(|(at, &word)| {

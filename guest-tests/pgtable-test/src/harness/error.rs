@@ -1,128 +1,156 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a run of the test fails.
+//! Errors of a run.
 
 use std::{error::Error, fmt};
 
 use thiserror::Error;
 
-use crate::{machine::MachineError, vcpu_threads::CrewError};
+use crate::{machine::MachineError, vcpu_threads::VcpuThreadsError};
 use granule_types::{
     backing::Backing,
+    phase::Phase,
     record::Obtained,
     units::{Bytes, GuestAddress},
 };
 
-/// Why a run ended before its end.
+/// Error that ends a run.
 #[derive(Debug, Error)]
 pub enum HarnessError {
-    /// The vCPUs could not be started: nothing was tested.
-    #[error("the vCPUs cannot be started")]
-    Start(#[source] CrewError),
-    /// The vCPUs did not do their work.
+    /// The vCPUs cannot be started; nothing was tested.
+    #[error("cannot start the vCPUs")]
+    Start(#[source] VcpuThreadsError),
+    /// The vCPUs failed.
     #[error("the vCPUs failed {doing}")]
-    Crew {
-        /// In which phase or step.
+    Vcpus {
+        /// The phase or step.
         doing: String,
-        /// How.
+        /// The failure.
         #[source]
-        source: CrewError,
+        source: VcpuThreadsError,
     },
-    /// The host did not do its work.
+    /// The host failed.
     #[error("the host failed {doing}")]
     Host {
-        /// In which phase or step.
+        /// The phase or step.
         doing: String,
-        /// How.
+        /// The failure.
         #[source]
         source: MachineError,
     },
-    /// The region is not backed as asked.
+    /// The host backs the region with other pages than configured.
     #[error(
-        "{backing} was asked for, {size} of it in pages of {page}, but the host gave {}: give it \
-         more such pages, use --prefault (a first read of THP maps the zero page, which the first \
-         write then splits), or take what comes with --accept-fallback",
-        Listed(obtained)
+        "{backing} needs {size} in pages of {page}, but the host provided {}; provide more such \
+         pages, use --prefault (a first read of THP maps the zero page, which the first write then \
+         splits), or continue with --accept-fallback",
+        PageList(obtained)
     )]
     Backing {
-        /// What was asked for.
+        /// The configured backing.
         backing: Backing,
-        /// How much.
+        /// Size of the region.
         size: Bytes,
-        /// In pages of this size.
+        /// Page size of the backing.
         page: Bytes,
-        /// What there is.
+        /// The page sizes that back the region.
         obtained: Obtained,
     },
-    /// The dirty log misses pages.
+    /// The dirty bitmap misses written pages.
     #[error(
-        "the dirty log misses {missing} of {written} pages that vCPUs wrote, the first at guest \
+        "the dirty bitmap misses {missing} of {written} pages that vCPUs wrote, the first at guest \
          address {:#x}: a defect of the host kernel",
         first.0
     )]
     DirtyLog {
-        /// How many.
+        /// Number of missing pages.
         missing: u64,
-        /// Of how many.
+        /// Number of written pages.
         written: u64,
-        /// The first.
+        /// The first missing page.
         first: GuestAddress,
     },
-    /// The host reads something else than the guest wrote.
+    /// A value in memory differs from the value that the guest wrote.
     #[error(
-        "at guest address {:#x} the host reads {found:#x} where the guest wrote {expected:#x}: a \
-         defect of the host kernel or of the machine",
+        "guest address {:#x} holds {found:#x}, but the guest wrote {expected:#x}: a defect of the \
+         host kernel or of the machine",
         address.0
     )]
     Contents {
-        /// Where.
+        /// The guest address.
         address: GuestAddress,
-        /// What it should be.
+        /// The written value.
         expected: u64,
-        /// What it is.
+        /// The value read by the host.
         found: u64,
     },
     /// Source and destination of a migration differ.
     #[error(
         "{pages} pages differ after the migration, the first at guest address {:#x}: the source \
-         holds {source_holds:#x}, written in round {round}, the destination {copied:#x}; the dirty log \
-         named the page {}: a defect of the host kernel or of the machine",
+         holds {source_holds:#x}, written in round {round}, the destination {copied:#x}; the dirty \
+         bitmap contained the page {}: a defect of the host kernel or of the machine",
         address.0,
         match logged_in { 0 => "in no round".to_owned(), last => format!("last in round {last}") }
     )]
     LostWrite {
-        /// How many pages.
+        /// Number of pages that differ.
         pages: u64,
         /// The first word that differs.
         address: GuestAddress,
-        /// What the source holds there.
+        /// The word at the source.
         source_holds: u64,
-        /// What the destination holds.
+        /// The word at the destination.
         copied: u64,
-        /// In which round it was written, the stop being one more than the last.
+        /// The round of the write; the stop counts as one more than the last round.
         round: u32,
-        /// Which round's log named the page last; 0 is none.
+        /// The last round whose dirty bitmap contained the page; 0 is none.
         logged_in: u32,
     },
-    /// A load that only some machines bear.
-    #[error("this machine cannot be migrated under load: use --engine kvm")]
-    NotLive,
-    /// More vCPUs than words in a page.
-    #[error("{vcpus} vCPUs have no room for a word each in a page, which has {most}: use fewer")]
-    Crowded {
-        /// How many there are.
+    /// The machine does not support a migration workload.
+    #[error("this machine does not support --migrate; use --engine kvm")]
+    NoMigration,
+    /// A page has too few words for the vCPUs.
+    #[error(
+        "--migrate with {vcpus} vCPUs needs one word for each in a page, which has {most}; use \
+         fewer vCPUs"
+    )]
+    TooManyVcpus {
+        /// Number of vCPUs.
         vcpus: usize,
-        /// How many words there are.
+        /// Number of words in a page.
         most: u64,
     },
-    /// Results could not be handed on.
-    #[error("results could not be handed on")]
+    /// The observer of the run failed.
+    #[error("cannot write the results")]
     Observer(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// Lists what there is.
-pub(super) struct Listed<'a>(pub(super) &'a Obtained);
+/// The step that reads event counters and gauges.
+pub(super) const COUNTERS: &str = "reading counters";
 
-impl fmt::Display for Listed<'_> {
+/// Returns the description of a phase in errors.
+pub(super) fn phase(phase: Phase) -> String {
+    format!("in {phase}")
+}
+
+/// Returns the conversion of an error of the vCPU threads in a phase or step.
+pub(super) fn threads_error(doing: &str) -> impl FnOnce(VcpuThreadsError) -> HarnessError {
+    |source| HarnessError::Vcpus {
+        doing: doing.to_owned(),
+        source,
+    }
+}
+
+/// Returns the conversion of an error of the machine in a phase or step.
+pub(super) fn host_error(doing: &str) -> impl FnOnce(MachineError) -> HarnessError {
+    |source| HarnessError::Host {
+        doing: doing.to_owned(),
+        source,
+    }
+}
+
+/// Prints the page sizes that back a region.
+pub(super) struct PageList<'a>(pub(super) &'a Obtained);
+
+impl fmt::Display for PageList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.resident.is_empty() {
             return f.write_str("nothing");

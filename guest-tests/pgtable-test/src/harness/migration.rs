@@ -1,197 +1,234 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A load like live migration's, and the proof that no write was lost in it.
+//! A migration workload, and the check that it loses no write.
 //!
 //! ```text
-//! vCPUs   create │            │ write at random, all the time ·········· │ stand still
+//! vCPUs   create │            │ write at random ······················· │ stopped
 //! host           │ logging on │ copy all    copy      …    copy          │ collect, copy │ logging off
 //!                │            │ collect     collect        collect       │
 //!                               round 1     round 2        round N         stop
 //! ```
 //!
-//! A round copies the pages that the log before it named (the first one all of them) to the
-//! destination, waits until its time is over, and collects the next log. Its time in the results is
-//! that of the collection, for which the guest is held up; what the guest got done in it stands
-//! beside. The stop's time is the guest's: from the order to stop until everything is copied. Rounds
-//! follow each other at once; their records are handed on when the vCPUs stand still.
+//! A round copies the pages of the previous dirty bitmap (the first round copies all pages) to the
+//! destination, waits until the round's time is over, and collects the next bitmap. The record's
+//! time is that of the collection, which blocks vCPUs that fault; events and gauges of the record
+//! hold the guest's progress in the whole round. The time of the stop runs from the request to stop
+//! to the last copied page. Records are passed on after the stop, so that rounds follow each other
+//! at once.
 //!
-//! Then source and destination must be equal to the byte. They would differ in a page that was
-//! written after it was copied last and that no later log named. And the source must hold what the
-//! vCPUs wrote: the host chooses the same places again ([`Places`]), so it knows the last write of
-//! every vCPU to every page. By the same knowledge the stop's record says how many pages the logs
-//! named that nobody wrote (`pages_logged_in_vain`): with none lost and none in vain, two hosts' logs
-//! say the same about the same writes.
+//! Afterwards source and destination must be equal; a page differs if it was written after its last
+//! copy and no later bitmap contained it. The source must also hold what the vCPUs wrote: the host
+//! repeats their [`RandomWalk`](crate::guest::random_walk::RandomWalk)s, so it knows the last write
+//! of each vCPU to each page, and also how many pages the bitmaps contained that no vCPU wrote
+//! (`pages_logged_in_vain` in the record of the stop).
 
 use std::{thread, time::Duration};
 
-use super::{HarnessError, Phase, Run, crew_error, destination::Destination, host_error, in_phase};
-use crate::{
-    config::Migration,
-    machine::{Live, Machine, Task},
-    vcpu_threads::{Muster, RoundTimes, clock},
+use super::{
+    destination::Destination,
+    error::{self, HarnessError, host_error, threads_error},
+    runner::Runner,
 };
-use granule_types::{mark, record::EventCounts};
+use crate::{
+    clock,
+    config::Migration,
+    machine::{Machine, MigrationOps, TaskTimes},
+    task::Task,
+    vcpu_threads::ArmedTasks,
+};
+use granule_types::{mark, phase::Phase, record::EventCounts, units::Nanoseconds};
 use granule_vmm::kvm::tracepoints::difference;
 
-/// What was measured in one round, or in the stop.
-struct Measured {
+/// Measurements of one round, or of the stop.
+struct RoundMeasurement {
     phase: Phase,
     round: Option<u32>,
-    times: RoundTimes,
+    times: TaskTimes,
     events: EventCounts,
     gauges: EventCounts,
-    /// How often each vCPU had written when it was over.
+    /// Number of writes of each vCPU at its end.
     writes: Vec<u64>,
 }
 
-impl Run<'_> {
-    /// One iteration under this load.
-    pub(super) fn migrate(&mut self, plan: Migration, iteration: u32) -> Result<(), HarnessError> {
-        let most = self.region.host_page.0 / 8;
-        if self.crew.vcpus() as u64 > most {
-            return Err(HarnessError::Crowded {
-                vcpus: self.crew.vcpus(),
-                most,
-            });
-        }
-        live(self.machine)?;
-        self.begin(iteration)?;
-        self.guest_phase(Phase::Create)?;
-        let mut copy = Destination::new(self.region);
-        self.host_phase(Phase::LoggingOn, |machine| machine.set_dirty_logging(true))?;
-        let tasks: Vec<_> = (0..self.crew.vcpus())
-            .map(|vcpu| self.tasks.write_at_random(vcpu))
-            .collect();
-        let measured = self.rounds(plan, &tasks, &mut copy)?;
-        let writes: Vec<_> = measured.iter().map(|m| m.writes.clone()).collect();
-        for m in measured {
-            self.hand_on(m.phase, m.round, m.times, m.events, m.gauges)?;
-        }
-        self.host_phase(Phase::LoggingOff, |machine| {
-            machine.set_dirty_logging(false)
-        })?;
-        copy.check(live(self.machine)?, &tasks, &writes)?;
-        self.finish(iteration + 1 < self.plan.iterations)
+/// Runs an iteration of the workload.
+pub(super) fn run(
+    runner: &mut Runner<'_, '_>,
+    config: Migration,
+    iteration: u32,
+) -> Result<(), HarnessError> {
+    let vcpus = runner.threads.vcpus();
+    let most = runner.region.host_page.0 / 8;
+    if vcpus as u64 > most {
+        return Err(HarnessError::TooManyVcpus { vcpus, most });
     }
-
-    /// All rounds and the stop.
-    fn rounds(
-        &mut self,
-        plan: Migration,
-        tasks: &[Task],
-        copy: &mut Destination,
-    ) -> Result<Vec<Measured>, HarnessError> {
-        let machine = &mut *self.machine;
-        tell(machine, false)?;
-        let mut muster = self
-            .crew
-            .muster(tasks, self.plan.config.seed)
-            .map_err(crew_error(&in_phase(Phase::Round)))?;
-        let mut measured = Vec::new();
-        let mut log = copy.everything();
-        let mut before = counts(machine)?;
-        let mut written = 0;
-        mark::phase(Phase::Round);
-        let mut begun = muster.open();
-        for round in 1..=plan.rounds {
-            copy.pages(live(machine)?, &log)?;
-            let spent = Duration::from_nanos(clock::between(begun, clock::now()).0);
-            thread::sleep(plan.round_time.saturating_sub(spent));
-            let collecting = clock::now();
-            log = collect(machine)?;
-            let over = clock::now();
-            let pages = copy.note(&log, round);
-            let writes = writes(machine)?;
-            let total = writes.iter().sum();
-            let after = counts(machine)?;
-            let mut events = difference(&before, &after);
-            events.insert("guest_writes".to_owned(), total - written);
-            events.insert("pages_logged".to_owned(), pages);
-            let lasted = clock::between(begun, over).0;
-            let mut gauges = machine.gauges().map_err(host_error("counting"))?;
-            gauges.insert("round_ns".to_owned(), lasted);
-            if let Some(each) = (1000 * lasted).checked_div(total - written) {
-                gauges.insert("ns_per_1000_writes".to_owned(), each);
-            }
-            measured.push(Measured {
-                phase: Phase::Round,
-                round: Some(round),
-                times: RoundTimes {
-                    total: clock::between(collecting, over),
-                    vcpus: Vec::new(),
-                },
-                events,
-                gauges,
-                writes,
-            });
-            (before, written) = (after, total);
-            if round < plan.rounds {
-                mark::phase(Phase::Round);
-                begun = clock::now();
-            }
-        }
-        mark::phase(Phase::Stop);
-        let stopped = stop(machine, muster, copy, log, plan.rounds + 1);
-        mark::outside();
-        let (times, pages) = stopped?;
-        let mut events = difference(&before, &counts(machine)?);
-        let writes = writes(machine)?;
-        let in_vain = copy.named_in_vain(tasks, &writes);
-        events.insert("pages_logged".to_owned(), pages);
-        events.insert("pages_logged_in_vain".to_owned(), in_vain);
-        measured.push(Measured {
-            phase: Phase::Stop,
-            round: None,
-            times,
-            events,
-            gauges: machine.gauges().map_err(host_error("counting"))?,
-            writes,
-        });
-        Ok(measured)
+    migration_ops(runner.machine)?;
+    runner.begin(iteration)?;
+    runner.guest_phase(Phase::Create)?;
+    let mut copy = Destination::new(runner.region);
+    runner.host_phase(Phase::LoggingOn, |machine| machine.set_dirty_logging(true))?;
+    let tasks: Vec<_> = (0..vcpus)
+        .map(|vcpu| runner.tasks.write_at_random(vcpu))
+        .collect();
+    let measured = rounds_and_stop(runner, config, &tasks, &mut copy)?;
+    let writes: Vec<_> = measured.iter().map(|m| m.writes.clone()).collect();
+    for m in measured {
+        runner.observe_phase(m.phase, m.round, m.times, m.events, m.gauges)?;
     }
+    runner.host_phase(Phase::LoggingOff, |machine| {
+        machine.set_dirty_logging(false)
+    })?;
+    copy.check(migration_ops(runner.machine)?, &tasks, &writes)?;
+    runner.finish()
 }
 
-/// Stops the vCPUs, copies what `log` names and what the last log does; gives how many pages that
-/// last one named. The total time is from the order to stop to the last page copied.
+/// State of the current round at its start.
+struct RoundStart {
+    events: EventCounts,
+    /// Writes of all vCPUs.
+    writes: u64,
+    time: Nanoseconds,
+}
+
+/// Runs all rounds and the stop.
+fn rounds_and_stop(
+    runner: &mut Runner<'_, '_>,
+    config: Migration,
+    tasks: &[Task],
+    copy: &mut Destination,
+) -> Result<Vec<RoundMeasurement>, HarnessError> {
+    let machine = &mut *runner.machine;
+    set_stopping(machine, false)?;
+    let mut armed = runner
+        .threads
+        .arm(tasks, runner.plan.config.seed)
+        .map_err(threads_error(&error::phase(Phase::Round)))?;
+    let mut measured = Vec::new();
+    let mut log = copy.all_pages();
+    let events = events(machine)?;
+    mark::phase(Phase::Round);
+    let mut start = RoundStart {
+        events,
+        writes: 0,
+        time: armed.open(),
+    };
+    for round in 1..=config.rounds {
+        copy.copy_pages(migration_ops(machine)?, &log)?;
+        let spent = Duration::from_nanos(clock::between(start.time, clock::now()).0);
+        thread::sleep(config.round_time.saturating_sub(spent));
+        let (measurement, end);
+        (measurement, end, log) = collect(machine, copy, round, &start)?;
+        measured.push(measurement);
+        start = end;
+        if round < config.rounds {
+            mark::phase(Phase::Round);
+            start.time = clock::now();
+        }
+    }
+    mark::phase(Phase::Stop);
+    let stopped = stop(machine, armed, copy, log, config.rounds + 1);
+    mark::outside();
+    let (times, pages) = stopped?;
+    let mut stop_events = difference(&start.events, &self::events(machine)?);
+    let writes = writes(machine)?;
+    let unwritten = copy.unwritten_pages_logged(tasks, &writes);
+    stop_events.insert("pages_logged".to_owned(), pages);
+    stop_events.insert("pages_logged_in_vain".to_owned(), unwritten);
+    measured.push(RoundMeasurement {
+        phase: Phase::Stop,
+        round: None,
+        times,
+        events: stop_events,
+        gauges: machine.gauges().map_err(host_error(error::COUNTERS))?,
+        writes,
+    });
+    Ok(measured)
+}
+
+/// Collects the dirty bitmap at the end of a round. Returns the round's measurement, the start of
+/// the next round, and the bitmap.
+fn collect(
+    machine: &mut dyn Machine,
+    copy: &mut Destination,
+    round: u32,
+    start: &RoundStart,
+) -> Result<(RoundMeasurement, RoundStart, Vec<u64>), HarnessError> {
+    let collecting = clock::now();
+    let log = collect_dirty_log(machine)?;
+    let end = clock::now();
+    let pages = copy.note(&log, round);
+    let writes = writes(machine)?;
+    let total = writes.iter().sum();
+    let after = events(machine)?;
+    let mut events = difference(&start.events, &after);
+    events.insert("guest_writes".to_owned(), total - start.writes);
+    events.insert("pages_logged".to_owned(), pages);
+    let lasted = clock::between(start.time, end).0;
+    let mut gauges = machine.gauges().map_err(host_error(error::COUNTERS))?;
+    gauges.insert("round_ns".to_owned(), lasted);
+    if let Some(each) = (1000 * lasted).checked_div(total - start.writes) {
+        gauges.insert("ns_per_1000_writes".to_owned(), each);
+    }
+    let measurement = RoundMeasurement {
+        phase: Phase::Round,
+        round: Some(round),
+        times: TaskTimes {
+            total: clock::between(collecting, end),
+            vcpus: Vec::new(),
+        },
+        events,
+        gauges,
+        writes,
+    };
+    let next = RoundStart {
+        events: after,
+        writes: total,
+        time: start.time,
+    };
+    Ok((measurement, next, log))
+}
+
+/// Stops the vCPUs and copies the pages of `log` and of the last dirty bitmap. Returns the times,
+/// whose total runs from the request to stop to the last copied page, and the number of pages in
+/// the last bitmap.
 fn stop(
     machine: &mut dyn Machine,
-    muster: Muster<'_>,
+    armed: ArmedTasks<'_>,
     copy: &mut Destination,
     mut log: Vec<u64>,
     round: u32,
-) -> Result<(RoundTimes, u64), HarnessError> {
+) -> Result<(TaskTimes, u64), HarnessError> {
     let start = clock::now();
-    tell(machine, true)?;
-    let times = muster.release();
-    let times = times.map_err(crew_error(&in_phase(Phase::Stop)))?;
-    let last = collect(machine)?;
+    set_stopping(machine, true)?;
+    let times = armed.release();
+    let times = times.map_err(threads_error(&error::phase(Phase::Stop)))?;
+    let last = collect_dirty_log(machine)?;
     let pages = copy.note(&last, round);
     for (word, more) in log.iter_mut().zip(&last) {
         *word |= more;
     }
-    copy.pages(live(machine)?, &log)?;
+    copy.copy_pages(migration_ops(machine)?, &log)?;
     let total = clock::between(start, clock::now());
-    Ok((RoundTimes { total, ..times }, pages))
+    Ok((TaskTimes { total, ..times }, pages))
 }
 
-fn live(machine: &mut dyn Machine) -> Result<&mut dyn Live, HarnessError> {
-    machine.live().ok_or(HarnessError::NotLive)
+fn migration_ops(machine: &mut dyn Machine) -> Result<&mut dyn MigrationOps, HarnessError> {
+    machine.migration_ops().ok_or(HarnessError::NoMigration)
 }
 
-fn tell(machine: &mut dyn Machine, stop: bool) -> Result<(), HarnessError> {
-    let told = live(machine)?.set_stopping(stop);
-    told.map_err(host_error("telling the vCPUs to write or to stop"))
+fn set_stopping(machine: &mut dyn Machine, stop: bool) -> Result<(), HarnessError> {
+    let result = migration_ops(machine)?.set_stopping(stop);
+    result.map_err(host_error("starting or stopping the vCPUs' writes"))
 }
 
-fn collect(machine: &mut dyn Machine) -> Result<Vec<u64>, HarnessError> {
-    let log = live(machine)?.collect_dirty_log();
-    log.map_err(host_error("collecting the dirty log"))
+fn collect_dirty_log(machine: &mut dyn Machine) -> Result<Vec<u64>, HarnessError> {
+    let log = migration_ops(machine)?.collect_dirty_log();
+    log.map_err(host_error("collecting the dirty bitmap"))
 }
 
 fn writes(machine: &mut dyn Machine) -> Result<Vec<u64>, HarnessError> {
-    let writes = live(machine)?.writes();
-    writes.map_err(host_error("telling how often the vCPUs wrote"))
+    let writes = migration_ops(machine)?.writes();
+    writes.map_err(host_error("reading the vCPUs' write counts"))
 }
 
-fn counts(machine: &mut dyn Machine) -> Result<EventCounts, HarnessError> {
-    machine.events().map_err(host_error("counting"))
+fn events(machine: &mut dyn Machine) -> Result<EventCounts, HarnessError> {
+    machine.events().map_err(host_error(error::COUNTERS))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The load like migration's on toy machines: what it measures, and that its checks can fail.
+//! The migration workload on fake machines: its records, and defects that its checks detect.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use super::{
     HarnessError, Plan,
     destination::Destination,
     tasks::Tasks,
-    tests::{plan, run_toy},
+    tests::{plan, run_fake},
 };
 use crate::{
     config::Migration,
-    fake_machine::{Defect, Toy},
+    fake_machine::{Defect, FakeMachine},
     machine::Machine,
 };
 use granule_types::{phase::Phase, units::Bytes};
@@ -31,15 +31,15 @@ fn migration(iterations: u32) -> Plan {
 }
 
 fn error_of(defect: Defect) -> HarnessError {
-    let mut toy = Toy::new(3, BLOCK, defect);
-    run_toy(&mut toy, &migration(1)).1.unwrap_err()
+    let mut fake = FakeMachine::new(3, BLOCK, defect);
+    run_fake(&mut fake, &migration(1)).1.unwrap_err()
 }
 
 #[test]
-fn rounds_tell_what_the_guest_did_and_both_sides_are_equal() {
-    let mut toy = Toy::new(3, BLOCK, Defect::None);
+fn rounds_record_the_guests_progress() {
+    let mut fake = FakeMachine::new(3, BLOCK, Defect::None);
 
-    let (records, result) = run_toy(&mut toy, &migration(2));
+    let (records, result) = run_fake(&mut fake, &migration(2));
 
     result.unwrap();
     let steps: Vec<_> = records.iter().map(|r| (r.phase, r.round)).collect();
@@ -62,7 +62,7 @@ fn rounds_tell_what_the_guest_did_and_both_sides_are_equal() {
 }
 
 #[test]
-fn a_page_that_the_log_misses_is_named_with_its_round_and_both_values() {
+fn a_page_missing_from_the_dirty_bitmap_is_reported_with_round_and_values() {
     let error = error_of(Defect::LosesDirty(5));
 
     let text = error.to_string();
@@ -77,7 +77,7 @@ fn a_page_that_the_log_misses_is_named_with_its_round_and_both_values() {
     else {
         panic!("{text}");
     };
-    // Every vCPU writes there once more after the last round, in the stop.
+    // Every vCPU writes the page again after the last round, during the stop.
     assert_eq!((pages, address.0, logged_in), (1, 0x10_5000, 0));
     assert_eq!(round, ROUNDS + 1);
     assert!(source_holds > copied, "{text}");
@@ -85,7 +85,7 @@ fn a_page_that_the_log_misses_is_named_with_its_round_and_both_values() {
 }
 
 #[test]
-fn a_write_that_never_came_to_memory_is_found() {
+fn a_lost_write_is_reported() {
     // The second vCPU's word of the third page.
     let error = error_of(Defect::LosesWrite(0x10_2008));
 
@@ -96,16 +96,16 @@ fn a_write_that_never_came_to_memory_is_found() {
 }
 
 #[test]
-fn a_page_that_changed_behind_the_last_copy_is_found() {
-    let mut toy = Toy::new(1, BLOCK, Defect::None);
-    let mut copy = Destination::new(toy.region());
-    let all = copy.everything();
-    copy.pages(&toy, &all).unwrap();
+fn a_page_changed_after_its_last_copy_is_reported() {
+    let mut fake = FakeMachine::new(1, BLOCK, Defect::None);
+    let mut copy = Destination::new(fake.region());
+    let all = copy.all_pages();
+    copy.copy_pages(&fake, &all).unwrap();
     copy.note(&[0b10], 4);
-    toy.shared.poke(0x10_1000 + 8 * 300, 7);
+    fake.state.poke(0x10_1000 + 8 * 300, 7);
 
     let error = copy
-        .check(toy.live().unwrap(), &[], &[vec![9]])
+        .check(fake.migration_ops().unwrap(), &[], &[vec![9]])
         .unwrap_err();
 
     let text = error.to_string();
@@ -114,22 +114,22 @@ fn a_page_that_changed_behind_the_last_copy_is_found() {
 }
 
 #[test]
-fn a_host_that_fails_while_the_vcpus_run_gets_them_out_of_the_guest() {
+fn a_host_failure_kicks_the_running_vcpus() {
     let error = error_of(Defect::RefusesLog);
 
     assert_eq!(
         error.to_string(),
-        "the host failed collecting the dirty log"
+        "the host failed collecting the dirty bitmap"
     );
 }
 
 #[test]
 fn more_vcpus_than_words_in_a_page_are_refused() {
-    let mut toy = Toy::new(513, BLOCK, Defect::None);
-    let (_, result) = run_toy(&mut toy, &migration(1));
+    let mut fake = FakeMachine::new(513, BLOCK, Defect::None);
+    let (_, result) = run_fake(&mut fake, &migration(1));
     assert!(matches!(
         result,
-        Err(HarnessError::Crowded {
+        Err(HarnessError::TooManyVcpus {
             vcpus: 513,
             most: 512
         })
@@ -137,14 +137,14 @@ fn more_vcpus_than_words_in_a_page_are_refused() {
 }
 
 #[test]
-fn pages_that_a_log_names_and_nobody_wrote_are_counted() {
-    let toy = Toy::new(1, BLOCK, Defect::None);
-    let task = Tasks::new(toy.region(), 1, 0).write_at_random(0);
-    let mut copy = Destination::new(toy.region());
+fn logged_pages_that_no_vcpu_wrote_are_counted() {
+    let fake = FakeMachine::new(1, BLOCK, Defect::None);
+    let task = Tasks::new(fake.region(), 1, 0).write_at_random(0);
+    let mut copy = Destination::new(fake.region());
     copy.note(&[u64::MAX], 1);
 
-    let by_nobody = copy.named_in_vain(&[], &[]);
-    let by_one_write = copy.named_in_vain(&[task], &[1]);
+    let by_no_write = copy.unwritten_pages_logged(&[], &[]);
+    let by_one_write = copy.unwritten_pages_logged(&[task], &[1]);
 
-    assert_eq!((by_nobody, by_one_write), (64, 63));
+    assert_eq!((by_no_write, by_one_write), (64, 63));
 }

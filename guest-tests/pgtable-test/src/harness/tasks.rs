@@ -1,38 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What each vCPU does in each phase.
+//! The task of each vCPU in each phase.
 //!
 //! The accesses of `create`, `update` and `rebuild` are those of the kernel's `kvm_page_table_test`
-//! (Linux 6.1, `guest_code()`), but for two points:
+//! (Linux 6.1, `guest_code()`), with two differences:
 //!
-//! - written values differ from place to place and from phase to phase, so that contents can be
-//!   verified;
-//! - in `update` every small page of `shmem` is written, as with `anonymous`. The kernel's test
-//!   treats it as one block of one page, moves on by half a page each time, and so writes the first
-//!   half of the region twice and the second half never.
+//! - written values depend on address and phase, so that contents can be verified;
+//! - `update` writes every small page of `shmem`, as with `anonymous`. The kernel's test treats a
+//!   small page as a block, advances by half a page at a time, and so writes the first half of the
+//!   region twice and the second half never.
 
-use crate::machine::{Access, Region, Task};
-use granule_types::mix::mix;
+use crate::{
+    machine::Region,
+    task::{Access, Task},
+};
 use granule_types::{
     phase::Phase,
+    seed::mix,
     units::{Bytes, GuestAddress},
 };
 
-/// Places that hold known values.
+/// Addresses that hold known values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Written {
+pub(super) struct WrittenRange {
     pub(super) start: GuestAddress,
     pub(super) count: u64,
     pub(super) stride: Bytes,
     pub(super) seed: u64,
 }
 
-impl Written {
+impl WrittenRange {
     pub(super) fn addresses(self) -> impl Iterator<Item = GuestAddress> {
-        (0..self.count).map(move |place| GuestAddress(self.start.0 + place * self.stride.0))
+        (0..self.count).map(move |n| GuestAddress(self.start.0 + n * self.stride.0))
     }
 }
 
-/// The tasks of one iteration in a region.
+/// The tasks of one iteration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tasks {
     region: Region,
@@ -40,14 +42,14 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    pub(super) const fn new(region: Region, seed: u64, iteration: u32) -> Self {
+    pub(super) fn new(region: Region, seed: u64, iteration: u32) -> Self {
         Self {
             region,
-            seed: mix(seed ^ ((iteration as u64 + 1) << 32)),
+            seed: mix(seed ^ ((u64::from(iteration) + 1) << 32)),
         }
     }
 
-    /// A vCPU's task in a phase in which vCPUs work; [`Access::Nothing`] in the others.
+    /// Returns a vCPU's task in a phase; [`Access::Nothing`] in phases in which no vCPU works.
     pub(super) fn of(self, phase: Phase, vcpu: usize) -> Task {
         let blocks = self.walk(self.region.backing_page, self.written_by(phase).seed);
         match phase {
@@ -65,7 +67,7 @@ impl Tasks {
         }
     }
 
-    /// Comes back at once.
+    /// Returns a task without accesses.
     pub(super) fn nothing(self) -> Task {
         Task {
             count: 0,
@@ -73,12 +75,12 @@ impl Tasks {
         }
     }
 
-    /// Plants what [`Phase::Exec`] calls.
+    /// Returns the task that plants the instructions of [`Phase::Exec`].
     pub(super) fn plant(self) -> Task {
         with(Access::Plant, self.walk(self.region.backing_page, 0))
     }
 
-    /// Writes a word of the vCPU's own in pages at random, until it is told to stop.
+    /// Returns the task that writes the vCPU's own word in random pages until it is stopped.
     pub(super) fn write_at_random(self, vcpu: usize) -> Task {
         let pages = self.walk(self.region.host_page, 0);
         Task {
@@ -89,8 +91,8 @@ impl Tasks {
         }
     }
 
-    /// Verifies what was written.
-    pub(super) fn verify(self, written: Written) -> Task {
+    /// Returns the task that verifies written values.
+    pub(super) fn verify(self, written: WrittenRange) -> Task {
         Task {
             access: Access::Verify,
             start: written.start,
@@ -100,10 +102,10 @@ impl Tasks {
         }
     }
 
-    /// What holds known values once `create` or `update` is done.
-    pub(super) fn written_by(self, phase: Phase) -> Written {
+    /// Returns the addresses that `create` or `update` writes.
+    pub(super) fn written_by(self, phase: Phase) -> WrittenRange {
         let stride = self.region.backing_page;
-        Written {
+        WrittenRange {
             start: self.region.start,
             count: self.region.size.0 / stride.0,
             stride,
@@ -131,15 +133,10 @@ impl Tasks {
     }
 
     fn walk(self, stride: Bytes, seed: u64) -> Task {
+        let count = self.region.size.0 / stride.0;
         Task {
-            access: Access::Nothing,
-            start: self.region.start,
-            count: self.region.size.0 / stride.0,
-            stride,
-            inner_first: Bytes(0),
-            inner_count: 0,
-            inner_stride: Bytes(0),
             seed,
+            ..Task::new(Access::Nothing, self.region.start, count, stride)
         }
     }
 }
@@ -202,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn instructions_are_planted_where_they_are_called() {
+    fn instructions_are_planted_at_the_executed_addresses() {
         let tasks = tasks(Bytes::mib(2));
 
         let (plant, exec) = (tasks.plant(), tasks.of(Phase::Exec, 5));
@@ -212,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn no_phase_or_iteration_writes_what_another_wrote() {
+    fn written_values_differ_between_phases_and_iterations() {
         let tasks = tasks(Bytes::mib(2));
         let next = Tasks::new(tasks.region, 0, 1);
 

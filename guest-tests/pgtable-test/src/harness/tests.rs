@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The harness against toy machines, right and wrong ones.
+//! The harness against fake machines with and without defects.
 
-use super::*;
+use std::{error::Error, time::Duration};
+
+use super::{HarnessError, Plan, Progress, checks, run, tasks::Tasks};
 use crate::{
-    fake_machine::{Defect, Toy},
-    machine::Access,
-    vcpu_threads::CrewError,
+    fake_machine::{Defect, FakeMachine},
+    machine::Machine,
+    task::Access,
+    vcpu_threads::VcpuThreadsError,
 };
-use granule_types::{backing::Backing, units::Bytes};
+use granule_types::{
+    backing::Backing,
+    phase::Phase,
+    record::{Record, RunConfig},
+    units::Bytes,
+};
 
 pub(super) fn plan(iterations: u32, phases: &str) -> Plan {
     Plan {
         config: RunConfig {
-            mode: "toy".to_owned(),
+            mode: "fake".to_owned(),
             backing: Backing::AnonymousThp,
             memory: Bytes::kib(256),
             vcpus: 4,
@@ -31,9 +39,12 @@ pub(super) fn plan(iterations: u32, phases: &str) -> Plan {
 
 const ALL: &str = "create,logging-on,update,logging-off,rebuild,exec,unmap";
 
-pub(super) fn run_toy(toy: &mut Toy, plan: &Plan) -> (Vec<Record>, Result<(), HarnessError>) {
+pub(super) fn run_fake(
+    fake: &mut FakeMachine,
+    plan: &Plan,
+) -> (Vec<Record>, Result<(), HarnessError>) {
     let mut records = Vec::new();
-    let result = run(toy, plan, &mut |progress| {
+    let result = run(fake, plan, &mut |progress| {
         if let Progress::Phase(record) = progress {
             records.push(record.clone());
         }
@@ -43,19 +54,19 @@ pub(super) fn run_toy(toy: &mut Toy, plan: &Plan) -> (Vec<Record>, Result<(), Ha
 }
 
 fn error_of(defect: Defect, backing_page: Bytes) -> HarnessError {
-    let mut toy = Toy::new(4, backing_page, defect);
+    let mut fake = FakeMachine::new(4, backing_page, defect);
     let mut plan = plan(1, ALL);
     if let Defect::Hangs(_) = defect {
         plan.deadline = Duration::from_millis(300);
     }
-    run_toy(&mut toy, &plan).1.unwrap_err()
+    run_fake(&mut fake, &plan).1.unwrap_err()
 }
 
 #[test]
-fn each_iteration_gives_a_record_of_every_phase_in_order() {
-    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+fn an_iteration_yields_a_record_of_every_phase_in_order() {
+    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
 
-    let (records, result) = run_toy(&mut toy, &plan(3, ALL));
+    let (records, result) = run_fake(&mut fake, &plan(3, ALL));
 
     result.unwrap();
     assert_eq!(records.len(), 3 * Phase::ALL.len());
@@ -69,22 +80,22 @@ fn each_iteration_gives_a_record_of_every_phase_in_order() {
 }
 
 #[test]
-fn a_plan_knows_how_many_records_it_makes() {
+fn the_plan_computes_the_number_of_records() {
     for phases in [ALL, "create", "update", "rebuild,unmap", "exec"] {
-        let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+        let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
         let plan = plan(2, phases);
 
-        let (records, _) = run_toy(&mut toy, &plan);
+        let (records, _) = run_fake(&mut fake, &plan);
 
         assert_eq!(records.len() as u64, plan.records(), "{phases}");
     }
 }
 
 #[test]
-fn events_of_a_record_are_those_of_its_phase() {
-    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+fn a_record_holds_the_events_of_its_phase_only() {
+    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
 
-    let (records, _) = run_toy(&mut toy, &plan(2, ALL));
+    let (records, _) = run_fake(&mut fake, &plan(2, ALL));
 
     // Two of four vCPUs write four blocks in create, all four do in update.
     let writes: Vec<_> = records.iter().map(|r| r.events["writes"]).collect();
@@ -93,27 +104,27 @@ fn events_of_a_record_are_those_of_its_phase() {
 }
 
 #[test]
-fn what_tidies_up_is_done_even_where_it_is_not_reported() {
-    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+fn clean_up_happens_even_where_it_is_not_selected() {
+    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
 
-    let (records, result) = run_toy(&mut toy, &plan(2, "update"));
+    let (records, result) = run_fake(&mut fake, &plan(2, "update"));
 
     result.unwrap();
     let phases: Vec<_> = records.iter().map(|record| record.phase.name()).collect();
     assert_eq!(phases[..3], ["create", "logging-on", "update"]);
     assert_eq!(
-        *toy.shared.calls.lock().unwrap(),
+        *fake.state.calls.lock().unwrap(),
         ["log on", "log off", "drop", "restore", "log on", "log off"]
     );
 }
 
 #[test]
-fn what_backs_memory_logged_from_the_first_touch_is_read_back_behind_it() {
-    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+fn the_backing_of_untouched_memory_is_read_after_update() {
+    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
     let mut logging = plan(1, "update,rebuild");
     logging.phases = logging.phases.logging_untouched().unwrap();
 
-    let (records, result) = run_toy(&mut toy, &logging);
+    let (records, result) = run_fake(&mut fake, &logging);
 
     result.unwrap();
     let known: Vec<_> = records
@@ -131,37 +142,37 @@ fn what_backs_memory_logged_from_the_first_touch_is_read_back_behind_it() {
 
 #[test]
 fn only_vcpu_0_plants_and_verifies() {
-    let mut toy = Toy::new(4, Bytes::kib(64), Defect::None);
+    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
 
-    run_toy(&mut toy, &plan(1, ALL)).1.unwrap();
+    run_fake(&mut fake, &plan(1, ALL)).1.unwrap();
 
-    let log = toy.shared.log.lock().unwrap();
-    let who = |access| -> Vec<usize> {
+    let log = fake.state.log.lock().unwrap();
+    let vcpus = |access| -> Vec<usize> {
         let of = log.iter().filter(|(_, task)| task.access == access);
         of.map(|(vcpu, _)| *vcpu).collect()
     };
-    assert_eq!(who(Access::Plant), [0]);
-    assert_eq!(who(Access::Verify), [0]);
-    assert_eq!(who(Access::Execute).len(), 4);
+    assert_eq!(vcpus(Access::Plant), [0]);
+    assert_eq!(vcpus(Access::Verify), [0]);
+    assert_eq!(vcpus(Access::Execute).len(), 4);
 }
 
 #[test]
-fn a_lost_write_is_found_by_the_guest() {
+fn the_guest_detects_a_lost_write() {
     let error = error_of(Defect::LosesWrite(0x11_0000), Bytes::kib(64));
 
-    let HarnessError::Crew { doing, source } = error else {
+    let HarnessError::Vcpus { doing, source } = error else {
         panic!("{error}");
     };
     assert_eq!(doing, "verifying contents");
-    assert!(matches!(source, CrewError::Failed(failure) if failure.exit == "VERIFY"));
+    assert!(matches!(source, VcpuThreadsError::Failed(failure) if failure.exit == "VERIFY"));
 }
 
 #[test]
-fn wrong_contents_are_found_by_the_host() {
-    let toy = Toy::new(1, Bytes::kib(64), Defect::None);
-    let written = Tasks::new(toy.region(), 0, 0).written_by(Phase::Create);
+fn the_host_detects_wrong_contents() {
+    let fake = FakeMachine::new(1, Bytes::kib(64), Defect::None);
+    let written = Tasks::new(fake.region(), 0, 0).written_by(Phase::Create);
 
-    let error = check::contents(&toy, written).unwrap_err();
+    let error = checks::contents(&fake, written).unwrap_err();
 
     assert!(
         matches!(error, HarnessError::Contents { found: 0, .. }),
@@ -170,7 +181,7 @@ fn wrong_contents_are_found_by_the_host() {
 }
 
 #[test]
-fn a_page_missing_from_the_dirty_log_is_named() {
+fn a_page_missing_from_the_dirty_bitmap_is_reported() {
     for (backing_page, written) in [(Bytes::kib(64), 4), (Bytes::kib(4), 4)] {
         let host_pages = backing_page.0 / 4096;
         let page = usize::try_from(2 * host_pages).unwrap();
@@ -191,12 +202,12 @@ fn a_page_missing_from_the_dirty_log_is_named() {
 }
 
 #[test]
-fn a_fall_back_to_small_pages_is_an_error_unless_accepted() {
+fn a_fallback_to_small_pages_is_an_error_unless_accepted() {
     let error = error_of(Defect::FallsBack(64 << 10), Bytes::kib(64));
-    let mut toy = Toy::new(4, Bytes::kib(64), Defect::FallsBack(64 << 10));
+    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::FallsBack(64 << 10));
     let mut accepting = plan(1, ALL);
     accepting.accept_fallback = true;
-    let (records, result) = run_toy(&mut toy, &accepting);
+    let (records, result) = run_fake(&mut fake, &accepting);
 
     let text = error.to_string();
     assert!(
@@ -208,32 +219,35 @@ fn a_fall_back_to_small_pages_is_an_error_unless_accepted() {
 }
 
 #[test]
-fn a_hanging_vcpu_ends_the_run_with_its_phase_and_place() {
+fn a_hanging_vcpu_is_reported_with_its_program_counter() {
     let error = error_of(Defect::Hangs(3), Bytes::kib(64));
 
-    assert_eq!(error.to_string(), "the vCPUs failed to enter the guest");
+    assert_eq!(error.to_string(), "the vCPUs failed entering the guest");
     let source = error.source().unwrap().to_string();
     assert!(
-        source.contains("vCPU 3 ended with KICKED, PC 0x1003"),
+        source.contains("vCPU 3 failed: KICKED, PC 0x1003"),
         "{source}"
     );
 }
 
 #[test]
-fn vcpus_that_cannot_be_started_have_tested_nothing() {
+fn a_vcpu_that_cannot_be_bound_is_a_start_error() {
     let error = error_of(Defect::CannotBind(2), Bytes::kib(64));
 
     assert!(
-        matches!(error, HarnessError::Start(CrewError::Bind { vcpu: 2, .. })),
+        matches!(
+            error,
+            HarnessError::Start(VcpuThreadsError::Bind { vcpu: 2, .. })
+        ),
         "{error}"
     );
 }
 
 #[test]
-fn an_observer_that_fails_ends_the_run() {
-    let mut toy = Toy::new(2, Bytes::kib(64), Defect::None);
+fn a_failing_observer_ends_the_run() {
+    let mut fake = FakeMachine::new(2, Bytes::kib(64), Defect::None);
 
-    let result = run(&mut toy, &plan(1, ALL), &mut |_| {
+    let result = run(&mut fake, &plan(1, ALL), &mut |_| {
         Err("the disk is full".into())
     });
 

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Builds a machine for the page-table test.
+//! Construction of the machine on KVM.
 //!
-//! First everything that can be refused without a VM (mode, place, memory), then the VM with the
-//! smallest address width, its two slots, its vCPUs; at last the guest's program, tables and
-//! registers.
+//! Guest mode, layout and memory come first, as they can fail without a VM; then the VM with the
+//! smallest address width that fits, its two memslots and its vCPUs.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
-use crate::guest::{
-    layout::{LOW_MEMORY, Layout, LayoutError, place_region},
-    program::program,
-};
-use crate::machine::{MachineError, Vcpu};
-use granule_types::{
-    backing::Backing,
-    units::{Bytes, GuestAddress},
-};
+use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::Bytes as _;
 
-use super::{KvmConfig, Parts, arch as native, error::doing, vcpu::GuestVcpu};
+use super::{arch as native, config::KvmConfig, error::doing, vcpu::GuestVcpu};
+use crate::{
+    guest::{
+        layout::{LOW_MEMORY, Layout, LayoutError, place_region},
+        program::program,
+    },
+    machine::{MachineError, Vcpu},
+};
+use granule_types::{
+    backing::Backing,
+    guest_mode::GuestMode,
+    units::{Bytes, GuestAddress},
+};
 use granule_vmm::{
     arch::{
         aarch64::eager_split,
@@ -36,21 +39,91 @@ use granule_vmm::{
     memory::{GuestMemory, GuestRam, HostPages, Plan},
 };
 
-/// Builds the machine.
+/// The parts of a machine.
+pub(super) struct Parts {
+    pub(super) vm: VmFd,
+    pub(super) slot: Memslot,
+    pub(super) low_slot: Memslot,
+    pub(super) dirty: DirtyLog,
+    pub(super) memory: GuestMemory,
+    pub(super) layout: Arc<Layout>,
+    pub(super) vcpus: Vec<Box<dyn Vcpu>>,
+    pub(super) statistics: Statistics,
+    pub(super) mode: GuestMode,
+    pub(super) ipa_bits: u8,
+    pub(super) features: BTreeMap<String, u64>,
+}
+
+/// Memory of a guest, laid out and loaded.
+struct LoadedMemory {
+    layout: Layout,
+    low: Arc<GuestRam>,
+    region: Arc<GuestRam>,
+    memory: GuestMemory,
+    ipa_bits: u8,
+}
+
+/// Builds a machine.
 ///
 /// # Errors
-/// What was asked for cannot be had; the error says what, and what to do.
-pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
+/// The host cannot provide the configuration.
+pub(super) fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     let kvm = kvm::open(host::explain_missing_driver).map_err(doing("opening KVM"))?;
-    kvm::check_vcpus(&kvm, config.vcpus).map_err(doing("making vCPUs"))?;
-    let host = HostPages::of_this_host().map_err(doing("asking the host for its page sizes"))?;
-    let plan = Plan::new(config.backing, &host).map_err(doing("choosing guest memory"))?;
+    kvm::check_vcpus(&kvm, config.vcpus).map_err(doing("creating vCPUs"))?;
     let (mode, end) = native::choose_mode(&kvm, config.mode)?;
+    let LoadedMemory {
+        layout,
+        low,
+        region,
+        memory,
+        ipa_bits,
+    } = load_memory(config, &kvm, mode, end)?;
+
+    let vm = create_vm(&kvm, ipa_bits).map_err(doing("creating the VM"))?;
+    let logging = "preparing dirty logging";
+    let rings = (config.dirty == DirtyMode::Ring)
+        .then(|| DirtyRings::enable(&vm).map(Arc::new))
+        .transpose()
+        .map_err(doing(logging))?;
+    if let Some(chunk) = config.eager_split {
+        eager_split::enable(&vm, chunk).map_err(doing(logging))?;
+    }
+    let dirty = DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?;
+    let slots = "creating memslots";
+    let low_slot = Memslot::new(&vm, 0, low).map_err(doing(slots))?;
+    let slot = Memslot::new(&vm, 1, region).map_err(doing(slots))?;
+
+    let mut parts = Parts {
+        vm,
+        slot,
+        low_slot,
+        dirty,
+        memory,
+        layout: Arc::new(layout),
+        vcpus: Vec::new(),
+        statistics: Statistics::none(),
+        mode,
+        ipa_bits,
+        features: BTreeMap::new(),
+    };
+    add_vcpus(&mut parts, config, &kvm, rings.as_ref())?;
+    Ok(parts)
+}
+
+/// Lays out guest memory, allocates it and loads the guest's program.
+fn load_memory(
+    config: &KvmConfig,
+    kvm: &Kvm,
+    mode: GuestMode,
+    end: GuestAddress,
+) -> Result<LoadedMemory, MachineError> {
+    let choosing = "choosing guest memory";
+    let pages = HostPages::of_this_host().map_err(doing("reading the host's page sizes"))?;
+    let plan = Plan::new(config.backing, &pages).map_err(doing(choosing))?;
     let end = match config.ipa_bits {
         Some(bits @ ..64) => end.min(GuestAddress(1 << bits)),
         _ => end,
     };
-
     let placing = "placing guest memory";
     let align = Bytes(plan.page().0.max(mode.page_size().0));
     let size = config
@@ -65,7 +138,7 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
         .map_err(doing(placing))?;
     let layout = Layout::new(
         native::abi(mode),
-        host.base,
+        pages.base,
         config.vcpus,
         start,
         size,
@@ -73,80 +146,67 @@ pub fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     )
     .map_err(doing(placing))?;
     let ipa_bits =
-        choose_ipa_bits(&kvm, start.0 + size.0, config.ipa_bits).map_err(doing(placing))?;
+        choose_ipa_bits(kvm, start.0 + size.0, config.ipa_bits).map_err(doing(placing))?;
 
-    let low_plan = Plan::new(Backing::Anonymous, &host).map_err(doing("choosing guest memory"))?;
-    let low = GuestRam::new(low_plan, &host, LOW_MEMORY, layout.low_size(), true)
-        .map_err(doing("obtaining memory for the guest's program"))?;
-    let ram = GuestRam::new(plan, &host, start, size, config.prefault)
-        .map_err(doing("obtaining the memory under test"))?;
-    let memory = GuestMemory::new(vec![Arc::clone(&low), Arc::clone(&ram)])
+    let low_plan = Plan::new(Backing::Anonymous, &pages).map_err(doing(choosing))?;
+    let low = GuestRam::new(low_plan, &pages, LOW_MEMORY, layout.low_size(), true)
+        .map_err(doing("allocating memory for the guest's program"))?;
+    let region = GuestRam::new(plan, &pages, start, size, config.prefault)
+        .map_err(doing("allocating the memory under test"))?;
+    let memory = GuestMemory::new(vec![Arc::clone(&low), Arc::clone(&region)])
         .map_err(doing("describing guest memory"))?;
-    load(&layout, &memory)?;
-
-    let vm = create_vm(&kvm, ipa_bits).map_err(doing("making the VM"))?;
-    let logging = "preparing dirty logging";
-    let ringed = config.dirty == DirtyMode::Ring;
-    let rings = ringed.then(|| DirtyRings::enable(&vm)).transpose();
-    let rings = rings.map_err(doing(logging))?.map(Arc::new);
-    if let Some(chunk) = config.eager_split {
-        eager_split::enable(&vm, chunk).map_err(doing(logging))?;
-    }
-    let dirty = DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?;
-    let slots = "giving the VM its memory";
-    let low_slot = Memslot::new(&vm, 0, low).map_err(doing(slots))?;
-    let slot = Memslot::new(&vm, 1, ram).map_err(doing(slots))?;
-
-    let layout = Arc::new(layout);
-    let mut vcpus: Vec<Box<dyn Vcpu>> = Vec::new();
-    let mut features = None;
-    let mut statistics = Statistics::none();
-    if config.events {
-        statistics.add_vm(&vm);
-    }
-    for index in 0..usize::try_from(config.vcpus).unwrap_or(usize::MAX) {
-        let fd = native::make_vcpu(&kvm, &vm, index, &layout)?;
-        if let Some(rings) = &rings {
-            rings.add_vcpu(&fd).map_err(doing(logging))?;
-        }
-        if features.is_none() {
-            let reading = "reading CPU features";
-            features = Some(native::features(&fd).map_err(doing(reading))?);
-        }
-        if config.events {
-            statistics.add_vcpu(&fd);
-        }
-        vcpus.push(Box::new(GuestVcpu {
-            anchor: KickTarget::default(),
-            fd,
-            index,
-            cpu: config.pin.get(index).copied(),
-            layout: Arc::clone(&layout),
-            memory: memory.clone(),
-            rings: rings.clone(),
-        }));
-    }
-    Ok(Parts {
-        vm,
-        slot,
-        low_slot,
-        dirty,
-        memory,
+    load_program(&layout, &memory)?;
+    Ok(LoadedMemory {
         layout,
-        vcpus,
-        statistics,
-        mode,
+        low,
+        region,
+        memory,
         ipa_bits,
-        features: features.unwrap_or_default(),
     })
 }
 
-/// Copies program and tables into the guest.
-fn load(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineError> {
+/// Creates the vCPUs, and opens their statistics where configured.
+fn add_vcpus(
+    parts: &mut Parts,
+    config: &KvmConfig,
+    kvm: &Kvm,
+    rings: Option<&Arc<DirtyRings>>,
+) -> Result<(), MachineError> {
+    if config.events {
+        parts.statistics.add_vm(&parts.vm);
+    }
+    for index in 0..usize::try_from(config.vcpus).unwrap_or(usize::MAX) {
+        let fd = native::make_vcpu(kvm, &parts.vm, index, &parts.layout)?;
+        if let Some(rings) = rings {
+            rings
+                .add_vcpu(&fd)
+                .map_err(doing("preparing dirty logging"))?;
+        }
+        if index == 0 {
+            parts.features = native::features(&fd).map_err(doing("reading CPU features"))?;
+        }
+        if config.events {
+            parts.statistics.add_vcpu(&fd);
+        }
+        parts.vcpus.push(Box::new(GuestVcpu {
+            kick_target: KickTarget::default(),
+            fd,
+            index,
+            cpu: config.pin.get(index).copied(),
+            layout: Arc::clone(&parts.layout),
+            memory: parts.memory.clone(),
+            rings: rings.cloned(),
+        }));
+    }
+    Ok(())
+}
+
+/// Copies program and tables into guest memory.
+fn load_program(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineError> {
     let loading = "loading the guest's program";
     let program = program();
     if program.len() as u64 > layout.program_room().0 {
-        return Err(MachineError::new(loading, "it is larger than its room"));
+        return Err(MachineError::new(loading, "the program exceeds its area"));
     }
     let map = memory.map();
     map.write_slice(program, layout.program())
@@ -157,7 +217,7 @@ fn load(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineError> {
         .map_err(doing(loading))
 }
 
-/// Words as they lie in memory.
+/// Returns words as little-endian bytes.
 fn bytes(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

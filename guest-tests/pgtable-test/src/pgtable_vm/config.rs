@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a KVM machine is asked to be.
+//! Configuration of the machine on KVM.
 
 use crate::config::GuestMap;
 use granule_types::{
@@ -10,40 +10,40 @@ use granule_types::{
 
 use granule_vmm::kvm::dirty::DirtyMode;
 
-/// A machine for the page-table test.
+/// Configuration of a machine for the page-table test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvmConfig {
-    /// What stands behind the region under test.
+    /// Backing of the region under test.
     pub backing: Backing,
-    /// The region's size; rounded up to the backing's page and the guest's granule.
+    /// Size of the region, rounded up to the backing's page and the guest's granule.
     pub memory: Bytes,
-    /// How many vCPUs, at least one.
+    /// Number of vCPUs, at least one.
     pub vcpus: u32,
     /// Address widths and granule of the guest; `None` for the host's default.
     pub mode: Option<GuestMode>,
-    /// How the guest's own tables map the region.
+    /// Mapping of the region by the guest's stage-1 tables.
     pub guest_map: GuestMap,
-    /// Where the region begins; `None` for the top of the mode's physical addresses, as the
-    /// kernel's test does. Rounded down to the backing's page and the guest's granule.
+    /// Start of the region, rounded down to the backing's page and the guest's granule; `None` for
+    /// the top of the mode's physical addresses, as in the kernel's test.
     pub phys_offset: Option<GuestAddress>,
     /// Whether the host populates the region before the guest touches it.
     pub prefault: bool,
-    /// Whether other pages than those asked for will do.
+    /// Whether to continue when the host provides other pages than configured.
     pub accept_fallback: bool,
-    /// Host CPUs to pin vCPUs to, one for each vCPU in order; empty for no pinning.
+    /// Host CPUs to pin the vCPUs to, one for each in order; empty for no pinning.
     pub pin: Vec<usize>,
     /// Width of the VM's guest-physical addresses; `None` for the smallest that fits.
     pub ipa_bits: Option<u8>,
-    /// How dirty pages are logged.
+    /// Mode of dirty logging.
     pub dirty: DirtyMode,
-    /// Blocks are split where logging begins, in chunks of this size.
+    /// Chunk size of eager page splitting when logging starts; `None` for splits on write faults.
     pub eager_split: Option<Bytes>,
-    /// Whether the kernel's events are counted; counting costs time.
+    /// Whether to count the kernel's events, which takes time.
     pub events: bool,
 }
 
 impl KvmConfig {
-    /// A machine with everything but backing, size and vCPUs left to the defaults.
+    /// Returns a configuration with defaults for all but backing, size and number of vCPUs.
     pub const fn new(backing: Backing, memory: Bytes, vcpus: u32) -> Self {
         Self {
             backing,

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Errors of the test's VM: failed calls, and crashes of the guest.
+//! Errors of the machine on KVM: failed calls, and crashes of the guest.
 
 use std::error::Error;
 
 use crate::machine::MachineError;
 
-/// What the architecture makes of an exception.
+/// Description of a guest exception.
 #[derive(Debug)]
 pub struct Crash {
-    /// Whether there is an address at fault.
+    /// Whether the exception has a fault address.
     pub has_address: bool,
-    /// What happened, for people.
+    /// The exception in words.
     pub detail: String,
 }
 
-/// Turns an error into the machine's, telling what was being done.
+/// Returns the conversion of an error that occurred while doing `what`.
 pub fn doing<E: Error + Send + Sync + 'static>(what: &'static str) -> impl Fn(E) -> MachineError {
     move |error| MachineError::new(what, error)
 }

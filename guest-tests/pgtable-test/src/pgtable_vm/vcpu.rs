@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One vCPU of the page-table test: a task into its mailbox, into the guest, out at a bell.
+//! One vCPU on KVM: writes a task into its mailbox, enters the guest, and reads the reply when the
+//! guest exits through a doorbell.
 
 use std::{fmt, io, sync::Arc};
 
-use crate::guest::{
-    layout::Layout,
-    mailbox::{Bell, Mailbox},
-};
-use crate::machine::{Kick, MachineError, Task, Vcpu, VcpuFailure};
 use kvm_bindings::KVM_EXIT_DIRTY_RING_FULL;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::thread::{CpuSet, sched_setaffinity, set_name};
 use vm_memory::Bytes as _;
 
 use super::arch as native;
-
+use crate::{
+    guest::{
+        layout::Layout,
+        mailbox::{Doorbell, Mailbox},
+    },
+    machine::{Kick, MachineError, Vcpu, VcpuFailure},
+    task::Task,
+};
 use granule_vmm::{
     arch::vm::program_counter,
     kvm::{
@@ -25,7 +28,7 @@ use granule_vmm::{
     memory::GuestMemory,
 };
 
-/// Kicks a vCPU out of the guest.
+/// Handle that forces a vCPU out of the guest.
 #[derive(Debug)]
 struct VcpuKick(Kicker);
 
@@ -35,10 +38,10 @@ impl Kick for VcpuKick {
     }
 }
 
-/// A vCPU, ready to enter the guest at its program's entry.
+/// A vCPU that enters the guest at its program's entry.
 pub struct GuestVcpu {
-    // Before `fd`: kicks must have become harmless when the vCPU goes.
-    pub anchor: KickTarget,
+    // Before `fd`, so that kicks have no effect when the vCPU is dropped.
+    pub kick_target: KickTarget,
     pub fd: VcpuFd,
     pub index: usize,
     pub cpu: Option<usize>,
@@ -56,17 +59,17 @@ impl fmt::Debug for GuestVcpu {
     }
 }
 
-/// How the guest came back.
-enum Left {
-    /// By a bell.
-    Rang(Bell),
-    /// The kernel was interrupted, or had us make room in the dirty ring.
+/// Reason of a guest exit.
+enum GuestExit {
+    /// The guest used a doorbell.
+    Doorbell(Doorbell),
+    /// A signal interrupted the vCPU, or its dirty ring was full and has been harvested.
     Interrupted,
-    /// In a way nobody expected: its name, and what more there is to say.
+    /// Any other reason, by name, with details.
     Unexpected(String, String),
 }
 
-/// What to say of an exit that is no bell.
+/// Describes an exit that is not through a doorbell.
 fn unexpected(exit: &VcpuExit<'_>) -> String {
     match exit {
         VcpuExit::MmioWrite(address, _) => {
@@ -81,34 +84,36 @@ fn unexpected(exit: &VcpuExit<'_>) -> String {
 
 impl GuestVcpu {
     /// Enters the guest once.
-    fn enter(&mut self) -> Left {
+    fn enter(&mut self) -> GuestExit {
         let detail = match self.fd.run() {
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if self.rings.is_some() => {
-                let made = self.rings.as_ref().map_or(Ok(()), |rings| rings.drain());
-                match made {
-                    Ok(()) => return Left::Interrupted,
+                let harvested = self.rings.as_ref().map_or(Ok(()), |rings| rings.drain());
+                match harvested {
+                    Ok(()) => return GuestExit::Interrupted,
                     Err(error) => format!("{error}"),
                 }
             }
-            Ok(exit) => match native::bell(&exit) {
-                Some(bell) => return Left::Rang(bell),
+            Ok(exit) => match native::doorbell(&exit) {
+                Some(doorbell) => return GuestExit::Doorbell(doorbell),
                 None => unexpected(&exit),
             },
-            // EAGAIN: nothing happened, and the kernel asks to be called again.
+            // EAGAIN: the kernel asks for another call.
             Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
-                return Left::Interrupted;
+                return GuestExit::Interrupted;
             }
             Err(error) => {
                 let hint = match error.errno() {
-                    libc::EFAULT => ": the host has no memory behind an address the guest used",
+                    libc::EFAULT => {
+                        ": the host has no memory at an address that the guest accessed"
+                    }
                     _ => "",
                 };
                 let detail = format!("{}{hint}", io::Error::from(error));
-                return Left::Unexpected("an error of KVM_RUN".to_owned(), detail);
+                return GuestExit::Unexpected("KVM_RUN failed".to_owned(), detail);
             }
         };
         let name = exit::name(self.fd.get_kvm_run().exit_reason);
-        Left::Unexpected(name, detail)
+        GuestExit::Unexpected(name, detail)
     }
 
     fn failure(&self, exit: impl Into<String>, detail: impl Into<String>) -> VcpuFailure {
@@ -122,22 +127,22 @@ impl GuestVcpu {
         }
     }
 
-    /// What the guest's bell means.
-    fn answer(&self, bell: Bell, task: &Task) -> Result<(), VcpuFailure> {
-        if bell == Bell::Done {
+    /// Returns the result that the guest reports through a doorbell.
+    fn result(&self, doorbell: Doorbell, task: &Task) -> Result<(), VcpuFailure> {
+        if doorbell == Doorbell::Done {
             return Ok(());
         }
         let mailbox: Mailbox = self
             .memory
             .map()
             .read_obj(self.layout.mailbox(self.index))
-            .map_err(|error| self.failure("no mailbox", error.to_string()))?;
-        let mut failure = self.failure("a bell", "");
-        if bell == Bell::Differs {
+            .map_err(|error| self.failure("mailbox access failed", error.to_string()))?;
+        let mut failure = self.failure("doorbell", "");
+        if doorbell == Doorbell::Differs {
             let address = self.layout.physical_of(mailbox.differs_at);
             failure.address = Some(address);
             failure.detail = format!(
-                "the guest found {:#x} where {:#x} was written",
+                "the guest read {:#x}, but {:#x} was written",
                 mailbox.differs_found,
                 Task::value_at(task.seed, address),
             );
@@ -165,7 +170,7 @@ impl Vcpu for GuestVcpu {
             let no_cpu = || {
                 MachineError::new(
                     format!("pinning vCPU {} to host CPU {cpu}", self.index),
-                    "there is no such CPU, or this process may not use it",
+                    "the CPU does not exist or this process may not use it",
                 )
             };
             if cpu >= CpuSet::MAX_CPU {
@@ -176,7 +181,7 @@ impl Vcpu for GuestVcpu {
             sched_setaffinity(None, &set).map_err(|_| no_cpu())?;
         }
         let kicker = self
-            .anchor
+            .kick_target
             .bind(&mut self.fd)
             .map_err(|error| MachineError::new("installing the kick signal's handler", error))?;
         Ok(Box::new(VcpuKick(kicker)))
@@ -191,15 +196,15 @@ impl Vcpu for GuestVcpu {
         self.memory
             .map()
             .write_obj(mailbox, self.layout.mailbox(self.index))
-            .map_err(|error| self.failure("no mailbox", error.to_string()))?;
+            .map_err(|error| self.failure("mailbox access failed", error.to_string()))?;
         loop {
             match self.enter() {
-                Left::Rang(bell) => return self.answer(bell, task),
-                Left::Interrupted if !self.anchor.kicked() => {}
-                Left::Interrupted => {
-                    return Err(self.failure("KVM_EXIT_INTR", "stopped before it was done"));
+                GuestExit::Doorbell(doorbell) => return self.result(doorbell, task),
+                GuestExit::Interrupted if !self.kick_target.kicked() => {}
+                GuestExit::Interrupted => {
+                    return Err(self.failure("KVM_EXIT_INTR", "kicked before the task was done"));
                 }
-                Left::Unexpected(name, detail) => return Err(self.failure(name, detail)),
+                GuestExit::Unexpected(name, detail) => return Err(self.failure(name, detail)),
             }
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One thread's operations: tables in a pool, the processor's real cache maintenance, barriers that
-//! wait for it, and counts of the rest.
+//! Operations of one thread: tables in a pool, cache maintenance and its barriers by the CPU, and
+//! counts of the other operations.
 
 use std::{
     cell::Cell,
@@ -13,38 +13,38 @@ use granule_stage2::{
     operations::{Dsb, Note, Order, Tlbi, Unlinked, Vmid},
 };
 
-use super::shared::{Count, Shared};
+use super::{counters::Count, state::MachineState};
 
-/// The operations of one vCPU, or of the host's thread.
+/// Operations of one vCPU, or of the host's thread.
 #[derive(Debug)]
 pub(super) struct CpuOperations {
-    pub(super) shared: Arc<Shared>,
+    pub(super) state: Arc<MachineState>,
     cpu: usize,
     vmid: Cell<Vmid>,
 }
 
 impl CpuOperations {
-    pub(super) fn new(shared: Arc<Shared>, cpu: usize) -> Self {
+    pub(super) fn new(state: Arc<MachineState>, cpu: usize) -> Self {
         Self {
-            shared,
+            state,
             cpu,
             vmid: Cell::default(),
         }
     }
 
-    /// Frees tables whose grace period is over.
+    /// Frees unlinked tables that no walk can reach any more.
     pub(super) fn drain(&self) {
-        self.shared.reclaim.drain(&self.shared.mmu, self);
+        self.state.reclaim.drain(&self.state.mmu, self);
     }
 }
 
 impl Operations for CpuOperations {
     fn load(&self, entry: EntryAddress) -> Descriptor {
-        self.shared.pool.load(entry)
+        self.state.pool.load(entry)
     }
 
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
-        self.shared.pool.store(entry, new, order);
+        self.state.pool.store(entry, new, order);
     }
 
     fn compare_exchange(
@@ -53,12 +53,12 @@ impl Operations for CpuOperations {
         old: Descriptor,
         new: Descriptor,
     ) -> Result<(), Descriptor> {
-        self.shared.pool.compare_exchange(entry, old, new)
+        self.state.pool.compare_exchange(entry, old, new)
     }
 
     fn allocate(&self) -> Option<TableAddress> {
-        self.shared.count(Count::Tables, 1);
-        self.shared.pool.allocate()
+        self.state.count(Count::Tables, 1);
+        self.state.pool.allocate()
     }
 
     fn free(&self, table: TableAddress) {
@@ -67,37 +67,37 @@ impl Operations for CpuOperations {
 
     fn free_all(&self, tables: &[TableAddress]) {
         let count = tables.len() as u64;
-        self.shared.frees.fetch_add(count, Ordering::SeqCst);
-        self.shared.pool.free_all(tables);
+        self.state.frees.fetch_add(count, Ordering::SeqCst);
+        self.state.pool.free_all(tables);
     }
 
     fn defer(&self, unlinked: Unlinked) {
-        self.shared.reclaim.defer(unlinked);
+        self.state.reclaim.defer(unlinked);
     }
 
     fn begin_walk(&self) {
-        self.shared.reclaim.begin(self.cpu);
+        self.state.reclaim.begin(self.cpu);
     }
 
     fn end_walk(&self) {
-        self.shared.reclaim.end(self.cpu);
+        self.state.reclaim.end(self.cpu);
     }
 
     fn take_references(&self, table: TableAddress, count: u32) {
-        self.shared.pool.take_references(table, count);
+        self.state.pool.take_references(table, count);
     }
 
     fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
-        self.shared.pool.drop_references(table, count)
+        self.state.pool.drop_references(table, count)
     }
 
     fn references(&self, table: TableAddress) -> u32 {
-        self.shared.pool.references(table)
+        self.state.pool.references(table)
     }
 
     fn dsb(&self, kind: Dsb) {
         if kind == Dsb::Ish {
-            self.shared.cleaner.wait();
+            self.state.cache.wait();
         }
     }
 
@@ -108,7 +108,7 @@ impl Operations for CpuOperations {
             Tlbi::Ipa { .. } | Tlbi::Range { .. } => Count::TlbiAddress,
             Tlbi::Stage1 { .. } | Tlbi::All { .. } => Count::TlbiAll,
         };
-        self.shared.count(what, 1);
+        self.state.count(what, 1);
     }
 
     fn switch_vmid(&self, vmid: Vmid) -> Vmid {
@@ -116,34 +116,34 @@ impl Operations for CpuOperations {
     }
 
     fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
-        let shared = &self.shared;
+        let state = &self.state;
         let len = usize::try_from(size).unwrap_or(usize::MAX);
-        let (start, len) = shared.memory.part(shared.offset(phys.0), len);
-        // SAFETY: the part lies within the memory, which is mapped.
-        unsafe { shared.cleaner.clean(start, len) };
-        shared.count(Count::CleanedLines, size / shared.cleaner.line() as u64);
+        let (start, len) = state.memory.part(state.offset(phys.0), len);
+        // SAFETY: the range is within the memory, which is mapped.
+        unsafe { state.cache.clean_invalidate(start, len) };
+        state.count(Count::CleanedLines, size / state.cache.line() as u64);
     }
 
     fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
-        let shared = &self.shared;
+        let state = &self.state;
         let Some((phys, size)) = range else {
-            return shared.count(Count::InvalidatedAll, 1);
+            return state.count(Count::InvalidatedAll, 1);
         };
         let len = usize::try_from(size).unwrap_or(usize::MAX);
-        let (start, len) = shared.memory.part(shared.offset(phys.0), len);
-        // SAFETY: the part lies within the memory, which is mapped.
-        unsafe { shared.cleaner.invalidate_instructions(start, len) };
-        shared.count(Count::InvalidatedLines, size / shared.cleaner.line() as u64);
+        let (start, len) = state.memory.part(state.offset(phys.0), len);
+        // SAFETY: the range is within the memory, which is mapped.
+        unsafe { state.cache.invalidate_instructions(start, len) };
+        state.count(Count::InvalidatedLines, size / state.cache.line() as u64);
     }
 
     fn pause(&self) {
-        // There may be more vCPUs than CPUs.
+        // The host may have fewer CPUs than vCPUs.
         std::thread::yield_now();
     }
 
     fn note(&self, note: Note) {
         if note == Note::TopUp {
-            self.shared.count(Count::TopUps, 1);
+            self.state.count(Count::TopUps, 1);
         }
     }
 }

@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The software machine under the harness, whose own checks of contents and dirty log must hold.
+//! The software machine under the harness, whose checks of contents and dirty bitmap must hold.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::*;
+use granule_stage2::Policy;
+
+use super::{SoftwareMachine, SoftwareMachineConfig, SoftwareMachineError, arch::CacheMaintenance};
 use crate::{
     config::PhaseSelection,
     harness::{self, Plan, Progress},
+    machine::Machine,
 };
 use granule_types::{
+    backing::Backing,
     phase::Phase,
     record::{Record, RunConfig},
+    units::Bytes,
 };
 
-fn config(backing: Backing, policy: &str) -> ModelConfig {
-    ModelConfig {
+fn config(backing: Backing, policy: &str) -> SoftwareMachineConfig {
+    SoftwareMachineConfig {
         backing,
         memory: Bytes::mib(8),
         vcpus: 4,
@@ -22,8 +27,8 @@ fn config(backing: Backing, policy: &str) -> ModelConfig {
     }
 }
 
-fn run(config: &ModelConfig) -> Vec<Record> {
-    let mut machine = ModelMachine::new(config).unwrap();
+fn run(config: &SoftwareMachineConfig) -> Vec<Record> {
+    let mut machine = SoftwareMachine::new(config).unwrap();
     let plan = Plan {
         config: RunConfig {
             mode: "P48V48_4K".to_owned(),
@@ -44,7 +49,7 @@ fn run(config: &ModelConfig) -> Vec<Record> {
     records(&mut machine, &plan)
 }
 
-/// What a plan gives on a machine.
+/// Returns the records of a plan on a machine.
 pub(super) fn records(machine: &mut dyn Machine, plan: &Plan) -> Vec<Record> {
     let mut records = Vec::new();
     harness::run(machine, plan, &mut |progress| {
@@ -63,7 +68,7 @@ fn total(records: &[Record], phase: Phase, event: &str) -> u64 {
 }
 
 #[test]
-fn every_policy_goes_through_every_phase_on_every_size_of_page() {
+fn every_policy_runs_every_phase_on_every_page_size() {
     for (policy, _) in Policy::PRESETS {
         for backing in [Backing::Anonymous, Backing::AnonymousThp] {
             let records = run(&config(backing, policy));
@@ -75,7 +80,7 @@ fn every_policy_goes_through_every_phase_on_every_size_of_page() {
 
 #[test]
 fn the_series_cleans_each_line_once_in_create() {
-    let lines = Bytes::mib(8).0 / Cleaner::of_this_cpu().line() as u64;
+    let lines = Bytes::mib(8).0 / CacheMaintenance::of_this_cpu().line() as u64;
 
     let after = run(&config(Backing::AnonymousThp, "linux-5.10+series"));
 
@@ -83,7 +88,7 @@ fn the_series_cleans_each_line_once_in_create() {
 }
 
 #[test]
-fn a_populated_split_leaves_one_fault_a_block() {
+fn populating_the_table_of_a_split_leaves_one_fault_for_each_block() {
     let before = run(&config(Backing::AnonymousThp, "linux-5.10"));
     let after = run(&config(Backing::AnonymousThp, "granule"));
 
@@ -94,25 +99,26 @@ fn a_populated_split_leaves_one_fault_a_block() {
 }
 
 #[test]
-fn what_cannot_be_modelled_is_refused() {
-    let error = |config: &ModelConfig| ModelMachine::new(config).unwrap_err().to_string();
+fn unsupported_configurations_are_refused() {
+    let error =
+        |config: &SoftwareMachineConfig| SoftwareMachine::new(config).unwrap_err().to_string();
 
     let size = Backing::AnonymousHugetlb(Some(Bytes::kib(64)));
-    assert!(error(&config(size, "granule")).contains("anonymous_hugetlb_64kb cannot"));
+    assert!(error(&config(size, "granule")).contains("support anonymous_hugetlb_64kb"));
     assert!(error(&config(Backing::Anonymous, "linux-2.6")).contains("--policy linux-2.6"));
-    let huge = ModelConfig {
+    let huge = SoftwareMachineConfig {
         memory: Bytes::gib(300),
         ..config(Backing::Anonymous, "granule")
     };
-    assert!(error(&huge).contains("300G is too much"));
+    assert!(error(&huge).contains("300G is too large"));
 }
 
 #[test]
-fn more_vcpus_than_any_host_has_are_refused() {
+fn too_many_vcpus_are_refused() {
     let mut config = config(Backing::Anonymous, "linux-5.10");
     config.vcpus = 99_999_999;
     assert!(matches!(
-        ModelMachine::new(&config),
-        Err(ModelError::Vcpus { vcpus: 99_999_999 })
+        SoftwareMachine::new(&config),
+        Err(SoftwareMachineError::Vcpus { vcpus: 99_999_999 })
     ));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vCPU that is a thread: it walks the stage-2 table for each access as a CPU does, takes the
-//! fault to the engine where there is one, and then accesses the memory for real.
+//! A vCPU that is a thread: it walks the stage-2 tables for each access as a CPU does, handles a
+//! fault by the engine, and then accesses the memory.
 
 use std::sync::{
     Arc,
@@ -8,24 +8,22 @@ use std::sync::{
 };
 
 use granule_stage2::{
-    Access as Kind, Ipa, Memcache,
+    Access as Stage2Access, Ipa, Memcache,
     fault::{FaultError, Resolution},
 };
 
 use super::{
+    access::{TranslatedMemory, failure, unexpected_value, visit},
+    counters::Count,
     operations::CpuOperations,
-    shared::{Count, Shared},
+    state::MachineState,
 };
 use crate::{
-    arch::cache::RETURN,
-    machine::{Access, Kick, MachineError, Task, Vcpu, VcpuFailure},
+    machine::{Kick, MachineError, Vcpu, VcpuFailure},
+    task::Task,
 };
-use granule_types::units::GuestAddress;
 
-/// Where an instruction is planted, behind a place's own 8 bytes.
-pub(super) const PLANTED: u64 = 8;
-
-pub(super) struct ModelVcpu {
+pub(super) struct SoftwareVcpu {
     index: usize,
     ops: CpuOperations,
     memcache: Memcache,
@@ -40,133 +38,94 @@ impl Kick for KickFlag {
     }
 }
 
-/// Why an access came to nothing.
-enum Stop {
+/// Error of an access.
+pub(super) enum AccessError {
     Kicked,
     Fault(FaultError),
 }
 
-impl ModelVcpu {
-    pub(super) fn new(index: usize, shared: Arc<Shared>) -> Self {
+impl SoftwareVcpu {
+    pub(super) fn new(index: usize, state: Arc<MachineState>) -> Self {
         Self {
             index,
-            ops: CpuOperations::new(shared, index),
+            ops: CpuOperations::new(state, index),
             memcache: Memcache::new(),
             kicked: Arc::default(),
         }
     }
 
-    /// The offset of the memory behind a guest address, once the access is permitted.
-    fn reach(&mut self, ipa: u64, kind: Kind) -> Result<usize, Stop> {
+    /// Returns the offset of a guest address in the memory, after handling the faults of the access.
+    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<usize, AccessError> {
         loop {
             if self.kicked.load(Ordering::Relaxed) {
-                return Err(Stop::Kicked);
+                return Err(AccessError::Kicked);
             }
-            let shared = &self.ops.shared;
-            let before = shared.frees.load(Ordering::Acquire);
-            let seen = shared.mmu.walker().translate(&self.ops, Ipa(ipa), kind);
+            let state = &self.ops.state;
+            let before = state.frees.load(Ordering::Acquire);
+            let result = state.mmu.walker().translate(&self.ops, ipa, access);
             fence(Ordering::Acquire);
-            if shared.frees.load(Ordering::Relaxed) != before {
-                // A table may have become another one under the walk.
+            if state.frees.load(Ordering::Relaxed) != before {
+                // The walk may have read a table that was freed and reused meanwhile.
                 continue;
             }
-            let fault = match seen {
-                Ok(translation) => return Ok(shared.offset(translation.phys.0)),
+            let fault = match result {
+                Ok(translation) => return Ok(state.offset(translation.phys.0)),
                 Err(fault) => fault,
             };
-            shared.count(Count::Faults, 1);
-            let done = shared
+            state.count(Count::Faults, 1);
+            let resolution = state
                 .mmu
-                .fault(&self.ops, &**shared, &mut self.memcache, fault)
-                .map_err(Stop::Fault)?;
-            if done == Resolution::Retry {
-                shared.count(Count::Retries, 1);
+                .fault(&self.ops, &**state, &mut self.memcache, fault)
+                .map_err(AccessError::Fault)?;
+            if resolution == Resolution::Retry {
+                state.count(Count::Retries, 1);
                 std::thread::yield_now();
             }
-            if shared.reclaim.is_waiting() {
+            if state.reclaim.is_waiting() {
                 self.ops.drain();
             }
         }
     }
+}
 
-    fn read(&mut self, ipa: u64, kind: Kind) -> Result<u64, Stop> {
-        let offset = self.reach(ipa, kind)?;
-        Ok(self.ops.shared.memory.word(offset).load(Ordering::Relaxed))
+impl TranslatedMemory for SoftwareVcpu {
+    type Error = AccessError;
+
+    fn touch(&mut self, ipa: Ipa, access: Stage2Access) -> Result<(), AccessError> {
+        self.read(ipa, access).map(drop)
     }
 
-    fn write(&mut self, ipa: u64, value: u64) -> Result<(), Stop> {
-        let offset = self.reach(ipa, Kind::Write)?;
-        self.ops
-            .shared
-            .memory
-            .word(offset)
-            .store(value, Ordering::Relaxed);
+    fn read(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, AccessError> {
+        let offset = self.translate(ipa, access)?;
+        Ok(self.ops.state.memory.word(offset).load(Ordering::Relaxed))
+    }
+
+    fn write(&mut self, ipa: Ipa, value: u64) -> Result<(), AccessError> {
+        let offset = self.translate(ipa, Stage2Access::Write)?;
+        let word = self.ops.state.memory.word(offset);
+        word.store(value, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// What a place holds other than it should.
-    fn visit(&mut self, task: &Task, at: u64) -> Result<Option<u64>, Stop> {
-        let value = Task::value_at(task.seed, GuestAddress(at));
-        let found = match task.access {
-            // This machine is not live, so nobody asks it for the latter.
-            Access::Nothing | Access::WriteAtRandom => return Ok(None),
-            Access::Read => {
-                self.read(at, Kind::Read)?;
-                return Ok(None);
-            }
-            Access::Write => {
-                self.write(at, value)?;
-                return Ok(None);
-            }
-            Access::WriteThenRead => {
-                self.write(at, value)?;
-                for inner in 0..task.inner_count {
-                    let behind = task.inner_first.0 + inner * task.inner_stride.0;
-                    self.read(at + behind, Kind::Read)?;
-                }
-                return Ok(None);
-            }
-            Access::Plant => {
-                self.write(at + PLANTED, RETURN)?;
-                return Ok(None);
-            }
-            Access::Execute => (self.read(at + PLANTED, Kind::Fetch)?, RETURN),
-            Access::Verify => (self.read(at, Kind::Read)?, value),
-        };
-        Ok((found.0 != found.1).then_some(found.0))
-    }
-
-    fn failure(&self, exit: &str, address: u64, detail: String) -> VcpuFailure {
-        VcpuFailure {
-            vcpu: self.index,
-            pc: None,
-            exit: exit.to_owned(),
-            syndrome: None,
-            address: Some(GuestAddress(address)),
-            detail,
-        }
     }
 }
 
-impl Vcpu for ModelVcpu {
+impl Vcpu for SoftwareVcpu {
     fn bind(&mut self) -> Result<Box<dyn Kick>, MachineError> {
         Ok(Box::new(KickFlag(Arc::clone(&self.kicked))))
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
-        for place in 0..task.count {
-            let at = task.start.0 + place * task.stride.0;
-            match self.visit(task, at) {
+        let vcpu = self.index;
+        for number in 0..task.count {
+            let at = task.start.0 + number * task.stride.0;
+            match visit(self, task, at) {
                 Ok(None) => {}
-                Ok(Some(found)) => {
-                    let detail = format!("{found:#x} is there, which nobody wrote");
-                    return Err(self.failure("VERIFY", at, detail));
+                Ok(Some(found)) => return Err(unexpected_value(vcpu, at, found)),
+                Err(AccessError::Kicked) => {
+                    let detail = "the vCPU was kicked".to_owned();
+                    return Err(failure(vcpu, "KICKED", at, detail));
                 }
-                Err(Stop::Kicked) => {
-                    return Err(self.failure("KICKED", at, "it was told to stop".to_owned()));
-                }
-                Err(Stop::Fault(error)) => {
-                    return Err(self.failure("FAULT", at, error.to_string()));
+                Err(AccessError::Fault(error)) => {
+                    return Err(failure(vcpu, "FAULT", at, error.to_string()));
                 }
             }
         }
@@ -174,7 +133,7 @@ impl Vcpu for ModelVcpu {
     }
 }
 
-impl Drop for ModelVcpu {
+impl Drop for SoftwareVcpu {
     fn drop(&mut self) {
         self.memcache.drain(&self.ops);
     }

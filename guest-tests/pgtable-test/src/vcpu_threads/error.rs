@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a crew comes to a bad end.
+//! Errors of the vCPU threads.
 
 use std::{fmt, io, time::Duration};
 
@@ -7,80 +7,84 @@ use thiserror::Error;
 
 use crate::machine::{MachineError, VcpuFailure};
 
-/// Why the crew could not do its work. After any of these it does no more.
+/// Error of the vCPU threads. After any of these they accept no more tasks.
 #[derive(Debug, Error)]
-pub enum CrewError {
-    /// A thread could not be started.
+pub enum VcpuThreadsError {
+    /// A thread cannot be started.
     #[error("cannot start the thread of vCPU {vcpu}")]
     Spawn {
-        /// Whose.
+        /// Index of the vCPU.
         vcpu: usize,
-        /// What the host says to it.
+        /// The host's error.
         #[source]
         source: io::Error,
     },
-    /// A vCPU could not be bound to its thread.
+    /// A vCPU cannot be bound to its thread.
     #[error("cannot bind vCPU {vcpu} to its thread")]
     Bind {
-        /// Which.
+        /// Index of the vCPU.
         vcpu: usize,
-        /// What the machine says to it.
+        /// The machine's error.
         #[source]
         source: MachineError,
     },
-    /// A vCPU failed; it was the first. The others were kicked out.
+    /// A vCPU failed first; the others were kicked.
     #[error("{0}")]
     Failed(Box<VcpuFailure>),
-    /// A vCPU's thread panicked: a defect of the machine.
+    /// The thread of a vCPU panicked, which is a defect of the machine.
     #[error("the thread of vCPU {vcpu} panicked: {message}")]
     Panicked {
-        /// Which.
+        /// Index of the vCPU.
         vcpu: usize,
-        /// With what.
+        /// The panic's message.
         message: String,
     },
-    /// Not every vCPU was done in time. Those late were kicked out.
-    #[error("{} of {vcpus} vCPUs were not done after {deadline:?}:{}", late.len(), Lines(late))]
+    /// Some vCPUs did not finish in time and were kicked.
+    #[error(
+        "{} of {vcpus} vCPUs did not finish within {deadline:?}:{}",
+        unfinished.len(),
+        Lines(unfinished)
+    )]
     Deadline {
-        /// How long the phase was given.
+        /// The limit of one phase.
         deadline: Duration,
-        /// How many vCPUs there are.
+        /// Number of vCPUs.
         vcpus: usize,
-        /// Those that were not done, in order.
-        late: Vec<Late>,
+        /// The vCPUs that did not finish, in order.
+        unfinished: Vec<UnfinishedVcpu>,
     },
-    /// After a failure some vCPUs did not even come out when kicked.
-    #[error("vCPUs {vcpus:?} did not come out when kicked; their threads are left behind")]
-    Lost {
-        /// Which.
+    /// Some vCPUs stayed in the guest although they were kicked after a failure.
+    #[error("vCPUs {vcpus:?} stay in the guest although kicked; their threads are left behind")]
+    Stuck {
+        /// Indices of the vCPUs.
         vcpus: Vec<usize>,
-        /// Why they were kicked.
+        /// The failure after which they were kicked.
         #[source]
-        source: Box<CrewError>,
+        source: Box<VcpuThreadsError>,
     },
-    /// The crew failed before, or was sent home from behind the gate.
-    #[error("the vCPUs have come to an end before; make a new machine")]
-    Spent,
+    /// The threads have ended, after a failure or because armed tasks were dropped.
+    #[error("the vCPU threads have ended; create a new machine")]
+    Stopped,
 }
 
-/// A vCPU that was not done in time.
+/// A vCPU that did not finish in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Late {
-    /// Which.
+pub struct UnfinishedVcpu {
+    /// Index of the vCPU.
     pub vcpu: usize,
-    /// Where it was when it was kicked out; `None`: it ended by itself after all, or it never came
-    /// out (then it is among [`CrewError::Lost`]).
+    /// Its state when it was kicked; `None` where it finished by itself meanwhile, or stayed in the
+    /// guest ([`VcpuThreadsError::Stuck`]).
     pub failure: Option<VcpuFailure>,
 }
 
-struct Lines<'a>(&'a [Late]);
+struct Lines<'a>(&'a [UnfinishedVcpu]);
 
 impl fmt::Display for Lines<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for late in self.0 {
-            match &late.failure {
+        for unfinished in self.0 {
+            match &unfinished.failure {
                 Some(failure) => write!(f, "\n  {failure}")?,
-                None => write!(f, "\n  vCPU {}: where it was is not known", late.vcpu)?,
+                None => write!(f, "\n  vCPU {}: state unknown", unfinished.vcpu)?,
             }
         }
         Ok(())

@@ -1,47 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The gate behind which all vCPUs gather before a phase.
+//! The gate at which all vCPU threads wait before a phase.
 //!
-//! It is a number and a futex. A vCPU waits until the number is no longer that of its round; the
-//! harness, which knows that all have arrived, changes the number and wakes all with one call. No
-//! lock is taken on the way out, so no vCPU waits for another to get through, and nobody spins, so
-//! waiting costs no work where there are more vCPUs than CPUs.
+//! It is a generation number and a futex. A thread waits while the number is that of its task. When
+//! all threads wait, the harness increments the number and wakes them with one call. Leaving takes
+//! no lock, so no vCPU waits for another, and no thread spins, so waiting costs no work where there
+//! are more vCPUs than CPUs.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
-/// A gate that opens once for each round.
+/// A gate that opens once for each generation.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    round: AtomicU32,
-    abandoned: AtomicBool,
+    generation: AtomicU32,
+    closed: AtomicBool,
 }
 
 impl Gate {
-    /// The round now gathering; it is over when the gate opens.
-    pub(super) fn round(&self) -> u32 {
-        self.round.load(Ordering::Acquire)
+    /// Returns the generation that waits now; it ends when the gate opens.
+    pub(super) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
     }
 
-    /// Waits until the gate opens for `round`; `false`: for nothing, go home.
-    pub(super) fn pass(&self, round: u32) -> bool {
-        while self.round() == round {
-            // An interrupted or needless wait is seen by the loop's condition.
-            let _ = futex::wait(&self.round, futex::Flags::PRIVATE, round, None);
+    /// Waits until the gate opens for `generation`. Returns `false` when the gate is closed for
+    /// good and the thread has to end.
+    pub(super) fn pass(&self, generation: u32) -> bool {
+        while self.generation() == generation {
+            // The loop's condition handles spurious and interrupted waits.
+            let _ = futex::wait(&self.generation, futex::Flags::PRIVATE, generation, None);
         }
-        !self.abandoned.load(Ordering::Acquire)
+        !self.closed.load(Ordering::Acquire)
     }
 
-    /// Lets everyone through and ends the round.
+    /// Opens the gate for the current generation.
     pub(super) fn open(&self) {
-        self.round.fetch_add(1, Ordering::AcqRel);
-        // Nobody waiting is no error, and there is no other.
-        let _ = futex::wake(&self.round, futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        // The call fails only for arguments that it is not given here.
+        let _ = futex::wake(
+            &self.generation,
+            futex::Flags::PRIVATE,
+            i32::MAX.unsigned_abs(),
+        );
     }
 
-    /// Sends everyone home, now and in every round to come.
-    pub(super) fn abandon(&self) {
-        self.abandoned.store(true, Ordering::Release);
+    /// Closes the gate for good: threads that wait or will wait end.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
         self.open();
     }
 }
@@ -52,15 +57,15 @@ mod tests {
     use std::{sync::Arc, thread};
 
     #[test]
-    fn everyone_passes_an_opened_gate_and_nobody_a_closed_one() {
+    fn threads_wait_until_the_gate_opens() {
         let gate = Arc::new(Gate::default());
         let passed = Arc::new(AtomicU32::new(0));
-        let round = gate.round();
+        let generation = gate.generation();
         let threads: Vec<_> = (0..4)
             .map(|_| {
                 let (gate, passed) = (gate.clone(), passed.clone());
                 thread::spawn(move || {
-                    assert!(gate.pass(round));
+                    assert!(gate.pass(generation));
                     passed.fetch_add(1, Ordering::Relaxed);
                 })
             })
@@ -72,15 +77,15 @@ mod tests {
 
         threads.into_iter().for_each(|t| t.join().unwrap());
         assert_eq!(passed.load(Ordering::Relaxed), 4);
-        assert_eq!(gate.round(), round + 1);
+        assert_eq!(gate.generation(), generation + 1);
     }
 
     #[test]
-    fn an_abandoned_gate_sends_everyone_home() {
+    fn a_closed_gate_lets_no_thread_pass() {
         let gate = Gate::default();
-        let round = gate.round();
-        gate.abandon();
+        let generation = gate.generation();
+        gate.close();
 
-        assert!(!gate.pass(round));
+        assert!(!gate.pass(generation));
     }
 }

@@ -1,50 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The crew against toy vCPUs that hang, fail and panic.
+//! The vCPU threads against fake vCPUs that hang, fail and panic.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use super::*;
+use super::{VcpuThreads, VcpuThreadsError, threads::KICK_TIMEOUT};
 use crate::{
-    fake_machine::{Defect, Toy},
-    machine::{Access, Machine},
+    fake_machine::{Defect, FakeMachine},
+    machine::{Machine, TaskTimes},
+    task::{Access, Task},
 };
 use granule_types::units::{Bytes, GuestAddress};
 
-const SOON: Duration = Duration::from_millis(200);
-const LATE: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(200);
+const LONG: Duration = Duration::from_secs(60);
 
-fn crew(vcpus: usize, defect: Defect) -> Result<(Crew, Toy), CrewError> {
-    let mut toy = Toy::new(vcpus, Bytes::kib(64), defect);
-    // Only who waits in vain should have to; a busy machine makes anyone late.
+fn start(vcpus: usize, defect: Defect) -> Result<(VcpuThreads, FakeMachine), VcpuThreadsError> {
+    let mut machine = FakeMachine::new(vcpus, Bytes::kib(64), defect);
+    // A short deadline only where it is to pass: a busy machine exceeds any.
     let deadline = match defect {
-        Defect::Hangs(_) => SOON,
-        _ => LATE,
+        Defect::Hangs(_) => SHORT,
+        _ => LONG,
     };
-    let crew = Crew::start(toy.take_vcpus(), deadline)?;
-    Ok((crew, toy))
+    let threads = VcpuThreads::start(machine.take_vcpus(), deadline)?;
+    Ok((threads, machine))
 }
 
 fn task() -> Task {
-    Task {
-        access: Access::Nothing,
-        start: GuestAddress(0),
-        count: 0,
-        stride: Bytes(0),
-        inner_first: Bytes(0),
-        inner_count: 0,
-        inner_stride: Bytes(0),
-        seed: 0,
-    }
+    Task::new(Access::Nothing, GuestAddress(0), 0, Bytes(0))
 }
 
-fn round(crew: &mut Crew, seed: u64) -> Result<RoundTimes, CrewError> {
-    let tasks = vec![task(); crew.vcpus()];
-    crew.muster(&tasks, seed)?.release()
+fn run(threads: &mut VcpuThreads, seed: u64) -> Result<TaskTimes, VcpuThreadsError> {
+    let tasks = vec![task(); threads.vcpus()];
+    threads.arm(&tasks, seed)?.release()
 }
 
 #[test]
-fn every_vcpu_runs_its_own_task_once_a_round() {
-    let (mut crew, toy) = crew(8, Defect::None).unwrap();
+fn every_vcpu_runs_its_own_task_once() {
+    let (mut threads, machine) = start(8, Defect::None).unwrap();
     for number in 0..50_u64 {
         let tasks: Vec<_> = (0..8)
             .map(|vcpu| Task {
@@ -53,118 +49,120 @@ fn every_vcpu_runs_its_own_task_once_a_round() {
             })
             .collect();
 
-        let times = crew.muster(&tasks, number).unwrap().release().unwrap();
+        let times = threads.arm(&tasks, number).unwrap().release().unwrap();
 
         assert_eq!(times.vcpus.len(), 8);
         assert!(times.vcpus.iter().all(|own| *own <= times.total));
     }
 
-    let log = toy.shared.log.lock().unwrap();
+    let log = machine.state.log.lock().unwrap();
     let seen: BTreeSet<_> = log.iter().map(|(vcpu, task)| (task.seed, *vcpu)).collect();
-    assert_eq!(log.len(), 400, "nobody ran twice");
+    assert_eq!(log.len(), 400, "no task ran twice");
     assert!(seen.iter().all(|(seed, vcpu)| *seed % 8 == *vcpu as u64));
 }
 
 #[test]
-fn threads_are_named_after_their_vcpu_and_joined_on_drop() {
-    let (mut crew, toy) = crew(3, Defect::None).unwrap();
-    round(&mut crew, 0).unwrap();
-    let names: Vec<_> = crew
-        .members
-        .iter()
-        .map(|m| {
-            m.thread
-                .as_ref()
-                .unwrap()
-                .thread()
-                .name()
-                .unwrap()
-                .to_owned()
-        })
+fn threads_have_their_vcpus_names_and_are_joined_on_drop() {
+    let (mut threads, machine) = start(3, Defect::None).unwrap();
+    run(&mut threads, 0).unwrap();
+    let handles = threads.threads.iter().map(|t| t.handle.as_ref().unwrap());
+    let names: Vec<_> = handles
+        .map(|h| h.thread().name().unwrap().to_owned())
         .collect();
     assert_eq!(names, ["vcpu 0", "vcpu 1", "vcpu 2"]);
-    assert!(Arc::strong_count(&toy.shared) > 1);
+    assert!(Arc::strong_count(&machine.state) > 1);
 
-    drop(crew);
+    drop(threads);
 
     assert_eq!(
-        Arc::strong_count(&toy.shared),
+        Arc::strong_count(&machine.state),
         1,
-        "the threads' parts are gone"
+        "all threads have ended"
     );
 }
 
 #[test]
-fn a_vcpu_that_hangs_is_named_with_its_place_when_the_deadline_passes() {
-    let (mut crew, _toy) = crew(4, Defect::Hangs(2)).unwrap();
+fn a_hanging_vcpu_is_reported_with_its_program_counter_after_the_deadline() {
+    let (mut threads, _machine) = start(4, Defect::Hangs(2)).unwrap();
 
-    let error = round(&mut crew, 0).unwrap_err();
+    let error = run(&mut threads, 0).unwrap_err();
 
     let text = error.to_string();
-    let CrewError::Deadline { late, vcpus: 4, .. } = error else {
+    let VcpuThreadsError::Deadline {
+        unfinished,
+        vcpus: 4,
+        ..
+    } = error
+    else {
         panic!("{text}");
     };
-    assert_eq!(late.len(), 1);
-    assert_eq!(late[0].failure.as_ref().unwrap().pc, Some(0x1002));
+    assert_eq!(unfinished.len(), 1);
+    assert_eq!(unfinished[0].failure.as_ref().unwrap().pc, Some(0x1002));
     assert!(
-        text.starts_with("1 of 4 vCPUs were not done after 200ms"),
+        text.starts_with("1 of 4 vCPUs did not finish within 200ms"),
         "{text}"
     );
-    assert!(
-        text.contains("vCPU 2 ended with KICKED, PC 0x1002"),
-        "{text}"
-    );
+    assert!(text.contains("vCPU 2 failed: KICKED, PC 0x1002"), "{text}");
 }
 
 #[test]
-fn the_first_failure_is_reported_and_the_others_are_kicked() {
-    let (mut crew, _toy) = crew(4, Defect::Fails(1)).unwrap();
+fn the_first_failure_is_reported_and_the_other_vcpus_are_kicked() {
+    let (mut threads, _machine) = start(4, Defect::Fails(1)).unwrap();
     let began = Instant::now();
 
-    let error = round(&mut crew, 0).unwrap_err();
+    let error = run(&mut threads, 0).unwrap_err();
 
-    assert!(began.elapsed() < GRACE, "nobody was waited for in vain");
-    let CrewError::Failed(failure) = error else {
+    assert!(began.elapsed() < KICK_TIMEOUT, "no kicked vCPU is stuck");
+    let VcpuThreadsError::Failed(failure) = error else {
         panic!("{error}");
     };
     assert_eq!((failure.vcpu, failure.exit.as_str()), (1, "FAILED"));
 }
 
 #[test]
-fn a_panic_on_a_vcpus_thread_is_an_error() {
-    let (mut crew, _toy) = crew(2, Defect::Panics(1)).unwrap();
+fn a_panic_on_a_vcpu_thread_is_an_error() {
+    let (mut threads, _machine) = start(2, Defect::Panics(1)).unwrap();
 
-    let error = round(&mut crew, 0).unwrap_err();
+    let error = run(&mut threads, 0).unwrap_err();
 
     assert!(
-        matches!(error, CrewError::Panicked { vcpu: 1, .. }),
+        matches!(error, VcpuThreadsError::Panicked { vcpu: 1, .. }),
         "{error}"
     );
-    assert!(error.to_string().contains("as the test asked"));
+    assert!(error.to_string().contains("injected defect"));
 }
 
 #[test]
-fn a_crew_that_failed_takes_no_more_orders() {
-    let (mut crew, _toy) = crew(2, Defect::Fails(0)).unwrap();
-    round(&mut crew, 0).unwrap_err();
+fn threads_accept_no_tasks_after_a_failure() {
+    let (mut threads, _machine) = start(2, Defect::Fails(0)).unwrap();
+    run(&mut threads, 0).unwrap_err();
 
-    assert!(matches!(round(&mut crew, 0), Err(CrewError::Spent)));
+    assert!(matches!(
+        run(&mut threads, 0),
+        Err(VcpuThreadsError::Stopped)
+    ));
 }
 
 #[test]
-fn a_vcpu_that_cannot_be_bound_is_an_error_and_the_others_end() {
-    let error = crew(3, Defect::CannotBind(1)).unwrap_err();
+fn a_vcpu_that_cannot_be_bound_ends_the_other_threads() {
+    let error = start(3, Defect::CannotBind(1)).unwrap_err();
 
-    assert!(matches!(error, CrewError::Bind { vcpu: 1, .. }), "{error}");
+    assert!(
+        matches!(error, VcpuThreadsError::Bind { vcpu: 1, .. }),
+        "{error}"
+    );
 }
 
 #[test]
-fn a_muster_that_is_not_released_runs_nothing() {
-    let (mut crew, toy) = crew(3, Defect::None).unwrap();
+fn armed_tasks_that_are_dropped_run_nothing() {
+    let (mut threads, machine) = start(3, Defect::None).unwrap();
 
-    drop(crew.muster(&[task(); 3], 0).unwrap());
+    drop(threads.arm(&[task(); 3], 0).unwrap());
 
-    assert!(matches!(round(&mut crew, 0), Err(CrewError::Spent)));
-    drop(crew);
-    assert!(toy.shared.log.lock().unwrap().is_empty());
+    assert!(matches!(
+        run(&mut threads, 0),
+        Err(VcpuThreadsError::Stopped)
+    ));
+    drop(threads);
+    assert!(machine.state.log.lock().unwrap().is_empty());
 }

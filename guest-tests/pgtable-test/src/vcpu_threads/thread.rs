@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One vCPU's thread: bind, then for each round arrive, pass the gate, run, hand in the end token.
+//! One vCPU's thread: binds the vCPU, then for each task waits at the gate, runs it and stores the
+//! completion.
 
 use std::{
     any::Any,
@@ -11,92 +12,103 @@ use std::{
     },
 };
 
-use super::{clock, gate::Gate, stagger};
-use crate::machine::{Kick, MachineError, Task, Vcpu, VcpuFailure};
+use super::{delay, gate::Gate};
+use crate::{
+    clock,
+    machine::{Kick, MachineError, Vcpu, VcpuFailure},
+    task::Task,
+};
 use granule_types::units::Nanoseconds;
 
-/// A start token: what one vCPU does in one round.
+/// One thread's task for one generation of the gate.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct Assignment {
     pub(super) task: Task,
-    pub(super) round: u32,
-    pub(super) turns: u64,
+    pub(super) generation: u32,
+    /// Loop iterations between gate and guest entry.
+    pub(super) delay: u64,
 }
 
-/// An end token.
+/// Times and result of one task.
 #[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) started: Nanoseconds,
-    pub(super) at: Nanoseconds,
-    pub(super) result: Result<(), Failure>,
+pub(super) struct Completion {
+    pub(super) start: Nanoseconds,
+    pub(super) end: Nanoseconds,
+    pub(super) result: Result<(), TaskError>,
 }
 
+/// Failure of one task.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum TaskError {
     Vcpu(VcpuFailure),
     Panic(String),
 }
 
-/// What the harness is woken for: it sleeps while vCPUs merely come and go.
+/// An event that wakes the harness.
 #[derive(Debug)]
-pub(super) enum Ring {
-    /// The last vCPU stands behind the gate.
-    AllArrived,
-    /// The last end token is in.
-    AllEnded,
-    /// This vCPU failed.
+pub(super) enum ThreadEvent {
+    /// The last thread waits at the gate.
+    AllArmed,
+    /// The last completion is stored.
+    AllCompleted,
+    /// The task of this vCPU failed.
     Failed(usize),
 }
 
-/// What threads and harness share.
+/// State shared by the threads and the harness.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedState {
     pub(super) gate: Gate,
-    /// vCPUs still to arrive in this round.
-    pub(super) awaited: AtomicUsize,
-    /// End tokens still out in this round.
+    /// Number of threads that have not yet reached the gate.
+    pub(super) unarmed: AtomicUsize,
+    /// Number of completions not yet stored.
     pub(super) running: AtomicUsize,
-    /// The end token of each vCPU.
-    pub(super) ended: Vec<Mutex<Option<Ended>>>,
+    completions: Vec<Mutex<Option<Completion>>>,
 }
 
-impl Shared {
+impl SharedState {
     pub(super) fn new(vcpus: usize) -> Self {
         Self {
             gate: Gate::default(),
-            awaited: AtomicUsize::new(0),
+            unarmed: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
-            ended: (0..vcpus).map(|_| Mutex::new(None)).collect(),
+            completions: (0..vcpus).map(|_| Mutex::new(None)).collect(),
         }
     }
 
-    /// Takes an end token, if it is in.
-    pub(super) fn take_ended(&self, vcpu: usize) -> Option<Ended> {
-        self.ended[vcpu]
+    /// Removes and returns a vCPU's completion.
+    pub(super) fn take_completion(&self, vcpu: usize) -> Option<Completion> {
+        self.completions[vcpu]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
     }
 
-    /// Whether an end token is in.
-    pub(super) fn has_ended(&self, vcpu: usize) -> bool {
-        self.ended[vcpu]
+    /// Returns whether a vCPU's completion is stored.
+    pub(super) fn is_completed(&self, vcpu: usize) -> bool {
+        self.completions[vcpu]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .is_some()
     }
+
+    fn store_completion(&self, vcpu: usize, completion: Completion) {
+        *self.completions[vcpu]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(completion);
+    }
 }
 
-/// The life of a vCPU's thread; it ends when no more orders can come or the gate is abandoned.
+/// Runs a vCPU's thread until the assignments' sender is dropped or the gate is closed.
 ///
-/// A `send` that fails has nobody to hear it: the crew is gone, and the next `recv` ends the thread.
+/// A failed `send` means that the harness is gone; the next `recv` then ends the thread.
 pub(super) fn serve(
     index: usize,
     mut vcpu: Box<dyn Vcpu>,
-    shared: &Shared,
+    shared: &SharedState,
     bound: Sender<Result<Box<dyn Kick>, MachineError>>,
-    orders: Receiver<Order>,
-    bell: Sender<Ring>,
+    assignments: Receiver<Assignment>,
+    events: Sender<ThreadEvent>,
 ) {
     let kick = vcpu.bind();
     let usable = kick.is_ok();
@@ -105,34 +117,28 @@ pub(super) fn serve(
     if !usable {
         return;
     }
-    while let Ok(order) = orders.recv() {
-        if shared.awaited.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let _ = bell.send(Ring::AllArrived);
+    while let Ok(assignment) = assignments.recv() {
+        if shared.unarmed.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let _ = events.send(ThreadEvent::AllArmed);
         }
-        if !shared.gate.pass(order.round) {
+        if !shared.gate.pass(assignment.generation) {
             return;
         }
-        stagger::wait(order.turns);
-        let started = clock::now();
-        let result = catch_unwind(AssertUnwindSafe(|| vcpu.run(&order.task)));
-        let at = clock::now();
+        delay::spin(assignment.delay);
+        let start = clock::now();
+        let result = catch_unwind(AssertUnwindSafe(|| vcpu.run(&assignment.task)));
+        let end = clock::now();
         let result = match result {
-            Ok(result) => result.map_err(Failure::Vcpu),
-            Err(panic) => Err(Failure::Panic(message_of(panic.as_ref()))),
+            Ok(result) => result.map_err(TaskError::Vcpu),
+            Err(panic) => Err(TaskError::Panic(message_of(panic.as_ref()))),
         };
         let failed = result.is_err();
-        *shared.ended[index]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(Ended {
-            started,
-            at,
-            result,
-        });
+        shared.store_completion(index, Completion { start, end, result });
         if failed {
-            let _ = bell.send(Ring::Failed(index));
+            let _ = events.send(ThreadEvent::Failed(index));
         }
         if shared.running.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let _ = bell.send(Ring::AllEnded);
+            let _ = events.send(ThreadEvent::AllCompleted);
         }
     }
 }
@@ -142,5 +148,5 @@ fn message_of(panic: &(dyn Any + Send)) -> String {
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())
         .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "without a message".to_owned())
+        .unwrap_or_else(|| "no message".to_owned())
 }

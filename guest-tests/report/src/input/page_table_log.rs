@@ -236,7 +236,7 @@ impl Line {
             return Ok(None);
         };
         let phase = PHASES.into_iter().find(|phase| {
-            phase.upstream_word().is_some_and(|word| {
+            phase.kernel_word().is_some_and(|word| {
                 before
                     .strip_suffix(word)
                     .is_some_and(|front| front.ends_with("KVM_"))
@@ -261,7 +261,7 @@ impl Line {
 }
 
 fn time_words(phase: Phase) -> String {
-    format!("KVM_{}_MAPPINGS", phase.upstream_word().unwrap_or_default())
+    format!("KVM_{}_MAPPINGS", phase.kernel_word().unwrap_or_default())
 }
 
 /// Seconds with exactly nine digits behind the point, as the test prints them.

@@ -3,7 +3,7 @@
 
 use std::f64::consts::TAU;
 
-use granule_types::mix::mix;
+use granule_types::seed::mix;
 
 /// A stream of normal values.
 pub struct Normal(u64);

@@ -6,7 +6,7 @@
 //! quantile of 2,000 of them. The draws are seeded, so the same runs give the same interval.
 
 use super::{ALPHA, quantile};
-use granule_types::mix::mix;
+use granule_types::seed::mix;
 
 /// How many resamples.
 const RESAMPLES: u64 = 2000;

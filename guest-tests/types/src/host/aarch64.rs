@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an arm64 host tells about itself, and the marks that only it can make.
+//! Properties of an arm64 host, and its phase marks.
 
 use std::{collections::BTreeMap, fs};
 
-/// Executes `HINT #IMMEDIATE`, of the space that the Arm manual (C6.2, HINT) leaves unallocated.
+/// Executes `HINT #IMMEDIATE` with an immediate that the Arm manual (C6.2, HINT) leaves unallocated.
 #[cfg(target_arch = "aarch64")]
 pub fn hint<const IMMEDIATE: u8>() {
-    // SAFETY: an unallocated hint executes as a no-op; memory is left declared as touched, so that
+    // SAFETY: an unallocated hint executes as a no-op. The block is declared to touch memory so that
     // the compiler moves no access across the mark.
     unsafe {
         std::arch::asm!(
@@ -17,12 +17,11 @@ pub fn hint<const IMMEDIATE: u8>() {
     }
 }
 
-/// The features that change the fault path, from two of arm64's ID registers: `fwb`, `bbm` (its
-/// level) and `tlbirange`. Fields as in the Arm manual, D19.2 (`ID_AA64ISAR0_EL1`,
-/// `ID_AA64MMFR2_EL1`).
+/// Returns the CPU features that affect the fault path: `fwb`, `bbm` (its level) and `tlbirange`,
+/// from `ID_AA64ISAR0_EL1` and `ID_AA64MMFR2_EL1` (Arm manual, D19.2).
 ///
 /// Linux hides these fields from user space (`ftr_id_aa64mmfr2` in `cpufeature.c`), but a vCPU's
-/// copy of the registers, read through KVM, has them.
+/// copies of the registers, read through KVM, contain them.
 pub fn stage2_features(isar0: u64, mmfr2: u64) -> BTreeMap<String, u64> {
     let field = |register: u64, shift: u32| (register >> shift) & 0xf;
     [
@@ -34,12 +33,12 @@ pub fn stage2_features(isar0: u64, mmfr2: u64) -> BTreeMap<String, u64> {
     .into()
 }
 
-/// `dic` and `idc`, which user space may read.
+/// Returns the cache features that user space can read: `dic` and `idc` (`CTR_EL0`).
 #[cfg(target_arch = "aarch64")]
 pub fn cache_features() -> BTreeMap<String, u64> {
     let ctr: u64;
-    // SAFETY: CTR_EL0 can be read by user space; where the CPUs differ Linux gives a value that is
-    // right for all of them (`ctr_read_handler()`).
+    // SAFETY: user space can read CTR_EL0; where CPUs differ, Linux returns a value that is safe on
+    // all of them (`ctr_read_handler()`).
     unsafe {
         std::arch::asm!("mrs {ctr}, ctr_el0", ctr = out(reg) ctr, options(nomem, nostack, preserves_flags));
     }
@@ -48,7 +47,7 @@ pub fn cache_features() -> BTreeMap<String, u64> {
         .into()
 }
 
-/// The CPU's name, from its identification register.
+/// Returns the CPU's name, from its identification register (`MIDR_EL1`).
 pub fn cpu_name() -> Option<String> {
     let midr = fs::read_to_string("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1")
         .ok()
@@ -59,7 +58,7 @@ pub fn cpu_name() -> Option<String> {
     }
 }
 
-/// The name behind the first CPU's lines of `/proc/cpuinfo`, which hold the register's fields.
+/// Returns the name from the first CPU's lines in `/proc/cpuinfo`, which hold the register's fields.
 fn name_in_cpuinfo(text: &str) -> Option<String> {
     let number = |key: &str| {
         let text = text
@@ -80,7 +79,7 @@ fn name_in_cpuinfo(text: &str) -> Option<String> {
     Some(name_of_midr(midr))
 }
 
-/// Names a CPU by implementer and part (`arch/arm64/include/asm/cputype.h`), with its revision.
+/// Returns the name of an implementer and part (`arch/arm64/include/asm/cputype.h`) with its revision.
 fn name_of_midr(midr: u64) -> String {
     let name = match ((midr >> 24) & 0xff, (midr >> 4) & 0xfff) {
         (0x41, 0xd03) => "cortex-a53",
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_is_named_from_either_source() {
+    fn the_cpu_name_is_read_from_either_source() {
         let arm = "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\n\
                    CPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n";
 

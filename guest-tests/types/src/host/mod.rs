@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What this machine tells about itself, and what only its maker knows.
+//! Provenance of results: properties of this host.
 //!
-//! A program sees the kernel's release, the CPU's name and features that user space may read, and
-//! the page size. It cannot see which patches are in the kernel, which image it was booted
-//! from or that it is emulated. Whoever boots the machine writes that into a JSON file and names it
-//! in [`FACTS_VARIABLE`]; what stands there goes before what was found:
+//! A program can read the kernel's release, the CPU's name and some of its features, and the page
+//! size. It cannot read the applied patches, the kernel image or the emulator. The lab, which boots
+//! the host, writes these host facts into a JSON file and names the file in [`FACTS_VARIABLE`]. They
+//! override the detected properties:
 //!
 //! ```json
 //! {"series": [{"name": "stage2-fault-path", "patches": 7}], "image_sha256": "…",
 //!  "emulator": "QEMU 7.2.22 -icount shift=0 …", "cpu": "neoverse-n1", "features": {"fwb": 0}}
 //! ```
 //!
-//! `"series": []` says: the plain kernel. A field left out stays as it was found.
+//! `"series": []` means the plain kernel. An omitted field keeps its detected value.
 
 pub mod aarch64;
 pub mod x86_64;
@@ -33,27 +33,27 @@ use x86_64 as native;
 use crate::record::{Host, Series};
 use crate::units::Bytes;
 
-/// The environment variable that names the file of facts.
+/// Environment variable that names the file of host facts.
 pub const FACTS_VARIABLE: &str = "GRANULE_HOST_FACTS";
 
-/// Why the file of facts cannot be used.
+/// Error returned when the file of host facts is unusable.
 #[derive(Debug, Error)]
 pub enum FactsError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the host facts {path}, which {FACTS_VARIABLE} names")]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the host says to it.
+        /// The host's error.
         #[source]
         source: io::Error,
     },
-    /// It is not as it should be.
-    #[error("{path}, which {FACTS_VARIABLE} names, holds no host facts")]
+    /// The file is not valid.
+    #[error("{path}, which {FACTS_VARIABLE} names, is not a valid file of host facts")]
     Parse {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why.
+        /// Position and reason.
         #[source]
         source: serde_json::Error,
     },
@@ -72,27 +72,28 @@ struct Facts {
 pub(crate) use native::hint;
 
 impl Host {
-    /// This machine, the facts of its maker included.
+    /// Returns the properties of this host, including those in the file that [`FACTS_VARIABLE`]
+    /// names.
     ///
     /// # Errors
-    /// A file of facts is named but cannot be used.
+    /// [`FACTS_VARIABLE`] names an unusable file.
     pub fn of_this_machine() -> Result<Self, FactsError> {
         match env::var_os(FACTS_VARIABLE) {
             Some(path) => Self::with_facts(Path::new(&path)),
-            None => Ok(Self::found()),
+            None => Ok(Self::detected()),
         }
     }
 
-    /// This machine, with the facts in a file.
+    /// Returns the properties of this host, including those in a file.
     ///
     /// # Errors
-    /// The file cannot be used.
+    /// The file is unusable.
     pub fn with_facts(path: &Path) -> Result<Self, FactsError> {
-        Self::found().overlaid(path)
+        Self::detected().overridden_by(path)
     }
 
-    /// What can be seen without facts.
-    fn found() -> Self {
+    /// Returns the properties that this process can read.
+    fn detected() -> Self {
         let name = rustix::system::uname();
         Self {
             arch: name.machine().to_string_lossy().into_owned(),
@@ -106,7 +107,7 @@ impl Host {
         }
     }
 
-    fn overlaid(self, path: &Path) -> Result<Self, FactsError> {
+    fn overridden_by(self, path: &Path) -> Result<Self, FactsError> {
         let text = fs::read_to_string(path).map_err(|source| FactsError::Read {
             path: path.to_owned(),
             source,
@@ -133,28 +134,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_has_a_kernel_and_a_page_size() {
+    fn this_host_has_a_kernel_and_a_page_size() {
         let host = Host::of_this_machine().unwrap();
 
         assert!(!host.arch.is_empty() && !host.kernel.is_empty());
         assert!(host.page_size.unwrap().0.is_power_of_two());
-        assert_eq!(host.series, None, "only the maker of a kernel knows");
+        assert_eq!(
+            host.series, None,
+            "a process cannot detect the applied series"
+        );
     }
 
     #[test]
-    fn facts_go_before_what_was_found() {
+    fn host_facts_override_detected_properties() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("facts.json");
         let facts = r#"{"series": [{"name": "a", "patches": 2}], "features": {"fwb": 0},
                         "emulator": "QEMU"}"#;
         fs::write(&path, facts).unwrap();
-        let found = Host {
+        let detected = Host {
             cpu: Some("neoverse-n1 r3p1".to_owned()),
             features: [("dic".to_owned(), 1)].into(),
             ..Host::default()
         };
 
-        let host = found.overlaid(&path).unwrap();
+        let host = detected.overridden_by(&path).unwrap();
 
         assert_eq!(host.series.unwrap()[0].patches, 2);
         assert_eq!(host.emulator.as_deref(), Some("QEMU"));
@@ -163,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn unusable_facts_are_an_error_with_the_file() {
+    fn unusable_host_facts_are_an_error_that_names_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("facts.json");
-        let missing = Host::default().overlaid(&path).unwrap_err();
+        let missing = Host::default().overridden_by(&path).unwrap_err();
         fs::write(&path, r#"{"serie": []}"#).unwrap();
-        let misspelt = Host::default().overlaid(&path).unwrap_err();
+        let misspelt = Host::default().overridden_by(&path).unwrap_err();
 
         assert!(matches!(missing, FactsError::Read { .. }));
         assert!(matches!(misspelt, FactsError::Parse { .. }));

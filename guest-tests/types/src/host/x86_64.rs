@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What an x86_64 host tells about itself.
+//! Properties of an x86_64 host.
 
 use std::{collections::BTreeMap, fs};
 
-/// Nothing: no emulator counts this architecture's instructions.
+/// Does nothing: the emulator plugin counts arm64 instructions only.
 pub fn hint<const IMMEDIATE: u8>() {}
 
-/// Caches keep themselves coherent here; there is no such feature.
+/// Returns no features: caches are coherent on this architecture.
 pub fn cache_features() -> BTreeMap<String, u64> {
     BTreeMap::new()
 }
 
-/// The CPU's name.
+/// Returns the CPU's name.
 pub fn cpu_name() -> Option<String> {
     name_in_cpuinfo(&fs::read_to_string("/proc/cpuinfo").ok()?)
 }
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cpu_is_named_by_its_model() {
+    fn the_cpu_name_is_the_model_name() {
         let text = "processor\t: 0\nmodel\t\t: 106\nmodel name\t: X 3000\n";
 
         assert_eq!(name_in_cpuinfo(text).as_deref(), Some("X 3000"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! An arm64 machine: its address width, its vCPUs, and what its exits mean.
+//! An arm64 machine on KVM: guest mode, vCPU registers, exits.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,22 @@ use kvm_bindings::kvm_vcpu_init;
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
 use super::super::error::{Crash, doing};
-pub use crate::arch::aarch64::abi;
+pub use crate::guest::arch::aarch64::abi;
 use crate::{
-    arch::aarch64::{
+    guest::arch::aarch64::{
         DOORBELL,
         registers::{self as guest_registers, ID_AA64MMFR0_EL1, SCTLR_EL1},
         syndrome,
     },
     guest::{
         layout::Layout,
-        mailbox::{Bell, Mailbox},
+        mailbox::{Doorbell, Mailbox},
         program::entry,
     },
     machine::MachineError,
 };
 
-/// Features that decide what the fault path costs; user space reads them of a vCPU only.
+/// Features that affect the fault path. User space can read them from a vCPU only.
 const ISAR0: SystemRegister = SystemRegister {
     name: "ID_AA64ISAR0_EL1",
     encoding: [3, 0, 0, 6, 0],
@@ -37,7 +37,7 @@ const MMFR2: SystemRegister = SystemRegister {
     encoding: [3, 0, 0, 7, 2],
 };
 
-/// The guest mode, as asked or the host's default, and the end of its physical addresses.
+/// Returns the configured guest mode or the host's default, and the end of its physical addresses.
 ///
 /// # Errors
 /// The host cannot run the mode.
@@ -56,15 +56,15 @@ pub fn choose_mode(
     Ok((mode, GuestAddress(1 << mode.pa_bits())))
 }
 
-/// Nothing lies beside the program: its vectors are part of it.
+/// Returns no tables: the exception vectors are part of the program.
 pub const fn extra(_layout: &Layout) -> Vec<u64> {
     Vec::new()
 }
 
-/// A vCPU that will begin with the guest's program, MMU and caches on.
+/// Creates a vCPU that starts at the guest's program, with MMU and caches enabled.
 ///
 /// # Errors
-/// The kernel refuses, or the CPU cannot run the mode.
+/// KVM refuses, or the CPU does not support the mode.
 pub fn make_vcpu(
     _kvm: &Kvm,
     vm: &VmFd,
@@ -72,7 +72,7 @@ pub fn make_vcpu(
     layout: &Layout,
 ) -> Result<VcpuFd, MachineError> {
     let mode = layout.mode();
-    let fd = create(vm, index).map_err(doing("making a vCPU"))?;
+    let fd = create(vm, index).map_err(doing("creating a vCPU"))?;
     let setting = "setting a vCPU's registers";
     let mmfr0 = registers::get(&fd, ID_AA64MMFR0_EL1).map_err(doing(setting))?;
     guest_registers::check_granule(mode, mmfr0).map_err(doing("choosing the guest mode"))?;
@@ -104,10 +104,10 @@ fn create(vm: &VmFd, index: usize) -> Result<VcpuFd, KvmError> {
     Ok(fd)
 }
 
-/// The CPU's features that decide what the fault path costs.
+/// Returns the CPU features that affect the fault path.
 ///
 /// # Errors
-/// The kernel refuses.
+/// KVM refuses.
 pub fn features(fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
     Ok(stage2_features(
         registers::get(fd, ISAR0)?,
@@ -115,18 +115,18 @@ pub fn features(fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
     ))
 }
 
-/// What a mailbox says for its bells.
+/// Address of the doorbells in a mailbox.
 pub const DOORBELL_IN_MAILBOX: u64 = DOORBELL.0;
 
-/// The bell that an exit stands for.
-pub fn bell(exit: &VcpuExit<'_>) -> Option<Bell> {
+/// Returns the doorbell of an exit.
+pub fn doorbell(exit: &VcpuExit<'_>) -> Option<Doorbell> {
     match exit {
-        VcpuExit::MmioWrite(address, _) => Bell::at(DOORBELL.0, *address),
+        VcpuExit::MmioWrite(address, _) => Doorbell::at(DOORBELL.0, *address),
         _ => None,
     }
 }
 
-/// What the exception in a mailbox means.
+/// Describes the exception in a mailbox.
 pub fn explain(mailbox: &Mailbox) -> Crash {
     Crash {
         has_address: syndrome::has_address(mailbox.syndrome),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The parts of the test's VM that depend on the architecture: guest mode, vCPU registers, exits.
+//! The parts of the machine on KVM that depend on the architecture: guest mode, vCPU registers,
+//! exits.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! An x86_64 vCPU of the test: its registers, and what its exits mean.
+//! An x86_64 machine on KVM: guest mode, vCPU registers, exits.
 
 mod registers;
 
@@ -13,24 +13,24 @@ use granule_vmm::{
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
 use super::super::error::{Crash, doing};
-pub use crate::arch::x86_64::abi;
+pub use crate::guest::arch::x86_64::abi;
 use crate::{
-    arch::x86_64::{
+    guest::arch::x86_64::{
         DOORBELL,
         descriptors::{self, SEGMENTS},
         exception,
     },
     guest::{
         layout::Layout,
-        mailbox::{Bell, Mailbox},
+        mailbox::{Doorbell, Mailbox},
     },
     machine::MachineError,
 };
 
-/// The guest mode, the one there is, and the end of its physical addresses.
+/// Returns the only guest mode of this architecture, and the end of its physical addresses.
 ///
 /// # Errors
-/// Another mode was asked for.
+/// Another mode is configured.
 pub fn choose_mode(
     kvm: &Kvm,
     asked: Option<GuestMode>,
@@ -39,7 +39,7 @@ pub fn choose_mode(
     let only = GuestMode::PXXV48_4K;
     if let Some(asked) = asked.filter(|asked| *asked != only) {
         let text = format!(
-            "guest mode {} is none of this architecture's: leave it out, or use {} ({})",
+            "x86_64 does not support guest mode {}; omit -m, or use {} ({})",
             asked.name(),
             only.id(),
             only.name()
@@ -53,17 +53,17 @@ pub fn choose_mode(
     ))
 }
 
-/// The descriptor tables.
+/// Returns the descriptor tables.
 pub fn extra(layout: &Layout) -> Vec<u64> {
     let entries = layout.virtual_of(layout.program());
     let gates = descriptors::gates(entries);
     SEGMENTS.into_iter().chain(gates).collect()
 }
 
-/// A vCPU that will begin with the guest's program in long mode.
+/// Creates a vCPU that starts at the guest's program in long mode.
 ///
 /// # Errors
-/// The kernel refuses.
+/// KVM refuses.
 pub fn make_vcpu(
     kvm: &Kvm,
     vm: &VmFd,
@@ -73,7 +73,7 @@ pub fn make_vcpu(
     let fd = vm
         .create_vcpu(index as u64)
         .map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))
-        .map_err(doing("making a vCPU"))?;
+        .map_err(doing("creating a vCPU"))?;
     set_up(kvm, &fd, index, layout).map_err(doing("setting a vCPU's registers"))?;
     Ok(fd)
 }
@@ -90,7 +90,7 @@ fn set_up(kvm: &Kvm, fd: &VcpuFd, index: usize, layout: &Layout) -> Result<(), K
         .map_err(call("KVM_SET_REGS"))
 }
 
-/// No feature of these CPUs decides what the fault path costs.
+/// Returns no features: none of this architecture affects results.
 ///
 /// # Errors
 /// Never.
@@ -98,18 +98,18 @@ pub const fn features(_fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
     Ok(BTreeMap::new())
 }
 
-/// What a mailbox says for its bells.
+/// The first doorbell port, in a mailbox.
 pub const DOORBELL_IN_MAILBOX: u64 = DOORBELL as u64;
 
-/// The bell that an exit stands for.
-pub fn bell(exit: &VcpuExit<'_>) -> Option<Bell> {
+/// Returns the doorbell of an exit.
+pub fn doorbell(exit: &VcpuExit<'_>) -> Option<Doorbell> {
     match exit {
-        VcpuExit::IoOut(port, _) => Bell::at(DOORBELL.into(), (*port).into()),
+        VcpuExit::IoOut(port, _) => Doorbell::at(DOORBELL.into(), (*port).into()),
         _ => None,
     }
 }
 
-/// What the exception in a mailbox means.
+/// Describes the exception in a mailbox.
 pub fn explain(mailbox: &Mailbox) -> Crash {
     Crash {
         has_address: exception::has_address(mailbox.vector),

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! What a vCPU's registers are set to: long mode, paging on, privilege level 0 (Intel SDM volume 3,
-//! 2.5 and 11.8.5).
+//! Initial registers of a vCPU: long mode, paging enabled, privilege level 0 (Intel SDM volume 3, 2.5
+//! and 11.8.5).
 
 use crate::{
-    arch::x86_64::descriptors::{CODE, DATA, EXCEPTIONS, SEGMENTS},
+    guest::arch::x86_64::descriptors::{CODE, DATA, EXCEPTIONS, SEGMENTS},
     guest::{layout::Layout, program::entry},
 };
 use kvm_bindings::{kvm_dtable, kvm_regs, kvm_segment, kvm_sregs};
 
-/// CR0: protection, monitoring of the coprocessor, its type, native errors, write protection, paging.
+/// CR0: PE, MP, ET, NE, WP, PG.
 const CR0: u64 = 1 << 0 | 1 << 1 | 1 << 4 | 1 << 5 | 1 << 16 | 1 << 31;
-/// CR4: entries of 8 bytes.
+/// CR4: PAE.
 const CR4: u64 = 1 << 5;
-/// EFER: long mode enabled and active, no-execute.
+/// EFER: LME, LMA, NXE.
 const EFER: u64 = 1 << 8 | 1 << 10 | 1 << 11;
-/// RFLAGS: the bit that is always set.
+/// RFLAGS: bit 1, which is always set.
 const RFLAGS: u64 = 1 << 1;
-/// A vCPU's page: mailbox below, stack above.
+/// Size of a vCPU's page, which holds its mailbox at the start and its stack at the end.
 const PAGE: u64 = 0x1000;
 
 const fn code() -> kvm_segment {
@@ -56,13 +56,13 @@ const fn table(base: u64, bytes: u16) -> kvm_dtable {
     }
 }
 
-/// The size of the segments' table; the gates' follows.
+/// Size of the segment table, which the gate table follows.
 const SEGMENTS_SIZE: u16 = 3 * 8;
 const _: () = assert!(size_of_val(&SEGMENTS) == SEGMENTS_SIZE as usize);
-/// The size of the gates' table.
+/// Size of the gate table.
 const GATES_SIZE: u16 = EXCEPTIONS * 16;
 
-/// The system registers, from those at reset.
+/// Returns the system registers, from their values at reset.
 pub fn system(reset: kvm_sregs, layout: &Layout, mailbox: u64) -> kvm_sregs {
     let extra = layout.virtual_of(layout.extra());
     kvm_sregs {
@@ -82,7 +82,7 @@ pub fn system(reset: kvm_sregs, layout: &Layout, mailbox: u64) -> kvm_sregs {
     }
 }
 
-/// The general registers: the program's entry and the stack.
+/// Returns the general registers: the program's entry and the stack.
 pub fn general(layout: &Layout, mailbox: u64) -> kvm_regs {
     kvm_regs {
         rip: layout.virtual_of(layout.program()) + entry(),

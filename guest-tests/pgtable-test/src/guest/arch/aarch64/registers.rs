@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The system registers that enable the guest's MMU and caches before its first instruction (Arm
+//! manual, D19.2).
+
+use thiserror::Error;
+
+use granule_vmm::arch::aarch64::system_register::SystemRegister;
+
+use super::stage1::MAIR;
+use granule_types::{guest_mode::GuestMode, units::GuestAddress};
+
+const fn register(name: &'static str, encoding: [u8; 5]) -> SystemRegister {
+    SystemRegister { name, encoding }
+}
+
+/// System control: MMU and caches.
+pub const SCTLR_EL1: SystemRegister = register("SCTLR_EL1", [3, 0, 1, 0, 0]);
+/// Access to floating point.
+pub const CPACR_EL1: SystemRegister = register("CPACR_EL1", [3, 0, 1, 0, 2]);
+/// Base of the stage-1 tables of low addresses.
+pub const TTBR0_EL1: SystemRegister = register("TTBR0_EL1", [3, 0, 2, 0, 0]);
+/// Translation control: widths, granule and attributes of table walks.
+pub const TCR_EL1: SystemRegister = register("TCR_EL1", [3, 0, 2, 0, 2]);
+/// Memory attributes by index.
+pub const MAIR_EL1: SystemRegister = register("MAIR_EL1", [3, 0, 10, 2, 0]);
+/// Base of the exception vectors.
+pub const VBAR_EL1: SystemRegister = register("VBAR_EL1", [3, 0, 12, 0, 0]);
+/// Software thread ID: the address of the mailbox.
+pub const TPIDR_EL1: SystemRegister = register("TPIDR_EL1", [3, 0, 13, 0, 4]);
+/// Memory features: granules and physical address width.
+pub const ID_AA64MMFR0_EL1: SystemRegister = register("ID_AA64MMFR0_EL1", [3, 0, 0, 7, 0]);
+
+/// Error returned for a guest mode that this host cannot run.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ModeError {
+    /// The guest of this test does not support the mode.
+    #[error(
+        "unsupported guest mode {mode}: physical addresses are limited to 48 bits with 4K \
+         granules, virtual addresses to 48 bits; use 2 (P48V48_4K), 5 (P40V48_4K) or 11 (P36V48_4K)"
+    )]
+    Unsupported {
+        /// The mode's name.
+        mode: &'static str,
+    },
+    /// The CPU does not support the granule.
+    #[error(
+        "guest mode {mode} needs {granule} granules, which this CPU does not support \
+         (ID_AA64MMFR0_EL1 is {id:#x})"
+    )]
+    NoGranule {
+        /// The mode's name.
+        mode: &'static str,
+        /// The mode's granule.
+        granule: String,
+        /// Value of `ID_AA64MMFR0_EL1`.
+        id: u64,
+    },
+    /// The mode's physical addresses are wider than the host's KVM supports.
+    #[error(
+        "guest mode {mode} has {bits} bits of guest-physical address; this host's KVM supports at \
+         most {limit} (KVM_CAP_ARM_VM_IPA_SIZE): use a narrower mode, or omit -m for the default"
+    )]
+    TooWide {
+        /// The mode's name.
+        mode: &'static str,
+        /// The mode's width.
+        bits: u8,
+        /// The host's limit.
+        limit: u8,
+    },
+    /// No mode fits the host.
+    #[error("this host's KVM supports {limit} bits of guest-physical address; no guest mode fits")]
+    NoMode {
+        /// The host's limit.
+        limit: u8,
+    },
+}
+
+/// Returns the default guest mode: the widest of 48, 40 and 36 bits within `limit`.
+///
+/// # Errors
+/// [`ModeError::NoMode`].
+pub fn default_mode(limit: u8) -> Result<GuestMode, ModeError> {
+    [
+        GuestMode::P48V48_4K,
+        GuestMode::P40V48_4K,
+        GuestMode::P36V48_4K,
+    ]
+    .into_iter()
+    .find(|mode| mode.pa_bits() <= limit)
+    .ok_or(ModeError::NoMode { limit })
+}
+
+/// Checks that the mode's physical addresses are no wider than the host's.
+///
+/// # Errors
+/// [`ModeError::TooWide`].
+pub const fn check_width(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
+    if mode.pa_bits() > limit {
+        return Err(ModeError::TooWide {
+            mode: mode.name(),
+            bits: mode.pa_bits(),
+            limit,
+        });
+    }
+    Ok(())
+}
+
+/// Checks that the arm64 guest of this test supports the mode.
+///
+/// # Errors
+/// [`ModeError::Unsupported`].
+pub fn check_mode(mode: GuestMode) -> Result<(), ModeError> {
+    let too_wide = mode.pa_bits() > 48 && mode.page_shift() != 16;
+    if mode.va_bits() > 48 || too_wide || mode.pa_bits() == 0 {
+        return Err(ModeError::Unsupported { mode: mode.name() });
+    }
+    Ok(())
+}
+
+/// Checks that the CPU supports the mode's granule: fields TGran4 (31:28), TGran64 (27:24) and
+/// TGran16 (23:20) of `ID_AA64MMFR0_EL1`.
+///
+/// # Errors
+/// [`ModeError::NoGranule`].
+pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), ModeError> {
+    let field = |shift: u32| (mmfr0 >> shift) & 0xf;
+    let has = match mode.page_shift() {
+        12 => field(28) < 8,
+        14 => field(20) != 0,
+        _ => field(24) < 8,
+    };
+    if has {
+        return Ok(());
+    }
+    Err(ModeError::NoGranule {
+        mode: mode.name(),
+        granule: mode.page_size().to_string(),
+        id: mmfr0,
+    })
+}
+
+/// Returns `SCTLR_EL1` with MMU (M), data caches (C) and instruction cache (I) enabled, from its
+/// value at reset.
+pub const fn sctlr(reset: u64) -> u64 {
+    reset | 1 << 0 | 1 << 2 | 1 << 12
+}
+
+/// Returns `TCR_EL1` for a mode: low addresses only (EPD1), table walks write-back cacheable and
+/// inner shareable.
+pub const fn tcr(mode: GuestMode) -> u64 {
+    let size = 64 - mode.va_bits() as u64;
+    let walks = 1 << 8 | 1 << 10 | 3 << 12;
+    let granule: u64 = match mode.page_shift() {
+        16 => 1,
+        14 => 2,
+        _ => 0,
+    };
+    let physical: u64 = match mode.pa_bits() {
+        ..=32 => 0,
+        33..=36 => 1,
+        37..=40 => 2,
+        41..=42 => 3,
+        43..=44 => 4,
+        45..=48 => 5,
+        _ => 6,
+    };
+    size | walks | granule << 14 | 1 << 23 | physical << 32
+}
+
+/// Returns the initial values of a vCPU's registers, except `SCTLR_EL1`, which [`sctlr`] computes
+/// and which is set last.
+pub const fn initial(
+    mode: GuestMode,
+    tables: GuestAddress,
+    vectors: u64,
+    mailbox: u64,
+) -> [(SystemRegister, u64); 6] {
+    [
+        (CPACR_EL1, 3 << 20),
+        (MAIR_EL1, MAIR),
+        (TCR_EL1, tcr(mode)),
+        (TTBR0_EL1, tables.0),
+        (VBAR_EL1, vectors),
+        (TPIDR_EL1, mailbox),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(name: &str) -> GuestMode {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn tcr_holds_widths_and_granule() {
+        for (name, size, granule, physical) in [
+            ("P48V48_4K", 16, 0, 5),
+            ("P40V48_16K", 16, 2, 2),
+            ("P36V47_16K", 17, 2, 1),
+            ("P52V48_64K", 16, 1, 6),
+        ] {
+            let tcr = tcr(mode(name));
+
+            assert_eq!(tcr & 0x3f, size, "{name}: T0SZ");
+            assert_eq!((tcr >> 14) & 3, granule, "{name}: TG0");
+            assert_eq!((tcr >> 32) & 7, physical, "{name}: IPS");
+            assert_eq!((tcr >> 8) & 0x3f, 0b11_0101, "{name}: SH0, ORGN0, IRGN0");
+            assert_eq!((tcr >> 23) & 1, 1, "{name}: EPD1");
+        }
+    }
+
+    #[test]
+    fn unsupported_modes_are_refused() {
+        for name in ["P52V48_4K", "PXXV48_4K", "P47V64_4K", "P44V64_4K"] {
+            assert!(check_mode(mode(name)).is_err(), "{name}");
+        }
+        for name in ["P48V48_4K", "P40V48_4K", "P36V48_4K", "P52V48_64K"] {
+            assert!(check_mode(mode(name)).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_unsupported_granule_is_refused() {
+        // cortex-a72 supports 4K and 64K, but not 16K.
+        let a72 = 0x0000_1124;
+
+        assert!(check_granule(mode("P48V48_4K"), a72).is_ok());
+        assert!(check_granule(mode("P48V48_64K"), a72).is_ok());
+        assert!(check_granule(mode("P48V48_16K"), a72).is_err());
+        assert!(check_granule(mode("P48V48_4K"), 0xf000_0000).is_err());
+    }
+
+    #[test]
+    fn a_mode_wider_than_the_host_is_refused() {
+        assert!(check_width(GuestMode::P48V48_4K, 48).is_ok());
+        let error = check_width(GuestMode::P48V48_4K, 44).unwrap_err();
+        assert!(error.to_string().contains("at most 44"), "{error}");
+    }
+
+    #[test]
+    fn the_default_mode_depends_on_the_address_width() {
+        for (bits, name) in [
+            (52, "P48V48_4K"),
+            (48, "P48V48_4K"),
+            (44, "P40V48_4K"),
+            (36, "P36V48_4K"),
+        ] {
+            assert_eq!(default_mode(bits).unwrap().name(), name);
+        }
+        assert!(default_mode(34).is_err());
+    }
+
+    #[test]
+    fn sctlr_enables_mmu_and_caches_and_keeps_reset_bits() {
+        assert_eq!(sctlr(0x00c5_0078), 0x00c5_107d);
+    }
+}

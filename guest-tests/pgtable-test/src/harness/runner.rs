@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The parts of a run that iterations and migrations share: phases, records, clean-up.
+
+use super::{
+    checks,
+    error::{self, HarnessError, host_error, threads_error},
+    plan::{Observer, Plan, Progress},
+    tasks::Tasks,
+};
+use crate::{
+    machine::{Machine, MachineError, Region, TaskTimes, VcpuFailure},
+    task::Task,
+    vcpu_threads::{VcpuThreads, VcpuThreadsError},
+};
+use granule_types::{
+    mark,
+    phase::Phase,
+    record::{EventCounts, Obtained, Record, RunConfig, SCHEMA},
+    units::Nanoseconds,
+};
+use granule_vmm::kvm::tracepoints::difference;
+
+/// A run in progress.
+pub(super) struct Runner<'a, 'o> {
+    pub(super) machine: &'a mut dyn Machine,
+    pub(super) threads: VcpuThreads,
+    pub(super) plan: &'a Plan,
+    pub(super) region: Region,
+    /// The tasks of the current iteration.
+    pub(super) tasks: Tasks,
+    iteration: u32,
+    obtained: Option<Obtained>,
+    observer: &'a mut Observer<'o>,
+}
+
+impl<'a, 'o> Runner<'a, 'o> {
+    /// Starts the vCPU threads and enters the guest once on each vCPU.
+    pub(super) fn start(
+        machine: &'a mut dyn Machine,
+        plan: &'a Plan,
+        observer: &'a mut Observer<'o>,
+    ) -> Result<Self, HarnessError> {
+        let region = machine.region();
+        observer(Progress::Ready(&region)).map_err(HarnessError::Observer)?;
+        let threads =
+            VcpuThreads::start(machine.take_vcpus(), plan.deadline).map_err(HarnessError::Start)?;
+        let mut runner = Self {
+            tasks: Tasks::new(region, plan.config.seed, 0),
+            region,
+            machine,
+            threads,
+            plan,
+            iteration: 0,
+            obtained: None,
+            observer,
+        };
+        runner.untimed_step("entering the guest", |tasks, _| tasks.nothing())?;
+        runner.observe(Progress::Started)?;
+        Ok(runner)
+    }
+
+    fn observe(&mut self, progress: Progress<'_>) -> Result<(), HarnessError> {
+        (self.observer)(progress).map_err(HarnessError::Observer)
+    }
+
+    /// Begins an iteration: new tasks, unknown backing.
+    pub(super) fn begin(&mut self, iteration: u32) -> Result<(), HarnessError> {
+        self.iteration = iteration;
+        self.obtained = None;
+        self.tasks = Tasks::new(self.region, self.plan.config.seed, iteration);
+        self.observe(Progress::Iteration(iteration))
+    }
+
+    /// Ends an iteration: drops the backing, where selected or needed, and prepares the region for
+    /// the next iteration.
+    pub(super) fn finish(&mut self) -> Result<(), HarnessError> {
+        let more = self.iteration + 1 < self.plan.iterations;
+        if self.selects(Phase::Unmap) {
+            self.host_phase(Phase::Unmap, |machine| machine.drop_backing())?;
+        } else if more {
+            let dropped = self.machine.drop_backing();
+            dropped.map_err(host_error("dropping the backing"))?;
+        }
+        if more {
+            let restored = self.machine.restore_backing();
+            restored.map_err(host_error("restoring the backing"))?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the plan selects a phase.
+    pub(super) fn selects(&self, phase: Phase) -> bool {
+        self.plan.phases.contains(phase)
+    }
+
+    /// Returns the number of vCPUs; a machine with its own time has no threads.
+    fn vcpus(&self) -> usize {
+        match self.threads.vcpus() {
+            0 => usize::try_from(self.plan.config.vcpus).unwrap_or(usize::MAX),
+            threads => threads,
+        }
+    }
+
+    /// Runs tasks outside any phase.
+    pub(super) fn untimed_step(
+        &mut self,
+        doing: &str,
+        task: impl Fn(Tasks, usize) -> Task,
+    ) -> Result<(), HarnessError> {
+        let tasks: Vec<_> = (0..self.vcpus())
+            .map(|vcpu| task(self.tasks, vcpu))
+            .collect();
+        if let Some(result) = self.machine.run_tasks(&tasks, 0, self.plan.deadline) {
+            return result.map(drop).map_err(vcpu_error(doing));
+        }
+        self.threads
+            .arm(&tasks, 0)
+            .and_then(|armed| armed.release())
+            .map(drop)
+            .map_err(threads_error(doing))
+    }
+
+    /// Runs a phase in which the vCPUs work.
+    pub(super) fn guest_phase(&mut self, phase: Phase) -> Result<(), HarnessError> {
+        let tasks: Vec<_> = (0..self.vcpus())
+            .map(|vcpu| self.tasks.of(phase, vcpu))
+            .collect();
+        let seed = self.plan.config.seed;
+        let doing = error::phase(phase);
+        let before = self.events()?;
+        let own_time = self.machine.run_tasks(&tasks, seed, self.plan.deadline);
+        let (before, times) = if let Some(result) = own_time {
+            (before, result.map_err(vcpu_error(&doing))?)
+        } else {
+            let armed = self.threads.arm(&tasks, seed);
+            let armed = armed.map_err(threads_error(&doing))?;
+            let before = self.machine.events().map_err(host_error(error::COUNTERS))?;
+            mark::phase(phase);
+            let times = armed.release();
+            mark::outside();
+            (before, times.map_err(threads_error(&doing))?)
+        };
+        let after = self.events()?;
+        if self.obtained.is_none() {
+            self.read_backing()?;
+        }
+        self.record(phase, times, difference(&before, &after))
+    }
+
+    /// Runs a phase in which the host works.
+    pub(super) fn host_phase(
+        &mut self,
+        phase: Phase,
+        work: impl FnOnce(&mut dyn Machine) -> Result<Nanoseconds, MachineError>,
+    ) -> Result<(), HarnessError> {
+        let before = self.events()?;
+        mark::phase(phase);
+        let total = work(self.machine);
+        mark::outside();
+        let after = self.events()?;
+        let times = TaskTimes {
+            total: total.map_err(host_error(&error::phase(phase)))?,
+            vcpus: Vec::new(),
+        };
+        self.record(phase, times, difference(&before, &after))
+    }
+
+    fn events(&mut self) -> Result<EventCounts, HarnessError> {
+        self.machine.events().map_err(host_error(error::COUNTERS))
+    }
+
+    fn record(
+        &mut self,
+        phase: Phase,
+        times: TaskTimes,
+        events: EventCounts,
+    ) -> Result<(), HarnessError> {
+        let gauges = self.machine.gauges().map_err(host_error(error::COUNTERS))?;
+        self.observe_phase(phase, None, times, events, gauges)
+    }
+
+    /// Passes the record of a phase or round to the observer.
+    pub(super) fn observe_phase(
+        &mut self,
+        phase: Phase,
+        round: Option<u32>,
+        times: TaskTimes,
+        events: EventCounts,
+        gauges: EventCounts,
+    ) -> Result<(), HarnessError> {
+        let record = Record {
+            schema: SCHEMA.to_owned(),
+            host: self.machine.host().clone(),
+            engine: self.machine.engine().to_owned(),
+            config: RunConfig {
+                iteration: self.iteration,
+                ..self.plan.config.clone()
+            },
+            obtained: self.obtained.clone(),
+            phase,
+            round,
+            ns: times.total,
+            vcpu_ns: times.vcpus,
+            counters: Default::default(),
+            events,
+            gauges,
+        };
+        self.observe(Progress::Phase(&record))
+    }
+
+    /// Reads and checks the page sizes that back the region.
+    fn read_backing(&mut self) -> Result<(), HarnessError> {
+        let obtained = self.machine.obtained();
+        let obtained = obtained.map_err(host_error("reading the backing of the region"))?;
+        let checked = checks::backing(self.plan.config.backing, &self.region, &obtained);
+        self.obtained = Some(obtained);
+        match checked {
+            Err(HarnessError::Backing {
+                backing, obtained, ..
+            }) if self.plan.accept_fallback => {
+                log::warn!("{backing} fell back to {}", error::PageList(&obtained));
+                Ok(())
+            }
+            checked => checked,
+        }
+    }
+}
+
+/// Returns the conversion of a failure on a machine with its own time.
+fn vcpu_error(doing: &str) -> impl FnOnce(VcpuFailure) -> HarnessError {
+    let convert = threads_error(doing);
+    |failure| convert(VcpuThreadsError::Failed(Box::new(failure)))
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Tables of the cost of each event; every number names its source.
+//!
+//! A table is built in (`software_machine/cost/NAME.toml`) or a file of the user's. Numbers without a
+//! source and unknown names are refused.
+
+use std::{fs, io, path::Path};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::virtual_time::Picoseconds;
+
+/// The built-in tables.
+const BUILT_IN: [(&str, &str); 2] = [
+    ("kunpeng920", include_str!("../cost/kunpeng920.toml")),
+    ("neoverse-n1", include_str!("../cost/neoverse-n1.toml")),
+];
+
+/// A number and its source.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Number {
+    /// The number, in the unit that its field documents.
+    pub value: f64,
+    /// Its source: a publication, a fit, or an estimate.
+    pub source: String,
+}
+
+macro_rules! costs {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// The cost of each event on one kind of machine.
+        #[derive(Debug, Clone, PartialEq, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct CostTable {
+            /// Description of the machine.
+            pub machine: String,
+            $($(#[$doc])* pub $name: Number,)*
+        }
+
+        impl CostTable {
+            /// Returns every number by name.
+            pub fn numbers(&self) -> Vec<(&'static str, &Number)> {
+                vec![$((stringify!($name), &self.$name)),*]
+            }
+
+            /// Returns a number by name, to change it.
+            pub fn number_mut(&mut self, name: &str) -> Option<&mut Number> {
+                match name {
+                    $(stringify!($name) => Some(&mut self.$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+costs! {
+    /// Number of CPUs that a broadcast invalidation reaches.
+    cpus,
+    /// ns of a guest access to a page that it has not accessed recently.
+    guest_touch,
+    /// ns of it for each vCPU that accesses the same lines.
+    guest_touch_shared,
+    /// ns from the guest's access to the hypervisor's fault handler.
+    fault_entry,
+    /// ns from the fault handler back into the guest.
+    fault_exit,
+    /// ns of the lookup of VMA and page of a mapped address, without contention.
+    page_lookup,
+    /// ns of a write to a cache line that all CPUs write (the host's mmap lock).
+    shared_line,
+    /// ns of the fault path under the lock, without its operations on the tables.
+    fault_locked,
+    /// ns of the host's memory management under the lock, without its operations on the tables.
+    host_locked,
+    /// ns to take a free lock.
+    lock_take,
+    /// ns of a handoff of the lock to a waiting CPU.
+    lock_handoff,
+    /// ns to read an entry.
+    entry_load,
+    /// ns to write an entry.
+    entry_store,
+    /// ns to exchange an entry (compare and swap).
+    entry_exchange,
+    /// ns to change a table's reference count.
+    table_reference,
+    /// ns to allocate and zero a table.
+    table_allocate,
+    /// ns to free a table.
+    table_free,
+    /// ns of a local TLB invalidation with its barrier.
+    tlbi_local,
+    /// ns of a broadcast TLB invalidation with its barrier, without `tlbi_each_cpu`.
+    tlbi_broadcast,
+    /// ns of a broadcast TLB invalidation for each CPU that it reaches.
+    tlbi_each_cpu,
+    /// ns to start a clean and invalidate, and to wait for its completion.
+    clean_start,
+    /// ns to clean and invalidate a line.
+    clean_line,
+    /// Number of lines at that rate: the reach of the TLB, by 4K pages of the linear map.
+    clean_reach,
+    /// ns for each line beyond `clean_reach`.
+    clean_line_long,
+    /// ns to invalidate a line in the instruction caches.
+    icache_line,
+    /// ns to invalidate the instruction caches.
+    icache_all,
+    /// ns of a page fault of the host, without zeroing.
+    host_fault,
+    /// Bytes per ns (GB/s) at which one CPU zeroes memory.
+    zero_rate,
+    /// Bytes per ns (GB/s) at which all CPUs together write, zero or clean memory.
+    memory_rate,
+    /// ns between two scans of automatic NUMA balancing for each vCPU that shares the memory, as in
+    /// `task_scan_start()`; 0 disables it.
+    numa_scan_period,
+    /// Greatest ns between two scans.
+    numa_scan_longest,
+    /// Bytes that one scan protects, so that the next access faults.
+    numa_scan_bytes,
+    /// ns between two reads of an entry that another vCPU has locked.
+    locked_wait,
+}
+
+/// Error returned for an unusable cost table.
+#[derive(Debug, Error)]
+pub enum CostError {
+    /// The name is neither built in nor a file.
+    #[error(
+        "unknown --cpu {name}; use {} or the path of a cost table",
+        BUILT_IN.map(|(name, _)| name).join(" or ")
+    )]
+    Unknown {
+        /// Name or path of the table.
+        name: String,
+        /// The error of reading the file.
+        #[source]
+        source: io::Error,
+    },
+    /// The file is malformed.
+    #[error("--cpu {name}: the cost table is malformed")]
+    Malformed {
+        /// Name or path of the table.
+        name: String,
+        /// Position and reason.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// A number is out of range.
+    #[error("--cpu {name}: {field} is {value}, not a number from 0 (rates: from 1e-3) to 1e12")]
+    OutOfRange {
+        /// Name or path of the table.
+        name: String,
+        /// Name of the number.
+        field: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// A number has no source.
+    #[error("--cpu {name}: {field} has no source; add one")]
+    NoSource {
+        /// Name or path of the table.
+        name: String,
+        /// Name of the number.
+        field: &'static str,
+    },
+}
+
+/// Returns the text of a built-in table or of a file.
+///
+/// # Errors
+/// The name is neither.
+pub fn text_of(name: &str) -> Result<String, CostError> {
+    match BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
+        Some((_, text)) => Ok((*text).to_owned()),
+        None => fs::read_to_string(Path::new(name)).map_err(|source| CostError::Unknown {
+            name: name.to_owned(),
+            source,
+        }),
+    }
+}
+
+impl CostTable {
+    /// Reads a table; `name` is its name in errors.
+    ///
+    /// # Errors
+    /// The table is malformed, or a number is missing, out of range or without a source.
+    pub fn parse(name: &str, text: &str) -> Result<Self, CostError> {
+        let name = name.to_owned();
+        let table: Self = match toml::from_str(text) {
+            Ok(table) => table,
+            Err(source) => {
+                let source = Box::new(source);
+                return Err(CostError::Malformed { name, source });
+            }
+        };
+        for (field, number) in table.numbers() {
+            let least = if field.ends_with("_rate") { 1e-3 } else { 0.0 };
+            if !(least..=1e12).contains(&number.value) {
+                let value = number.value;
+                return Err(CostError::OutOfRange { name, field, value });
+            }
+            if number.source.trim().is_empty() {
+                return Err(CostError::NoSource { name, field });
+            }
+        }
+        Ok(table)
+    }
+}
+
+/// Converts nanoseconds to the unit of the virtual clock.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "parse() limits it to 0 to 1e12"
+)]
+pub(super) fn picoseconds(ns: f64) -> Picoseconds {
+    (ns * 1000.0).round() as Picoseconds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_in_tables_are_valid() {
+        for (name, text) in BUILT_IN {
+            CostTable::parse(name, text).unwrap();
+        }
+    }
+
+    #[test]
+    fn invalid_tables_are_refused() {
+        let text = text_of("kunpeng920").unwrap();
+        let broken = |from: &str, to: &str| {
+            let line = text.lines().find(|line| line.starts_with(from)).unwrap();
+            let error = CostTable::parse("x", &text.replace(line, to)).unwrap_err();
+            format!("{error:?}")
+        };
+
+        assert!(
+            text_of("pentium")
+                .unwrap_err()
+                .to_string()
+                .contains("kunpeng920")
+        );
+        assert!(broken("cpus", "").contains("Malformed"));
+        assert!(broken("cpus", "cpus = { value = 1, source = ' ' }").contains("NoSource"));
+        assert!(broken("cpus", "cpus = { value = -1, source = 'x' }").contains("OutOfRange"));
+        assert!(broken("cpus", "cpsu = { value = 1, source = 'x' }").contains("Malformed"));
+    }
+}

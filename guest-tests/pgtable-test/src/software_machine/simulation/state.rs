@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! State shared by the simulated CPUs: tables and lock, memory system, host memory.
+//!
+//! A resource that one CPU at a time can use has a time until which it is busy: the path to memory
+//! ([`SimState::transfer`]), which carries a number of bytes per nanosecond for all CPUs together,
+//! and the cache line of the host's mmap lock ([`SimState::shared_line`]), which one CPU at a time
+//! can write.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasherDefault, Hasher},
+};
+
+use granule_stage2::{
+    EntryAddress, Stage2, descriptor::Descriptor, epoch::EpochReclaim, fault::Mmu,
+};
+
+use super::{
+    cost::picoseconds,
+    host_memory::HostMemory,
+    lock::VirtualLock,
+    prices::Prices,
+    tables::Tables,
+    virtual_time::{self, Picoseconds},
+};
+use crate::software_machine::{
+    config::PAGE,
+    counters::{Count, NAMES},
+};
+use granule_types::{record::EventCounts, seed::mix};
+
+/// Size of the pieces of a long transfer, so that CPUs share the path to memory.
+const PIECE: u64 = 256 << 10;
+
+/// A hasher of addresses that mixes their bits, the same way in every run.
+#[derive(Debug, Default)]
+pub(super) struct PageHasher(u64);
+
+impl Hasher for PageHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = mix(self.0 ^ value);
+    }
+}
+
+/// Words by host address.
+type Contents = HashMap<u64, u64, BuildHasherDefault<PageHasher>>;
+
+/// State of a simulated machine.
+#[derive(Debug)]
+pub(super) struct SimState {
+    pub(super) prices: Prices,
+    pub(super) mmu: Mmu<VirtualLock>,
+    pub(super) tables: Tables,
+    pub(super) reclaim: EpochReclaim,
+    pub(super) host: HostMemory,
+    /// Number of changes of entries.
+    pub(super) changes: Cell<u64>,
+    pub(super) logging: Cell<bool>,
+    /// Dirty bitmap: one bit for each page.
+    pub(super) dirty: RefCell<Vec<u64>>,
+    /// Written words; all others read as zero.
+    contents: RefCell<Contents>,
+    counts: [Cell<u64>; NAMES.len()],
+    pub(super) invalidations: Cell<u64>,
+    /// Number of vCPUs that execute a task.
+    pub(super) working: Cell<usize>,
+    memory_free: Cell<Picoseconds>,
+    line_free: Cell<Picoseconds>,
+}
+
+impl SimState {
+    pub(super) fn new(
+        prices: Prices,
+        table: Stage2,
+        tables: Tables,
+        host: HostMemory,
+        cpus: usize,
+    ) -> Self {
+        let pages = usize::try_from(host.size() / PAGE).unwrap_or(usize::MAX);
+        Self {
+            prices,
+            mmu: Mmu::new(table),
+            tables,
+            reclaim: EpochReclaim::new(cpus),
+            host,
+            changes: Cell::new(0),
+            logging: Cell::new(false),
+            dirty: RefCell::new(vec![0; pages.div_ceil(64)]),
+            contents: RefCell::default(),
+            counts: Default::default(),
+            invalidations: Cell::new(0),
+            working: Cell::new(0),
+            memory_free: Cell::new(0),
+            line_free: Cell::new(0),
+        }
+    }
+
+    /// Writes an entry.
+    pub(super) fn change(&self, entry: EntryAddress, new: Descriptor) {
+        self.changes.set(self.changes.get() + 1);
+        self.tables.store(entry, new);
+    }
+
+    pub(super) fn count(&self, what: Count, by: u64) {
+        let count = &self.counts[what as usize];
+        count.set(count.get() + by);
+    }
+
+    pub(super) fn events(&self) -> EventCounts {
+        let mut events: BTreeMap<_, _> = NAMES
+            .iter()
+            .zip(&self.counts)
+            .map(|(name, count)| ((*name).to_owned(), count.get()))
+            .collect();
+        events.insert(
+            "model_host_invalidations".to_owned(),
+            self.invalidations.get(),
+        );
+        events
+    }
+
+    /// Cleans and invalidates lines.
+    pub(super) fn clean(&self, lines: u64) {
+        self.transfer(lines * 64, self.prices.clean(lines));
+    }
+
+    /// Zeroes memory.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "the number of bytes is below 2^53"
+    )]
+    pub(super) fn zero(&self, bytes: u64) {
+        let alone = picoseconds(bytes as f64 / self.prices.zero_rate);
+        self.transfer(bytes, alone);
+    }
+
+    /// Moves bytes to memory, which takes one CPU `alone`, or longer where other CPUs use the path.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "the number of bytes is below 2^53"
+    )]
+    fn transfer(&self, bytes: u64, alone: Picoseconds) {
+        let pieces = bytes.div_ceil(PIECE).max(1);
+        for piece in 0..pieces {
+            // The last piece takes the remainder of the division.
+            let part = |whole: u64| match piece + 1 == pieces {
+                true => whole - whole / pieces * (pieces - 1),
+                false => whole / pieces,
+            };
+            let carried = picoseconds(part(bytes) as f64 / self.prices.memory_rate);
+            let start = virtual_time::now().max(self.memory_free.get());
+            self.memory_free.set(start + carried);
+            virtual_time::spend_until((virtual_time::now() + part(alone)).max(start + carried));
+        }
+    }
+
+    /// Writes the cache line of the host's mmap lock.
+    pub(super) fn shared_line(&self) {
+        let start = virtual_time::now().max(self.line_free.get());
+        let end = start + self.prices.shared_line;
+        self.line_free.set(end);
+        virtual_time::spend_until(end);
+    }
+
+    pub(super) fn read(&self, phys: u64) -> u64 {
+        self.contents.borrow().get(&phys).copied().unwrap_or(0)
+    }
+
+    pub(super) fn write(&self, phys: u64, value: u64) {
+        self.contents.borrow_mut().insert(phys, value);
+    }
+
+    /// Discards all memory.
+    pub(super) fn forget(&self) {
+        self.contents.borrow_mut().clear();
+        self.host.forget();
+    }
+}
