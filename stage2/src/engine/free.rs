@@ -117,8 +117,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
             return self.ops.references(table) == 1;
         }
         let entries = self.stage2.geometry.granule().entries();
-        (from..entries)
-            .chain(0..from)
-            .all(|index| !self.ops.load(table.entry(index)).is_valid())
+        let is_valid = |index| self.ops.load(table.entry(index)).is_valid();
+        !(from..entries).any(is_valid) && !(0..from).any(is_valid)
     }
 }

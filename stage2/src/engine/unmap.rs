@@ -73,13 +73,18 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                     if batch.whole_tables && slot.ipa >= ipa && next.ipa <= end {
                         let (table, level) = (child, below);
                         let below = Below::Table(Unlinked { table, level });
-                        self.unmap_entry(&slot, old, below, batch)?;
+                        self.unmap_entry(&slot, old, (below, next.ipa), batch)?;
                     } else {
                         let part = (ipa.max(slot.ipa), end.min(next.ipa));
                         self.unmap_in(child, below, part, batch)?;
                         let last = self.stage2.geometry.index(Ipa(part.1.0 - 1), below);
                         if self.is_empty(child, last) {
-                            self.unmap_entry(&slot, old, Below::EmptyTable(child), batch)?;
+                            self.unmap_entry(
+                                &slot,
+                                old,
+                                (Below::EmptyTable(child), next.ipa),
+                                batch,
+                            )?;
                         }
                     }
                 }
@@ -87,7 +92,9 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                     slot = self.unmap_run(&slot, old, (ipa, end), batch)?;
                     continue;
                 }
-                (EntryKind::Leaf(_), _) => self.unmap_entry(&slot, old, Below::Memory, batch)?,
+                (EntryKind::Leaf(_), _) => {
+                    self.unmap_entry(&slot, old, (Below::Memory, next.ipa), batch)?
+                }
                 _ => {}
             }
             slot = next;
@@ -117,7 +124,12 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         }
         for n in 0..count {
             let slot = first.skip(n, span);
-            self.unmap_entry(&slot, self.ops.load(slot.entry), Below::Memory, batch)?;
+            self.unmap_entry(
+                &slot,
+                self.ops.load(slot.entry),
+                (Below::Memory, slot.ipa + span),
+                batch,
+            )?;
         }
         Ok(first.skip(count, span))
     }
@@ -128,7 +140,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         &self,
         slot: &Slot,
         old: Descriptor,
-        below: Below,
+        (below, end): (Below, Ipa),
         batch: &mut Batch,
     ) -> Result<(), MapError> {
         let broken = self.break_entry(slot, old)?;
@@ -136,7 +148,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
             self.ops.drop_references(self.table_of(slot.entry), 1);
         }
         batch.from = batch.from.min(slot.ipa);
-        batch.to = self.end(slot);
+        batch.to = end;
         batch.has_leaves |= matches!(below, Below::Table(_));
         batch.unmapped.push(Unmapped { broken, below });
         if batch.unmapped.len() == batch.limit {
@@ -158,17 +170,15 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
             }
             self.clean_range(&range);
         }
-        let mut frees = TableFreeBatch::new();
-        for unmapped in &batch.unmapped {
-            match unmapped.below {
+        if let [one] = &batch.unmapped[..] {
+            match one.below {
                 Below::Memory => {}
-                Below::EmptyTable(table) => frees.push(self.ops, table),
-                Below::Table(unlinked) => {
-                    self.stage2.collect_tables(self.ops, unlinked, &mut frees);
-                }
+                Below::EmptyTable(table) => self.ops.free(table),
+                Below::Table(unlinked) => self.stage2.free_unlinked(self.ops, unlinked),
             }
+        } else {
+            self.free_batch(batch);
         }
-        frees.free_all(self.ops);
         batch.unmapped.clear();
         (batch.from, batch.has_leaves) = (Ipa(u64::MAX), false);
     }
@@ -184,6 +194,22 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                 (slot.ipa, old.is_leaf(slot.level).then_some(slot.level))
             }));
         }
+    }
+
+    /// Frees the tables of a batch together.
+    #[inline(never)]
+    fn free_batch(&self, batch: &Batch) {
+        let mut frees = TableFreeBatch::new();
+        for unmapped in &batch.unmapped {
+            match unmapped.below {
+                Below::Memory => {}
+                Below::EmptyTable(table) => frees.push(self.ops, table),
+                Below::Table(unlinked) => {
+                    self.stage2.collect_tables(self.ops, unlinked, &mut frees);
+                }
+            }
+        }
+        frees.free_all(self.ops);
     }
 
     fn collect_unmapped(&self, unmapped: &Unmapped, range: &mut CleanRange) {
