@@ -64,7 +64,7 @@ struct Plugin {
     functions: Vec<(u64, usize)>,
     /// Slot of all instructions, if they are counted.
     instructions: Option<usize>,
-    /// Whether `qemu_plugin_insn_data` copies.
+    /// `qemu_plugin_insn_data` copies instead of returning a pointer.
     data_is_copied: bool,
 }
 

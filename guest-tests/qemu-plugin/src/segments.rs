@@ -64,7 +64,7 @@ struct End {
     segments: u64,
 }
 
-/// All counters and the output.
+/// Counters of each CPU, and the output.
 pub struct Segments<W> {
     rows: Vec<Box<[AtomicU64]>>,
     state: Mutex<State<W>>,
