@@ -9,7 +9,7 @@
 //!
 //! Sources are unpacked once and kernels built once (`kernel`). Each job is one boot (`jobs`); PID 1
 //! of the emulated host (`host`) runs the test and sends results over the serial console, where they
-//! are combined with the counts of the plugin. Under `-icount`, equal inputs give equal bytes. All
+//! are combined with the counts of the plugin. Under `-icount`, equal inputs produce equal bytes. All
 //! files of a run are in its run directory. All external commands and file operations go through
 //! `shell::Shell`, so that a dry run prints exactly what a run executes.
 

@@ -83,14 +83,14 @@ pub unsafe extern "C" fn qemu_plugin_install(
         .map(|i| {
             // SAFETY: `i` is less than `argc`.
             let place = unsafe { argv.add(i) };
-            // SAFETY: QEMU gives `argc` valid pointers.
+            // SAFETY: QEMU passes `argc` valid pointers.
             let text = unsafe { *place };
             // SAFETY: each points to a string that ends with a NUL.
             let text = unsafe { CStr::from_ptr(text) };
             text.to_string_lossy().into_owned()
         })
         .collect();
-    // SAFETY: QEMU gives a valid pointer for the duration of this call.
+    // SAFETY: QEMU passes a valid pointer for the duration of this call.
     let info = unsafe { &*info };
     let cpus = if info.system_emulation {
         // SAFETY: `system` is the union's member in system emulation.
@@ -171,7 +171,7 @@ fn create(path: &Path) -> Result<BufWriter<File>, String> {
 /// Registers callbacks for a block of code when QEMU translates it.
 unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_plugin_tb) {
     let Some(plugin) = PLUGIN.get() else { return };
-    // SAFETY: QEMU gives a valid block.
+    // SAFETY: QEMU passes a valid block.
     let count = unsafe { sys::qemu_plugin_tb_n_insns(tb) };
     if plugin.instructions.is_some() {
         let no_registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS;

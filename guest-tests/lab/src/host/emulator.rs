@@ -2,7 +2,7 @@
 //! The emulated arm64 host: the command line of QEMU's `virt` machine with EL2.
 //!
 //! * `-icount shift=0,sleep=off`: virtual time advances by one nanosecond an instruction, all CPUs
-//!   run in turn in one thread, and idle time takes no real time. Equal inputs give equal runs.
+//!   run in turn in one thread, and idle time takes no real time. Equal inputs produce equal runs.
 //! * `dtb-randomness=off` and `-rtc clock=vm` remove entropy and clock of the machine; `nokaslr
 //!   norandmaps` remove the kernel's randomness, and functions have fixed addresses.
 //! * A CPU's turn ends at a timer. `skew_tick=1` spreads the ticks of the CPUs, so that a turn is a

@@ -100,15 +100,15 @@ impl<W: Write> Initramfs<W> {
         ] {
             head.push_str(&format!("{field:08X}"));
         }
-        self.put(head.as_bytes())?;
-        self.put(name.as_bytes())?;
-        self.put(&[0])?;
+        self.write(head.as_bytes())?;
+        self.write(name.as_bytes())?;
+        self.write(&[0])?;
         self.pad()?;
-        self.put(content)?;
+        self.write(content)?;
         self.pad()
     }
 
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.written += bytes.len();
         self.to.write_all(bytes)
     }
@@ -116,7 +116,7 @@ impl<W: Write> Initramfs<W> {
     /// Pads to a multiple of four bytes.
     fn pad(&mut self) -> io::Result<()> {
         let missing = self.written.next_multiple_of(4) - self.written;
-        self.put(&[0; 3][..missing])
+        self.write(&[0; 3][..missing])
     }
 }
 

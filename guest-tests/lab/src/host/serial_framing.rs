@@ -34,7 +34,7 @@ pub type Frames = BTreeMap<String, Vec<u8>>;
 pub enum FrameError {
     #[error("malformed frame header '{0}': run again; if it recurs, see the console")]
     Header(String),
-    #[error("the console log ends in frame '{name}', {missing} bytes early: the host died")]
+    #[error("the console log ends in frame '{name}', {missing} bytes early: the host crashed")]
     Truncated { name: String, missing: usize },
     #[error("frame '{0}' is damaged: a kernel message interrupted it, see the console")]
     Damaged(String),

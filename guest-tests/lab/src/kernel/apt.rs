@@ -101,10 +101,10 @@ fn derive(targets: &str, codename: &str, suite: &str, keyring: &Path) -> String 
     let mut lines: Vec<String> = Vec::new();
     for (uri, configured) in targets.lines().filter_map(|line| line.split_once(' ')) {
         let name = match configured.strip_suffix("-security") {
-            Some(own) if is_own(own, codename) && has_security(suite) => {
+            Some(own) if is_suite_of_machine(own, codename) && has_security(suite) => {
                 format!("{suite}-security")
             }
-            None if is_own(configured, codename) => suite.to_owned(),
+            None if is_suite_of_machine(configured, codename) => suite.to_owned(),
             _ => continue,
         };
         let uri = uri.trim_end_matches('/');
@@ -121,7 +121,7 @@ fn has_security(suite: &str) -> bool {
     !["sid", "unstable", "experimental"].contains(&suite) && !suite.ends_with("-backports")
 }
 
-fn is_own(suite: &str, codename: &str) -> bool {
+fn is_suite_of_machine(suite: &str, codename: &str) -> bool {
     suite == codename || ["stable", "oldstable", "testing"].contains(&suite)
 }
 

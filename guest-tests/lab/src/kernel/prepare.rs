@@ -95,7 +95,7 @@ pub fn prepare(
     let test = options.matrix.test;
     let has_kernel_test = matches!(test, Test::KernelPageTableTest | Test::Selftests);
     if !images.is_empty() && !has_kernel_test {
-        return Ok((given(images)?, Vec::new()));
+        return Ok((open_images(images)?, Vec::new()));
     }
     let _lock = lock(shell, &options.paths.cache)?;
     let tests = if has_kernel_test {
@@ -106,7 +106,7 @@ pub fn prepare(
     let kernels = if images.is_empty() {
         built(shell, options, progress)?
     } else {
-        given(images)?
+        open_images(images)?
     };
     Ok((kernels, tests))
 }
@@ -147,7 +147,7 @@ fn kernel_tests(
 }
 
 /// Opens the images of `--image`.
-fn given(images: &[PathBuf]) -> Result<Vec<Kernel>, KernelError> {
+fn open_images(images: &[PathBuf]) -> Result<Vec<Kernel>, KernelError> {
     let kernel = |(index, image): (usize, &PathBuf)| {
         let name = match (index, images.len()) {
             (0, 2..) => "before".to_owned(),
