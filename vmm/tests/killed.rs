@@ -46,24 +46,16 @@ use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 const KILLS: u64 = 100;
-/// Number of writes after which a victim of [`Mode::Exit`] exits.
-const WRITES: u64 = 8;
 const TAP: &str = "granule-kill";
 const START: u64 = 0x4000_0000;
 const SECTORS: u64 = 64;
 const SECTOR: usize = 512;
 
 // Environment of a victim.
-const MODE: &str = "GRANULE_TEST_VICTIM";
+/// Number of writes.
+const WRITES: &str = "GRANULE_TEST_VICTIM";
 const FOLDER: &str = "GRANULE_TEST_FOLDER";
 const WITH_TAP: &str = "GRANULE_TEST_TAP";
-
-/// End of a victim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Killed,
-    Exit,
-}
 
 /// Driver of the disk, with one request at a time.
 struct Driver {
@@ -169,7 +161,7 @@ fn record(number: u64) -> Vec<u8> {
 }
 
 /// Runs in the victim: prints each part that it has opened, then each acknowledged number.
-fn run_victim(folder: &Path, mode: &str) {
+fn run_victim(folder: &Path, writes: u64) {
     let socket = BoundSocket::new(&folder.join("socket")).unwrap();
     let _api = Api::serve(socket, || Ok(())).unwrap();
     println!("socket");
@@ -179,8 +171,7 @@ fn run_victim(folder: &Path, mode: &str) {
     println!("tap");
     let mut disk = Driver::new(&folder.join("disk"));
     println!("disk");
-    let exits = mode == format!("{:?}", Mode::Exit);
-    for number in 1..=if exits { WRITES } else { u64::MAX } {
+    for number in 1..=writes {
         disk.request(OUT, number % SECTORS, Some(&record(number)));
         disk.request(FLUSH, 0, None);
         println!("{number}");
@@ -198,7 +189,7 @@ fn open_terminal() -> (OwnedFd, OwnedFd) {
     (main, end.unwrap().into())
 }
 
-fn start_victim(folder: &Path, terminal: &OwnedFd, mode: Mode, tap: bool) -> Child {
+fn start_victim(folder: &Path, terminal: &OwnedFd, writes: u64, tap: bool) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
     if tap {
         command.env(WITH_TAP, "yes");
@@ -206,7 +197,7 @@ fn start_victim(folder: &Path, terminal: &OwnedFd, mode: Mode, tap: bool) -> Chi
     command
         .args(["--exact", "a_killed_process_does_not_impede_the_next"])
         .args(["--nocapture", "--test-threads=1"])
-        .env(MODE, format!("{mode:?}"))
+        .env(WRITES, writes.to_string())
         .env(FOLDER, folder)
         .stdin(Stdio::from(terminal.try_clone().unwrap()))
         .stdout(Stdio::piped())
@@ -259,9 +250,8 @@ fn check_disk(disk: &Path, last: u64) {
 
 #[test]
 fn a_killed_process_does_not_impede_the_next() {
-    if let Ok(mode) = env::var(MODE) {
-        let folder = env::var_os(FOLDER).unwrap();
-        return run_victim(Path::new(&folder), &mode);
+    if let (Ok(writes), Some(folder)) = (env::var(WRITES), env::var_os(FOLDER)) {
+        return run_victim(Path::new(&folder), writes.parse().unwrap());
     }
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk");
@@ -274,14 +264,14 @@ fn a_killed_process_does_not_impede_the_next() {
         fs::write(&disk, vec![0; size]).unwrap();
     };
     let (_main, terminal) = open_terminal();
-    let start = |mode| start_victim(folder.path(), &terminal, mode, tap.is_ok());
+    let start = |writes| start_victim(folder.path(), &terminal, writes, tap.is_ok());
     let mut random = Xoshiro256StarStar::seed_from_u64(1);
     let (mut acknowledged, mut writing) = (0, 0);
 
     for kill in 0..KILLS {
         empty_disk();
         let delay = Duration::from_micros(random.next_u64() % 20_000);
-        let last = kill_victim(start(Mode::Killed), kill % 2 == 1, delay);
+        let last = kill_victim(start(u64::MAX), kill % 2 == 1, delay);
         check_disk(&disk, last);
         acknowledged += last;
         writing += u64::from(last > 0);
@@ -289,7 +279,7 @@ fn a_killed_process_does_not_impede_the_next() {
 
     // Killed victims leave the terminal raw; one that exits restores a usable mode.
     let before = tcgetattr(&terminal).unwrap().local_modes;
-    let output = start(Mode::Exit).wait_with_output().unwrap();
+    let output = start(8).wait_with_output().unwrap();
     let after = tcgetattr(&terminal).unwrap().local_modes;
     assert!(output.status.success(), "{output:?}");
     assert!(!before.contains(LocalModes::ICANON));

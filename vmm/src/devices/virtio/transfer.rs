@@ -17,43 +17,38 @@ use crate::memory::GuestMemory;
 /// Maximum number of buffers of one system call (`IOV_MAX`).
 const MAX_IOVECS: usize = 1024;
 
-/// Reads the file from `offset` on into `range` of the device-writable buffers.
+/// Transfers `range` of the buffers of one direction from or to the file at `offset`.
 ///
 /// # Errors
-/// The file cannot be read, or it ends before.
-pub fn read_at(
+/// The file cannot be read or written, or it ends before.
+pub fn file_transfer(
     file: &impl AsRawFd,
     offset: u64,
     memory: &GuestMemory,
     chain: &DescriptorChain,
+    direction: Direction,
     range: Range<usize>,
 ) -> io::Result<()> {
-    transfer_all(memory, chain, Direction::Writable, range, |iovecs, done| {
-        let (fd, at) = (file.as_raw_fd(), file_position(offset, done)?);
+    let mut done = 0;
+    while done < range.len() {
+        let iovecs = collect_iovecs(memory, chain, direction, range.start + done..range.end)?;
+        let (fd, position) = (file.as_raw_fd(), file_position(offset, done)?);
         let count = libc::c_int::try_from(iovecs.len()).map_err(io::Error::other)?;
-        // SAFETY: each buffer is guest memory, mapped and writable as long as `memory` exists. The
-        // guest may access it concurrently; this process does not hold references to it.
-        call_result(unsafe { libc::preadv(fd, iovecs.as_ptr(), count, at) })
-    })
-}
-
-/// Writes `range` of the device-readable buffers to the file from `offset` on.
-///
-/// # Errors
-/// The file cannot be written.
-pub fn write_at(
-    file: &impl AsRawFd,
-    offset: u64,
-    memory: &GuestMemory,
-    chain: &DescriptorChain,
-    range: Range<usize>,
-) -> io::Result<()> {
-    transfer_all(memory, chain, Direction::Readable, range, |iovecs, done| {
-        let (fd, at) = (file.as_raw_fd(), file_position(offset, done)?);
-        let count = libc::c_int::try_from(iovecs.len()).map_err(io::Error::other)?;
-        // SAFETY: as in `read_at`; the call only reads the memory.
-        call_result(unsafe { libc::pwritev(fd, iovecs.as_ptr(), count, at) })
-    })
+        let result = match direction {
+            // SAFETY: each buffer is guest memory, mapped and writable as long as `memory` exists.
+            // The guest may access it concurrently; this process holds no references to it.
+            Direction::Writable => unsafe { libc::preadv(fd, iovecs.as_ptr(), count, position) },
+            // SAFETY: as above; the call only reads the memory.
+            Direction::Readable => unsafe { libc::pwritev(fd, iovecs.as_ptr(), count, position) },
+        };
+        match call_result(result) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Writes all device-readable buffers in one call, which is one packet.
@@ -63,7 +58,7 @@ pub fn write_at(
 pub fn write_packet(fd: RawFd, memory: &GuestMemory, chain: &DescriptorChain) -> io::Result<usize> {
     let iovecs = collect_iovecs(memory, chain, Direction::Readable, 0..usize::MAX)?;
     let count = libc::c_int::try_from(iovecs.len()).map_err(io::Error::other)?;
-    // SAFETY: as in `read_at`; the call only reads the memory.
+    // SAFETY: as in `file_transfer`; the call only reads the memory.
     call_result(unsafe { libc::writev(fd, iovecs.as_ptr(), count) })
 }
 
@@ -76,27 +71,6 @@ fn file_position(offset: u64, done: usize) -> io::Result<libc::off_t> {
 
 fn call_result(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
-}
-
-/// Repeats `call` until all of `range` is transferred.
-fn transfer_all(
-    memory: &GuestMemory,
-    chain: &DescriptorChain,
-    direction: Direction,
-    range: Range<usize>,
-    call: impl Fn(&[libc::iovec], usize) -> io::Result<usize>,
-) -> io::Result<()> {
-    let mut done = 0;
-    while done < range.len() {
-        let iovecs = collect_iovecs(memory, chain, direction, range.start + done..range.end)?;
-        match call(&iovecs, done) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => done += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// Returns the buffers of one system call. A buffer that spans two memory regions needs two.

@@ -8,6 +8,7 @@
 //! warning.
 
 mod disk;
+mod layout;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +32,7 @@ use super::{
 use crate::memory::GuestMemory;
 
 pub use disk::{Disk, DiskError};
+use layout::{config_bytes, words};
 
 /// Bytes per sector, independent of the block size of the disk (section 5.2.4).
 pub const SECTOR: u64 = 512;
@@ -141,7 +143,8 @@ impl Block {
         length: usize,
     ) -> Result<usize, RequestError> {
         let offset = self.byte_offset(sector, length as u64)?;
-        transfer::read_at(self.disk.file(), offset, memory, chain, 0..length)?;
+        let (file, direction) = (self.disk.file(), Direction::Writable);
+        transfer::file_transfer(file, offset, memory, chain, direction, 0..length)?;
         Ok(length)
     }
 
@@ -154,7 +157,8 @@ impl Block {
         self.check_writable()?;
         let length = chain.length(Direction::Readable);
         let offset = self.byte_offset(sector, (length - HEADER) as u64)?;
-        transfer::write_at(self.disk.file(), offset, memory, chain, HEADER..length)?;
+        let (file, direction) = (self.disk.file(), Direction::Readable);
+        transfer::file_transfer(file, offset, memory, chain, direction, HEADER..length)?;
         self.complete_write()
     }
 
@@ -273,27 +277,4 @@ impl VirtioDevice for Block {
             None => Ok(()),
         }
     }
-}
-
-/// Returns the contents of `struct virtio_blk_config` (section 5.2.4).
-fn config_bytes(sectors: u64) -> Vec<u8> {
-    let mut config = vec![0; 60];
-    let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, &sectors.to_le_bytes());
-    put(12, &MAX_SEGMENTS.to_le_bytes());
-    put(20, &512_u32.to_le_bytes());
-    put(36, &MAX_SECTORS.to_le_bytes());
-    put(40, &MAX_RANGES.to_le_bytes());
-    // Discard alignment of 8 sectors: less than a file system block frees nothing.
-    put(44, &8_u32.to_le_bytes());
-    put(48, &MAX_SECTORS.to_le_bytes());
-    put(52, &MAX_RANGES.to_le_bytes());
-    put(56, &[1]);
-    config
-}
-
-/// Returns the four little-endian words of a header or range.
-fn words(bytes: &[u8; HEADER]) -> [u32; 4] {
-    let (words, _) = bytes.as_chunks::<4>();
-    [0, 1, 2, 3].map(|index| u32::from_le_bytes(words[index]))
 }

@@ -8,6 +8,7 @@
 //! A tap that disappears takes the link down: the guest sees an unplugged cable, and its packets are
 //! dropped.
 
+mod features;
 mod tap;
 #[cfg(test)]
 mod tests;
@@ -19,13 +20,7 @@ use std::{
 
 use virtio_bindings::{
     virtio_ids::VIRTIO_ID_NET,
-    virtio_net::{
-        VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN,
-        VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO,
-        VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6,
-        VIRTIO_NET_F_HOST_UFO, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_STATUS,
-        VIRTIO_NET_S_LINK_UP,
-    },
+    virtio_net::{VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_S_LINK_UP},
 };
 
 use super::{
@@ -33,6 +28,7 @@ use super::{
     VirtioDevice, feature_bit, transfer,
 };
 
+use features::{FEATURES, tap_offloads};
 pub use tap::{Tap, TapError};
 
 const RECEIVE: usize = 0;
@@ -210,23 +206,7 @@ impl VirtioDevice for Net {
     }
 
     fn features(&self) -> u64 {
-        [
-            VIRTIO_NET_F_CSUM,
-            VIRTIO_NET_F_GUEST_CSUM,
-            VIRTIO_NET_F_MAC,
-            VIRTIO_NET_F_GUEST_TSO4,
-            VIRTIO_NET_F_GUEST_TSO6,
-            VIRTIO_NET_F_GUEST_ECN,
-            VIRTIO_NET_F_GUEST_UFO,
-            VIRTIO_NET_F_HOST_TSO4,
-            VIRTIO_NET_F_HOST_TSO6,
-            VIRTIO_NET_F_HOST_ECN,
-            VIRTIO_NET_F_HOST_UFO,
-            VIRTIO_NET_F_MRG_RXBUF,
-            VIRTIO_NET_F_STATUS,
-        ]
-        .into_iter()
-        .fold(0, |features, feature| features | feature_bit(feature))
+        FEATURES
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -288,20 +268,6 @@ impl VirtioDevice for Net {
         self.rx_available = false;
         self.pending = None;
     }
-}
-
-/// Returns the offloads that the kernel may leave to a guest with these features.
-fn tap_offloads(features: u64) -> libc::c_uint {
-    [
-        (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
-        (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
-        (VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6),
-        (VIRTIO_NET_F_GUEST_ECN, libc::TUN_F_TSO_ECN),
-        (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
-    ]
-    .into_iter()
-    .filter(|(feature, _)| features & feature_bit(*feature) != 0)
-    .fold(0, |flags, (_, flag)| flags | flag)
 }
 
 fn has_disappeared(error: &io::Error) -> bool {

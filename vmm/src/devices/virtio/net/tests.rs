@@ -6,6 +6,10 @@ use std::{
     time::Duration,
 };
 
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_STATUS,
+};
+
 use super::*;
 use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory, wait_until};
 

@@ -5,6 +5,7 @@ use parking_lot::Mutex;
 use vm_memory::Bytes as _;
 
 use super::{super::Queue, *};
+use crate::devices::MmioDevice;
 use crate::devices::virtio::{
     rng::Rng,
     testing::{Buffer, Driver, EVENT_IDX, SIZE, START, VERSION_1, memory},

@@ -19,6 +19,7 @@
 //! send, and when this process ends.
 
 mod backend;
+mod error;
 #[cfg(test)]
 mod tests;
 
@@ -35,7 +36,8 @@ use super::{ConfigSpace, DeviceError, Queues, VirtioDevice};
 use crate::scoped_thread::borrow_event;
 
 use backend::ActiveBackend;
-pub use backend::{VsockBackend, VsockError};
+pub use backend::VsockBackend;
+pub use error::VsockError;
 
 /// Index of the receive queue.
 const RECEIVE: usize = 0;

@@ -6,10 +6,7 @@ use std::{mem, process};
 use vhost::VringConfigData;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::{
-    backend::{advice, is_within_one_region},
-    *,
-};
+use super::{backend::is_within_one_region, error::advice, *};
 use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory, wait_until};
 
 /// Opens the backend with a CID of this process, or skips the test on a host without it.
