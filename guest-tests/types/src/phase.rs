@@ -54,7 +54,7 @@ impl Phase {
         Self::Unmap,
     ];
 
-    /// All phases, in the order of tables.
+    /// The phases and rounds, in the order of tables.
     pub const IN_ORDER: [Self; 10] = [
         Self::Create,
         Self::LoggingOn,

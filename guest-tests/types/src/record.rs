@@ -113,7 +113,7 @@ pub struct RunConfig {
     pub seed: u64,
     /// Number of the iteration, from 0.
     pub iteration: u32,
-    /// Whether the host populated the memory before the test.
+    /// `true` if the host populated the memory before the test.
     #[serde(default)]
     pub prefault: bool,
     /// Other options that affect results, by name, unless at their defaults.

@@ -19,7 +19,7 @@ pub const SKIP_LOG_VARIABLE: &str = "GRANULE_SKIP_LOG";
 /// The line bypasses the harness's capture of output, so it shows without `--nocapture`.
 ///
 /// # Panics
-/// The file cannot be written: a skip that nobody counts must not pass.
+/// The file cannot be written: a skip that is not counted must not pass.
 #[track_caller]
 pub fn skip(reason: impl Display) {
     let thread = thread::current();

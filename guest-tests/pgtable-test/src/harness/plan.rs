@@ -26,7 +26,7 @@ pub struct Plan {
     pub migration: Option<Migration>,
     /// Limit of the time that the vCPUs work in one phase.
     pub deadline: Duration,
-    /// Whether to continue when the host backs the region with other pages than configured.
+    /// Permission to continue when the host backs the region with other pages than configured.
     pub accept_fallback: bool,
 }
 

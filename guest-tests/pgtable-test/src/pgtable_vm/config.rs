@@ -26,9 +26,9 @@ pub struct KvmConfig {
     /// Start of the region, rounded down to the backing's page and the guest's granule; `None` for
     /// the top of the mode's physical addresses, as in the kernel's test.
     pub phys_offset: Option<GuestAddress>,
-    /// Whether the host populates the region before the guest touches it.
+    /// Population of the region by the host before the guest accesses it.
     pub prefault: bool,
-    /// Whether to continue when the host provides other pages than configured.
+    /// Permission to continue when the host provides other pages than configured.
     pub accept_fallback: bool,
     /// Host CPUs to pin the vCPUs to, one for each in order; empty for no pinning.
     pub pin: Vec<usize>,
@@ -38,7 +38,7 @@ pub struct KvmConfig {
     pub dirty: DirtyMode,
     /// Chunk size of eager page splitting when logging starts; `None` for splits on write faults.
     pub eager_split: Option<Bytes>,
-    /// Whether to count the kernel's events, which takes time.
+    /// Counting of the kernel's events, which takes time.
     pub events: bool,
 }
 

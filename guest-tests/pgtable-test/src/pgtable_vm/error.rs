@@ -8,7 +8,7 @@ use crate::machine::MachineError;
 /// Description of a guest exception.
 #[derive(Debug)]
 pub struct Crash {
-    /// Whether the exception has a fault address.
+    /// `true` if the exception has a fault address.
     pub has_address: bool,
     /// The exception in words.
     pub detail: String,

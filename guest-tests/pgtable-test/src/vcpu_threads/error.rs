@@ -72,7 +72,7 @@ pub enum VcpuThreadsError {
 pub struct UnfinishedVcpu {
     /// Index of the vCPU.
     pub vcpu: usize,
-    /// Its state when it was kicked; `None` where it finished by itself meanwhile, or stayed in the
+    /// State of the vCPU when it was kicked; `None` where it finished meanwhile, or stayed in the
     /// guest ([`VcpuThreadsError::Stuck`]).
     pub failure: Option<VcpuFailure>,
 }

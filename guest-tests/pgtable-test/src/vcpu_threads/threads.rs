@@ -241,7 +241,7 @@ impl VcpuThread {
     }
 }
 
-/// All vCPU threads, waiting at the gate. Dropping this value without [`ArmedTasks::release`] ends
+/// The vCPU threads, waiting at the gate. Dropping this value without [`ArmedTasks::release`] ends
 /// the threads; where the gate is open, their vCPUs are kicked first.
 #[derive(Debug)]
 #[must_use = "the vCPU threads wait at the gate"]

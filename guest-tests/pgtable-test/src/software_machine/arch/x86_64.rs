@@ -13,7 +13,7 @@ pub const RETURN: u64 = 0xc3;
 /// Cache maintenance of this CPU.
 #[derive(Debug, Clone, Copy)]
 pub struct CacheMaintenance {
-    /// Whether the CPU has `CLFLUSHOPT`.
+    /// `true` if the CPU has `CLFLUSHOPT`.
     unordered: bool,
     line: usize,
 }

@@ -22,7 +22,7 @@ pub struct SimulationConfig {
     pub costs: CostTable,
     /// Name and digest of the cost table, for the records.
     pub costs_name: String,
-    /// Whether the host populates the memory before the test.
+    /// Population of the memory by the host before the test.
     pub prefault: bool,
 }
 

@@ -23,7 +23,7 @@ const BUILT_IN: [(&str, &str); 2] = [
 pub struct Number {
     /// The number, in the unit that its field documents.
     pub value: f64,
-    /// Its source: a publication, a fit, or an estimate.
+    /// Source: a publication, a fit, or an estimate.
     pub source: String,
 }
 
@@ -156,7 +156,7 @@ pub enum CostError {
         name: String,
         /// Name of the number.
         field: &'static str,
-        /// Its value.
+        /// Value of the number.
         value: f64,
     },
     /// A number has no source.

@@ -37,7 +37,7 @@ const BASE_PAGE: usize = 4096;
 pub(super) struct HostFaults<'a> {
     state: &'a SimState,
     ops: &'a CpuOperations,
-    /// Whether the fault path has read the invalidation sequence.
+    /// `true` once the fault path has read the invalidation sequence.
     sampled: Cell<bool>,
 }
 

@@ -16,7 +16,7 @@ pub enum PublishedKernel {
 }
 
 impl PublishedKernel {
-    /// All kernels.
+    /// The kernels, in the order of their changes.
     pub const ALL: [Self; 3] = [Self::Base, Self::Handlers, Self::InstallFirst];
 
     /// Returns the name that `--policy` takes.

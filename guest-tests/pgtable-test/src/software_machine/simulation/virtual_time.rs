@@ -36,7 +36,7 @@ pub(super) enum ClockError {
     /// The deadline passed.
     #[error("the simulation exceeds {} s of real time; use a longer --deadline", .0.as_secs())]
     Deadline(Duration),
-    /// All processes wait for each other, which is a defect.
+    /// The processes wait for each other, which is a defect.
     #[error("processes {0:?} are deadlocked")]
     Deadlock(Vec<usize>),
 }

@@ -55,7 +55,7 @@ pub struct Row {
     pub phase: Phase,
     /// Published seconds before and after the change.
     pub seconds: (f64, f64),
-    /// Whether costs are fitted to the row.
+    /// `true` if costs are fitted to the row.
     pub fitted: bool,
     /// The reason for a row that the simulation is known to miss.
     pub miss: Option<&'static str>,
