@@ -32,7 +32,7 @@ pub struct HostPages {
 
 /// Returns the block that an entry of the second-to-last table level maps. A table of 8-byte entries
 /// fills one page: 4K → 2M, 16K → 32M, 64K → 512M.
-pub const fn block_above(page: Bytes) -> Bytes {
+pub(super) const fn block_above(page: Bytes) -> Bytes {
     Bytes(page.0 * (page.0 / 8))
 }
 
@@ -156,7 +156,7 @@ fn folder_size(name: &str) -> Option<Bytes> {
 }
 
 /// Returns the base page of this host.
-pub fn base_page() -> Bytes {
+pub(super) fn base_page() -> Bytes {
     Bytes(rustix::param::page_size() as u64)
 }
 

@@ -33,8 +33,11 @@ mod tests;
 pub use error::MemoryError;
 pub use guest_memory::GuestMemory;
 pub use guest_ram::{GuestRam, RamOptions};
-pub use host_pages::{HostPages, base_page, block_above};
+pub use host_pages::HostPages;
 pub use hugetlb_pool::HugetlbPool;
-pub use pagemap::BlockBacking;
-pub use plan::{DropMethod, PageType, Plan};
+pub use plan::Plan;
 pub use smaps::Residency;
+
+use host_pages::block_above;
+use pagemap::BlockBacking;
+use plan::{DropMethod, PageType};

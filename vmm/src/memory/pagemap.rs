@@ -21,18 +21,18 @@ const ZERO: u64 = 1 << 24;
 
 /// Numbers of blocks in a range by their physical pages, without absent blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct BlockBacking {
+pub(super) struct BlockBacking {
     /// Blocks of one huge page.
-    pub whole: u64,
+    pub(super) whole: u64,
     /// Blocks of the zero page: read and never written.
-    pub zero: u64,
+    pub(super) zero: u64,
     /// Blocks of other pages.
-    pub broken: u64,
+    pub(super) broken: u64,
 }
 
 impl BlockBacking {
     /// Examines `range` block by block. Returns `None` if this process may not read physical addresses.
-    pub fn of_range(range: Range<HostVirtAddr>, block: Bytes, base: Bytes) -> Option<Self> {
+    pub(super) fn of_range(range: Range<HostVirtAddr>, block: Bytes, base: Bytes) -> Option<Self> {
         match Self::read(range, block, base) {
             Ok(blocks) => blocks,
             Err(error) => {

@@ -19,7 +19,7 @@ pub struct Plan {
 
 /// Type of the pages of a backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PageType {
+pub(super) enum PageType {
     /// Base pages only.
     Base,
     /// Transparent huge pages.
@@ -30,7 +30,7 @@ pub enum PageType {
 
 /// Method of dropping the memory behind a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DropMethod {
+pub(super) enum DropMethod {
     /// `MADV_DONTNEED`.
     Advice,
     /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`.
@@ -82,7 +82,7 @@ impl Plan {
     }
 
     /// Returns the type of its pages.
-    pub const fn page_type(&self) -> PageType {
+    pub(super) const fn page_type(&self) -> PageType {
         self.page_type
     }
 
@@ -110,7 +110,7 @@ impl Plan {
 
     /// Returns the flags of `mmap`, without `MAP_FIXED`. Hugetlb lacks `MAP_NORESERVE`, so that its
     /// pages are reserved at once and no later touch ends in SIGBUS.
-    pub const fn map_flags(&self) -> i32 {
+    pub(super) const fn map_flags(&self) -> i32 {
         match (self.shared, self.page_type) {
             (true, _) => libc::MAP_SHARED,
             (false, PageType::Hugetlb) => {
@@ -121,7 +121,7 @@ impl Plan {
     }
 
     /// Returns the flags of `memfd_create`, or `None` for anonymous memory.
-    pub const fn memfd_flags(&self) -> Option<u32> {
+    pub(super) const fn memfd_flags(&self) -> Option<u32> {
         match (self.shared, self.page_type) {
             (false, _) => None,
             (true, PageType::Hugetlb) => {
@@ -132,7 +132,7 @@ impl Plan {
     }
 
     /// Returns the `madvise` advice to apply before the first touch.
-    pub const fn advice(&self) -> Option<i32> {
+    pub(super) const fn advice(&self) -> Option<i32> {
         match self.page_type {
             PageType::Base => Some(libc::MADV_NOHUGEPAGE),
             PageType::Transparent => Some(libc::MADV_HUGEPAGE),
@@ -142,7 +142,7 @@ impl Plan {
 
     /// Returns the method of dropping the memory. Private hugetlb memory is mapped again on every
     /// kernel: Linux up to 5.17 refuses `MADV_DONTNEED` for it, and up to 6.7 loses its reservation.
-    pub const fn drop_method(&self) -> DropMethod {
+    pub(super) const fn drop_method(&self) -> DropMethod {
         match (self.shared, self.page_type) {
             (true, _) => DropMethod::Hole,
             (false, PageType::Hugetlb) => DropMethod::Remap,
@@ -152,7 +152,7 @@ impl Plan {
 
     /// Returns whether the memory must be mapped again after a drop: a hole in a hugetlb file also
     /// releases the reservation of its pages.
-    pub const fn remap_after_drop(&self) -> bool {
+    pub(super) const fn remap_after_drop(&self) -> bool {
         self.shared && self.is_hugetlb()
     }
 
@@ -160,7 +160,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`MemoryError::WrongPages`] with a remedy.
-    pub fn check(&self, residency: &Residency) -> Result<(), MemoryError> {
+    pub(super) fn check(&self, residency: &Residency) -> Result<(), MemoryError> {
         let resident = residency.resident();
         let wrong_pages = |wrong: Bytes, what, advice| {
             Err(MemoryError::WrongPages {
