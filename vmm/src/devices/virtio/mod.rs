@@ -23,7 +23,7 @@ mod queue;
 mod rate_limited_log;
 pub mod rng;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod transfer;
 mod transport;
 pub mod vsock;

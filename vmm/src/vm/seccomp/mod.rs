@@ -7,6 +7,8 @@
 
 mod allowed;
 #[cfg(test)]
+mod exercises;
+#[cfg(test)]
 mod recorder;
 #[cfg(test)]
 mod tests;
@@ -28,8 +30,13 @@ use super::{sandbox::SandboxError, terminal};
 use crate::arch::host;
 use allowed::AllowedCall;
 
-/// `ioctl` requests that set a terminal: `TCSETS`, `TCSETS2`.
-const TERMINAL_IOCTLS: [u64; 2] = [0x5402, 0x402c_542b];
+/// Calls that every thread may use with certain values of the second argument: `TCSETS` and `TCSETS2`
+/// restore the terminal's settings; debug builds of the standard library check a file descriptor with
+/// `F_GETFD` before they close it.
+const RESTRICTED: &[(i64, &[u64])] = &[
+    (libc::SYS_ioctl, &[0x5402, 0x402c_542b]),
+    (libc::SYS_fcntl, &[libc::F_GETFD as u64]),
+];
 
 /// A kind of thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,13 +80,14 @@ impl ThreadRole {
     fn filter(self) -> Result<BpfProgram, seccompiler::BackendError> {
         let rules = self.numbers().into_iter().map(|call| (call, Vec::new()));
         let mut rules: BTreeMap<_, _> = rules.collect();
-        // Every thread may have to restore the terminal's settings.
-        if let Entry::Vacant(ioctl) = rules.entry(libc::SYS_ioctl) {
-            let terminal = TERMINAL_IOCTLS.map(|request| {
-                let (length, is) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
-                SeccompRule::new(vec![SeccompCondition::new(1, length, is, request)?])
-            });
-            ioctl.insert(terminal.into_iter().collect::<Result<_, _>>()?);
+        for (call, values) in RESTRICTED {
+            if let Entry::Vacant(entry) = rules.entry(*call) {
+                let rules = values.iter().map(|value| {
+                    let (length, is) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
+                    SeccompRule::new(vec![SeccompCondition::new(1, length, is, *value)?])
+                });
+                entry.insert(rules.collect::<Result<_, _>>()?);
+            }
         }
         let filter = SeccompFilter::new(
             rules,

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Runs the components of this crate in the threads and under the filters that `granule run` uses, so
+//! that a [recorder](super::recorder) sees their system calls. KVM is not needed.
+
+use std::{
+    fs,
+    io::{self, IoSlice, IoSliceMut, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use granule_types::{record::Host, units::Bytes};
+use parking_lot::Mutex;
+use serde_json::json;
+use vmm_sys_util::{
+    eventfd::EventFd,
+    signal::{SIGRTMIN, register_signal_handler},
+};
+
+use super::{ThreadRole, confine_if};
+use crate::{
+    devices::{
+        Serial,
+        console_input::PipeSink,
+        console_output::ConsoleOutput,
+        virtio::{
+            balloon::Balloon,
+            block::{Block, Disk},
+            rng::Rng,
+            testing::{Buffer, Driver, memory},
+        },
+    },
+    kvm::stats::Statistics,
+    memory::GuestMemory,
+    vm::{
+        api::Api,
+        boot_stats::BootStats,
+        config::{MemoryZone, SerialModel, VirtioConfig, VmConfig},
+        console_io::{self, ConsoleChannels},
+        memory_zones,
+        signals::Signals,
+        socket::BoundSocket,
+        stats::{HostCounters, StatsReader},
+        stats_file::StatsFile,
+    },
+};
+
+/// Everything that `granule run` opens before it confines itself.
+pub(super) struct Opened {
+    socket: BoundSocket,
+    socket_path: PathBuf,
+    disk: Disk,
+    stats: StatsFile,
+}
+
+impl Opened {
+    pub(super) fn new(folder: &Path) -> Self {
+        let (socket_path, disk) = (folder.join("socket"), folder.join("disk"));
+        fs::write(&disk, vec![0; 1 << 20]).unwrap();
+        Self {
+            socket: BoundSocket::new(&socket_path).unwrap(),
+            socket_path,
+            disk: Disk::open(&disk, false).unwrap(),
+            stats: StatsFile::open(&folder.join("stats"), Host::of_this_machine().unwrap())
+                .unwrap(),
+        }
+    }
+}
+
+/// Starts a client of the control socket, outside the recorded thread.
+pub(super) fn start_client(opened: &Opened) -> thread::JoinHandle<String> {
+    let path = opened.socket_path.clone();
+    thread::spawn(move || {
+        let mut client = UnixStream::connect(path).unwrap();
+        client.write_all(b"GET /v1/state HTTP/1.1\r\n\r\n").unwrap();
+        let mut response = String::new();
+        client.read_to_string(&mut response).unwrap();
+        response
+    })
+}
+
+/// Runs all components. The calling thread becomes the confined main thread.
+pub(super) fn run_components(opened: Opened) {
+    let signals = Signals::block().unwrap();
+    let api = Api::serve(opened.socket, || confine_if(true, ThreadRole::Api)).unwrap();
+    ThreadRole::Main.confine().unwrap();
+
+    drop(signals.terminate_on_signal(|_| {}).unwrap());
+    assert_eq!(signals.next(), None);
+    let request = loop {
+        match api.next() {
+            Some(request) => break request,
+            None => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    request.respond((200, json!({ "state": "running" })));
+    console();
+    guest_memory();
+    let (disk, memory) = (opened.disk, memory());
+    let vcpu = thread::Builder::new().name("vcpu-0".to_owned());
+    let vcpu = vcpu.spawn(move || {
+        ThreadRole::Vcpu.confine().unwrap();
+        devices(disk, &memory);
+    });
+    vcpu.unwrap().join().unwrap();
+    statistics(opened.stats);
+    c_library();
+    issue_directly();
+    signals.release();
+}
+
+/// Connects standard input, which holds a line, with a virtio console, and writes console output.
+fn console() {
+    let (mut screen, to) = io::pipe().unwrap();
+    let output = ConsoleOutput::new(to, || confine_if(true, ThreadRole::Console)).unwrap();
+    let mut channels = ConsoleChannels::new(&output, true, None).unwrap();
+    channels.serial_output.write_all(b"login: ").unwrap();
+    assert_eq!(output.finish(), 0);
+    let mut written = [0; 7];
+    screen.read_exact(&mut written).unwrap();
+    assert_eq!(&written, b"login: ");
+
+    let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+    let serial = Arc::new(Mutex::new(Serial::new(irq, Box::new(io::sink()))));
+    let quit = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+    let (sink, mut keys) = PipeSink::new().unwrap();
+    let input = console_io::forward_stdin(Some(sink), &(serial as _), None, quit, true).unwrap();
+    let mut line = [0; 4];
+    keys.read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"key\n");
+    drop(input);
+}
+
+/// Allocates private memory of a NUMA node and shared memory, and reads the resident pages.
+fn guest_memory() {
+    let zone = |backing: &str, node| MemoryZone {
+        size: Bytes::mib(4),
+        backing: backing.parse().unwrap(),
+        prefault: true,
+        align: None,
+        node,
+    };
+    // A kernel without NUMA refuses the node.
+    let _ = memory_zones::allocate(&[zone("anonymous", Some(0))]);
+    let memory = memory_zones::allocate(&[zone("anonymous_thp", None), zone("shmem", None)]);
+    for ram in &memory.unwrap().zones {
+        assert!(!ram.resident().unwrap().resident.is_empty());
+        let _ = ram.collapse();
+    }
+}
+
+/// Drives devices as a vCPU does, whose stores activate them.
+fn devices(disk: Disk, memory: &Arc<GuestMemory>) {
+    let header = |request: u32, sector: u64| {
+        let words = [u64::from(request), sector];
+        Buffer::Out(words.into_iter().flat_map(u64::to_le_bytes).collect())
+    };
+    let range = [0_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat();
+    let mut driver = Driver::new(memory, Box::new(Block::new(disk, "disk0")));
+    let features = driver.offered_features();
+    driver.activate(features);
+    for (request, data) in [
+        (1, Some(Buffer::Out(vec![7; 4096]))),
+        (4, None),
+        (0, Some(Buffer::In(4096))),
+        (11, Some(Buffer::Out(range.clone()))),
+        (13, Some(Buffer::Out(range))),
+    ] {
+        let mut buffers = vec![header(request, 0)];
+        buffers.extend(data);
+        buffers.push(Buffer::In(1));
+        let (answers, _) = driver.request(0, &buffers);
+        assert_eq!(answers.last().unwrap(), &[0], "request {request}");
+    }
+    // A reset stops the device's thread.
+    driver.set(0x70, 0);
+
+    let mut entropy = Driver::start(memory, Box::new(Rng::default()), 0);
+    let (bytes, _) = entropy.request(0, &[Buffer::In(64)]);
+    assert_ne!(bytes[0], [0; 64]);
+    let mut balloon = Driver::new(memory, Box::new(Balloon::new().unwrap()));
+    let features = balloon.offered_features();
+    balloon.activate(features);
+    balloon.request(0, &[Buffer::Out(0x4_0400_u32.to_le_bytes().to_vec())]);
+    balloon.set(0x70, 0);
+}
+
+/// Reads the statistics of a VM and writes those of a boot.
+fn statistics(mut file: StatsFile) {
+    let mut reader = StatsReader {
+        counters: HostCounters::open(),
+        statistics: Statistics::none(),
+        exits: Arc::default(),
+        zones: Vec::new(),
+        tables_before: Some(0),
+    };
+    let mut boot = BootStats::default();
+    boot.end_phase("boot", Instant::now().elapsed(), reader.read().unwrap());
+    let config = VmConfig {
+        kernel: PathBuf::new(),
+        initrd: None,
+        command_line: String::new(),
+        serial: SerialModel::default(),
+        devices: VirtioConfig::default(),
+        vcpus: 1,
+        memory: Vec::new(),
+        ipa_bits: None,
+        eager_split: None,
+        dirty: crate::kvm::dirty::DirtyMode::default(),
+    };
+    file.write(&config, "off", &boot).unwrap();
+}
+
+/// Uses the C library as log messages, locks and kicks do.
+fn c_library() {
+    extern "C" fn ignore_signal(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    register_signal_handler(SIGRTMIN(), ignore_signal).unwrap();
+    // SAFETY: the signal has a handler.
+    assert_eq!(unsafe { libc::raise(SIGRTMIN()) }, 0);
+    assert!(std::process::id() > 0);
+    thread::yield_now();
+    let _ = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let (mut reader, mut writer) = io::pipe().unwrap();
+    let (first, second) = ([1, 2], [3, 4]);
+    let written = writer.write_vectored(&[IoSlice::new(&first), IoSlice::new(&second)]);
+    assert_eq!(written.unwrap(), 4);
+    let (mut first, mut second) = ([0; 1], [0; 3]);
+    let read =
+        reader.read_vectored(&mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)]);
+    assert_eq!((read.unwrap(), second), (4, [2, 3, 4]));
+    // Larger than the largest allocation that glibc takes from its heap.
+    let mut bytes = vec![0_u8; 40 << 20];
+    bytes.reserve_exact(1 << 20);
+    assert_eq!(bytes.len(), 40 << 20);
+}
+
+/// Calls that the components do not make on every host, each with the reason.
+const DIRECT: &[(i64, &str)] = &[
+    (
+        libc::SYS_clock_nanosleep,
+        "the C library may sleep by nanosleep",
+    ),
+    (libc::SYS_clone, "the C library may start threads by clone3"),
+    (libc::SYS_clone3, "the C library may start threads by clone"),
+    (
+        libc::SYS_epoll_create1,
+        "the vsock device needs /dev/vhost-vsock",
+    ),
+    (
+        libc::SYS_epoll_ctl,
+        "the vsock device needs /dev/vhost-vsock",
+    ),
+    (libc::SYS_fstat, "the C library may use statx"),
+    (libc::SYS_mbind, "the kernel may lack NUMA"),
+    (
+        libc::SYS_nanosleep,
+        "the C library may sleep by clock_nanosleep",
+    ),
+    (libc::SYS_newfstatat, "the C library may use statx"),
+    (
+        libc::SYS_perf_event_open,
+        "tracepoints need root and tracefs",
+    ),
+    (libc::SYS_pwrite64, "the file system may support fallocate"),
+    (libc::SYS_readlinkat, "only a panic reads links"),
+    (libc::SYS_restart_syscall, "only the kernel restarts calls"),
+    (libc::SYS_rseq, "the C library may not use rseq"),
+    (libc::SYS_tkill, "the C library may raise signals by tgkill"),
+    (libc::SYS_unlinkat, "the C library may use unlink"),
+];
+
+/// Issues the calls of [`DIRECT`] with invalid arguments, under the filter of the main thread.
+fn issue_directly() {
+    for (number, reason) in DIRECT {
+        // SAFETY: -1 is no valid file descriptor, address or flag, so the kernel refuses the call.
+        let result = unsafe { libc::syscall(*number, -1_i64, -1_i64, -1_i64, -1_i64, -1_i64) };
+        assert!(result < 0, "{number}: {reason}");
+    }
+}
