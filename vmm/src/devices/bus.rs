@@ -23,22 +23,22 @@ use super::{MmioDevice, MmioDeviceInfo};
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum BusError {
     /// The registers overlap those of another device.
-    #[error("the registers of '{name}' at {start:#x} overlap those of '{other}'")]
+    #[error("the registers of '{name}' at {start:#x} overlap those of '{other}'", start = start.0)]
     Overlap {
         /// The device.
         name: String,
         /// First address.
-        start: u64,
+        start: GuestAddress,
         /// The device that was added before.
         other: String,
     },
     /// The registers are empty or exceed the address space.
-    #[error("'{name}' cannot have {size:#x} bytes of registers at {start:#x}")]
+    #[error("'{name}' cannot have {size:#x} bytes of registers at {start:#x}", start = start.0)]
     Range {
         /// The device.
         name: String,
         /// First address.
-        start: u64,
+        start: GuestAddress,
         /// Size in bytes.
         size: u64,
     },
@@ -85,7 +85,7 @@ impl Bus {
         info: MmioDeviceInfo,
         device: Arc<Mutex<dyn MmioDevice>>,
     ) -> Result<(), BusError> {
-        let (start, size) = (info.start.0, info.size);
+        let (start, size) = (info.start, info.size);
         let Ok(range) = range(&info) else {
             let name = info.name;
             return Err(BusError::Range { name, start, size });
@@ -248,6 +248,7 @@ mod tests {
         for (start, size) in [(0x10ff, 1), (0xfff, 2)] {
             let error = bus.add(info("two", start, size), device()).unwrap_err();
             let (name, other) = ("two".to_owned(), "one".to_owned());
+            let start = GuestAddress(start);
             assert_eq!(error, BusError::Overlap { name, start, other });
         }
         for (start, size) in [(0, 0), (u64::MAX, 2)] {

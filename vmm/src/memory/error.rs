@@ -3,7 +3,10 @@
 
 use std::{io, path::PathBuf};
 
-use granule_types::{backing::Backing, units::Bytes};
+use granule_types::{
+    backing::Backing,
+    units::{Bytes, GuestAddress, HostVirtAddr},
+};
 use thiserror::Error;
 
 /// Error returned when guest memory is not available as requested.
@@ -154,20 +157,20 @@ pub enum MemoryError {
         resident: Bytes,
     },
     /// The guest addresses are invalid or overlap.
-    #[error("{size} of guest memory at {start:#x} is invalid: {why}")]
+    #[error("{size} of guest memory at {start:#x} is invalid: {why}", start = start.0)]
     Range {
         /// First guest address.
-        start: u64,
+        start: GuestAddress,
         /// Size of the memory.
         size: Bytes,
         /// Problem.
         why: String,
     },
     /// The kernel does not list the whole mapping.
-    #[error("/proc/self/smaps lists {listed} of {size} at {address:#x}")]
+    #[error("/proc/self/smaps lists {listed} of {size} at {address:#x}", address = address.0)]
     NotListed {
         /// Address in this process.
-        address: u64,
+        address: HostVirtAddr,
         /// Size of the memory.
         size: Bytes,
         /// Size of the listed part.

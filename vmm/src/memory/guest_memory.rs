@@ -27,7 +27,7 @@ impl GuestMemory {
             .map(|ram| region(ram))
             .collect::<Result<_, _>>()?;
         let map = GuestMemoryMmap::from_regions(regions).map_err(|error| MemoryError::Range {
-            start: rams.first().map_or(0, |ram| ram.start().0),
+            start: rams.first().map_or(GuestAddress(0), |ram| ram.start()),
             size: Bytes(rams.iter().map(|ram| ram.size().0).sum()),
             why: error.to_string(),
         })?;
@@ -53,7 +53,7 @@ impl GuestMemory {
 /// Returns a region that refers to the mapping of `ram` without owning it.
 fn region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
     let range = |why: String| MemoryError::Range {
-        start: ram.start().0,
+        start: ram.start(),
         size: ram.size(),
         why,
     };

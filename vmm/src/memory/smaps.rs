@@ -93,7 +93,7 @@ impl Residency {
         let size = range.end.0 - range.start.0;
         if listed != size {
             return Err(MemoryError::NotListed {
-                address: range.start.0,
+                address: range.start,
                 size: Bytes(size),
                 listed: Bytes(listed),
             });

@@ -139,7 +139,7 @@ impl Queue {
         Ok(self.rings.add_used(self.memory.map(), head, written)?)
     }
 
-    /// Interrupts the driver if it has asked for it.
+    /// Interrupts the driver if it has requested a notification.
     ///
     /// # Errors
     /// The ring is invalid.

@@ -16,7 +16,9 @@ impl RateLimitedLog {
         self.0 = self.0.saturating_add(1);
         match self.0 {
             ..MAX_WARNINGS => log::warn!("{message}"),
-            MAX_WARNINGS => log::warn!("{message} (further warnings of this device are dropped)"),
+            MAX_WARNINGS => {
+                log::warn!("{message} (further warnings of this device are debug messages)")
+            }
             _ => log::debug!("{message}"),
         }
     }
