@@ -2,9 +2,9 @@
 //! From a Linux version and a series to kernels that are ready to boot, all in the cache.
 //!
 //! ```text
-//! apt ─ sources ─┐
-//! series ────────┼─ worktree ─┐
-//! config_fragment ────────────┴─ build ─ image
+//! apt ─ source_package ─ sources ─┐
+//! series ─ stacks ────────────────┼─ worktree ─┐
+//! config_fragment ─────────────────────────────┴─ build ─ image
 //! sources ─ selftests ─ selftest_build
 //! sources ─ series ─ host_packages, series_check
 //! ```
@@ -20,6 +20,7 @@ pub mod selftest_build;
 pub mod selftests;
 pub mod series;
 pub mod series_check;
+pub mod source_package;
 pub mod sources;
 pub mod stacks;
 pub mod worktree;

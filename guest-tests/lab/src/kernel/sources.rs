@@ -2,17 +2,12 @@
 //! The kernel source: Debian's `linux-source-VERSION`, or the one of `--source`, unpacked once.
 //!
 //! ```text
-//! CACHE/apt/SUITE/         a private package configuration for that suite
-//! CACHE/packages/*.deb     downloaded packages
 //! CACHE/sources/ID/tree/   the unpacked tree; ID is the package and its version, or a hash
 //! ```
-//!
-//! A package in the cache is not downloaded again.
 
 use std::{
     fs,
     hash::{DefaultHasher, Hash, Hasher},
-    io,
     path::{Path, PathBuf},
     time::UNIX_EPOCH,
 };
@@ -22,7 +17,7 @@ use thiserror::Error;
 use crate::{
     command::{Command, CommandError},
     digest::sha256,
-    kernel::apt::{Apt, AptError},
+    kernel::source_package::{DownloadError, download},
     options::Kernels,
     shell::{self, Shell},
 };
@@ -31,19 +26,9 @@ use crate::{
 #[derive(Debug, Error)]
 pub enum SourceError {
     #[error(transparent)]
-    Apt(#[from] AptError),
+    Download(#[from] DownloadError),
     #[error(transparent)]
     Command(#[from] CommandError),
-    #[error(
-        "cannot download {package} from suite {suite}: set another suite with --suite, or the \
-         source with --source TREE, TARBALL or PACKAGE.deb"
-    )]
-    Package {
-        package: String,
-        suite: String,
-        #[source]
-        source: Box<CommandError>,
-    },
     #[error("{0} is not a Linux source: it has no Makefile and arch/arm64")]
     NotLinux(PathBuf),
 }
@@ -59,19 +44,12 @@ pub struct Tree {
     pub path: PathBuf,
 }
 
-/// Debian suites of versions that are not the machine's own.
-const SUITES: [(&str, &str); 3] = [
-    ("5.10", "bullseye"),
-    ("6.12", "trixie"),
-    ("7.3", "trixie-backports"),
-];
-
 /// Downloads and unpacks the source, unless it is in the cache.
 pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, SourceError> {
     let (id, origin) = match &kernels.source {
         Some(given) => (identify(given)?, given.clone()),
         None => {
-            let package = package(shell, cache, kernels)?;
+            let package = download(shell, cache, &kernels.base, kernels.suite.as_deref())?;
             let stem = package.file_stem().unwrap_or_default();
             (stem.to_string_lossy().into_owned(), package)
         }
@@ -96,95 +74,6 @@ pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, Sourc
     Ok(tree)
 }
 
-/// Returns the newest package of the version in the cache, or downloads it.
-fn package(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, SourceError> {
-    let name = format!("linux-source-{}", kernels.base);
-    let packages = cache.join("packages");
-    if let Some(package) = newest(&packages, &name) {
-        return Ok(package);
-    }
-    let apt = Apt::default();
-    let suite = match &kernels.suite {
-        Some(suite) => suite.clone(),
-        None => match SUITES.iter().find(|(version, _)| *version == kernels.base) {
-            Some((_, suite)) => (*suite).to_owned(),
-            None => apt.codename()?,
-        },
-    };
-    let private = cache.join("apt").join(&suite);
-    let incoming = private.join("incoming");
-    for directory in [
-        "lists/partial",
-        "cache/archives/partial",
-        "parts",
-        "incoming",
-    ] {
-        shell.create_dir(&private.join(directory))?;
-    }
-    shell.create_dir(&packages)?;
-    shell.write(&private.join("sources.list"), apt.sources_list(&suite)?)?;
-    shell.write(&private.join("status"), "")?;
-    for (task, arguments) in [
-        ("reading the package lists", &["update"][..]),
-        ("downloading the kernel source", &["download", &name]),
-    ] {
-        let apt_get = apt_get(task, &private).args(arguments).directory(&incoming);
-        shell.run(&apt_get).map_err(|source| SourceError::Package {
-            package: name.clone(),
-            suite: suite.clone(),
-            source: Box::new(source),
-        })?;
-    }
-    if shell.is_dry() {
-        shell.print(format_args!(
-            "mv {}/*.deb {}/",
-            incoming.display(),
-            packages.display()
-        ));
-        return Ok(packages.join(format!("{name}_VERSION_all.deb")));
-    }
-    let downloaded = newest(&incoming, &name).ok_or_else(|| {
-        CommandError::file(
-            "find the package in",
-            &incoming,
-            io::ErrorKind::NotFound.into(),
-        )
-    })?;
-    let kept = packages.join(downloaded.file_name().unwrap_or_default());
-    shell.rename(&downloaded, &kept)?;
-    Ok(kept)
-}
-
-/// Returns `apt-get` with the private package configuration.
-fn apt_get(task: &str, private: &Path) -> Command {
-    let option = |name: &str, file: &str| format!("{name}={}", private.join(file).display());
-    Command::new(task, "apt-get")
-        .arg("-q")
-        .args(["-o", &option("Dir::Etc::sourcelist", "sources.list")])
-        .args(["-o", &option("Dir::Etc::sourceparts", "parts")])
-        .args(["-o", &option("Dir::State", ".")])
-        .args(["-o", &option("Dir::State::lists", "lists")])
-        .args(["-o", &option("Dir::State::status", "status")])
-        .args(["-o", &option("Dir::Cache", "cache")])
-        .args(["-o", "Acquire::Languages=none", "-o", "Acquire::Retries=3"])
-        .log(private.join("log"))
-}
-
-/// Returns the package of that name that was downloaded last.
-fn newest(directory: &Path, name: &str) -> Option<PathBuf> {
-    let prefix = format!("{name}_");
-    fs::read_dir(directory)
-        .ok()?
-        .flatten()
-        .filter(|entry| {
-            let file = entry.file_name();
-            let file = file.to_string_lossy();
-            file.starts_with(&prefix) && file.ends_with(".deb")
-        })
-        .max_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok())
-        .map(|entry| entry.path())
-}
-
 /// Names the source of `--source`: a file by its content, a tree by the names, sizes and times of
 /// its files.
 fn identify(given: &Path) -> Result<String, CommandError> {
@@ -198,7 +87,7 @@ fn identify(given: &Path) -> Result<String, CommandError> {
     Ok(format!("{name}-{:016x}", hasher.finish()))
 }
 
-fn fingerprint(directory: &Path, hasher: &mut DefaultHasher) -> io::Result<()> {
+fn fingerprint(directory: &Path, hasher: &mut DefaultHasher) -> std::io::Result<()> {
     let mut entries: Vec<_> = fs::read_dir(directory)?.collect::<Result<_, _>>()?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
