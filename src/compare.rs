@@ -17,40 +17,39 @@ use super::{CommandResult, Outcome};
 #[command(
     override_usage = "granule compare [OPTIONS] BEFORE AFTER\n       \
                       granule compare [OPTIONS] BEFORE... -- AFTER...",
-    after_help = "Exit code: 0 no regression is shown, 1 a phase is worse by more than \
-                  --min-effect, 2 the two sides cannot be compared; with --bisect 125 where \
-                  nothing can be told, and 128, which ends `git bisect run`, instead of 2."
+    after_help = "Exit code: 0 without a regression, 1 for a regression by more than --min-effect, \
+                  2 when the sides do not compare. With --bisect: 125 for an inconclusive result, \
+                  and 128, which ends `git bisect run`, instead of 2."
 )]
 pub struct Args {
     /// Before and after: results (`granule bench --json`), logs of the kernel's
     /// kvm_page_table_test, dirty_log_perf_test or demand_paging_test, a kernel's folder in a run
-    /// directory of `granule lab`, or target/criterion (@NAME behind it takes that baseline)
+    /// directory of `granule lab`, or target/criterion (target/criterion@NAME for a baseline)
     #[arg(required = true, value_name = "BEFORE AFTER")]
     paths: Vec<PathBuf>,
-    /// What stands after, where a side has several files
+    /// After, if a side has several files
     #[arg(last = true, value_name = "AFTER")]
     after: Vec<PathBuf>,
-    /// How many percent worse a phase must be to be a regression; without it 1, and 3 under
-    /// emulation
+    /// Threshold of a regression; default 1, and 3 under emulation
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     min_effect: Option<f64>,
-    /// Judge by this count instead of the time, such as 'DC CIVAC'
+    /// Judge a count, such as 'DC CIVAC', instead of the time
     #[arg(long, value_name = "COUNT")]
     metric: Option<String>,
-    /// Only this phase; may be repeated
+    /// Compare this phase only; may be repeated
     #[arg(long, value_name = "PHASE")]
     phase: Vec<String>,
-    /// The runs were taken in turns, so that the first before belongs to the first after
+    /// Pair the first run before with the first run after, and so on
     #[arg(long)]
     paired: bool,
     /// Compare although kernel version, CPU, page size, emulator, engine or backing differ or are
-    /// not known
+    /// unknown
     #[arg(long)]
     force: bool,
-    /// Exit with 125 where neither a regression nor its absence is shown, for `git bisect run`
+    /// Use the exit codes of `git bisect run`
     #[arg(long)]
     bisect: bool,
-    /// How to print
+    /// Output format
     #[arg(long, value_enum, default_value_t)]
     format: Format,
     /// Write to this file instead of standard output
@@ -58,7 +57,7 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
-/// How a comparison is printed.
+/// Output format of a comparison.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Plain text within 75 columns
@@ -66,26 +65,26 @@ pub enum Format {
     Text,
     /// Markdown tables
     Markdown,
-    /// A page with charts, in one file
+    /// Page with charts, in one file
     Html,
-    /// A row for each figure
+    /// One row for each figure
     Csv,
     /// JSON (`granule.comparison/2`)
     Json,
-    /// The kernel's test protocol, worse being `not ok`
+    /// The kernel's test protocol; a regression is `not ok`
     Ktap,
-    /// Every run as a line of the Go benchmark format; then `benchstat -col side FILE`
+    /// One line for each run in the Go benchmark format, for `benchstat -col side FILE`
     Benchstat,
 }
 
-/// Carries `granule compare` out.
+/// Runs `granule compare`.
 ///
 /// # Errors
-/// A side cannot be read, the two do not compare, or the file cannot be written.
+/// A side cannot be read, the sides do not compare, or the file cannot be written.
 pub fn run(args: Args) -> CommandResult {
     let bisect = args.bisect;
     match judge(args) {
-        // To `git bisect run` a 2 would say that the commit is bad.
+        // `git bisect run` takes 2 for a bad commit.
         Err(error) if bisect => {
             super::report(error.as_ref());
             Ok(Outcome::Abort)
@@ -100,8 +99,8 @@ fn judge(args: Args) -> CommandResult {
         (before, [_, ..]) => (before, args.after.as_slice()),
         _ => {
             return Err(
-                "give one path before and one after, or several of each with -- between \
-                        the two sides"
+                "expected one path before and one after, or several of each with -- between the \
+                 sides"
                     .into(),
             );
         }
@@ -131,27 +130,27 @@ fn judge(args: Args) -> CommandResult {
         Format::Benchstat => render::benchstat(&comparison),
     };
     if let Some(path) = &args.output {
-        not_an_input(path, before.iter().chain(after))?;
+        refuse_input(path, before.iter().chain(after))?;
         fs::write(path, text)
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     } else {
         match io::stdout().write_all(text.as_bytes()) {
-            // Whoever reads has seen enough; the verdict stands.
+            // The reader closed the pipe; the exit code still holds.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             result => result?,
         }
     }
     Ok(if comparison.regressions().next().is_some() {
         Outcome::Failed
-    } else if args.bisect && comparison.count(Verdict::CannotTell) > 0 {
-        Outcome::CannotTell
+    } else if args.bisect && comparison.count(Verdict::Inconclusive) > 0 {
+        Outcome::Inconclusive
     } else {
         Outcome::Done
     })
 }
 
-/// Refuses to write a report over what it was made from.
-fn not_an_input<'a>(
+/// Refuses to write a report over an input.
+fn refuse_input<'a>(
     output: &Path,
     mut inputs: impl Iterator<Item = &'a PathBuf>,
 ) -> Result<(), String> {
@@ -163,19 +162,19 @@ fn not_an_input<'a>(
         && inputs.any(|path| is_output(path) || is_output(&path.join(input::RESULTS_FILE)))
     {
         return Err(format!(
-            "{} is what is compared: give -o another file",
+            "-o {} is an input of the comparison: give another file",
             output.display()
         ));
     }
     Ok(())
 }
 
-/// A percentage from 0 on, with or without its sign.
+/// Parses a percentage of at least 0, with or without its sign.
 pub(super) fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text);
     match number.parse::<f64>() {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
-        _ => Err("give a percentage of 0 or more, such as 3 or 0.5".to_owned()),
+        _ => Err("expected a percentage of at least 0, such as 3 or 0.5".to_owned()),
     }
 }
 
@@ -184,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_percentage_is_read_with_and_without_its_sign() {
+    fn a_percentage_is_parsed_with_and_without_its_sign() {
         assert_eq!(percent("3"), Ok(3.0));
         assert_eq!(percent("0.5%"), Ok(0.5));
         for text in ["", "-1", "NaN", "inf", "three", "3%%"] {

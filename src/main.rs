@@ -43,7 +43,7 @@ pub enum Outcome {
     /// A test failed or a regression was found: 1.
     Failed,
     /// The comparison is inconclusive: 125, with which `git bisect run` skips a commit.
-    CannotTell,
+    Inconclusive,
     /// The command could not run, and `git bisect run` must stop: 128.
     Abort,
 }
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Failed) => ExitCode::from(1),
-        Ok(Outcome::CannotTell) => ExitCode::from(125),
+        Ok(Outcome::Inconclusive) => ExitCode::from(125),
         Ok(Outcome::Abort) => ExitCode::from(128),
         Err(error) => {
             report(error.as_ref());

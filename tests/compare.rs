@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule compare` as a program: exit codes, and what goes to which output.
+//! `granule compare` as a program: exit codes and outputs.
 
 #![allow(clippy::unwrap_used)] // A test may panic; clippy knows only #[test] functions for tests.
 
@@ -9,7 +9,7 @@ use std::{
     process::{Command, Output},
 };
 
-/// A log of the kernel's test with these times, in nanoseconds.
+/// Writes a log of the kernel's test with these times in nanoseconds.
 fn log(folder: &Path, name: &str, times: [u64; 3]) -> PathBuf {
     let path = folder.join(name);
     let [create, update, rebuild] = times;
@@ -26,7 +26,7 @@ fn log(folder: &Path, name: &str, times: [u64; 3]) -> PathBuf {
     path
 }
 
-/// A log of several runs, each with times a little off those of the others.
+/// Writes a log of several runs whose times differ a little.
 fn logs(folder: &Path, name: &str, times: [u64; 3], runs: u64) -> PathBuf {
     let run = |at| log(folder, name, times.map(|ns| ns + ns / 1000 * (at * 7 % 5)));
     let runs: String = (0..runs)
@@ -43,7 +43,7 @@ fn compare(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn faster_is_0_slower_is_1_and_the_least_effect_decides() {
+fn exit_code_is_1_for_a_regression_beyond_the_minimum_effect() {
     let folder = tempfile::tempdir().unwrap();
     let before = logs(folder.path(), "before", [100_000, 200_000, 300_000], 8);
     let after = logs(folder.path(), "after", [50_000, 210_000, 300_000], 8);
@@ -60,7 +60,7 @@ fn faster_is_0_slower_is_1_and_the_least_effect_decides() {
 }
 
 #[test]
-fn bisect_is_told_where_nothing_can_be_told() {
+fn bisect_exit_code_is_125_for_an_inconclusive_result() {
     let folder = tempfile::tempdir().unwrap();
     let one = log(folder.path(), "one", [100_000, 200_000, 300_000]);
     let slow = log(folder.path(), "slow", [900_000, 200_000, 300_000]);
@@ -76,7 +76,7 @@ fn bisect_is_told_where_nothing_can_be_told() {
 }
 
 #[test]
-fn a_report_is_not_written_over_what_it_is_made_from() {
+fn a_report_is_not_written_over_an_input() {
     let folder = tempfile::tempdir().unwrap();
     let before = log(folder.path(), "before", [100_000, 200_000, 300_000]);
     let after = log(folder.path(), "after", [100_000, 200_000, 300_000]);
@@ -94,13 +94,13 @@ fn a_report_is_not_written_over_what_it_is_made_from() {
     ]);
 
     assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("is what is compared"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is an input of the comparison"));
     assert_eq!(fs::read_to_string(after).unwrap(), whole);
     assert_eq!(beside.status.code(), Some(0));
 }
 
 #[test]
-fn what_is_cut_off_is_compared_in_no_part() {
+fn a_file_that_is_cut_off_is_refused_as_a_whole() {
     let folder = tempfile::tempdir().unwrap();
     let whole = logs(folder.path(), "whole", [100_000, 200_000, 300_000], 3);
     let text = fs::read_to_string(&whole).unwrap();
@@ -115,14 +115,17 @@ fn what_is_cut_off_is_compared_in_no_part() {
     assert_eq!(bisected.status.code(), Some(128));
     for output in [refused, bisected] {
         assert!(output.stdout.is_empty());
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert!(told.contains(cut) && told.contains("line 21"), "{told}");
-        assert!(told.contains("KVM_UPDATE_MAPPINGS"), "{told}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            message.contains(cut) && message.contains("line 21"),
+            "{message}"
+        );
+        assert!(message.contains("KVM_UPDATE_MAPPINGS"), "{message}");
     }
 }
 
 #[test]
-fn several_files_a_side_are_runs_of_one() {
+fn several_files_form_one_side() {
     let folder = tempfile::tempdir().unwrap();
     let files = |name: &str, ns: u64| -> Vec<String> {
         let file = |at: u64| {
@@ -149,7 +152,7 @@ fn several_files_a_side_are_runs_of_one() {
     assert_eq!(printed.status.code(), Some(1));
     let text = String::from_utf8(printed.stdout).unwrap();
     assert!(text.contains("6 runs a side"), "{text}");
-    // Six pairs of three phases are too few to be found.
+    // Six pairs are too few for three phases.
     assert_eq!(written.status.code(), Some(0));
     assert!(written.stdout.is_empty());
     assert!(
@@ -184,7 +187,7 @@ fn every_format_is_printed() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_2_and_says_so_on_standard_error() {
+fn exit_code_is_2_with_a_message_for_an_unusable_input() {
     let folder = tempfile::tempdir().unwrap();
     let whole = log(folder.path(), "whole", [1, 2, 3]);
     let whole = whole.to_str().unwrap();
@@ -201,7 +204,7 @@ fn what_cannot_be_compared_is_2_and_says_so_on_standard_error() {
     }
 }
 
-/// A repository of kernels, each a file of results; `git bisect` finds the one that lowers a count.
+/// Runs `git bisect` in a repository whose commits are results of kernels.
 #[test]
 fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
     // The medians of DC CIVAC from base to patch 7, as in the README of the 5.10 series.
@@ -247,7 +250,7 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
         "HEAD",
         "HEAD~7",
     ]);
-    let told = git(&[
+    let found = git(&[
         "bisect",
         "run",
         env!("CARGO_BIN_EXE_granule"),
@@ -259,16 +262,16 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
         base_path.to_str().unwrap(),
     ]);
 
-    assert!(told.contains("is the first few commit"), "{told}");
+    assert!(found.contains("is the first few commit"), "{found}");
     let found = git(&["show", "--no-patch", "--format=%s", "refs/bisect/few"]);
     assert_eq!(found.trim(), "patch 4");
 }
 
 #[test]
-fn a_sweep_that_cannot_be_run_to_its_end_is_not_begun() {
+fn a_sweep_beyond_the_limits_is_refused_before_it_starts() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("sweep.jsonl");
-    for (sweep, told) in [
+    for (sweep, wanted) in [
         ("size=1M,2T", "2T is too much"),
         ("vcpus=1,99999999", "99999999 vCPUs are too many"),
     ] {
@@ -279,7 +282,7 @@ fn a_sweep_that_cannot_be_run_to_its_end_is_not_begun() {
             .unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{error}");
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(wanted), "{error}");
         assert!(!file.exists());
     }
 }

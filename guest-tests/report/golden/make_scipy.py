@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-"""Makes scipy.json: what SciPy says to samples with and without ties, tiny ones included.
+"""Writes scipy.json: SciPy's results for samples with and without ties, tiny ones included.
 
     pip install scipy && python3 make_scipy.py > scipy.json
 
-Ratios are Hodges-Lehmann estimates on logarithms. Their intervals are found by nothing but SciPy's
-own p-values: between two neighbouring candidates a shift is tried, and the interval holds those that
-are not rejected at 5%.
+Ratios are Hodges-Lehmann estimates on logarithms. Their intervals use SciPy's p-values alone: a
+shift between two neighbouring candidates is tried, and the interval holds the shifts that are not
+rejected at 5%.
 """
 
 import json
@@ -120,4 +120,13 @@ for kind, x, y in sets():
     result["unpaired"].append(case | unpaired(x, y))
 for kind, x, y in pairs():
     result["paired"].append({"kind": kind, "before": x.tolist(), "after": y.tolist()} | paired(x, y))
-print(json.dumps(result, indent=1))
+
+
+def lines(cases):
+    """One case a line."""
+    return ",\n".join("  " + json.dumps(case) for case in cases)
+
+
+print(f'{{"scipy": {json.dumps(result["scipy"])},')
+print(f' "unpaired": [\n{lines(result["unpaired"])}\n ],')
+print(f' "paired": [\n{lines(result["paired"])}\n ]}}')

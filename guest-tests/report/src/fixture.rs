@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Results the tests begin from.
+//! Results for tests.
 
 use granule_types::{
     phase::Phase,
@@ -7,7 +7,7 @@ use granule_types::{
     units::{Bytes, Nanoseconds},
 };
 
-/// Create in 64M of 2M pages by 16 vCPUs on a plain 5.10 under emulation.
+/// Returns `create` in 64M of 2M pages by 16 vCPUs, on an emulated 5.10 without a series.
 pub fn record() -> Record {
     Record {
         schema: SCHEMA.to_owned(),
@@ -50,7 +50,7 @@ pub fn record() -> Record {
     }
 }
 
-/// [`record`] over two phases and as many seeds as times are given, each time in microseconds.
+/// Returns [`record`] in two phases with a seed for each time, in microseconds.
 pub fn runs(create: &[u64], update: &[u64]) -> Vec<Record> {
     let run = |phase, seed: usize, us: u64| {
         let mut record = record();
@@ -60,18 +60,14 @@ pub fn runs(create: &[u64], update: &[u64]) -> Vec<Record> {
         record.counters.insert("DC CIVAC".to_owned(), us * 800);
         record
     };
-    let create = create
-        .iter()
-        .enumerate()
-        .map(|(s, &us)| run(Phase::Create, s, us));
-    let update = update
-        .iter()
-        .enumerate()
-        .map(|(s, &us)| run(Phase::Update, s, us));
-    create.chain(update).collect()
+    let of = |phase, times: &[u64]| -> Vec<Record> {
+        let runs = times.iter().enumerate();
+        runs.map(|(seed, &us)| run(phase, seed, us)).collect()
+    };
+    [of(Phase::Create, create), of(Phase::Update, update)].concat()
 }
 
-/// The same on the kernel with the series.
+/// Returns the records as of the kernel with the series.
 pub fn patched(mut records: Vec<Record>) -> Vec<Record> {
     for record in &mut records {
         record.host.kernel = "5.10.262-granule".to_owned();

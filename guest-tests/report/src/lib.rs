@@ -1,5 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Results: reading and writing `granule.result/1`, and comparing two sets of records.
+//! Results of stage-2 page-fault measurements: reading and writing `granule.result/1`, and comparing
+//! two sides.
+//!
+//! ```text
+//! results ─┐
+//!          ├─ input ─ sample ─ spread ─ judge ─ comparison ─ render
+//! logs  ───┘                   stats ───┘       provenance
+//! ```
+//!
+//! [`results`] is the format. [`input`] reads results, run directories, logs of the kernel's tests
+//! and criterion's files into [`Sample`]s. [`Comparison::of`] pairs the samples of two sides, checks
+//! their provenance, tests and judges each row. [`render`] prints a [`Comparison`]; its module
+//! `columns` declares the columns of all tables.
 
 mod comparison;
 pub mod input;
@@ -21,12 +33,13 @@ mod tests;
 
 pub use self::{
     comparison::{
-        CompareError, Comparison, Configuration, Options, PhaseChange, Runs, SCHEMA, Together,
-        command_line,
+        CompareError, Comparison, Configuration, Fit, GeometricMean, Growth, Options, PhaseChange,
+        Runs, SCHEMA, SweepParameter, command_line,
     },
     judge::{Tested, Verdict},
     provenance::Difference,
     sample::{Sample, Setup, Step, samples},
     side::{Side, series_line},
     spread::{Change, Spread},
+    stats::Design,
 };

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whether two sets of results may be compared at all.
+//! Rules for which results compare.
 //!
-//! What a series changes may differ: the series itself, the kernel image, and what follows the
-//! version in the kernel's release. Everything else must be known and alike on both sides:
-//! architecture, kernel version, CPU with its features, base page, emulator with its options, the
-//! engine, and what really backed the memory. Runs are held against their counterparts of the same
+//! The series, the kernel image and the local part of the kernel release may differ. Architecture,
+//! kernel version, CPU with its features, base page, emulator with its options, engine and page
+//! sizes that back the memory must be known and equal. Runs are compared with runs of the same
 //! configuration, because an emulator's options may depend on it.
 
 use std::{collections::BTreeSet, fmt};
@@ -17,17 +16,17 @@ use granule_types::{
     units::Bytes,
 };
 
-/// A page size that backs less than this share of the memory does not count as backing it.
+/// Share of the memory below which a page size does not count as its backing.
 const LEAST_SHARE_PERCENT: u128 = 5;
 
-/// One thing that differs, is mixed, or is not known.
+/// A field that differs, is mixed, or is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Difference {
-    /// What it is about, in plain words.
+    /// Name of the field.
     pub field: &'static str,
-    /// Every value before; `None` stands for unknown.
+    /// Values before; `None` stands for unknown.
     pub before: BTreeSet<Option<String>>,
-    /// Every value after; `None` stands for unknown.
+    /// Values after; `None` stands for unknown.
     pub after: BTreeSet<Option<String>>,
 }
 
@@ -49,19 +48,17 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The name of the field that says what ran the guest.
+/// Name of the engine's field.
 pub const ENGINE_FIELD: &str = "engine";
 
-/// How one field is read out of a sample; `None` where it is unknown.
+/// Name of a field and its value in a sample; `None` if unknown.
 type Field = (&'static str, fn(&Sample) -> Option<String>);
 
 const FIELDS: [Field; 7] = [
     ("architecture", |r| known(&r.host.arch)),
     ("kernel version", |r| known(version(&r.host.kernel))),
     ("CPU", |r| r.host.cpu.clone()),
-    ("CPU features", |r| {
-        is_known(&r.host).then(|| features(&r.host))
-    }),
+    ("CPU features", |r| features(&r.host)),
     ("base page", |r| {
         r.host.page_size.map(|size| size.to_string())
     }),
@@ -69,7 +66,7 @@ const FIELDS: [Field; 7] = [
     (ENGINE_FIELD, |r| known(&r.engine)),
 ];
 
-/// What differs between runs of one configuration, in the order of importance to a reader.
+/// Returns the differences between runs of one configuration, in order of importance.
 pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
     let known_alike = |difference: &Difference| {
         difference.before == difference.after
@@ -85,7 +82,7 @@ pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
         })
         .filter(|difference| !known_alike(difference))
         .collect();
-    // Huge pages come and go between runs, so several values are no fault, only different ones.
+    // Huge pages vary between runs of one side, so only different sets of values are a difference.
     let backing = |samples: &[&Sample]| -> BTreeSet<_> {
         samples
             .iter()
@@ -95,7 +92,7 @@ pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
     let (before, after) = (backing(before), backing(after));
     if before != after {
         found.push(Difference {
-            field: "memory really backed by",
+            field: "backing page sizes",
             before,
             after,
         });
@@ -103,13 +100,13 @@ pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
     found
 }
 
-/// Whether a host says anything of itself; a raw log does not.
-pub fn is_known(host: &Host) -> bool {
+/// Reports whether the host is known; that of a log is not.
+fn is_known(host: &Host) -> bool {
     *host != Host::default()
 }
 
-/// The version a kernel release begins with: `5.10.262` of `5.10.262-granule+`, with its `-rc`.
-pub fn version(release: &str) -> &str {
+/// Returns the version in a kernel release, with its `-rc`: `5.10.262` of `5.10.262-granule+`.
+fn version(release: &str) -> &str {
     let digits = |text: &str| {
         text.find(|c: char| !c.is_ascii_digit())
             .unwrap_or(text.len())
@@ -123,17 +120,17 @@ pub fn version(release: &str) -> &str {
     }
 }
 
-/// The features as `name=value`, or `none`.
-pub fn features(host: &Host) -> String {
-    if host.features.is_empty() {
-        return "none".to_owned();
-    }
-    let features: Vec<_> = host
-        .features
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
-    features.join(" ")
+/// Returns the CPU features as `name=value`, or `none`; `None` if the host is unknown.
+pub fn features(host: &Host) -> Option<String> {
+    let features = host.features.iter();
+    let features = features.map(|(name, value)| format!("{name}={value}"));
+    let features = features.collect::<Vec<_>>().join(" ");
+    let named = if features.is_empty() {
+        "none".to_owned()
+    } else {
+        features
+    };
+    is_known(host).then_some(named)
 }
 
 fn emulator(host: &Host) -> String {
@@ -144,7 +141,7 @@ fn known(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// The page sizes that back a worthwhile share, smallest first: `4K`, `4K and 2M`.
+/// Returns the page sizes that back the memory, smallest first: `4K and 2M pages`.
 fn backed_by(obtained: &Obtained) -> String {
     let total: u128 = obtained
         .resident
@@ -177,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_series_changes_may_differ() {
+    fn series_image_and_local_version_may_differ() {
         let before = record();
         let mut after = record();
         after.host.kernel = "5.10.262-patched".to_owned();
@@ -188,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_must_be_alike() {
+    fn other_fields_must_be_equal() {
         type Edit = fn(&mut Sample);
         let edits: [(&str, Edit); 8] = [
             ("architecture", |r| r.host.arch = "x86_64".to_owned()),
@@ -200,7 +197,7 @@ mod tests {
             ("base page", |r| r.host.page_size = Some(Bytes::kib(64))),
             ("emulator", |r| r.host.emulator = None),
             (ENGINE_FIELD, |r| r.engine = "model".to_owned()),
-            ("memory really backed by", |r| {
+            ("backing page sizes", |r| {
                 r.obtained = Some(Obtained {
                     resident: [(4096, 64 << 20)].into(),
                 });
@@ -215,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_or_mixed_is_not_alike() {
+    fn unknown_and_mixed_fields_are_differences() {
         let mut unknown = record();
         unknown.host.cpu = None;
         let mut other = record();
@@ -243,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_ends_where_the_local_part_begins() {
+    fn a_version_excludes_the_local_part() {
         for (release, wanted) in [
             ("5.10.262", "5.10.262"),
             ("5.10.262-granule+", "5.10.262"),

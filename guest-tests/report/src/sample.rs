@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One step of one run, of any test that can be compared: what all inputs are brought to.
+//! One step of one run of any test: the form into which every input is converted.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
@@ -12,50 +12,72 @@ use granule_types::{
     units::{Bytes, counted},
 };
 
+/// Names of engines whose inputs are logs or benchmark files without a host.
+pub mod engine {
+    /// The kernel's page-table test.
+    pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
+    /// Printed lines of `granule bench`.
+    pub const BENCH_LINES: &str = "granule bench, its lines";
+    /// The kernel's dirty-logging test.
+    pub const DIRTY_LOG_TEST: &str = "dirty_log_perf_test";
+    /// The kernel's demand-paging test.
+    pub const DEMAND_PAGING_TEST: &str = "demand_paging_test";
+    /// Criterion benchmarks.
+    pub const CRITERION: &str = "criterion";
+
+    pub(super) const WITHOUT_HOST: [&str; 5] = [
+        PAGE_TABLE_TEST,
+        BENCH_LINES,
+        DIRTY_LOG_TEST,
+        DEMAND_PAGING_TEST,
+        CRITERION,
+    ];
+}
+
 /// One step of one run.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sample {
-    /// Where it ran; the default where the input does not tell.
+    /// Host; the default where the input does not name it.
     pub host: Host,
-    /// What ran it: `kvm`, `model`, or the name of a foreign test.
+    /// Engine: `kvm`, `model`, or the name of another test.
     pub engine: String,
-    /// What was run.
+    /// Setup.
     pub setup: Setup,
-    /// Which interleaving.
+    /// Seed of the interleaving.
     pub seed: u64,
-    /// Which repeat.
+    /// Iteration.
     pub iteration: u32,
-    /// What really backed the memory.
+    /// Page sizes that backed the memory.
     pub obtained: Option<Obtained>,
-    /// Which step.
+    /// The step.
     pub step: Step,
-    /// Its time in nanoseconds.
+    /// Time in nanoseconds.
     pub ns: f64,
-    /// Each vCPU's own time in nanoseconds.
+    /// Time of each vCPU in nanoseconds.
     pub vcpu_ns: Vec<f64>,
-    /// Instructions and functions counted by the emulator's plugin.
+    /// Instructions and kernel functions that the emulator's plugin counted.
     pub counters: BTreeMap<String, u64>,
-    /// The host kernel's events.
+    /// Events of the host kernel.
     pub events: BTreeMap<String, u64>,
-    /// What stood at the end of the step.
+    /// State at the end of the step.
     pub gauges: BTreeMap<String, u64>,
 }
 
-/// What makes two samples runs of the same thing, but for what ran them.
+/// Setup of a run without its engine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Setup {
-    /// What a foreign test is called; empty for the page-table test.
+    /// Name of another test or benchmark; empty for the page-table test.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub subject: String,
-    /// The guest mode, as the kernel's tests print it, its white space made plain.
+    /// Guest mode as the kernel's tests print it, with single spaces.
     pub mode: String,
-    /// What was asked for behind the region, where the input tells.
+    /// Requested backing, if the input names it.
     pub backing: Option<Backing>,
-    /// The region's size, where the input tells.
+    /// Size of the region, if the input names it.
     pub memory: Option<Bytes>,
-    /// How many vCPUs, where the input tells.
+    /// Number of vCPUs, if the input names it.
     pub vcpus: Option<u32>,
-    /// Whether the host's memory was populated beforehand.
+    /// Whether the host populated its memory beforehand.
     pub prefault: bool,
     /// Further options that change figures, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -63,7 +85,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// What a reader calls it: `anonymous_thp, 64M, 16 vCPUs`.
+    /// Returns the name for readers: `anonymous_thp, 64M, 16 vCPUs`.
     pub fn name(&self) -> String {
         let mut parts = Vec::new();
         if !self.subject.is_empty() {
@@ -81,27 +103,26 @@ impl Setup {
     }
 }
 
-/// Room for the rounds of a phase between it and the next one.
+/// Distance between the ranks of two phases, with room for the rounds of the first.
 const ROUNDS: usize = 1 << 20;
 
-/// What was timed: a phase of the page-table test, or a step of another test. Steps are ordered as
-/// they run.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// A phase of the page-table test, or a step of another test. Steps are ordered as they run.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Step {
     rank: usize,
     name: Cow<'static, str>,
 }
 
 impl Step {
-    /// A step of a foreign test; `rank` says where in its order.
-    pub const fn foreign(rank: usize, name: &'static str) -> Self {
+    /// Returns a step of another test at place `rank` of its order.
+    pub const fn of_other_test(rank: usize, name: &'static str) -> Self {
         Self {
             rank: Phase::IN_ORDER.len() * ROUNDS + rank,
             name: Cow::Borrowed(name),
         }
     }
 
-    /// The step of a record: its phase, or the round of it.
+    /// Returns the step of a record: its phase, or the round of it.
     fn of(record: &Record) -> Self {
         let phase = Self::from(record.phase);
         match record.round {
@@ -113,7 +134,7 @@ impl Step {
         }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -141,15 +162,29 @@ impl Serialize for Step {
     }
 }
 
+impl Sample {
+    /// Returns a count. An instruction that a counted run did not execute is 0, not unknown.
+    pub fn count(&self, name: &str) -> Option<u64> {
+        let kinds = [&self.counters, &self.events, &self.gauges];
+        let found = kinds.into_iter().find_map(|counts| counts.get(name));
+        found.copied().or((!self.counters.is_empty()).then_some(0))
+    }
+
+    /// Reports whether the sample comes from an input that does not name its host.
+    pub fn is_without_host(&self) -> bool {
+        engine::WITHOUT_HOST.contains(&self.engine.as_str()) && self.host == Host::default()
+    }
+}
+
 impl From<&Record> for Sample {
     fn from(record: &Record) -> Self {
         let config = &record.config;
         Self {
-            host: host(&record.host),
+            host: printable_host(&record.host),
             engine: printable(&record.engine),
             setup: Setup {
                 subject: String::new(),
-                mode: printable(&plain(&config.mode)),
+                mode: printable(&single_spaced(&config.mode)),
                 backing: Some(config.backing),
                 memory: Some(config.memory),
                 vcpus: Some(config.vcpus),
@@ -171,7 +206,7 @@ impl From<&Record> for Sample {
     }
 }
 
-/// What a map holds, by names that can be printed.
+/// Returns the entries of a map with printable names.
 fn named<V>(map: &BTreeMap<String, V>) -> impl Iterator<Item = (String, &V)> {
     map.iter().map(|(name, value)| (printable(name), value))
 }
@@ -180,44 +215,38 @@ fn counts(map: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     named(map).map(|(name, &count)| (name, count)).collect()
 }
 
-/// A host whose words can be printed.
-fn host(host: &Host) -> Host {
+fn printable_host(host: &Host) -> Host {
     let mut host = host.clone();
-    for word in [&mut host.arch, &mut host.kernel] {
-        *word = printable(word);
+    for text in [&mut host.arch, &mut host.kernel] {
+        *text = printable(text);
     }
-    for word in [&mut host.image_sha256, &mut host.cpu, &mut host.emulator] {
-        *word = word.as_deref().map(printable);
+    for text in [&mut host.image_sha256, &mut host.cpu, &mut host.emulator] {
+        *text = text.as_deref().map(printable);
     }
     for series in host.series.iter_mut().flatten() {
         series.name = printable(&series.name);
     }
-    host.features = named(&host.features)
-        .map(|(name, &on)| (name, on))
-        .collect();
+    host.features = counts(&host.features);
     host
 }
 
-/// Records as samples.
+/// Converts records.
 pub fn samples(records: &[Record]) -> Vec<Sample> {
     records.iter().map(Sample::from).collect()
 }
 
-/// Text in which `?` stands for each character that is more than text to a terminal, a table or a
-/// test runner: control characters, and those that turn the direction of what follows them.
+/// Replaces with `?` every character that a terminal, a table or a test runner interprets: control
+/// characters, line separators, and those that change the direction of text.
 pub fn printable(text: &str) -> String {
-    let turns = |c| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    let breaks = |c| matches!(c, '\u{2028}' | '\u{2029}');
-    text.chars()
-        .map(|c| match c {
-            c if c.is_control() || turns(c) || breaks(c) => '?',
-            c => c,
-        })
-        .collect()
+    let is_active = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')
+    };
+    text.replace(is_active, "?")
 }
 
-/// Text with its white space made plain.
-pub fn plain(text: &str) -> String {
+/// Replaces runs of white space with single spaces.
+pub fn single_spaced(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -227,20 +256,7 @@ mod tests {
     use crate::fixture::record;
 
     #[test]
-    fn steps_come_in_the_order_in_which_they_run() {
-        let mut steps = [
-            Step::foreign(0, "populate"),
-            Phase::Whole.into(),
-            Phase::Update.into(),
-            Phase::Create.into(),
-        ];
-        steps.sort();
-        let names: Vec<_> = steps.iter().map(Step::name).collect();
-        assert_eq!(names, ["create", "update", "whole", "populate"]);
-    }
-
-    #[test]
-    fn rounds_are_steps_of_their_own_in_the_order_of_their_numbers() {
+    fn steps_and_rounds_sort_as_they_run() {
         let of = |phase, round| {
             Step::of(&Record {
                 phase,
@@ -249,25 +265,32 @@ mod tests {
             })
         };
         let mut steps = [
+            Step::of_other_test(0, "populate"),
             of(Phase::Stop, None),
             of(Phase::Round, Some(10)),
-            of(Phase::LoggingOn, None),
+            Phase::Whole.into(),
             of(Phase::Round, Some(9)),
+            Phase::Update.into(),
+            Phase::Create.into(),
         ];
         steps.sort();
-        let names: Vec<_> = steps.iter().map(Step::name).collect();
-        assert_eq!(names, ["logging-on", "round-9", "round-10", "stop"]);
+        assert_eq!(
+            steps.each_ref().map(Step::name),
+            [
+                "create", "update", "round-9", "round-10", "stop", "whole", "populate"
+            ]
+        );
     }
 
     #[test]
-    fn a_setup_is_called_by_what_is_known_of_it() {
+    fn a_setup_is_named_by_its_known_parts() {
         let sample = Sample::from(&record());
-        let foreign = Setup {
+        let other = Setup {
             subject: "demand_paging_test".to_owned(),
             ..Setup::default()
         };
         assert_eq!(sample.setup.name(), "anonymous_hugetlb_2mb, 64M, 16 vCPUs");
         assert_eq!(sample.setup.mode, "PA-bits:48, VA-bits:48, 4K pages");
-        assert_eq!(foreign.name(), "demand_paging_test");
+        assert_eq!(other.name(), "demand_paging_test");
     }
 }

@@ -1,34 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A figure over several runs, and how it changed.
+//! A figure over several runs, and its change.
 
 use serde::{Serialize, Serializer};
 
 use crate::stats::quantile;
 
-/// A figure over the runs of one side: nanoseconds, or a count.
+/// Runs from which on a spread is given by its quartiles, instead of its least and greatest value.
+const ENOUGH_FOR_QUARTILES: usize = 4;
+
+/// A figure over the runs of one side: nanoseconds or a count.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// The middle value, or the midpoint of the two in the middle.
+    /// Median.
     #[serde(serialize_with = "figure")]
     pub median: f64,
-    /// A quarter of the runs lie below.
+    /// Lower quartile.
     #[serde(serialize_with = "figure")]
     pub q1: f64,
-    /// A quarter of the runs lie above.
+    /// Upper quartile.
     #[serde(serialize_with = "figure")]
     pub q3: f64,
-    /// The least.
+    /// Least value.
     #[serde(serialize_with = "figure")]
     pub min: f64,
-    /// The greatest.
+    /// Greatest value.
     #[serde(serialize_with = "figure")]
     pub max: f64,
-    /// Over how many runs.
+    /// Number of runs.
     pub runs: usize,
 }
 
-/// A whole number without a point.
-pub fn figure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+/// Serializes a whole number without a decimal point.
+fn figure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     if value.fract() == 0.0 && (0.0..9e15).contains(value) {
         serializer.serialize_u64(*value as u64)
@@ -37,7 +40,7 @@ pub fn figure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Err
     }
 }
 
-/// Whole numbers without a point.
+/// Serializes whole numbers without a decimal point.
 pub fn figures<S: Serializer>(values: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
     struct Figure<'a>(&'a f64);
     impl Serialize for Figure<'_> {
@@ -49,7 +52,7 @@ pub fn figures<S: Serializer>(values: &[f64], serializer: S) -> Result<S::Ok, S:
 }
 
 impl Spread {
-    /// The spread of some values; `None` where there are none.
+    /// Returns the spread of values; `None` without values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -62,29 +65,40 @@ impl Spread {
             runs: values.len(),
         })
     }
+
+    /// Returns the quartiles, or the least and greatest value.
+    pub const fn ends(&self, quartiles: bool) -> [f64; 2] {
+        if quartiles {
+            [self.q1, self.q3]
+        } else {
+            [self.min, self.max]
+        }
+    }
+
+    /// Reports whether there are enough runs for quartiles.
+    pub const fn has_quartiles(&self) -> bool {
+        self.runs >= ENOUGH_FOR_QUARTILES
+    }
 }
 
 /// A figure before and after.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Change {
-    /// Before; `None` where it was not counted.
+    /// Before; `None` if unknown.
     pub before: Option<Spread>,
-    /// After; `None` where it was not counted.
+    /// After; `None` if unknown.
     pub after: Option<Spread>,
-    /// The median after through the median before: below 1 is less. `None` where there is no
-    /// median before, or it is 0.
+    /// Median after divided by median before; `None` if the latter is unknown or 0.
     pub ratio: Option<f64>,
 }
 
 impl Change {
-    /// The change between two spreads.
+    /// Returns the change between two spreads.
     pub fn between(before: Option<Spread>, after: Option<Spread>) -> Self {
-        let ratio = match (before, after) {
-            (Some(before), Some(after)) if before.median != 0.0 => {
-                Some(after.median / before.median)
-            }
-            _ => None,
-        };
+        let base = before.filter(|before| before.median != 0.0);
+        let ratio = base
+            .zip(after)
+            .map(|(before, after)| after.median / before.median);
         Self {
             before,
             after,
@@ -92,9 +106,19 @@ impl Change {
         }
     }
 
-    /// What was saved, in percent of before: 70 for a ratio of 0.3, negative where it grew.
+    /// Returns the reduction in percent of before: 70 for a ratio of 0.3, negative for growth.
     pub fn gain(&self) -> Option<f64> {
         self.ratio.map(|ratio| (1.0 - ratio) * 100.0)
+    }
+
+    /// Returns the known sides.
+    pub fn sides(&self) -> impl Iterator<Item = Spread> {
+        [self.before, self.after].into_iter().flatten()
+    }
+
+    /// Reports whether every known side has enough runs for quartiles.
+    pub fn has_quartiles(&self) -> bool {
+        self.sides().next().is_some() && self.sides().all(|spread| spread.has_quartiles())
     }
 }
 
@@ -103,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_is_of_the_sorted_values() {
+    fn a_spread_sorts_its_values() {
         let odd = Spread::of([5.0, 1.0, 9.0]).unwrap();
         let even = Spread::of([4.0, 1.0, 3.0, 2.0]).unwrap();
 
@@ -113,21 +137,20 @@ mod tests {
     }
 
     #[test]
-    fn gain_is_what_was_saved() {
-        let change = Change::between(Spread::of([200.0]), Spread::of([50.0]));
-        assert_eq!((change.ratio, change.gain()), (Some(0.25), Some(75.0)));
+    fn a_change_needs_a_base_above_0() {
+        let change = |before: &[f64], after: &[f64]| {
+            let [before, after] = [before, after].map(|side| Spread::of(side.iter().copied()));
+            let change = Change::between(before, after);
+            (change.ratio, change.gain())
+        };
+        assert_eq!(change(&[200.0], &[50.0]), (Some(0.25), Some(75.0)));
+        assert_eq!(change(&[0.0], &[5.0]), (None, None));
+        assert_eq!(change(&[], &[5.0]), (None, None));
+        assert_eq!(change(&[5.0], &[]), (None, None));
     }
 
     #[test]
-    fn without_a_base_there_is_no_ratio() {
-        let change = Change::between(Spread::of([0.0]), Spread::of([5.0]));
-        assert_eq!(change.ratio, None);
-        assert_eq!(Change::between(None, Spread::of([5.0])).ratio, None);
-        assert_eq!(Change::between(Spread::of([5.0]), None).ratio, None);
-    }
-
-    #[test]
-    fn whole_figures_are_written_without_a_point() {
+    fn whole_figures_are_written_without_a_decimal_point() {
         let spread = Spread::of([1.0, 2.0]).unwrap();
         let json = serde_json::to_string(&spread).unwrap();
         assert!(

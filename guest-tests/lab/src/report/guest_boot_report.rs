@@ -105,7 +105,7 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
                 }
                 Err(error) => {
                     failures.push((format!("{} on {}", job.name, kernel.name), error.clone()));
-                    let failed = "<span class=\"tag worse\">failed</span>".to_owned();
+                    let failed = "<span class=\"tag regression\">failed</span>".to_owned();
                     let mut cells = [&names[..], &[failed]].concat();
                     cells.resize(NAMES.len() + FIRST_TABLE, String::new());
                     costs.push(cells);
@@ -116,7 +116,7 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     let all = counted(boots.iter().map(Vec::len).sum::<usize>(), "boot");
     let (class, verdict) = match failures.len() {
         0 => ("", format!("{all}; every guest booted and powered off.")),
-        failed => ("worse", format!("{failed} of {all} failed.")),
+        failed => ("regression", format!("{failed} of {all} failed.")),
     };
     let (first, rest) = BootFigures::HEADINGS.split_at(FIRST_TABLE);
     let tables = [

@@ -54,10 +54,10 @@ impl Verdict {
     /// Returns the verdict as a coloured tag.
     fn html(&self) -> String {
         let class = match self {
-            Self::Pass => "better",
+            Self::Pass => "improvement",
             Self::Skip => "",
-            Self::Fail(_) => "worse",
-            Self::Broken(_) => "cannot-tell",
+            Self::Fail(_) => "regression",
+            Self::Broken(_) => "inconclusive",
         };
         format!("<span class=\"tag {class}\">{self}</span>")
     }
@@ -168,8 +168,8 @@ fn summary(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> (&'static str, Vec<St
         summary.push(format!("No verdict: {}.", missing.join(", ")));
     }
     let class = match (differing.is_empty(), missing.is_empty()) {
-        (false, _) => "worse",
-        (true, false) => "cannot-tell",
+        (false, _) => "regression",
+        (true, false) => "inconclusive",
         (true, true) => "",
     };
     (class, summary)
@@ -310,7 +310,7 @@ mod tests {
         }
         assert!(!page.contains("<script") && !page.contains("http"));
         assert!(
-            alike.contains("<p class=\"verdict cannot-tell\">No verdict differs"),
+            alike.contains("<p class=\"verdict inconclusive\">No verdict differs"),
             "{alike}"
         );
     }

@@ -1,60 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Why two sets of results do not compare.
+//! Errors of a comparison.
 
 use thiserror::Error;
 
 use crate::provenance::Difference;
 
-/// Why two sets of results do not compare.
+/// Error returned when two sides cannot be compared.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CompareError {
     /// A side has no results.
     #[error("{0} holds no results: run the test again")]
     Empty(String),
-    /// The provenance is unequal or not known.
+    /// The provenance differs or is unknown.
     #[error(
-        "the two sides do not compare, because these are unequal or unknown:{}\n\
-         Run both on the same host, or give --force to compare all the same.",
-        list(.0)
+        "the two sides do not compare: these differ or are unknown:{}\n\
+         Run both on the same host, or add --force to compare anyway.",
+        .0.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
     )]
     Unequal(Vec<Difference>),
-    /// Neither side ran what the other did.
+    /// The sides have no step of a configuration in common.
     #[error(
-        "{} of any configuration is on both sides. Before: {}. After: {}. Run the same on both.",
+        "{} of any configuration is on both sides. Before: {}. After: {}. Run the same test on both.",
         if .phases.is_empty() { "no phase".to_owned() } else { format!("none of {}", .phases.join(", ")) },
         .before.join("; "),
         .after.join("; ")
     )]
     NothingInCommon {
-        /// The configurations before.
+        /// Configurations before.
         before: Vec<String>,
-        /// The configurations after.
+        /// Configurations after.
         after: Vec<String>,
-        /// The phases asked for; empty for all.
+        /// Phases asked for; empty for all.
         phases: Vec<String>,
     },
-    /// What is to be judged was never counted.
+    /// The count to judge is not on both sides.
     #[error(
-        "'{name}' was counted nowhere on both sides: {}",
-        if .known.is_empty() { "nothing was".to_owned() } else { format!("choose one of {}", .known.join(", ")) }
+        "--metric '{name}' is not counted on both sides: {}",
+        if .known.is_empty() { "no count is".to_owned() } else { format!("expected one of {}", .known.join(", ")) }
     )]
     Metric {
-        /// What was asked for.
+        /// Name asked for.
         name: String,
-        /// What there is.
+        /// Counts that both sides have.
         known: Vec<String>,
     },
-    /// Runs said to be taken in turns are not equally many.
-    #[error(
-        "the runs of {0} are not the same on both sides, so they cannot have been taken in turns: \
-         leave --paired away"
-    )]
+    /// Paired sides have different runs.
+    #[error("--paired needs the same runs on both sides, but those of {0} differ: omit --paired")]
     Unpaired(String),
-}
-
-fn list(differences: &[Difference]) -> String {
-    differences
-        .iter()
-        .map(|difference| format!("\n  {difference}"))
-        .collect()
 }

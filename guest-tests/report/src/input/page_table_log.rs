@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Logs of the kernel's own `kvm_page_table_test`, as every kernel since 5.13 prints them.
+//! Logs of the kernel's `kvm_page_table_test`, in the format of every kernel since 5.13.
 //!
 //! ```text
 //! Testing guest mode: PA-bits:48,  VA-bits:48,  4K pages      begins a run
@@ -11,21 +11,18 @@
 //! KVM_ADJUST_MAPPINGS: total execution time: 0.073213952s
 //! ```
 //!
-//! A line is known by its words, wherever they begin, so a console's time stamp or a test runner's
-//! `# ` in front does no harm; every other line is passed over. A file may hold several runs. A run
-//! that lacks a line was cut off or mixed up, and no figure is taken from such a file. No kernel's
-//! test leaves one of the three phases out; how many runs a file holds is its owner's matter, but it
-//! must not end within a line that begins one.
+//! A line is recognised by its words at any place, behind a time stamp of the console or the `# ` of
+//! a test runner; other lines are ignored. A file may hold several runs, each with all three phases.
+//! A run that lacks a line was cut off or mixed with another one, and the file is refused.
 //!
-//! `granule bench` prints these lines too, its iterations under one head (`granule: iteration 3 of
-//! 8`, all of which must be there), and phases of its own (`granule: exec took …`). Their times are
-//! in its JSON and are passed over here, but the last run must have as many of them as those before
-//! it.
+//! `granule bench` prints these lines too: its iterations share one head (`granule: iteration 3 of
+//! 8`, all of which are required), and its own phases (`granule: exec took …`) are ignored here,
+//! since its JSON has them. The last run needs as many of them as equal runs before it.
 
 use std::collections::HashMap;
 
-use super::LogError;
-
+use super::log::{FAILURE, LogDefect, LogError, MODE, behind, parsed, time};
+use crate::sample::engine;
 use granule_types::{
     backing::Backing,
     phase::Phase,
@@ -33,44 +30,35 @@ use granule_types::{
     units::{Bytes, Nanoseconds},
 };
 
-/// What a record of the kernel's own test carries as its engine.
-pub const ENGINE: &str = "kvm_page_table_test";
-/// What a record carries that was read from the lines `granule bench` prints.
-pub const BENCH_ENGINE: &str = "granule bench, its lines";
-
-/// What begins a run of any of the kernel's KVM tests.
-pub(crate) const MODE: &str = "Testing guest mode: ";
 const BACKING: &str = "Testing memory backing src type: ";
 const MEMORY: &str = "Testing memory size(aligned): ";
 const VCPUS: &str = "Number of testing vCPUs: ";
 const TIME: &str = "_MAPPINGS: total execution time: ";
-const OURS: &str = "granule: ";
+const BENCH: &str = "granule: ";
 const ITERATION: &str = "granule: iteration ";
-/// What a failed test prints.
-pub(crate) const FAILURE: &str = "==== Test Assertion Failure ====";
 const PHASES: [Phase; 3] = [Phase::Create, Phase::Update, Phase::Rebuild];
 
-/// One run of the kernel's test.
+/// One run of the test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// The line it begins at, from 1.
+    /// First line, counted from 1.
     pub line: usize,
-    /// Who printed it: [`ENGINE`] or [`BENCH_ENGINE`].
+    /// Program that printed it: [`engine::PAGE_TABLE_TEST`] or [`engine::BENCH_LINES`].
     pub engine: &'static str,
-    /// The guest mode, as printed.
+    /// Guest mode as printed.
     pub mode: String,
-    /// What was asked for behind the region.
+    /// Requested backing.
     pub backing: Backing,
-    /// The region's size.
+    /// Size of the region.
     pub memory: Bytes,
-    /// How many vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u32,
-    /// The time of create, update and rebuild, in this order.
+    /// Times of create, update and rebuild, in this order.
     pub times: [(Phase, Nanoseconds); 3],
 }
 
 impl Run {
-    /// The run as results, one record for each phase; a log tells nothing of the host.
+    /// Returns the run as results, one record for each phase; a log does not name its host.
     pub fn records(&self, host: &Host, seed: u64, iteration: u32) -> Vec<Record> {
         let record = |(phase, ns)| Record {
             schema: SCHEMA.to_owned(),
@@ -99,367 +87,291 @@ impl Run {
     }
 }
 
-/// A log's runs as results of an unknown host; runs alike are iterations of each other.
+/// Returns runs as results of an unknown host; equal runs are iterations of each other.
 pub fn records(runs: &[Run]) -> Vec<Record> {
     let mut iterations = HashMap::new();
-    runs.iter()
-        .flat_map(|run| {
-            let next = iterations
-                .entry((run.engine, &run.mode, run.backing, run.memory, run.vcpus))
-                .or_insert(0);
-            let iteration = *next;
-            *next += 1;
-            run.records(&Host::default(), 0, iteration)
-        })
-        .collect()
+    let records = runs.iter().flat_map(|run| {
+        let key = (run.engine, &run.mode, run.backing, run.memory, run.vcpus);
+        let next = iterations.entry(key).or_insert(0);
+        *next += 1;
+        run.records(&Host::default(), 0, *next - 1)
+    });
+    records.collect()
 }
 
-/// Whether a text has a line of the kernel's test in it.
+/// Reports whether a text has a line of the test.
 pub fn is_log(text: &str) -> bool {
-    [MODE, BACKING, TIME].iter().any(|word| text.contains(word))
+    [MODE, BACKING, TIME]
+        .iter()
+        .any(|words| text.contains(words))
 }
 
-/// Whether a line is of this test and of no other of the kernel's.
-pub(crate) fn is_distinctive(line: &str) -> bool {
+/// Reports whether a line is of this test and of no other.
+pub(super) fn is_distinctive(line: &str) -> bool {
     [BACKING, MEMORY, TIME]
         .iter()
-        .any(|word| line.contains(word))
+        .any(|words| line.contains(words))
+}
+
+/// Reports whether a line is of results, or a part of one.
+pub(super) fn is_json(line: &str) -> bool {
+    line.trim_start().starts_with("{\"") || line.contains("\"granule.result/")
+}
+
+/// Checks that a file does not end within a line that begins a run.
+pub(super) fn check_end(text: &str) -> Result<(), LogError> {
+    let last = text.lines().last().unwrap_or_default().trim_end();
+    let words = MODE.trim_end();
+    // "Test" alone may begin any line.
+    let begins_a_run = (5..=words.len()).any(|count| last.ends_with(&words[..count]));
+    if text.ends_with('\n') || !begins_a_run {
+        return Ok(());
+    }
+    Err(LogDefect::CutOff(last.trim().to_owned()).at(text.lines().count()))
 }
 
 /// Reads every run of a log.
 ///
 /// # Errors
-/// There is none, one failed, or one is damaged or cut off.
+/// The log has no run, or one that failed, is damaged or is cut off.
 pub fn read(text: &str) -> Result<Vec<Run>, LogError> {
-    let mut runs = Vec::new();
-    let mut open: Option<Open> = None;
-    let mut extent = Extent::default();
-    for (index, text) in text.lines().enumerate() {
-        let line = index + 1;
+    let mut log = Log::default();
+    for (line, text) in (1..).zip(text.lines()) {
         if text.contains(FAILURE) {
-            return Err(LogError::Failed { line });
+            return Err(LogDefect::Failed.at(line));
         }
         if is_json(text) {
-            return Err(LogError::Json { line });
+            return Err(LogDefect::Json.at(line));
         }
         if let Some(mode) = behind(text, MODE) {
-            if let Some(run) = open.take() {
-                extent.of_head(&run)?;
-                runs.push(extent.close(run)?);
-            }
-            open = Some(Open::new(line, mode));
-        } else if let (Some(words), Some(run)) = (behind(text, OURS), &mut open) {
-            run.engine = BENCH_ENGINE;
-            if let Some(value) = behind(text, ITERATION) {
-                let (number, of) = iteration(line, value)?;
-                if run.times != [None; 3] {
-                    let next = run.next_iteration(line);
-                    runs.push(extent.close(std::mem::replace(run, next))?);
-                }
-                let last = run.iteration.map_or(0, |(last, _)| last);
-                if run.iteration.is_some_and(|(_, known)| known != of) {
-                    return Err(LogError::Value {
-                        line,
-                        value: value.to_owned(),
-                        wanted: "an iteration of as many as the one before it",
-                    });
-                }
-                if number != last + 1 {
-                    return Err(LogError::OutOfTurn {
-                        line,
-                        found: number,
-                        last,
-                    });
-                }
-                run.iteration = Some((number, of));
-            } else if let Some((name, _)) = words.split_once(" took ") {
-                run.own.push(name.to_owned());
-            }
-        } else if let Some(known) = Line::of(line, text)? {
-            let stray = || LogError::Stray {
-                line,
-                text: known.words(),
-            };
-            open.as_mut().ok_or_else(stray)?.take(line, known)?;
+            log.end_head()?;
+            log.open = Some(OpenRun::new(line, mode));
+        } else if text.contains(BENCH) && log.open.is_some() {
+            log.bench_line(line, text)?;
+        } else if let Some(run) = &mut log.open {
+            run.take(line, text)?;
+        } else if is_distinctive(text) || text.contains(VCPUS) {
+            return Err(LogDefect::Stray(text.trim().to_owned()).at(line));
         }
     }
-    if let Some(run) = open {
-        extent.of_head(&run)?;
-        extent.of_last(&run)?;
-        runs.push(extent.close(run)?);
+    log.check_last()?;
+    log.end_head()?;
+    check_end(text)?;
+    if log.runs.is_empty() {
+        return Err(LogError::NoRun);
     }
-    ends_whole(text)?;
-    if runs.is_empty() {
-        return Err(LogError::Foreign);
-    }
-    Ok(runs)
+    Ok(log.runs)
 }
 
-/// What stands behind `words` in a line, if they are in it.
-pub(crate) fn behind<'a>(text: &'a str, words: &str) -> Option<&'a str> {
-    text.split_once(words).map(|(_, value)| value.trim())
-}
-
-/// A line inside a run.
-#[derive(Clone, Copy)]
-enum Line {
-    Backing(Backing),
-    Memory(Bytes),
-    Vcpus(u32),
-    Time(Phase, Nanoseconds),
-}
-
-impl Line {
-    fn of(line: usize, text: &str) -> Result<Option<Self>, LogError> {
-        let wrong = |value: &str, wanted| LogError::Value {
-            line,
-            value: value.to_owned(),
-            wanted,
-        };
-        if let Some(value) = behind(text, BACKING) {
-            let read = value.parse().map(Self::Backing);
-            return read
-                .map(Some)
-                .map_err(|_| wrong(value, "a backing source type"));
-        }
-        if let Some(value) = behind(text, MEMORY) {
-            let read = value.parse().map(Self::Memory);
-            return read.map(Some).map_err(|_| wrong(value, "a size"));
-        }
-        if let Some(value) = behind(text, VCPUS) {
-            let read = value.parse().map(Self::Vcpus);
-            return read
-                .map(Some)
-                .map_err(|_| wrong(value, "a number of vCPUs"));
-        }
-        let Some((before, value)) = text.split_once(TIME) else {
-            return Ok(None);
-        };
-        let phase = PHASES.into_iter().find(|phase| {
-            phase.kernel_word().is_some_and(|word| {
-                before
-                    .strip_suffix(word)
-                    .is_some_and(|front| front.ends_with("KVM_"))
-            })
-        });
-        let value = value.trim();
-        match (phase, seconds(value)) {
-            (None, _) => Err(wrong(text.trim(), "a phase of kvm_page_table_test")),
-            (_, None) => Err(wrong(value, "a time as S.NNNNNNNNNs")),
-            (Some(phase), Some(ns)) => Ok(Some(Self::Time(phase, ns))),
-        }
-    }
-
-    fn words(self) -> String {
-        match self {
-            Self::Backing(_) => BACKING.trim_end().to_owned(),
-            Self::Memory(_) => MEMORY.trim_end().to_owned(),
-            Self::Vcpus(_) => VCPUS.trim_end().to_owned(),
-            Self::Time(phase, _) => time_words(phase),
-        }
-    }
-}
-
-fn time_words(phase: Phase) -> String {
-    format!("KVM_{}_MAPPINGS", phase.kernel_word().unwrap_or_default())
-}
-
-/// Seconds with exactly nine digits behind the point, as the test prints them.
-pub(crate) fn seconds(text: &str) -> Option<Nanoseconds> {
-    let (whole, part) = text.strip_suffix('s')?.split_once('.')?;
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    if !digits(whole) || !digits(part) || part.len() != 9 {
-        return None;
-    }
-    let whole: u64 = whole.parse().ok()?;
-    let part: u64 = part.parse().ok()?;
-    Some(Nanoseconds(
-        whole.checked_mul(1_000_000_000)?.checked_add(part)?,
-    ))
-}
-
-/// How far runs went that came before, for the last one to be held against.
+/// The part of a log that was read.
 #[derive(Default)]
-struct Extent {
-    /// Engine, mode, backing, size and vCPUs of a run, and what phases of its own it had.
-    before: Vec<(Key, Vec<String>)>,
+struct Log {
+    runs: Vec<Run>,
+    open: Option<OpenRun>,
+    /// Runs of `granule bench` and their own phases.
+    bench_phases: Vec<(Head, Vec<String>)>,
 }
 
-type Key = (String, Option<Backing>, Option<Bytes>, Option<u32>);
-
-impl Extent {
-    /// Ends a run.
-    fn close(&mut self, run: Open) -> Result<Run, LogError> {
-        if run.engine == BENCH_ENGINE {
-            self.before.push((run.key(), run.own.clone()));
+impl Log {
+    /// Reads a line of `granule bench`.
+    fn bench_line(&mut self, line: usize, text: &str) -> Result<(), LogError> {
+        let Some(run) = &mut self.open else {
+            return Ok(());
+        };
+        run.engine = engine::BENCH_LINES;
+        let Some(value) = behind(text, ITERATION) else {
+            let own = behind(text, BENCH).and_then(|words| words.split_once(" took "));
+            run.bench_phases
+                .extend(own.map(|(name, _)| name.to_owned()));
+            return Ok(());
+        };
+        let (number, of) = iteration(line, value)?;
+        let last = run.iteration;
+        if run.times != [None; 3] {
+            let next = run.next_iteration(line);
+            let ended = self.open.replace(next);
+            self.close(ended)?;
         }
-        run.close()
+        if last.is_some_and(|(_, known)| known != of) {
+            let wanted = "an iteration of as many as the one before it";
+            return Err(LogDefect::value(value, wanted).at(line));
+        }
+        let last = last.map_or(0, |(last, _)| last);
+        if number != last + 1 {
+            return Err(LogDefect::Iteration {
+                found: number,
+                last,
+            }
+            .at(line));
+        }
+        self.open
+            .iter_mut()
+            .for_each(|run| run.iteration = Some((number, of)));
+        Ok(())
     }
 
-    /// Checks that the iterations under a head are as many as each of them says.
-    fn of_head(&self, last: &Open) -> Result<(), LogError> {
-        match last.iteration {
+    /// Ends the runs below a head, which need all iterations.
+    fn end_head(&mut self) -> Result<(), LogError> {
+        let Some(run) = self.open.take() else {
+            return Ok(());
+        };
+        let (line, iteration) = (run.line, run.iteration);
+        self.close(Some(run))?;
+        match iteration {
             Some((number, of)) if number < of => {
-                // What the run itself lacks comes before what should follow it.
-                last.clone().close()?;
-                Err(last.lacks(&format!("{ITERATION}{} of {of}", number + 1)))
+                let next = format!("{ITERATION}{} of {of}", number + 1);
+                Err(LogDefect::incomplete(&next).at(line))
             }
             _ => Ok(()),
         }
     }
 
-    /// Checks that the last run of a file does not stop at a phase of its own that runs alike went
-    /// beyond.
-    fn of_last(&self, last: &Open) -> Result<(), LogError> {
-        let key = last.key();
-        let beyond = self.before.iter().rev().find_map(|(other, own)| {
-            (*other == key).then(|| own.strip_prefix(last.own.as_slice())?.first())?
-        });
-        match beyond {
-            Some(name) => {
-                last.clone().close()?;
-                Err(last.lacks(&format!("{OURS}{name} took")))
-            }
-            None => Ok(()),
+    fn close(&mut self, run: Option<OpenRun>) -> Result<(), LogError> {
+        let Some(run) = run else { return Ok(()) };
+        if run.engine == engine::BENCH_LINES {
+            self.bench_phases
+                .push((run.head.clone(), run.bench_phases.clone()));
         }
+        self.runs.push(run.close()?);
+        Ok(())
+    }
+
+    /// Checks that the last run has the own phases of equal runs.
+    fn check_last(&self) -> Result<(), LogError> {
+        let Some(last) = &self.open else {
+            return Ok(());
+        };
+        let missing = self.bench_phases.iter().rev().find_map(|(head, phases)| {
+            let equal = *head == last.head && last.lacks_no_iteration();
+            equal.then(|| phases.strip_prefix(last.bench_phases.as_slice())?.first())?
+        });
+        if let Some(name) = missing {
+            last.clone().close()?;
+            return Err(LogDefect::incomplete(&format!("{BENCH}{name} took")).at(last.line));
+        }
+        Ok(())
     }
 }
 
-/// `3 of 8`.
+/// Reads `3 of 8`.
 fn iteration(line: usize, text: &str) -> Result<(u32, u32), LogError> {
     let read = || {
         let (number, of) = text.split_once(" of ")?;
         let (number, of) = (number.parse().ok()?, of.parse().ok()?);
         (number <= of).then_some((number, of))
     };
-    read().ok_or_else(|| LogError::Value {
-        line,
-        value: text.to_owned(),
-        wanted: "an iteration as N of M",
-    })
+    read().ok_or_else(|| LogDefect::value(text, "an iteration as N of M").at(line))
 }
 
-/// Whether a line is one of results, or a part of one.
-pub(crate) fn is_json(line: &str) -> bool {
-    line.trim_start().starts_with("{\"") || line.contains("\"granule.result/")
-}
-
-/// Checks that a file does not end within a line that begins a run. It takes the file as it is: of
-/// what was taken out of one, the end of the last line no longer tells.
-///
-/// # Errors
-/// It does.
-pub(crate) fn ends_whole(text: &str) -> Result<(), LogError> {
-    let last = text.lines().last().unwrap_or_default();
-    if text.ends_with('\n') || !begins_a_run(last) {
-        return Ok(());
-    }
-    Err(LogError::BreaksOff {
-        line: text.lines().count(),
-        text: last.trim().to_owned(),
-    })
-}
-
-/// Whether a line ends in the first words of a run, but before they are over.
-fn begins_a_run(line: &str) -> bool {
-    let line = line.trim_end();
-    let words = MODE.trim_end();
-    // "Test" alone may be of anything.
-    (5..=words.len()).any(|count| line.ends_with(&words[..count]))
-}
-
-/// A run not yet at its end.
-#[derive(Clone)]
-struct Open {
-    line: usize,
-    engine: &'static str,
+/// Lines that precede the times.
+#[derive(Debug, Clone, PartialEq)]
+struct Head {
     mode: String,
     backing: Option<Backing>,
     memory: Option<Bytes>,
     vcpus: Option<u32>,
-    times: [Option<Nanoseconds>; 3],
-    /// Which iteration under its head, from 1, and of how many.
-    iteration: Option<(u32, u32)>,
-    /// The phases that only `granule bench` has.
-    own: Vec<String>,
 }
 
-impl Open {
+/// A run whose end is not yet read.
+#[derive(Clone)]
+struct OpenRun {
+    line: usize,
+    engine: &'static str,
+    head: Head,
+    times: [Option<Nanoseconds>; 3],
+    /// Iteration from 1 below its head, and the number of all.
+    iteration: Option<(u32, u32)>,
+    /// Phases that only `granule bench` has.
+    bench_phases: Vec<String>,
+}
+
+impl OpenRun {
     fn new(line: usize, mode: &str) -> Self {
         Self {
             line,
-            engine: ENGINE,
-            mode: mode.to_owned(),
-            backing: None,
-            memory: None,
-            vcpus: None,
+            engine: engine::PAGE_TABLE_TEST,
+            head: Head {
+                mode: mode.to_owned(),
+                backing: None,
+                memory: None,
+                vcpus: None,
+            },
             times: [None; 3],
             iteration: None,
-            own: Vec::new(),
+            bench_phases: Vec::new(),
         }
     }
 
-    /// The same head, its times still to come.
+    /// Returns a run with the same head and no times.
     fn next_iteration(&self, line: usize) -> Self {
         Self {
             line,
             times: [None; 3],
-            own: Vec::new(),
+            bench_phases: Vec::new(),
             ..self.clone()
         }
     }
 
-    fn take(&mut self, line: usize, known: Line) -> Result<(), LogError> {
-        let twice = match known {
-            Line::Backing(value) => self.backing.replace(value).is_some(),
-            Line::Memory(value) => self.memory.replace(value).is_some(),
-            Line::Vcpus(value) => self.vcpus.replace(value).is_some(),
-            Line::Time(phase, value) => PHASES
+    fn lacks_no_iteration(&self) -> bool {
+        self.iteration.is_none_or(|(number, of)| number == of)
+    }
+
+    /// Reads a line of the test; other lines are ignored.
+    fn take(&mut self, line: usize, text: &str) -> Result<(), LogError> {
+        let head = &mut self.head;
+        let (is_repeated, words) = if let Some(value) = behind(text, BACKING) {
+            let value = parsed(line, value, "a backing source type")?;
+            (head.backing.replace(value).is_some(), BACKING.to_owned())
+        } else if let Some(value) = behind(text, MEMORY) {
+            let value = parsed(line, value, "a size")?;
+            (head.memory.replace(value).is_some(), MEMORY.to_owned())
+        } else if let Some(value) = behind(text, VCPUS) {
+            let value = parsed(line, value, "a number of vCPUs")?;
+            (head.vcpus.replace(value).is_some(), VCPUS.to_owned())
+        } else if let Some((front, value)) = text.split_once(TIME) {
+            let phase = PHASES
                 .iter()
-                .zip(&mut self.times)
-                .find(|(known, _)| **known == phase)
-                .is_some_and(|(_, time)| time.replace(value).is_some()),
+                .position(|&phase| front.ends_with(&time_words(phase)));
+            let Some(at) = phase else {
+                let wanted = "a phase of kvm_page_table_test";
+                return Err(LogDefect::value(text.trim(), wanted).at(line));
+            };
+            let value = time(line, value.trim())?;
+            (
+                self.times[at].replace(value).is_some(),
+                time_words(PHASES[at]) + "_MAPPINGS",
+            )
+        } else {
+            return Ok(());
         };
-        if twice {
-            return Err(LogError::Twice {
-                line,
-                text: known.words(),
-                begun: self.line,
-            });
+        if is_repeated {
+            return Err(LogDefect::Repeated(words.trim_end().to_owned(), self.line).at(line));
         }
         Ok(())
     }
 
-    /// What it was run with.
-    fn key(&self) -> Key {
-        (self.mode.clone(), self.backing, self.memory, self.vcpus)
-    }
-
-    fn lacks(&self, missing: &str) -> LogError {
-        LogError::Incomplete {
-            line: self.line,
-            missing: missing.trim_end().to_owned(),
-        }
-    }
-
     fn close(self) -> Result<Run, LogError> {
-        let lacks = |missing: &str| self.lacks(missing);
+        let lacks = |missing: &str| LogDefect::incomplete(missing).at(self.line);
         let time = |at: usize| {
             let phase = PHASES[at];
-            self.times[at]
-                .map(|ns| (phase, ns))
-                .ok_or_else(|| lacks(&time_words(phase)))
+            let ns = self.times[at].ok_or_else(|| lacks(&(time_words(phase) + "_MAPPINGS")))?;
+            Ok((phase, ns))
         };
         Ok(Run {
             line: self.line,
             engine: self.engine,
-            backing: self.backing.ok_or_else(|| lacks(BACKING))?,
-            memory: self.memory.ok_or_else(|| lacks(MEMORY))?,
-            vcpus: self.vcpus.ok_or_else(|| lacks(VCPUS))?,
+            backing: self.head.backing.ok_or_else(|| lacks(BACKING))?,
+            memory: self.head.memory.ok_or_else(|| lacks(MEMORY))?,
+            vcpus: self.head.vcpus.ok_or_else(|| lacks(VCPUS))?,
             times: [time(0)?, time(1)?, time(2)?],
-            mode: self.mode,
+            mode: self.head.mode,
         })
     }
+}
+
+/// Returns the word of a phase before `_MAPPINGS`.
+fn time_words(phase: Phase) -> String {
+    format!("KVM_{}", phase.kernel_word().unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -7,70 +7,68 @@
 //! Enabling dirty logging time: 0.000123456s
 //! Iteration 1 dirty memory time: 0.110523456s                  splits blocks
 //! Iteration 1 get dirty log time: 0.000023456s
-//! Iteration 1 clear dirty log time: 0.001523456s               if the log is cleared by hand
-//! Iteration 2 ...                                              pages are small already
+//! Iteration 1 clear dirty log time: 0.001523456s               with manual clearing
+//! Iteration 2 ...                                              blocks are split already
 //! Disabling dirty logging time: 0.000923456s
 //! Get dirty log over 2 iterations took 0.000041234s. (Avg 0.000020617s/iteration)
-//! Clear dirty log over 2 iterations took ...                   if the log is cleared by hand
+//! Clear dirty log over 2 iterations took ...                   with manual clearing
 //!
 //! Finished creating vCPUs and starting uffd threads            demand_paging_test
 //! Total guest execution time: 1.234567890s
-//! Per-vcpu demand paging rate: 212345.678901 pgs/sec/vcpu      newer kernels alone
+//! Per-vcpu demand paging rate: 212345.678901 pgs/sec/vcpu      newer kernels only
 //! Overall demand paging rate: 212345.678901 pgs/sec
 //! ```
 //!
-//! The last line of a run must be there and whole, or the log was cut off.
-//!
-//! The first iteration does other work than the later ones, which are averaged. Neither test prints
-//! its backing, its size or its vCPUs: logs of different arguments belong into different files.
+//! Without the whole last line of a run the log is cut off. The first iteration splits blocks and is
+//! a step of its own; the later ones are averaged. Neither test prints backing, size or vCPUs, so
+//! runs of different arguments need files of their own.
+
+use std::{collections::BTreeMap, ops::Range};
 
 use super::{
-    LogError,
-    page_table_log::{self, MODE, behind, seconds},
+    log::{FAILURE, LogDefect, LogError, MODE, behind, parsed, seconds, time},
+    page_table_log,
 };
-use crate::sample::{Sample, Setup, Step, plain};
-use granule_types::record::Host;
+use crate::sample::{Sample, Setup, Step, engine, single_spaced};
 
-/// What samples carry as their engine.
-pub const ENGINES: [&str; 2] = ["dirty_log_perf_test", "demand_paging_test"];
-
-/// Lines with a time, and the steps they are; an iteration's lines have two, for the first and for
-/// the later ones.
+/// Lines of a time and their steps.
 const TIMES: [(&str, Step); 3] = [
-    ("Populate memory time:", Step::foreign(0, "populate")),
+    ("Populate memory time:", Step::of_other_test(0, "populate")),
     (
         "Enabling dirty logging time:",
-        Step::foreign(1, "logging-on"),
+        Step::of_other_test(1, "logging-on"),
     ),
     (
         "Disabling dirty logging time:",
-        Step::foreign(8, "logging-off"),
+        Step::of_other_test(8, "logging-off"),
     ),
 ];
 const ITERATION: &str = "Iteration ";
+/// Lines of an iteration, and the steps of the first and of the later iterations. The last one
+/// needs manual clearing.
 const ITERATION_TIMES: [(&str, Step, Step); 3] = [
     (
         " dirty memory time:",
-        Step::foreign(2, "dirty-first"),
-        Step::foreign(5, "dirty-later"),
+        Step::of_other_test(2, "dirty-first"),
+        Step::of_other_test(5, "dirty-later"),
     ),
     (
         " get dirty log time:",
-        Step::foreign(3, "get-first"),
-        Step::foreign(6, "get-later"),
+        Step::of_other_test(3, "get-first"),
+        Step::of_other_test(6, "get-later"),
     ),
     (
         " clear dirty log time:",
-        Step::foreign(4, "clear-first"),
-        Step::foreign(7, "clear-later"),
+        Step::of_other_test(4, "clear-first"),
+        Step::of_other_test(7, "clear-later"),
     ),
 ];
-/// The lines that end `dirty_log_perf_test`; the second only if the log is cleared by hand.
+/// Lines that end `dirty_log_perf_test`; the second needs manual clearing.
 const TOTALS: [&str; 2] = ["Get dirty log over ", "Clear dirty log over "];
 const DEMAND: &str = "Total guest execution time:";
 const DEMAND_BEGINS: &str = "Finished creating vCPUs and starting uffd threads";
-const DEMAND_STEP: Step = Step::foreign(20, "demand-paging");
-/// The rates that end `demand_paging_test`, and their units; every kernel prints the second.
+const DEMAND_STEP: Step = Step::of_other_test(20, "demand-paging");
+/// Rates that end `demand_paging_test`, and their units; every kernel prints the second.
 const RATES: [(&str, &str); 2] = [
     ("Per-vcpu demand paging rate:", " pgs/sec/vcpu"),
     ("Overall demand paging rate:", " pgs/sec"),
@@ -78,84 +76,66 @@ const RATES: [(&str, &str); 2] = [
 
 /// One line of either test.
 enum Line {
-    /// A time of the run: which of [`TIMES`].
-    Time(usize, f64),
-    /// A time of an iteration, from 1: which of [`ITERATION_TIMES`].
+    /// A time or rate of the run, by its words.
+    Figure(&'static str, f64),
+    /// A time of an iteration, from 1, by its place in [`ITERATION_TIMES`].
     Iteration(u32, usize, f64),
-    /// An end of `dirty_log_perf_test`: which of [`TOTALS`], and how many iterations it tells of.
+    /// The number of iterations in a line of [`TOTALS`].
     Total(usize, u32),
     DemandBegins,
-    Demand(f64),
-    /// A rate: which of [`RATES`].
-    Rate(usize),
 }
 
 impl Line {
+    /// Recognises a line; `None` for other lines.
     fn of(line: usize, text: &str) -> Result<Option<Self>, LogError> {
-        let time = |value: &str| {
-            seconds(value)
-                .map(|ns| ns.0 as f64)
-                .ok_or_else(|| LogError::Value {
-                    line,
-                    value: value.to_owned(),
-                    wanted: "a time as S.NNNNNNNNNs",
-                })
-        };
-        let number = |value: &str| {
-            value.parse().map_err(|_| LogError::Value {
-                line,
-                value: value.to_owned(),
-                wanted: "a number of iterations",
-            })
-        };
-        for (at, (words, _)) in TIMES.iter().enumerate() {
+        let time = |value: &str| Ok(time(line, value.trim())?.0 as f64);
+        let count = |value: &str| parsed(line, value.trim(), "a number of iterations");
+        for words in TIMES.iter().map(|(words, _)| *words).chain([DEMAND]) {
             if let Some(value) = behind(text, words) {
-                return Ok(Some(Self::Time(at, time(value)?)));
+                return Ok(Some(Self::Figure(words, time(value)?)));
             }
         }
-        for (at, (words, _, _)) in ITERATION_TIMES.iter().enumerate() {
+        for (at, (words, ..)) in ITERATION_TIMES.iter().enumerate() {
+            // Lines of single vCPUs begin with other words.
             let parts = text.split_once(words);
-            let Some((front, value)) = parts else {
-                continue;
-            };
-            // A vCPU's own line, of a test built to tell more, has another beginning.
-            if let Some((_, count)) = front.rsplit_once(ITERATION) {
-                let count = number(count.trim())?;
-                return Ok(Some(Self::Iteration(count, at, time(value.trim())?)));
+            let parts =
+                parts.and_then(|(front, value)| Some((front.rsplit_once(ITERATION)?.1, value)));
+            if let Some((number, value)) = parts {
+                return Ok(Some(Self::Iteration(count(number)?, at, time(value)?)));
             }
         }
-        let wrong = |value: &str, wanted| LogError::Value {
-            line,
-            value: value.to_owned(),
-            wanted,
-        };
         for (at, words) in TOTALS.into_iter().enumerate() {
             if let Some(value) = behind(text, words) {
-                let count = number(value.split_whitespace().next().unwrap_or_default())?;
+                let iterations = count(value.split_whitespace().next().unwrap_or_default())?;
                 if !is_total(value) {
                     let wanted = "'N iterations took S.NNNNNNNNNs. (Avg S.NNNNNNNNNs/iteration)'";
-                    return Err(wrong(value, wanted));
+                    return Err(LogDefect::value(value, wanted).at(line));
                 }
-                return Ok(Some(Self::Total(at, count)));
+                return Ok(Some(Self::Total(at, iterations)));
             }
         }
-        for (at, (words, unit)) in RATES.into_iter().enumerate() {
+        for (words, unit) in RATES {
             if let Some(value) = behind(text, words) {
-                let rate = value.strip_suffix(unit).map(str::parse::<f64>);
-                if !matches!(rate, Some(Ok(_))) {
-                    return Err(wrong(value, "a rate in pages a second"));
-                }
-                return Ok(Some(Self::Rate(at)));
+                let number = value.strip_suffix(unit).unwrap_or_default();
+                let rate = number.parse();
+                let rate =
+                    rate.map_err(|_| LogDefect::value(value, "a rate in pages a second").at(line));
+                return Ok(Some(Self::Figure(words, rate?)));
             }
-        }
-        if let Some(value) = behind(text, DEMAND) {
-            return Ok(Some(Self::Demand(time(value)?)));
         }
         Ok(text.contains(DEMAND_BEGINS).then_some(Self::DemandBegins))
     }
+
+    fn is_of_demand_paging(&self) -> bool {
+        match self {
+            Self::Figure(words, _) => !TIMES.iter().any(|(known, _)| known == words),
+            Self::DemandBegins => true,
+            Self::Iteration(..) | Self::Total(..) => false,
+        }
+    }
 }
 
-/// Whether a total is whole: `3 iterations took 0.000059456s. (Avg 0.000019818s/iteration)`.
+/// Reports whether a total is whole: `3 iterations took 0.000059456s. (Avg 0.000019818s/iteration)`.
 fn is_total(value: &str) -> bool {
     let parts = || {
         let (_, times) = value.split_once(" iterations took ")?;
@@ -166,257 +146,186 @@ fn is_total(value: &str) -> bool {
     parts().is_some()
 }
 
-/// A run that came to its end.
-struct Run {
-    engine: &'static str,
-    mode: String,
-    steps: Vec<(Step, f64)>,
-}
+/// Engine and steps of a run.
+type Run = (&'static str, Vec<(Step, f64)>);
 
-/// A run not yet at its end.
-struct Open {
+/// A run whose end is not yet read.
+#[derive(Default)]
+struct OpenRun {
+    /// First line.
     line: usize,
-    mode: String,
-    /// Whether a line of each engine was met.
-    met: [bool; 2],
-    times: [Option<f64>; 3],
+    /// Whether the run is of `demand_paging_test`; `None` before the first line of either test.
+    demand: Option<bool>,
+    figures: BTreeMap<&'static str, f64>,
     iterations: Vec<[Option<f64>; 3]>,
     totals: [Option<u32>; 2],
-    demand: Option<f64>,
-    rates: [bool; 2],
 }
 
-impl Open {
-    fn new(line: usize, mode: &str) -> Self {
-        Self {
-            line,
-            mode: plain(mode),
-            met: [false; 2],
-            times: [None; 3],
-            iterations: Vec::new(),
-            totals: [None; 2],
-            demand: None,
-            rates: [false; 2],
-        }
-    }
-
+impl OpenRun {
     fn take(&mut self, line: usize, known: &Line) -> Result<(), LogError> {
-        let twice = |text: &str| LogError::Twice {
-            line,
-            text: text.trim().to_owned(),
-            begun: self.line,
-        };
-        let demand = matches!(known, Line::Demand(_) | Line::DemandBegins | Line::Rate(_));
-        self.met[usize::from(demand)] = true;
-        if self.met == [true; 2] {
-            return Err(LogError::Mixed {
-                line,
-                begun: self.line,
-            });
+        let demand = known.is_of_demand_paging();
+        if *self.demand.get_or_insert(demand) != demand {
+            return Err(LogDefect::Mixed(self.line).at(line));
         }
-        let (slot, value, words) = match *known {
-            Line::Time(at, ns) => (&mut self.times[at], ns, TIMES[at].0),
-            Line::Demand(ns) => (&mut self.demand, ns, DEMAND),
+        let (is_repeated, words) = match *known {
+            Line::Figure(words, value) => (self.figures.insert(words, value).is_some(), words),
+            Line::Total(at, count) => (self.totals[at].replace(count).is_some(), TOTALS[at]),
             Line::DemandBegins => return Ok(()),
-            Line::Total(at, count) => {
-                let before = self.totals[at].replace(count);
-                return before.map_or(Ok(()), |_| Err(twice(TOTALS[at])));
-            }
-            Line::Rate(at) => {
-                let before = std::mem::replace(&mut self.rates[at], true);
-                return if before {
-                    Err(twice(RATES[at].0))
-                } else {
-                    Ok(())
-                };
-            }
-            Line::Iteration(count, at, ns) => {
-                let words = ITERATION_TIMES[at].0;
+            Line::Iteration(found, at, ns) => {
                 let last = u32::try_from(self.iterations.len()).unwrap_or(u32::MAX);
-                if count == last.saturating_add(1) {
+                if found == last.saturating_add(1) {
                     self.iterations.push([None; 3]);
-                } else if count != last || count == 0 {
-                    return Err(LogError::OutOfTurn {
-                        line,
-                        found: count,
-                        last,
-                    });
+                } else if found != last || found == 0 {
+                    return Err(LogDefect::Iteration { found, last }.at(line));
                 }
-                let Some(open) = self.iterations.last_mut() else {
-                    return Ok(());
-                };
-                (&mut open[at], ns, words)
+                let times = self.iterations.last_mut();
+                let repeated = times.is_none_or(|times| times[at].replace(ns).is_some());
+                (repeated, ITERATION_TIMES[at].0)
             }
         };
-        match slot.replace(value) {
-            Some(_) => Err(twice(words)),
-            None => Ok(()),
+        if is_repeated {
+            return Err(LogDefect::Repeated(words.trim().to_owned(), self.line).at(line));
         }
+        Ok(())
     }
 
-    /// The run; `None` where the run is of neither test.
-    fn close(self) -> Result<Option<Run>, LogError> {
-        let lacks = |missing: &str| LogError::Incomplete {
-            line: self.line,
-            missing: missing.trim().to_owned(),
-        };
-        let [dirty, demand] = self.met;
-        if demand {
-            let ns = self.demand.ok_or_else(|| lacks(DEMAND))?;
-            if !self.rates[1] {
-                return Err(lacks(RATES[1].0));
+    fn lacks(&self, missing: &str) -> LogError {
+        LogDefect::incomplete(missing).at(self.line)
+    }
+
+    fn figure(&self, words: &str) -> Result<f64, LogError> {
+        self.figures
+            .get(words)
+            .copied()
+            .ok_or_else(|| self.lacks(words))
+    }
+
+    /// Returns engine and steps; `None` for a run of neither test.
+    fn close(&self) -> Result<Option<Run>, LogError> {
+        Ok(match self.demand {
+            None => None,
+            Some(true) => {
+                let ns = self.figure(DEMAND)?;
+                self.figure(RATES[1].0)?;
+                Some((engine::DEMAND_PAGING_TEST, vec![(DEMAND_STEP, ns)]))
             }
-            return Ok(Some(Run {
-                engine: ENGINES[1],
-                mode: self.mode,
-                steps: vec![(DEMAND_STEP, ns)],
-            }));
-        }
-        if !dirty {
-            return Ok(None);
-        }
+            Some(false) => Some((engine::DIRTY_LOG_TEST, self.dirty_log_steps()?)),
+        })
+    }
+
+    fn dirty_log_steps(&self) -> Result<Vec<(Step, f64)>, LogError> {
         let mut steps = Vec::new();
-        for ((words, step), time) in TIMES.into_iter().zip(self.times) {
-            steps.push((step, time.ok_or_else(|| lacks(words))?));
+        for (words, step) in TIMES {
+            steps.push((step, self.figure(words)?));
         }
-        let by_hand = self.iterations.iter().any(|times| times[2].is_some());
-        let by_hand = by_hand || self.totals[1].is_some();
-        for (words, total) in TOTALS
-            .into_iter()
-            .zip(self.totals)
-            .take(1 + usize::from(by_hand))
-        {
-            let total = total.ok_or_else(|| lacks(&format!("{words}N iterations took")))?;
-            if self.iterations.is_empty() || u32::try_from(self.iterations.len()) != Ok(total) {
-                return Err(lacks(&format!("Iteration {total} dirty memory time:")));
+        let is_cleared = self.iterations.iter().any(|times| times[2].is_some());
+        let manual_clearing = is_cleared || self.totals[1].is_some();
+        let totals = TOTALS.into_iter().zip(self.totals);
+        for (words, total) in totals.take(1 + usize::from(manual_clearing)) {
+            let total = total.ok_or_else(|| self.lacks(&format!("{words}N iterations took")))?;
+            if total == 0 || u32::try_from(self.iterations.len()) != Ok(total) {
+                return Err(self.lacks(&format!("Iteration {total} dirty memory time:")));
             }
         }
-        for (at, (words, first, later)) in ITERATION_TIMES.into_iter().enumerate() {
-            let times: Vec<Option<f64>> = self.iterations.iter().map(|times| times[at]).collect();
-            if at == 2 && !by_hand {
-                continue;
-            }
-            let times: Option<Vec<f64>> = times.into_iter().collect();
-            let times = times.ok_or_else(|| lacks(words))?;
-            steps.push((first, times[0]));
-            if let [_, rest @ ..] = times.as_slice()
-                && !rest.is_empty()
-            {
+        let lines = ITERATION_TIMES.into_iter().enumerate();
+        for (at, (words, first, later)) in lines.take(2 + usize::from(manual_clearing)) {
+            let times: Option<Vec<f64>> = self.iterations.iter().map(|times| times[at]).collect();
+            let times = times.ok_or_else(|| self.lacks(words))?;
+            let (Some(one), rest) = (times.first(), times.get(1..).unwrap_or_default()) else {
+                return Err(self.lacks(words));
+            };
+            steps.push((first, *one));
+            if !rest.is_empty() {
                 steps.push((later, rest.iter().sum::<f64>() / rest.len() as f64));
             }
         }
         steps.sort_by(|one, two| one.0.cmp(&two.0));
-        Ok(Some(Run {
-            engine: ENGINES[0],
-            mode: self.mode,
-            steps,
-        }))
+        Ok(steps)
     }
 }
 
-/// Takes the runs of both tests out of a log. The rest of it comes back with those runs' lines left
-/// blank, so that its lines still count as they did.
+/// Takes the runs of both tests out of a log. The rest of it is returned with the lines of those
+/// runs blank, so that its lines keep their numbers.
 ///
 /// # Errors
-/// A run is damaged or cut off, failed, or is mixed with another.
+/// A run failed, is damaged, is cut off, or is mixed with another.
 pub fn take(text: &str) -> Result<(String, Vec<Sample>), LogError> {
     let lines: Vec<&str> = text.lines().collect();
-    let begins = |line: &&str| line.contains(MODE);
-    // What cannot be read at the very end, without a line's end, is where the file is cut.
-    let known = |index: usize| {
-        Line::of(index + 1, lines[index]).map_err(|error| match error {
-            LogError::Value { line, .. } if line == lines.len() && !text.ends_with('\n') => {
-                LogError::BreaksOff {
-                    line,
-                    text: lines[index].trim().to_owned(),
-                }
-            }
-            error => error,
-        })
-    };
-    let mut rest = String::with_capacity(text.len());
+    let mut known = Vec::with_capacity(lines.len());
+    for (number, line) in (1..).zip(&lines) {
+        // An unreadable last line without a line feed is where the file is cut.
+        let is_cut = number == lines.len() && !text.ends_with('\n');
+        known.push(Line::of(number, line).map_err(|error| match is_cut {
+            true => LogDefect::CutOff(line.trim().to_owned()).at(number),
+            false => error,
+        })?);
+    }
+    let begins = (0..lines.len()).filter(|&at| lines[at].contains(MODE));
+    let begins: Vec<usize> = begins.chain([lines.len()]).collect();
+    if let Some(stray) = known[..begins[0]].iter().position(Option::is_some) {
+        return Err(LogDefect::Stray(lines[stray].trim().to_owned()).at(stray + 1));
+    }
+    let mut rest = lines.clone();
     let mut samples: Vec<Sample> = Vec::new();
-    let mut at = lines.iter().position(&begins).unwrap_or(lines.len());
-    for (index, text) in lines[..at].iter().enumerate() {
-        if known(index)?.is_some() {
-            return Err(LogError::Stray {
-                line: index + 1,
-                text: text.trim().to_owned(),
-            });
+    for run in begins.windows(2).map(|run| run[0]..run[1]) {
+        if let Some((engine, steps)) = read_run(&lines, &known, run.clone())? {
+            let mode = single_spaced(behind(lines[run.start], MODE).unwrap_or_default());
+            push_run(&mut samples, engine, mode, steps);
+            rest[run].fill("");
         }
-        rest.push_str(text);
-        rest.push('\n');
     }
-    while at < lines.len() {
-        let next = lines[at + 1..].iter().position(&begins);
-        let end = next.map_or(lines.len(), |distance| at + 1 + distance);
-        let mut open = Open::new(at + 1, behind(lines[at], MODE).unwrap_or_default());
-        let mut theirs = None;
-        for (index, text) in lines.iter().enumerate().take(end).skip(at) {
-            if let Some(line) = known(index)? {
-                open.take(index + 1, &line)?;
-            } else if page_table_log::is_distinctive(text) {
-                theirs.get_or_insert(index + 1);
-            }
-        }
-        if let (Some(line), true) = (theirs, open.met != [false; 2]) {
-            return Err(LogError::Mixed {
-                line,
-                begun: at + 1,
-            });
-        }
-        if open.met != [false; 2]
-            && let Some(failed) = lines[at..end]
-                .iter()
-                .position(|l| l.contains(page_table_log::FAILURE))
-        {
-            return Err(LogError::Failed {
-                line: at + failed + 1,
-            });
-        }
-        match open.close()? {
-            Some(Run {
-                engine,
-                mode,
-                steps,
-            }) => {
-                let alike = |s: &&Sample| s.engine == engine && s.setup.mode == mode;
-                let iteration = samples.iter().filter(alike).map(|s| s.iteration + 1).max();
-                let sample = |(step, ns)| sample(engine, &mode, iteration.unwrap_or(0), step, ns);
-                samples.extend(steps.into_iter().map(sample));
-                rest.extend(std::iter::repeat_n('\n', end - at));
-            }
-            None => {
-                for line in &lines[at..end] {
-                    rest.push_str(line);
-                    rest.push('\n');
-                }
-            }
-        }
-        at = end;
-    }
-    Ok((rest, samples))
+    Ok((rest.iter().flat_map(|line| [line, "\n"]).collect(), samples))
 }
 
-fn sample(engine: &str, mode: &str, iteration: u32, step: Step, ns: f64) -> Sample {
-    Sample {
-        host: Host::default(),
+/// Reads the run in some lines of a log; `None` for a run of another test.
+fn read_run(
+    lines: &[&str],
+    known: &[Option<Line>],
+    run: Range<usize>,
+) -> Result<Option<Run>, LogError> {
+    let begun = run.start + 1;
+    let mut open = OpenRun {
+        line: begun,
+        ..OpenRun::default()
+    };
+    for at in run.clone() {
+        if let Some(line) = &known[at] {
+            open.take(at + 1, line)?;
+        }
+    }
+    if open.demand.is_none() {
+        return Ok(None);
+    }
+    let is_other = |&at: &usize| known[at].is_none() && page_table_log::is_distinctive(lines[at]);
+    if let Some(at) = run.clone().find(is_other) {
+        return Err(LogDefect::Mixed(begun).at(at + 1));
+    }
+    if let Some(at) = run.clone().find(|&at| lines[at].contains(FAILURE)) {
+        return Err(LogDefect::Failed.at(at + 1));
+    }
+    open.close()
+}
+
+/// Adds the steps of a run, which is the next iteration of equal runs.
+fn push_run(samples: &mut Vec<Sample>, engine: &str, mode: String, steps: Vec<(Step, f64)>) {
+    let is_equal = |s: &&Sample| s.engine == engine && s.setup.mode == mode;
+    let next = samples
+        .iter()
+        .filter(is_equal)
+        .map(|s| s.iteration + 1)
+        .max();
+    samples.extend(steps.into_iter().map(|(step, ns)| Sample {
         engine: engine.to_owned(),
         setup: Setup {
             subject: engine.to_owned(),
-            mode: mode.to_owned(),
+            mode: mode.clone(),
             ..Setup::default()
         },
-        seed: 0,
-        iteration,
-        obtained: None,
+        iteration: next.unwrap_or(0),
         step,
         ns,
-        vcpu_ns: Vec::new(),
-        counters: Default::default(),
-        events: Default::default(),
-        gauges: Default::default(),
-    }
+        ..Sample::default()
+    }));
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How often a verdict is right, on tables drawn with fixed seeds.
+//! Verdicts on given rows, and their error rates on simulated tables with fixed seeds.
 
 use super::{super::stats::draw::Normal, *};
 
@@ -7,7 +7,7 @@ fn row(before: &[f64], after: &[f64]) -> Row {
     Row {
         before: before.to_vec(),
         after: after.to_vec(),
-        paired: false,
+        design: Design::Independent,
         emulated: false,
         time: true,
     }
@@ -22,71 +22,63 @@ fn runs(seed: u64, count: usize, centre: f64) -> Vec<f64> {
 }
 
 #[test]
-fn one_run_tells_nothing() {
-    assert_eq!(verdict(row(&[1e6], &[9e6]), 0.03), Verdict::CannotTell);
-    assert_eq!(judge(&[row(&[1e6], &[9e6])], 0.03)[0].0, None);
+fn one_run_a_side_is_inconclusive() {
+    let judged = judge(&[row(&[1e6], &[9e6])], 0.03);
+    assert_eq!(judged, [(None, Verdict::Inconclusive)]);
 }
 
 #[test]
-fn a_difference_must_be_shown_and_lie_beyond_the_least_effect() {
-    let (before, slower) = (runs(1, 20, 1e6), runs(2, 20, 1.1e6));
-    assert_eq!(verdict(row(&before, &slower), 0.03), Verdict::Worse);
-    assert_eq!(verdict(row(&slower, &before), 0.03), Verdict::Better);
-    assert_eq!(verdict(row(&before, &slower), 0.2), Verdict::NotWorse);
-    assert_eq!(
-        verdict(row(&before, &runs(3, 20, 1e6)), 0.03),
-        Verdict::NotWorse
-    );
-    assert_eq!(
-        verdict(row(&before[..3], &slower[..3]), 0.03),
-        Verdict::CannotTell,
-        "three runs a side cannot differ"
-    );
+fn a_regression_is_significant_and_beyond_the_minimum_effect() {
+    let (before, slower, same) = (runs(1, 20, 1e6), runs(2, 20, 1.1e6), runs(3, 20, 1e6));
+    for (before, after, effect, wanted) in [
+        (&before[..], &slower[..], 0.03, Verdict::Regression),
+        (&slower, &before, 0.03, Verdict::Improvement),
+        (&before, &slower, 0.2, Verdict::NoRegression),
+        (&before, &same, 0.03, Verdict::NoRegression),
+        // Three runs a side cannot differ.
+        (&before[..3], &slower[..3], 0.03, Verdict::Inconclusive),
+    ] {
+        assert_eq!(
+            verdict(row(before, after), effect),
+            wanted,
+            "{effect} {wanted:?}"
+        );
+    }
 }
 
 #[test]
-fn under_emulation_figures_are_exact() {
-    let emulated = |before: &[f64], after: &[f64]| Row {
+fn emulated_figures_are_exact() {
+    let time = |before: &[f64], after: &[f64]| Row {
         emulated: true,
         ..row(before, after)
     };
-    assert_eq!(
-        verdict(emulated(&[1e6], &[1.1e6]), 0.03),
-        Verdict::CannotTell
-    );
-    assert_eq!(
-        verdict(emulated(&[1e6; 2], &[1.1e6; 2]), 0.03),
-        Verdict::Worse
-    );
-    assert_eq!(
-        verdict(
-            emulated(&[1e6, 1.01e6, 1.02e6], &[1.1e6, 1.11e6, 1.12e6]),
-            0.03
-        ),
-        Verdict::Worse,
-        "three seeds are enough where they hardly differ"
-    );
-    assert_eq!(
-        verdict(emulated(&[1e6], &[1.05e6]), 0.03),
-        Verdict::NotWorse,
-        "ticks"
-    );
-    assert_eq!(
-        verdict(emulated(&[1e6, 3e6], &[2e6, 4e6]), 0.03),
-        Verdict::CannotTell,
-        "interleavings overlap"
-    );
-    let counts = |before: &[f64], after: &[f64]| Row {
+    let count = |before: &[f64], after: &[f64]| Row {
         time: false,
-        ..emulated(before, after)
+        ..time(before, after)
     };
-    assert_eq!(verdict(counts(&[33.0; 8], &[34.0; 8]), 0.0), Verdict::Worse);
-    assert_eq!(verdict(counts(&[0.0], &[1.0]), 0.03), Verdict::Worse);
-    assert_eq!(verdict(counts(&[0.0], &[0.0]), 0.03), Verdict::NotWorse);
+    for (row, effect, wanted) in [
+        (time(&[1e6], &[1.1e6]), 0.03, Verdict::Inconclusive),
+        (time(&[1e6; 2], &[1.1e6; 2]), 0.03, Verdict::Regression),
+        // Three seeds are enough where they hardly differ.
+        (
+            time(&[1e6, 1.01e6, 1.02e6], &[1.1e6, 1.11e6, 1.12e6]),
+            0.03,
+            Verdict::Regression,
+        ),
+        // Less than timer ticks may add.
+        (time(&[1e6], &[1.05e6]), 0.03, Verdict::NoRegression),
+        // Interleavings overlap.
+        (time(&[1e6, 3e6], &[2e6, 4e6]), 0.03, Verdict::Inconclusive),
+        (count(&[33.0; 8], &[34.0; 8]), 0.0, Verdict::Regression),
+        (count(&[0.0], &[1.0]), 0.03, Verdict::Regression),
+        (count(&[0.0], &[0.0]), 0.03, Verdict::NoRegression),
+    ] {
+        assert_eq!(verdict(row.clone(), effect), wanted, "{row:?}");
+    }
 }
 
 #[test]
-fn pairs_find_what_lies_below_the_spread() {
+fn pairing_shows_a_difference_smaller_than_the_spread() {
     let before: Vec<f64> = (0..12).map(|at| 1e6 * f64::from(1 << at)).collect();
     let after: Vec<f64> = runs(4, 12, 1.1)
         .iter()
@@ -94,23 +86,23 @@ fn pairs_find_what_lies_below_the_spread() {
         .map(|(a, b)| a * b)
         .collect();
     let paired = Row {
-        paired: true,
+        design: Design::Paired,
         ..row(&before, &after)
     };
-    assert_eq!(verdict(paired, 0.03), Verdict::Worse);
-    assert_eq!(verdict(row(&before, &after), 0.03), Verdict::CannotTell);
+    assert_eq!(verdict(paired, 0.03), Verdict::Regression);
+    assert_eq!(verdict(row(&before, &after), 0.03), Verdict::Inconclusive);
 }
 
 #[test]
-fn longer_tables_take_more_runs() {
+fn longer_tables_need_more_runs() {
     assert_eq!(
-        [1, 2, 7, 28].map(|rows| least_runs(rows, false)),
+        [1, 2, 7, 28].map(|rows| least_runs(rows, Design::Independent)),
         [4, 5, 6, 7]
     );
-    assert_eq!(least_runs(1, true), 6);
+    assert_eq!(least_runs(1, Design::Paired), 6);
 }
 
-/// A table without a difference.
+/// Draws a table without a difference.
 fn table(normal: &mut Normal, rows: i32, runs: usize, emulated: bool) -> Vec<Row> {
     (0..rows)
         .map(|at| {
@@ -125,17 +117,19 @@ fn table(normal: &mut Normal, rows: i32, runs: usize, emulated: bool) -> Vec<Row
         .collect()
 }
 
-/// How many of a thousand tables without a difference report a regression.
+/// Returns the number of 1,000 tables without a difference that report a regression.
 fn alarms(seed: u64, rows: i32, runs: usize, effect: f64, emulated: bool) -> usize {
     let mut normal = Normal::new(seed);
     let reported = (0..1000).filter(|_| {
         let judged = judge(&table(&mut normal, rows, runs, emulated), effect);
-        judged.iter().any(|(_, verdict)| *verdict == Verdict::Worse)
+        judged
+            .iter()
+            .any(|(_, verdict)| *verdict == Verdict::Regression)
     });
     reported.count()
 }
 
-/// In how many of a thousand tables a row that is 3% slower is found, nothing else differing.
+/// Returns the number of 1,000 tables whose single slower row (3%) is found.
 fn finds(seed: u64, rows: i32) -> usize {
     let mut normal = Normal::new(seed);
     let found = (0..1000).filter(|_| {
@@ -146,14 +140,14 @@ fn finds(seed: u64, rows: i32) -> usize {
             normal.sample(20, 1.03e6, 0.02),
         );
         rows[at] = row(&before, &after);
-        judge(&rows, crate::comparison::LEAST_EFFECT)[at].1 == Verdict::Worse
+        judge(&rows, 0.01)[at].1 == Verdict::Regression
     });
     found.count()
 }
 
 #[test]
-fn of_a_thousand_pairs_without_a_difference_few_report_any() {
-    // The first is a table as a lab's default matrix gives it: 4 backings, 7 phases.
+fn at_most_5_percent_of_equal_tables_report_a_regression() {
+    // The first is the lab's default matrix: 4 backings, 7 phases.
     for (seed, rows, runs, effect, emulated) in [
         (1, 28, 20, 0.0, false),
         (2, 7, 20, 0.0, false),
@@ -171,7 +165,7 @@ fn of_a_thousand_pairs_without_a_difference_few_report_any() {
 }
 
 #[test]
-fn three_percent_in_two_percent_of_noise_is_found() {
+fn a_slowdown_of_3_percent_in_noise_of_2_percent_is_found() {
     for (seed, rows) in [(6, 1), (7, 7), (8, 28)] {
         let found = finds(seed, rows);
         println!("{rows} rows: found in {found} of 1000");
@@ -180,8 +174,8 @@ fn three_percent_in_two_percent_of_noise_is_found() {
 }
 
 #[test]
-#[ignore = "a minute: what the two tests above come to over many seeds"]
-fn chances_over_many_seeds() {
+#[ignore = "takes a minute: the two tests above over many seeds"]
+fn error_rates_over_many_seeds() {
     for (rows, runs, effect, emulated) in [
         (28, 20, 0.0, false),
         (7, 20, 0.0, false),

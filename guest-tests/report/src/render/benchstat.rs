@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The Go benchmark format, which `benchstat` reads: a line for each run. Both sides stand in one
-//! text and are told apart by a configuration line, so the command is `benchstat -col side FILE`.
-//! It is the only such line: any other that differs would make two tables of them.
+//! The Go benchmark format, which `benchstat` reads: a line for each run. Both sides are in one text
+//! below a configuration line each, so the command is `benchstat -col side FILE`. Any further
+//! configuration line that differs would split the table.
 
 use std::fmt::Write;
 
 use crate::comparison::{Comparison, Configuration, PhaseChange};
 
-/// The comparison as benchmark lines: the time of each run, or the count that is judged.
+/// Renders the time of each run, or the judged count, as benchmark lines.
 pub fn benchstat(comparison: &Comparison) -> String {
     let mut out = String::new();
-    let time = comparison.metric == "time";
-    // A unit is one word; benchstat takes any, and of an unknown one less is better.
-    let counts = comparison.metric.split_whitespace().collect::<Vec<_>>();
-    let counts = format!("{}/op", counts.join("-"));
-    for name in ["before", "after"] {
+    // A unit is one word; of an unknown unit, benchstat takes less as better.
+    let unit = if comparison.judges_time() {
+        "ns/op".to_owned()
+    } else {
+        let words: Vec<&str> = comparison.metric.split_whitespace().collect();
+        format!("{}/op", words.join("-"))
+    };
+    for side in ["before", "after"] {
         // Writing into a String cannot fail.
-        let _ = writeln!(out, "side: {name}\n");
+        let _ = writeln!(out, "side: {side}\n");
         for (configuration, phase) in comparison.rows() {
-            let benchmark = benchmark(configuration, phase);
-            let (runs, unit) = if time {
-                (&phase.runs, "ns/op")
-            } else if let Some(counted) = &phase.counted {
-                (counted, counts.as_str())
-            } else {
+            let times = Some(&phase.runs).filter(|_| comparison.judges_time());
+            let Some(runs) = times.or(phase.counted.as_ref()) else {
                 continue;
             };
-            let runs = if name == "before" {
+            let runs = if side == "before" {
                 &runs.before
             } else {
                 &runs.after
             };
+            let benchmark = benchmark(configuration, phase);
             for figure in runs {
                 let _ = writeln!(out, "{benchmark} 1 {figure} {unit}");
             }
@@ -40,41 +40,39 @@ pub fn benchstat(comparison: &Comparison) -> String {
     out
 }
 
-/// `BenchmarkStage2/phase=create/backing=anonymous/...`: without spaces, and never ending in a dash
-/// and a number, which would be taken for a count of processors.
+/// Returns the name `BenchmarkStage2/phase=create/backing=anonymous/...`: without spaces, and
+/// without a final dash and number, which would be taken for a count of processors.
 fn benchmark(configuration: &Configuration, phase: &PhaseChange) -> String {
     let setup = &configuration.setup;
-    let mut name = format!("BenchmarkStage2/phase={}", phase.phase);
-    let mut part = |key: &str, value: Option<String>| {
-        if let Some(value) = value.filter(|value| !value.is_empty()) {
-            name += &format!("/{key}={}", word(&value));
-        }
-    };
-    part("engine", Some(configuration.engine.clone()));
-    part(
-        "subject",
-        Some(setup.subject.clone()).filter(|s| *s != configuration.engine),
+    let subject = Some(setup.subject.clone()).filter(|s| *s != configuration.engine);
+    let mut parts = vec![
+        ("engine", Some(configuration.engine.clone())),
+        ("subject", subject),
+        ("mode", Some(setup.mode.clone())),
+    ];
+    parts.extend(
+        setup
+            .options
+            .iter()
+            .map(|(key, value)| (key.as_str(), Some(value.clone()))),
     );
-    part("mode", Some(setup.mode.clone()));
-    for (key, value) in &setup.options {
-        part(&word(key), Some(value.clone()));
+    parts.extend([
+        ("prefault", setup.prefault.then(|| "on".to_owned())),
+        ("backing", setup.backing.map(|backing| backing.to_string())),
+        ("size", setup.memory.map(|memory| memory.to_string())),
+        ("vcpus", setup.vcpus.map(|vcpus| vcpus.to_string())),
+    ]);
+    let mut name = format!("BenchmarkStage2/phase={}", phase.phase);
+    for (key, value) in parts {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            let _ = write!(name, "/{}={}", word(key), word(&value));
+        }
     }
-    part("prefault", setup.prefault.then(|| "on".to_owned()));
-    part("backing", setup.backing.map(|backing| backing.to_string()));
-    part("size", setup.memory.map(|memory| memory.to_string()));
-    part("vcpus", setup.vcpus.map(|vcpus| vcpus.to_string()));
     name
 }
 
 fn word(text: &str) -> String {
-    let plain = |c: char| {
-        if c.is_whitespace() || c == '/' || c == '-' {
-            '_'
-        } else {
-            c
-        }
-    };
-    text.chars().map(plain).collect()
+    text.replace(|c: char| c.is_whitespace() || c == '/' || c == '-', "_")
 }
 
 #[cfg(test)]
@@ -107,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_that_is_judged_is_what_is_printed() {
+    fn a_judged_count_is_printed_where_a_step_has_it() {
         let text = printed(Some("DC CIVAC"), |record| {
             if record.phase == granule_types::phase::Phase::Update {
                 record.counters.insert("DC CIVAC".to_owned(), 0);
@@ -124,12 +122,12 @@ mod tests {
                 "1 6400 DC-CIVAC/op",
                 "1 7200 DC-CIVAC/op"
             ],
-            "not of a step that never has it: {text}"
+            "{text}"
         );
     }
 
     #[test]
-    fn every_run_is_a_line_below_its_side() {
+    fn every_run_has_a_line_below_its_side() {
         let name = |phase| {
             format!(
                 "BenchmarkStage2/phase={phase}/engine=kvm/mode=PA_bits:48,_VA_bits:48,_4K_pages/\
@@ -152,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_word_whatever_the_options_are() {
+    fn a_name_is_one_word_for_any_options() {
         let text = printed(None, |record| {
             let options = [("dirty-log", "manual"), ("pin", "0-3 8/9"), ("empty", "")];
             let options = options.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -167,7 +165,6 @@ mod tests {
                 (4, "1", "ns/op"),
                 "{line}"
             );
-            // What ends in a dash and a number would be taken for a count of processors.
             assert!(!words[0].contains('-'), "{line}");
             assert!(
                 line.contains("/dirty_log=manual/pin=0_3_8_9/prefault=on/"),
@@ -177,7 +174,7 @@ mod tests {
         assert_eq!(
             text.matches("side:").count(),
             2,
-            "another line would make another table"
+            "a further line would split the table"
         );
     }
 }

@@ -1,57 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! KTAP, version 1, as the kernel's test runners read it: a test for each judged step. Worse is
-//! `not ok`; where nothing can be told, the test is skipped.
+//! KTAP, version 1, for the kernel's test runners: a test for each judged step. A regression is
+//! `not ok`, an inconclusive step is skipped.
 
 use std::fmt::Write;
 
-use super::figures;
-use crate::{Comparison, PhaseChange, Verdict};
+use super::{columns, number, words};
+use crate::{
+    comparison::{Comparison, PhaseChange},
+    judge::Verdict,
+};
 
-/// The comparison as KTAP.
+/// Renders a comparison as KTAP.
 pub fn ktap(comparison: &Comparison) -> String {
-    let judged: Vec<_> = comparison
-        .rows()
-        .filter_map(|(configuration, phase)| Some((configuration, phase, phase.verdict?)))
+    let rows = comparison.rows();
+    let judged: Vec<_> = rows
+        .filter_map(|(c, phase)| Some((c, phase, phase.verdict?)))
         .collect();
     let mut out = format!("KTAP version 1\n1..{}\n", judged.len());
     for (number, (configuration, phase, verdict)) in (1..).zip(&judged) {
         let name = format!(
             "{} {}",
-            super::short_title(comparison, configuration),
+            words::short_title(comparison, configuration),
             phase.phase
         );
         // A name ends where a directive begins.
         let name = name.replace('#', "").replace(", ", " ");
-        let told = told(comparison, phase);
+        let reason = reason(comparison, phase);
         // Writing into a String cannot fail.
         let _ = match verdict {
-            Verdict::Worse => writeln!(out, "# {name}: {told}\nnot ok {number} {name}"),
-            Verdict::CannotTell => writeln!(out, "ok {number} {name} # SKIP cannot tell: {told}"),
-            Verdict::Better | Verdict::NotWorse => {
-                writeln!(out, "# {name}: {told}\nok {number} {name}")
+            Verdict::Regression => writeln!(out, "# {name}: {reason}\nnot ok {number} {name}"),
+            Verdict::Inconclusive => {
+                writeln!(out, "ok {number} {name} # SKIP inconclusive: {reason}")
+            }
+            Verdict::Improvement | Verdict::NoRegression => {
+                writeln!(out, "# {name}: {reason}\nok {number} {name}")
             }
         };
     }
-    let count = |verdict| comparison.count(verdict);
+    let (failed, skipped) = (
+        comparison.count(Verdict::Regression),
+        comparison.count(Verdict::Inconclusive),
+    );
     let _ = writeln!(
         out,
-        "# Totals: pass:{} fail:{} xfail:0 xpass:0 skip:{} error:0",
-        count(Verdict::Better) + count(Verdict::NotWorse),
-        count(Verdict::Worse),
-        count(Verdict::CannotTell)
+        "# Totals: pass:{} fail:{failed} xfail:0 xpass:0 skip:{skipped} error:0",
+        judged.len() - failed - skipped,
     );
     out
 }
 
-fn told(comparison: &Comparison, phase: &PhaseChange) -> String {
+fn reason(comparison: &Comparison, phase: &PhaseChange) -> String {
     let metric = &comparison.metric;
     let change = phase.count(metric).unwrap_or(&phase.time);
-    let mut told = format!("{metric} ratio {}", figures::ratio(change));
-    if let Some(tested) = phase.tested {
-        if let Some(estimate) = super::estimate(&tested) {
-            told += &format!(", Hodges-Lehmann {estimate}");
+    let mut reason = format!("{metric} ratio {}", number::ratio(change));
+    if let Some(tested) = &phase.tested {
+        if let Some(estimate) = columns::estimate(tested) {
+            reason += &format!(", Hodges-Lehmann {estimate}");
         }
-        told += &format!(", p after Holm {}", figures::p_value(tested.p_holm));
+        reason += &format!(", p after Holm {}", number::p_value(tested.p_holm));
     }
-    told
+    reason
 }

@@ -3,106 +3,91 @@
 
 use std::fmt::Write;
 
-use super::figures::{self, Unit};
-use crate::{Change, Comparison, PhaseChange};
+use super::{
+    columns::{COLUMNS, Column, rows},
+    words,
+};
+use crate::{comparison::Comparison, judge::Verdict};
 
-/// The comparison as Markdown.
+/// Renders a comparison as Markdown.
 pub fn markdown(comparison: &Comparison) -> String {
     let mut out = String::new();
     // Writing into a String cannot fail.
-    for (name, words) in super::head(comparison) {
+    for (name, words) in words::head(comparison) {
         let _ = writeln!(out, "- {name}: {}", escaped(&words));
     }
+    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.in_markdown).collect();
     for configuration in &comparison.configurations {
-        let title = escaped(&super::title(comparison, configuration));
-        let _ = writeln!(out, "\n**{title}**\n");
-        out.push_str(
-            "| phase | before | after | ratio | gain | Hodges-Lehmann, 95% | p | Holm | delta |\n",
-        );
-        out.push_str("|---|--:|--:|--:|--:|--:|--:|--:|--:|\n");
-        for phase in &configuration.phases {
-            phase_rows(&mut out, comparison, phase);
+        let title = escaped(&words::title(comparison, configuration));
+        let headings = columns.iter().map(|column| column.heading.to_owned());
+        let mut table = vec![["phase".to_owned()].into_iter().chain(headings).collect()];
+        for row in configuration
+            .phases
+            .iter()
+            .flat_map(|phase| rows(comparison, phase))
+        {
+            let name = escaped(row.name());
+            let name = if row.is_time() {
+                format!("**{name}**")
+            } else {
+                name
+            };
+            let name = format!("{name} {}", row.mark()).trim_end().to_owned();
+            let cells = columns.iter().map(|column| (column.cell)(&row).text());
+            table.push([name].into_iter().chain(cells).collect());
         }
+        push_table(&mut out, &title, &table);
     }
     if comparison.configurations.len() > 1 {
         overview(&mut out, comparison);
     }
-    for note in super::foot(comparison) {
+    for note in words::foot(comparison) {
         let _ = writeln!(out, "\n{}", escaped(&note));
     }
     out
 }
 
-/// All ratios of times in one table.
+/// Writes all ratios of times in one table.
 fn overview(out: &mut String, comparison: &Comparison) {
-    let phases = super::phases(comparison);
-    let names: Vec<_> = phases.iter().map(|phase| phase.name()).collect();
-    let _ = writeln!(out, "\n**Time after through time before**\n");
-    let _ = writeln!(
-        out,
-        "| | {} |\n|---|{}",
-        names.join(" | "),
-        "--:|".repeat(names.len())
-    );
+    let steps = comparison.steps();
+    let names = steps.iter().map(|step| step.name().to_owned());
+    let mut table = vec![[String::new()].into_iter().chain(names).collect()];
     for configuration in &comparison.configurations {
-        let title = super::short_title(comparison, configuration);
-        let _ = write!(out, "| {} |", escaped(&title));
-        for &wanted in &phases {
-            let found = configuration.phases.iter().find(|p| p.phase == *wanted);
-            let ratio = found.map_or(String::new(), |phase| {
-                let ratio = figures::ratio(&phase.time);
-                format!("{ratio} {}", super::time_mark(comparison, phase))
-            });
-            let _ = write!(out, " {} |", ratio.trim_end());
-        }
-        out.push('\n');
+        let title = words::short_title(comparison, configuration);
+        let ratios = steps.iter().map(|step| match configuration.phase(step) {
+            Some(phase) => {
+                let (ratio, verdict) = words::time_ratio(comparison, phase);
+                format!("{ratio} {}", verdict.map_or("", Verdict::mark))
+                    .trim_end()
+                    .to_owned()
+            }
+            None => String::new(),
+        });
+        table.push([escaped(&title)].into_iter().chain(ratios).collect());
     }
-}
-
-fn phase_rows(out: &mut String, comparison: &Comparison, phase: &PhaseChange) {
-    let judged = |name: &str| (name == comparison.metric).then_some(phase);
-    let name = format!("**{}**", phase.phase);
-    let unit = Unit::of_time(&phase.time);
-    row(out, &name, &phase.time, unit, judged("time"));
-    for (name, change) in super::counts(phase) {
-        row(out, &escaped(name), change, Unit::Count, judged(name));
-    }
-}
-
-fn row(out: &mut String, name: &str, change: &Change, unit: Unit, judged: Option<&PhaseChange>) {
-    let quartiles = figures::has_quartiles(change);
-    let [before, after] = [change.before, change.after].map(|spread| {
-        let range = unit
-            .range(spread, quartiles)
-            .map(|range| format!(" ({range})"));
-        unit.median(spread) + &range.unwrap_or_default()
-    });
-    let (ratio, gain) = (figures::ratio(change), figures::gain(change));
-    let mark = judged
-        .and_then(|phase| phase.verdict)
-        .map_or("", |verdict| verdict.mark());
-    let tested = judged.and_then(|phase| phase.tested).map(|tested| {
-        let estimate = super::estimate(&tested).unwrap_or_default();
-        let [p, holm] = [tested.p, tested.p_holm].map(figures::p_value);
-        format!("{estimate} | {p} | {holm} | {:+.2}", tested.delta)
-    });
-    let tested = tested.unwrap_or_else(|| " | | |".to_owned());
-    let name = format!("{name} {mark}");
-    let name = name.trim_end();
-    let _ = writeln!(
-        out,
-        "| {name} | {before} | {after} | {ratio} | {gain} | {tested} |"
+    let title = format!(
+        "Ratio of {}s, after to before",
+        words::time_name(comparison)
     );
+    push_table(out, &title, &table);
 }
 
-/// What Markdown would take for its own is escaped.
+/// Writes a table below its title; the first row is the heading.
+fn push_table(out: &mut String, title: &str, table: &[Vec<String>]) {
+    let _ = writeln!(out, "\n**{title}**\n");
+    for (at, row) in table.iter().enumerate() {
+        let _ = writeln!(out, "| {} |", row.join(" | "));
+        if at == 0 {
+            let _ = writeln!(out, "|---|{}", "--:|".repeat(row.len() - 1));
+        }
+    }
+}
+
+/// Escapes the characters that Markdown interprets.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if matches!(
-            c,
-            '|' | '*' | '_' | '`' | '<' | '&' | '~' | '[' | ']' | '\\'
-        ) {
+        if "|*_`<&~[]\\".contains(c) {
             out.push('\\');
         }
         out.push(c);

@@ -1,183 +1,120 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reads results back: JSON Lines, every error with its line.
+//! Reads results; every error names its line.
 //!
-//! The schema is looked at before anything else, so that a file of another kind or of a later
-//! version is told from a damaged one. Blank lines and unknown fields are passed over; provenance
-//! that is missing becomes unknown ([`Host::default`](super::Host)), which the comparison notices.
-//! Where lines say how many follow them, those must follow; files of earlier versions say nothing.
+//! The schema is read before the record, so that a file of another kind or version is distinguished
+//! from a damaged one. Blank lines are ignored. A line may record the number of lines that follow
+//! it (`left`), which are then required; older results do not record it.
 
 use serde::Deserialize;
 use thiserror::Error;
 
-use granule_types::record::{Record, SCHEMA};
+use granule_types::{
+    record::{Record, SCHEMA},
+    units::counted,
+};
 
-/// Why a text is no set of results. Lines count from 1.
+/// Error returned when a text is not a set of results. Lines count from 1.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// There is not one record in it.
-    #[error("holds no record: run the test again, it ended before its first phase did")]
+    /// The text has no record.
+    #[error("holds no record: the test ended before its first phase; run it again")]
     Empty,
-    /// The last line breaks off.
-    #[error("line {line}: breaks off in the middle of a record; delete that line or run again")]
-    Truncated {
-        /// Where.
-        line: usize,
-    },
+    /// The last line is cut off.
+    #[error("line {0}: the record is cut off; delete the line or run the test again")]
+    Truncated(usize),
     /// A line is not JSON.
+    #[error("line {0}: not JSON; expected one object of schema {SCHEMA} a line")]
+    NotJson(usize, #[source] serde_json::Error),
+    /// A line has another schema.
+    #[error("line {0}: its schema is '{1}'; this program reads {SCHEMA}")]
+    Schema(usize, String),
+    /// Lines behind a line are missing.
     #[error(
-        "line {line}: not JSON; results are one object of schema {SCHEMA} a line: delete what is \
-         none, or make the file again"
-    )]
-    NotJson {
-        /// Where.
-        line: usize,
-        /// What JSON says to it.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// A line is JSON, but not ours.
-    #[error("line {line}: its schema is '{found}'; this program reads {SCHEMA}")]
-    Schema {
-        /// Where.
-        line: usize,
-        /// What it calls itself.
-        found: String,
-    },
-    /// Lines are missing.
-    #[error(
-        "line {line}: {missing} of the records that belong behind it {}: the run ended early, or \
-         the file is cut off; run again",
-        if *.missing == 1 { "is missing" } else { "are missing" }
+        "line {line}: {} behind it {} missing: the run ended early, or the file is cut off; run the \
+         test again",
+        counted(*.missing, "record"),
+        if *.missing == 1 { "is" } else { "are" }
     )]
     Missing {
-        /// Behind which.
+        /// The line before the gap.
         line: usize,
-        /// How many.
+        /// Number of missing lines.
         missing: u64,
     },
-    /// A line is ours, but a field is missing or wrong.
-    #[error("line {line}: not a whole record of schema {SCHEMA}; make the file again")]
-    Field {
-        /// Where.
-        line: usize,
-        /// Which field, and what is wrong with it.
-        #[source]
-        source: serde_json::Error,
-    },
+    /// A field is missing or wrong.
+    #[error("line {0}: not a whole record of schema {SCHEMA}; run the test again")]
+    Field(usize, #[source] serde_json::Error),
 }
 
 /// Reads every record of a results file.
 ///
 /// # Errors
-/// The first line that is not a whole record of [`SCHEMA`], or that there is none.
+/// A line is not a whole record of [`SCHEMA`], lines are missing, or there is no line.
 pub fn read_records(text: &str) -> Result<Vec<Record>, ReadError> {
     let mut records = Vec::new();
-    // The line before, and how many are to follow it.
     let mut before = None;
-    for (index, text) in text.lines().enumerate() {
+    for (line, text) in (1..).zip(text.lines()) {
         if text.trim().is_empty() {
             continue;
         }
-        let line = index + 1;
-        let (tag, record) = read_record(line, text)?;
-        follows(before, tag.left)?;
-        before = tag.left.map(|left| (line, left));
+        let (left, record) = read_record(line, text)?;
+        check_follows(before, left)?;
+        before = left.map(|left| (line, left));
         records.push(record);
     }
-    follows(before, None)?;
+    check_follows(before, None)?;
     if records.is_empty() {
         return Err(ReadError::Empty);
     }
     Ok(records)
 }
 
-/// Checks that a line that has `left` to follow it may stand behind the one before it.
-fn follows(before: Option<(usize, u64)>, left: Option<u64>) -> Result<(), ReadError> {
-    match before {
-        None | Some((_, 0)) => Ok(()),
-        Some((line, wanted)) => match left {
-            Some(left) if left == wanted - 1 => Ok(()),
-            Some(left) if left < wanted => Err(ReadError::Missing {
-                line,
-                missing: wanted - 1 - left,
-            }),
-            _ => Err(ReadError::Missing {
-                line,
-                missing: wanted,
-            }),
-        },
+/// Checks that a line with `left` further lines may follow the line and its `left` in `before`.
+fn check_follows(before: Option<(usize, u64)>, left: Option<u64>) -> Result<(), ReadError> {
+    let Some((line, wanted @ 1..)) = before else {
+        return Ok(());
+    };
+    let missing = match left {
+        Some(left) if left < wanted => wanted - 1 - left,
+        _ => wanted,
+    };
+    if missing == 0 {
+        return Ok(());
     }
+    Err(ReadError::Missing { line, missing })
 }
 
-/// What is looked at before the record itself.
-#[derive(Deserialize)]
-struct Tag {
-    #[serde(default)]
-    schema: String,
-    left: Option<u64>,
-}
-
-/// Reads one line.
-fn read_record(line: usize, text: &str) -> Result<(Tag, Record), ReadError> {
-    let tag: Tag = serde_json::from_str(text).map_err(|source| {
-        if source.is_eof() {
-            ReadError::Truncated { line }
+/// Reads one line and the number of lines that follow it.
+fn read_record(line: usize, text: &str) -> Result<(Option<u64>, Record), ReadError> {
+    #[derive(Deserialize)]
+    struct Tag {
+        #[serde(default)]
+        schema: String,
+        left: Option<u64>,
+    }
+    let tag: Tag = serde_json::from_str(text).map_err(|error| {
+        if error.is_eof() {
+            ReadError::Truncated(line)
         } else {
-            ReadError::NotJson { line, source }
+            ReadError::NotJson(line, error)
         }
     })?;
     if tag.schema != SCHEMA {
-        return Err(ReadError::Schema {
-            line,
-            found: tag.schema,
-        });
+        return Err(ReadError::Schema(line, tag.schema));
     }
     let record = serde_json::from_str(text);
-    let record = record.map_err(|source| ReadError::Field { line, source })?;
-    Ok((tag, record))
+    let record = record.map_err(|error| ReadError::Field(line, error))?;
+    Ok((tag.left, record))
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use crate::results::record_lines;
-    use granule_types::{
-        phase::Phase,
-        record::{Host, RunConfig},
-        units::{Bytes, Nanoseconds},
-    };
-
-    pub(in crate::results) fn record() -> Record {
-        Record {
-            schema: SCHEMA.to_owned(),
-            host: Host {
-                arch: "aarch64".to_owned(),
-                ..Host::default()
-            },
-            engine: "kvm".to_owned(),
-            config: RunConfig {
-                mode: "PA-bits:48,  VA-bits:48,  4K pages".to_owned(),
-                backing: "anonymous_hugetlb_2mb".parse().unwrap(),
-                memory: Bytes::mib(64),
-                vcpus: 16,
-                seed: 1,
-                iteration: 0,
-                prefault: false,
-                options: Default::default(),
-            },
-            obtained: None,
-            phase: Phase::Create,
-            round: None,
-            ns: Nanoseconds(42_000_000),
-            vcpu_ns: vec![],
-            counters: [("DC CIVAC".to_owned(), 34_625_989)].into(),
-            events: Default::default(),
-            gauges: Default::default(),
-        }
-    }
+    use crate::{fixture::record, results::record_lines};
+    use granule_types::record::Host;
 
     #[test]
-    fn what_was_written_is_read_again() {
+    fn blank_lines_are_ignored() {
         let line = serde_json::to_string(&record()).unwrap();
 
         let records = read_records(&format!("{line}\n\n{line}\r\n")).unwrap();
@@ -198,16 +135,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_cut_file_names_the_line_that_breaks_off() {
+    fn a_cut_file_names_its_last_line() {
         let line = serde_json::to_string(&record()).unwrap();
         for cut in 1..line.len() {
             let error = read_records(&format!("{line}\n{}", &line[..cut])).unwrap_err();
-            assert!(matches!(error, ReadError::Truncated { line: 2 }), "{cut}");
+            assert!(matches!(error, ReadError::Truncated(2)), "{cut}");
         }
     }
 
     #[test]
-    fn lines_that_are_missing_are_told_wherever_they_are() {
+    fn missing_lines_are_found_at_any_place() {
         let whole = record_lines(&vec![record(); 4]).unwrap();
         let lines: Vec<&str> = whole.lines().collect();
         let without = |gone: std::ops::Range<usize>| {
@@ -239,7 +176,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn foreign_and_damaged_lines_are_told_apart() {
+    fn other_and_damaged_lines_are_distinguished() {
         let no_phase = format!(r#"{{"schema":"{SCHEMA}"}}"#);
         for (text, wanted) in [
             ("", "no record"),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Writes results: JSON Lines, each line whole and out of the process before the next phase begins,
-//! so that a run that is cut off loses no phase it has finished.
+//! Writes results. Each line is written and flushed before the next phase begins, so an interrupted
+//! run keeps its finished phases.
 //!
-//! Each line also says how many are to follow it (`left`), so that a reader knows a file that was cut
-//! off between two lines, or whose run ended early, from a whole one.
+//! Each line records the number of lines that follow it (`left`), so that a reader recognises a file
+//! that was cut off between two lines, or whose run ended early.
 
 use std::{
     fmt,
@@ -17,30 +17,30 @@ use thiserror::Error;
 
 use granule_types::record::Record;
 
-/// Why results could not be written.
+/// Error returned when results cannot be written.
 #[derive(Debug, Error)]
 pub enum WriteError {
-    /// The file cannot be made.
+    /// The file cannot be created.
     #[error("cannot create the results file {path}")]
     Create {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the host says to it.
+        /// Error of the host.
         #[source]
         source: io::Error,
     },
     /// A record cannot be written.
     #[error("cannot write results to {path}")]
     Write {
-        /// Which file; `-` is standard output.
+        /// The file; `-` is standard output.
         path: PathBuf,
-        /// What the host says to it.
+        /// Error of the host.
         #[source]
         source: io::Error,
     },
 }
 
-/// A record, and how many follow it.
+/// A record and the number of lines that follow it.
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
@@ -48,10 +48,10 @@ struct Line<'a> {
     left: u64,
 }
 
-/// Records as the lines of a whole file.
+/// Returns records as the lines of a whole file.
 ///
 /// # Errors
-/// None that is known; what the JSON writer says is passed on.
+/// Those of the JSON writer; none is expected.
 pub fn record_lines(records: &[Record]) -> Result<String, serde_json::Error> {
     let mut text = String::new();
     let lefts = (0..records.len() as u64).rev();
@@ -76,10 +76,10 @@ impl fmt::Debug for RecordWriter {
 }
 
 impl RecordWriter {
-    /// Writes so many records to a file, which is made or emptied, or to standard output for `-`.
+    /// Creates or empties a file for `records` records; `-` is standard output.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be created.
     pub fn create(path: &Path, records: u64) -> Result<Self, WriteError> {
         let to: Box<dyn Write> = if path == Path::new("-") {
             Box::new(io::stdout())
@@ -96,7 +96,7 @@ impl RecordWriter {
         })
     }
 
-    /// Writes one record as one line and flushes it.
+    /// Writes and flushes one record.
     ///
     /// # Errors
     /// The line cannot be written.
@@ -119,10 +119,10 @@ impl RecordWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::{read::tests::record, read_records};
+    use crate::{fixture::record, results::read_records};
 
     #[test]
-    fn what_is_written_is_read_again_as_it_was() {
+    fn written_records_are_read_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("results.jsonl");
         let mut writer = RecordWriter::create(&path, 2).unwrap();
@@ -132,14 +132,14 @@ mod tests {
         writer.write(&record()).unwrap();
         let both = std::fs::read_to_string(&path).unwrap();
 
-        assert!(first.ends_with("\n"), "on disk before the next one");
-        assert!(read_records(&first).is_err(), "the next one is missing");
+        assert!(first.ends_with("\n"), "written before the next record");
+        assert!(read_records(&first).is_err(), "the next record is missing");
         assert_eq!(read_records(&both).unwrap(), [record(), record()]);
         assert_eq!(record_lines(&[record(), record()]).unwrap(), both);
     }
 
     #[test]
-    fn a_file_that_cannot_be_made_is_named() {
+    fn a_file_that_cannot_be_created_is_named() {
         let error = RecordWriter::create(Path::new("/nowhere/results.jsonl"), 1).unwrap_err();
 
         assert!(error.to_string().contains("/nowhere/results.jsonl"));

@@ -1,50 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! How a figure grows: the exponent of a power law, by least squares through the logarithms of
-//! medians. The interval is Student's, over how far the medians lie off the line, so that growth
-//! that is no power law has a wide one.
+//! Growth of a figure: the exponent of a power law, fitted by least squares to the logarithms of
+//! medians. Student's interval comes from the distance of the medians from the line, so growth that
+//! does not follow a power law has a wide one.
 
-use statrs::function::beta::inv_beta_reg;
+use super::{
+    descriptive::{logarithms, mean_and_squares},
+    student::student_point,
+};
 
-use super::ALPHA;
-
-/// An exponent: 0 is flat, 1 linear, 2 quadratic.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PowerLaw {
-    /// The exponent.
-    pub exponent: f64,
-    /// Its 95% interval.
-    pub interval: (f64, f64),
-}
-
-/// Fits through points (x, y), all positive; `None` for fewer than three different x.
-pub fn power_law(points: &[(f64, f64)]) -> Option<PowerLaw> {
-    if points.iter().any(|(x, y)| *x <= 0.0 || *y <= 0.0) || points.len() < 3 {
+/// Fits positive points (x, y) and returns the exponent (0 is flat, 1 linear, 2 quadratic) with its
+/// 95% interval; `None` for fewer than three points or a single x.
+pub fn power_law(points: &[(f64, f64)]) -> Option<(f64, [f64; 2])> {
+    let (x, y): (Vec<f64>, Vec<f64>) = points.iter().copied().unzip();
+    let (x, y) = (logarithms(&x)?, logarithms(&y)?);
+    if points.len() < 3 {
         return None;
     }
-    let logs: Vec<(f64, f64)> = points.iter().map(|(x, y)| (x.ln(), y.ln())).collect();
-    let n = logs.len() as f64;
-    let mean_x = logs.iter().map(|(x, _)| x).sum::<f64>() / n;
-    let mean_y = logs.iter().map(|(_, y)| y).sum::<f64>() / n;
-    let squares: f64 = logs.iter().map(|(x, _)| (x - mean_x).powi(2)).sum();
+    let ((mean_x, squares), (mean_y, _)) = (mean_and_squares(&x), mean_and_squares(&y));
     if squares == 0.0 {
         return None;
     }
-    let products: f64 = logs.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
+    let logs = || x.iter().zip(&y);
+    let products: f64 = logs().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
     let exponent = products / squares;
-    let off = |(x, y): &(f64, f64)| (y - mean_y - exponent * (x - mean_x)).powi(2);
-    let freedom = n - 2.0;
-    let error = (logs.iter().map(off).sum::<f64>() / freedom / squares).sqrt();
-    let reach = error * student_point(freedom);
-    Some(PowerLaw {
-        exponent,
-        interval: (exponent - reach, exponent + reach),
-    })
-}
-
-/// Student's t that is exceeded either way with a chance of [`ALPHA`].
-fn student_point(freedom: f64) -> f64 {
-    let share = inv_beta_reg(freedom / 2.0, 0.5, ALPHA);
-    (freedom * (1.0 - share) / share).sqrt()
+    let residual = |(x, y): (&f64, &f64)| (y - mean_y - exponent * (x - mean_x)).powi(2);
+    let freedom = points.len() as f64 - 2.0;
+    let error = (logs().map(residual).sum::<f64>() / freedom / squares).sqrt();
+    let reach = error * student_point(freedom)?;
+    Some((exponent, [exponent - reach, exponent + reach]))
 }
 
 #[cfg(test)]
@@ -52,38 +35,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn students_points_are_those_of_the_table() {
-        for (freedom, point) in [
-            (1.0, 12.706_205),
-            (2.0, 4.302_653),
-            (3.0, 3.182_446),
-            (10.0, 2.228_139),
-        ] {
-            assert!((student_point(freedom) - point).abs() < 1e-5, "{freedom}");
-        }
-    }
-
-    #[test]
     fn powers_are_found() {
         for power in [0.0, 1.0, 2.0] {
-            let points: Vec<_> = [1.0, 2.0, 4.0, 8.0]
-                .map(|x: f64| (x, 3.0 * x.powf(power)))
-                .into();
-            let fit = power_law(&points).unwrap();
-            assert!((fit.exponent - power).abs() < 1e-9);
-            assert!(fit.interval.1 - fit.interval.0 < 1e-6);
+            let points = [1.0, 2.0, 4.0, 8.0].map(|x: f64| (x, 3.0 * x.powf(power)));
+            let (exponent, [low, high]) = power_law(&points).unwrap();
+            assert!((exponent - power).abs() < 1e-9 && high - low < 1e-6);
         }
-        // As SciPy's linregress has it for these logarithms.
-        let fit = power_law(&[(1.0, 2.0), (2.0, 5.0), (4.0, 9.0), (8.0, 30.0)]).unwrap();
+        // The result of SciPy's linregress for these logarithms.
+        let points = [(1.0, 2.0), (2.0, 5.0), (4.0, 9.0), (8.0, 30.0)];
+        let (exponent, [low, high]) = power_law(&points).unwrap();
         let wanted = [1.256_866_869, 0.755_208_494, 1.758_525_245];
-        let found = [fit.exponent, fit.interval.0, fit.interval.1];
-        for (found, wanted) in found.iter().zip(wanted) {
-            assert!((found - wanted).abs() < 1e-6, "{fit:?}");
+        for (found, wanted) in [exponent, low, high].iter().zip(wanted) {
+            assert!((found - wanted).abs() < 1e-6, "{found} {wanted}");
         }
     }
 
     #[test]
-    fn two_points_are_no_law() {
+    fn too_few_points_and_zeros_have_no_power() {
         assert_eq!(power_law(&[(1.0, 1.0), (2.0, 2.0)]), None);
         assert_eq!(power_law(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None);
         assert_eq!(power_law(&[(1.0, 0.0), (2.0, 2.0), (3.0, 2.0)]), None);

@@ -1,50 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Student's t test with one variance for both samples, two-sided: for samples too small for ranks
-//! to say anything, whose spread is no measurement's noise. It supposes normal values.
+//! Student's t test with one variance for both samples, two-sided: for samples too small for rank
+//! tests whose spread is not measurement noise. It assumes normal values.
 
-use statrs::function::beta::beta_reg;
+use statrs::distribution::{ContinuousCDF, StudentsT};
 
-/// What the test says.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Student {
-    /// How far the second mean lies above the first, in standard errors.
-    pub t: f64,
-    /// How likely so great a distance is where there is no difference.
-    pub p: f64,
-}
+use super::{descriptive::mean_and_squares, null::ALPHA};
 
-/// Tests whether two samples have one mean; `None` where one has fewer than two values.
-pub fn student(first: &[f64], second: &[f64]) -> Option<Student> {
+/// Returns t (the distance of the second mean above the first in standard errors) and its two-sided
+/// p; `None` if a sample has fewer than two values.
+pub fn student(first: &[f64], second: &[f64]) -> Option<(f64, f64)> {
     if first.len() < 2 || second.len() < 2 {
         return None;
     }
-    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let squares = |values: &[f64]| {
-        let mean = mean(values);
-        values
-            .iter()
-            .map(|value| (value - mean).powi(2))
-            .sum::<f64>()
-    };
     let (m, n) = (first.len() as f64, second.len() as f64);
+    let ((mean_first, squares_first), (mean_second, squares_second)) =
+        (mean_and_squares(first), mean_and_squares(second));
     let freedom = m + n - 2.0;
-    let variance = (squares(first) + squares(second)) / freedom;
-    let apart = mean(second) - mean(first);
+    let variance = (squares_first + squares_second) / freedom;
+    let apart = mean_second - mean_first;
     if variance == 0.0 {
-        return Some(if apart == 0.0 {
-            Student { t: 0.0, p: 1.0 }
-        } else {
-            Student {
-                t: apart.signum() * f64::INFINITY,
-                p: 0.0,
-            }
+        return Some(match apart {
+            0.0 => (0.0, 1.0),
+            apart => (apart.signum() * f64::INFINITY, 0.0),
         });
     }
     let t = apart / (variance * (1.0 / m + 1.0 / n)).sqrt();
-    Some(Student {
-        t,
-        p: beta_reg(freedom / 2.0, 0.5, freedom / (freedom + t * t)),
-    })
+    Some((t, 2.0 * distribution(freedom)?.sf(t.abs())))
+}
+
+/// Returns the t that is exceeded either way with probability [`ALPHA`].
+pub fn student_point(freedom: f64) -> Option<f64> {
+    Some(-distribution(freedom)?.inverse_cdf(ALPHA / 2.0))
+}
+
+fn distribution(freedom: f64) -> Option<StudentsT> {
+    StudentsT::new(0.0, 1.0, freedom).ok()
 }
 
 #[cfg(test)]
@@ -52,25 +42,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_agrees_with_the_published_table() {
+    fn critical_values_agree_with_the_published_table() {
         // The two-sided 5% points for 2 and 4 degrees of freedom.
         for (values, t) in [(2, 4.302_653), (3, 2.776_445)] {
             let spread: Vec<f64> = (0..values).map(f64::from).collect();
             let deviation = if values == 2 { 0.5_f64.sqrt() } else { 1.0 };
             let error = deviation * (2.0 / f64::from(values)).sqrt();
             let second: Vec<f64> = spread.iter().map(|value| value + t * error).collect();
-            let test = student(&spread, &second).unwrap();
+            let (found, p) = student(&spread, &second).unwrap();
             assert!(
-                (test.t - t).abs() < 1e-9 && (test.p - 0.05).abs() < 1e-6,
-                "{test:?}"
+                (found - t).abs() < 1e-9 && (p - 0.05).abs() < 1e-6,
+                "{found} {p}"
+            );
+        }
+        for (freedom, point) in [(1.0, 12.706_205), (2.0, 4.302_653), (10.0, 2.228_139)] {
+            assert!(
+                (student_point(freedom).unwrap() - point).abs() < 1e-5,
+                "{freedom}"
             );
         }
     }
 
     #[test]
-    fn values_all_alike_differ_or_do_not() {
-        assert_eq!(student(&[1.0; 3], &[1.0; 3]).unwrap().p, 1.0);
-        assert_eq!(student(&[1.0; 3], &[2.0; 3]).unwrap().p, 0.0);
+    fn samples_without_spread_differ_or_are_equal() {
+        assert_eq!(student(&[1.0; 3], &[1.0; 3]).unwrap().1, 1.0);
+        assert_eq!(student(&[1.0; 3], &[2.0; 3]).unwrap().1, 0.0);
         assert_eq!(student(&[1.0], &[2.0, 3.0]), None);
     }
 }

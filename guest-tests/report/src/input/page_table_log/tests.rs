@@ -3,11 +3,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A lab host's console, carriage returns and all: two runs of the test from Linux 6.1.
+/// Console of a lab host with carriage returns: two runs of the test from Linux 6.1.
 const CONSOLE: &str = include_str!("../../../golden/console.log");
 
 #[test]
-fn a_console_gives_every_run_in_it() {
+fn every_run_of_a_console_is_read() {
     let runs = read(CONSOLE).unwrap();
 
     assert_eq!(runs.len(), 2);
@@ -15,7 +15,7 @@ fn a_console_gives_every_run_in_it() {
         runs[0],
         Run {
             line: 11,
-            engine: ENGINE,
+            engine: engine::PAGE_TABLE_TEST,
             mode: "PA-bits:48,  VA-bits:48, 64K pages".to_owned(),
             backing: "anonymous_hugetlb_2mb".parse().unwrap(),
             memory: Bytes::mib(8),
@@ -31,7 +31,7 @@ fn a_console_gives_every_run_in_it() {
 }
 
 #[test]
-fn prefixes_and_line_ends_do_no_harm() {
+fn prefixes_and_line_ends_are_ignored() {
     let plain = CONSOLE.replace('\r', "");
     for prefix in ["# ", "[   12.345678] ", "<6>[ 1.2][ T9] ", "# # ", "\t"] {
         let prefixed: String = plain.lines().map(|l| format!("{prefix}{l}\n")).collect();
@@ -50,12 +50,12 @@ fn equal_runs_are_iterations() {
     assert!(
         records
             .iter()
-            .all(|r| r.host == Host::default() && r.engine == ENGINE)
+            .all(|r| r.host == Host::default() && r.engine == engine::PAGE_TABLE_TEST)
     );
 }
 
 #[test]
-fn the_benchs_iterations_share_one_head() {
+fn iterations_of_the_bench_share_one_head() {
     let times = |create: u64| {
         format!(
             "KVM_CREATE_MAPPINGS: total execution time: 0.{create:09}s\n\n\
@@ -76,11 +76,11 @@ fn the_benchs_iterations_share_one_head() {
 
     let create: Vec<_> = runs.iter().map(|run| run.times[0].1.0).collect();
     assert_eq!(create, [1, 5]);
-    assert!(runs.iter().all(|run| run.engine == BENCH_ENGINE));
+    assert!(runs.iter().all(|run| run.engine == engine::BENCH_LINES));
     assert_eq!(records(&runs)[3].config.iteration, 1);
 }
 
-/// What `granule bench -i N` prints.
+/// Returns the lines of `granule bench -i N`.
 fn bench(iterations: u32) -> String {
     let mut log = "Testing guest mode: m\nTesting memory backing src type: shmem\n\
                    Testing memory size(aligned): 0x1000\nNumber of testing vCPUs: 1\n\
@@ -114,15 +114,15 @@ fn iterations_cut_off_anywhere_are_refused() {
     for (cut, wanted) in [
         (
             end("granule: exec", 2),
-            "line 30: the run begun here ends without 'granule: iteration 4 of 8'",
+            "line 30: the run that begins here has no 'granule: iteration 4 of 8'",
         ),
         (
             end("KVM_UPDATE", 2),
-            "line 30: the run begun here ends without 'KVM_UPDATE_MAPPINGS'",
+            "line 30: the run that begins here has no 'KVM_UPDATE_MAPPINGS'",
         ),
         (
             end("granule: unmap", 7),
-            "line 90: the run begun here ends without 'granule: unmap took'",
+            "line 90: the run that begins here has no 'granule: unmap took'",
         ),
     ] {
         let error = read(&log[..cut]).unwrap_err().to_string();
@@ -131,7 +131,7 @@ fn iterations_cut_off_anywhere_are_refused() {
 }
 
 #[test]
-fn a_head_with_too_few_iterations_is_refused_wherever_it_stands() {
+fn a_head_with_too_few_iterations_is_refused_at_any_place() {
     let cut = bench(3);
     let cut = &cut[..cut.find("granule: iteration 3").unwrap()];
 
@@ -169,7 +169,7 @@ fn a_head_with_too_few_iterations_is_refused_wherever_it_stands() {
 }
 
 #[test]
-fn runs_of_the_bench_may_have_other_phases_of_their_own_but_not_break_off() {
+fn runs_of_the_bench_may_differ_in_their_own_phases_but_not_be_cut_off() {
     let few = bench(1).replace("granule: exec took 0.000000004s\n", "");
     let cut = &few[..few.find("granule: unmap").unwrap()];
 
@@ -184,14 +184,11 @@ fn runs_of_the_bench_may_have_other_phases_of_their_own_but_not_break_off() {
         "the last one has more"
     );
     let error = read(&(few.clone() + cut)).unwrap_err().to_string();
-    assert!(
-        error.contains("ends without 'granule: unmap took'"),
-        "{error}"
-    );
+    assert!(error.contains("has no 'granule: unmap took'"), "{error}");
 }
 
 #[test]
-fn a_log_that_ends_within_a_head_is_refused_whole() {
+fn a_log_that_ends_within_a_head_is_refused() {
     for part in [
         "Testi",
         "Testing guest",
@@ -202,7 +199,7 @@ fn a_log_that_ends_within_a_head_is_refused_whole() {
             let error = read(&format!("{CONSOLE}{prefix}{part}"))
                 .unwrap_err()
                 .to_string();
-            let ends = error.contains("breaks off") || error.contains("ends without");
+            let ends = error.contains("is cut off");
             assert!(error.starts_with("line 43: ") && ends, "{error}");
         }
     }
@@ -214,7 +211,7 @@ fn a_log_that_ends_within_a_head_is_refused_whole() {
 }
 
 #[test]
-fn lines_of_json_are_not_passed_over() {
+fn lines_of_json_are_refused() {
     for line in [
         "{\"schema\":\"granule.result/1\"}",
         "  {\"a\":",
@@ -225,13 +222,13 @@ fn lines_of_json_are_not_passed_over() {
 
         assert_eq!(
             (after, before),
-            (LogError::Json { line: 43 }, LogError::Json { line: 1 })
+            (LogDefect::Json.at(43), LogDefect::Json.at(1))
         );
     }
 }
 
 #[test]
-fn a_log_cut_off_anywhere_yields_no_wrong_figure() {
+fn a_log_that_is_cut_off_yields_no_wrong_figure() {
     let whole = read(CONSOLE).unwrap();
     for cut in 0..CONSOLE.len() {
         if let Ok(runs) = read(&CONSOLE[..cut]) {
@@ -241,7 +238,7 @@ fn a_log_cut_off_anywhere_yields_no_wrong_figure() {
 }
 
 #[test]
-fn damage_is_named_with_its_line() {
+fn defects_are_named_with_their_line() {
     for (from, to, wanted) in [
         ("0x800000", "0x8oo", "line 14: '0x8oo' is not a size"),
         ("vCPUs: 2", "vCPUs: two", "line 17: 'two' is not a number"),
@@ -254,13 +251,13 @@ fn damage_is_named_with_its_line() {
         (
             "KVM_UPDATE",
             "KVM_ADJUST",
-            "line 23: 'KVM_ADJUST_MAPPINGS' a second time",
+            "line 23: 'KVM_ADJUST_MAPPINGS' is repeated",
         ),
         ("KVM_UPDATE", "KVM_MELT", "line 21: 'KVM_MELT"),
         (
             "Testing guest mode: PA-bits:48,  VA-bits:48, 64K pages\r\n",
             "",
-            "line 11: 'Testing memory backing src type:' belongs to no run",
+            "line 11: 'Testing memory backing src type: anonymous_hugetlb_2mb' belongs to no run",
         ),
         (
             "exit 0",
@@ -275,35 +272,19 @@ fn damage_is_named_with_its_line() {
     }
     let cut = CONSOLE.find("KVM_UPDATE").unwrap();
     let error = read(&CONSOLE[..cut]).unwrap_err().to_string();
-    assert!(error.contains("line 11: the run begun here ends without 'KVM_UPDATE_MAPPINGS'"));
+    assert!(error.contains("line 11: the run that begins here has no 'KVM_UPDATE_MAPPINGS'"));
 }
 
 #[test]
-fn a_text_of_another_kind_is_foreign() {
+fn a_text_of_another_kind_has_no_run() {
     for text in ["", "hello\nworld\n", "<html>", "KVM_CREATE_MAPPINGS\n"] {
-        assert_eq!(read(text), Err(LogError::Foreign));
+        assert_eq!(read(text), Err(LogError::NoRun));
     }
 }
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in "\\PC*") {
+    fn any_text_is_read_or_refused(text in "\\PC*") {
         let _ = read(&text);
-    }
-
-    #[test]
-    fn no_mutation_makes_it_panic(
-        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
-        cut in any::<prop::sample::Index>(),
-    ) {
-        let mut bytes = CONSOLE.as_bytes().to_vec();
-        for (at, byte) in edits {
-            let at = at.index(bytes.len());
-            bytes[at] = byte;
-        }
-        bytes.truncate(cut.index(bytes.len()) + 1);
-        if let Ok(runs) = read(&String::from_utf8_lossy(&bytes)) {
-            prop_assert!(!runs.is_empty() && !records(&runs).is_empty());
-        }
     }
 }

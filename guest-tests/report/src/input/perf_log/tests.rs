@@ -16,7 +16,7 @@ fn steps(samples: &[Sample]) -> Vec<(&str, f64)> {
 fn both_tests_are_read_from_one_console() {
     let (rest, samples) = take(LOG).unwrap();
 
-    let [dirty, demand] = ENGINES.map(|engine| {
+    let [dirty, demand] = [engine::DIRTY_LOG_TEST, engine::DEMAND_PAGING_TEST].map(|engine| {
         let of = samples.iter().filter(|s| s.engine == engine).cloned();
         of.collect::<Vec<_>>()
     });
@@ -45,7 +45,7 @@ fn both_tests_are_read_from_one_console() {
 }
 
 #[test]
-fn what_is_cut_off_is_refused_wherever_it_is_cut() {
+fn a_run_that_is_cut_off_is_refused() {
     let whole = |from: &str, last: &str| {
         let begin = LOG.find(from).unwrap();
         begin + LOG[begin..].find(last).unwrap()
@@ -67,20 +67,20 @@ fn what_is_cut_off_is_refused_wherever_it_is_cut() {
 }
 
 #[test]
-fn a_cut_is_told_with_its_line_and_what_is_missing() {
+fn a_cut_is_named_with_its_line_and_the_missing_words() {
     for (end, wanted) in [
-        (823, "line 20: 'Get dirty log over 3 iterations' breaks off"),
+        (823, "line 20: 'Get dirty log over 3 iterations' is cut off"),
         (
             LOG.find("Clear dirty log over").unwrap(),
-            "line 4: the run begun here ends without 'Clear dirty log over N iterations took'",
+            "line 4: the run that begins here has no 'Clear dirty log over N iterations took'",
         ),
         (
             LOG.find("Overall demand").unwrap(),
-            "line 48: the run begun here ends without 'Overall demand paging rate:'",
+            "line 48: the run that begins here has no 'Overall demand paging rate:'",
         ),
         (
             LOG.find(" pgs/sec/vcpu").unwrap(),
-            "line 54: 'Per-vcpu demand paging rate:\t212345.678901' breaks off",
+            "line 54: 'Per-vcpu demand paging rate:\t212345.678901' is cut off",
         ),
     ] {
         let error = take(&LOG[..end]).unwrap_err().to_string();
@@ -89,7 +89,7 @@ fn a_cut_is_told_with_its_line_and_what_is_missing() {
 }
 
 #[test]
-fn damage_is_told_with_its_line() {
+fn defects_are_named_with_their_line() {
     for (from, to, wanted) in [
         (
             "Iteration 2 dirty",
@@ -109,17 +109,17 @@ fn damage_is_told_with_its_line() {
         (
             "over 3 iterations",
             "over 4 iterations",
-            "ends without 'Iteration 4",
+            "has no 'Iteration 4",
         ),
         (
             "Iteration 2 clear dirty log",
             "lost",
-            "ends without 'clear dirty log time:'",
+            "has no 'clear dirty log time:'",
         ),
         (
             "Populate memory time",
             "Total guest execution time",
-            "line 7: a line of another test",
+            "line 7: the line is of another test",
         ),
     ] {
         let damaged = LOG.replacen(from, to, 1);
@@ -128,5 +128,5 @@ fn damage_is_told_with_its_line() {
         assert!(error.contains(wanted), "{error}");
     }
     let stray = take("Populate memory time: 0.182904752s\n").unwrap_err();
-    assert!(matches!(stray, LogError::Stray { line: 1, .. }));
+    assert!(matches!(stray, LogError::Line(1, LogDefect::Stray(_))));
 }

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Charts of counts: what was counted in one configuration, its two bars made of the phases.
-
-use std::collections::BTreeSet;
+//! Charts of counts: two bars for each count of a configuration, stacked by step.
 
 use super::{
-    super::{counts, figures::Unit, phases, short_title},
-    svg::{Anchor, Svg, WIDTH, escaped, figure},
+    super::{columns::rows, number::Unit, words},
+    page::escaped,
+    svg::{Anchor, Svg, WIDTH, figure},
 };
-use crate::{Change, Comparison, Configuration, Spread};
+use crate::comparison::{Comparison, Configuration};
 
 const LEFT: f64 = 8.0;
 const BARS: f64 = WIDTH - 2.0 * LEFT;
-/// Nothing changed where the sums of both sides are nearer than this share.
+/// Sums of both sides that are nearer than this share count as unchanged.
 const ALIKE: f64 = 0.01;
 
-/// What the colours of phases are.
+/// Returns the key of the colours of steps.
 pub fn key(comparison: &Comparison) -> String {
-    let items: String = phases(comparison)
+    let items: String = comparison
+        .steps()
         .into_iter()
         .enumerate()
         .map(|(at, step)| {
@@ -30,90 +30,107 @@ pub fn key(comparison: &Comparison) -> String {
     format!("<ul class=\"key\">{items}</ul>\n")
 }
 
-/// The chart of one configuration; `None` where nothing was counted.
+/// Returns the chart of one configuration; `None` without counts.
 pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Option<String> {
-    let all = phases(comparison);
-    let mut names: Vec<&str> = Vec::new();
-    let mut gauges = BTreeSet::new();
-    for phase in &configuration.phases {
-        gauges.extend(phase.gauges.keys().map(String::as_str));
-        for (name, _) in counts(phase) {
-            if !names.contains(&name.as_str()) {
-                names.push(name);
-            }
-        }
+    let (changed, unchanged): (Vec<Count>, Vec<Count>) = counts(comparison, configuration)
+        .into_iter()
+        .partition(|count| {
+            let [before, after] = count.sums();
+            (before - after).abs() > ALIKE * before.max(after)
+        });
+    if changed.is_empty() && unchanged.is_empty() {
+        return None;
     }
-    // What stands at an end cannot be added up.
-    names.retain(|name| !gauges.contains(name));
-    let median = |spread: Option<Spread>| spread.map_or(0.0, |spread| spread.median);
-    let side = |name: &str, of: fn(&Change) -> Option<Spread>| -> Vec<(usize, f64)> {
-        let phases = configuration.phases.iter();
-        let count = |change: &Change| median(of(change));
-        phases
-            .filter_map(|phase| {
-                let at = all.iter().position(|step| **step == phase.phase)?;
-                Some((at, phase.count(name).map_or(0.0, count)))
-            })
-            .collect()
-    };
-    let sum = |parts: &[(usize, f64)]| parts.iter().map(|(_, count)| count).sum::<f64>();
     let mut svg = Svg::default();
-    let mut alike = Vec::new();
-    for name in names {
-        let parts = [
-            side(name, |change| change.before),
-            side(name, |change| change.after),
-        ];
-        let [before, after] = [sum(&parts[0]), sum(&parts[1])];
-        if (before - after).abs() <= ALIKE * before.max(after) {
-            alike.push(name);
-            continue;
-        }
-        let top = svg.height;
-        let told = format!(
-            "{} → {}",
-            Unit::Count.value(before),
-            Unit::Count.value(after)
-        );
-        svg.text(LEFT, top + 12.0, Anchor::Start, "", name);
-        svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &told);
-        for (lane, (class, parts)) in ["before", "after"].into_iter().zip(&parts).enumerate() {
-            let y = top + 30.0 + 10.0 * lane as f64;
-            let mut x = LEFT;
-            for (at, count) in parts.iter().filter(|(_, count)| *count > 0.0) {
-                let width = count / before.max(after) * (BARS - 6.0);
-                let title = format!(
-                    "{class}, {}: {}",
-                    all[*at].name(),
-                    Unit::Count.value(*count)
-                );
-                svg.rect(
-                    [x + 6.0, y, width.max(0.3), 8.0],
-                    &format!("p{}", at % 8),
-                    Some(&title),
-                );
-                x += width;
-            }
-            svg.rect([LEFT, y, 3.0, 8.0], class, None);
-        }
-        svg.height += 58.0;
+    for count in &changed {
+        bar_pair(&mut svg, count);
     }
-    let mut words = "medians of each phase, added up; upper bar before, lower bar after".to_owned();
-    if !alike.is_empty() {
-        words += &format!(". Within 1%: {}", alike.join(", "));
-    }
-    if svg.height == 0.0 {
-        if alike.is_empty() {
-            return None;
-        }
-        svg.text(
-            LEFT,
-            14.0,
-            Anchor::Start,
-            "soft",
-            "no count changed by more than 1%",
-        );
+    if changed.is_empty() {
+        let words = "no count changed by more than 1%";
+        svg.text(LEFT, 14.0, Anchor::Start, "soft", words);
         svg.height = 22.0;
     }
-    Some(figure(&short_title(comparison, configuration), &words, svg))
+    let mut words =
+        "sums of the medians of each phase; upper bar before, lower bar after".to_owned();
+    if !unchanged.is_empty() {
+        let names: Vec<&str> = unchanged.iter().map(|count| count.name.as_str()).collect();
+        words += &format!(". Within 1%: {}", names.join(", "));
+    }
+    Some(figure(
+        &words::short_title(comparison, configuration),
+        &words,
+        svg,
+    ))
+}
+
+/// One count, step by step.
+struct Count {
+    name: String,
+    /// Place and name of each step, and its medians before and after.
+    parts: Vec<(usize, String, [f64; 2])>,
+}
+
+impl Count {
+    fn sums(&self) -> [f64; 2] {
+        [0, 1].map(|side| self.parts.iter().map(|(_, _, medians)| medians[side]).sum())
+    }
+}
+
+/// Returns the counts of a configuration, in the order of tables. Gauges do not add up over steps.
+fn counts(comparison: &Comparison, configuration: &Configuration) -> Vec<Count> {
+    let steps: Vec<_> = comparison.steps().into_iter().collect();
+    let mut counts: Vec<Count> = Vec::new();
+    for phase in &configuration.phases {
+        for row in rows(comparison, phase).iter().filter(|row| !row.is_time()) {
+            let is_gauge = configuration
+                .phases
+                .iter()
+                .any(|p| p.gauges.contains_key(row.metric));
+            if !is_gauge && !counts.iter().any(|count| count.name == row.metric) {
+                counts.push(Count {
+                    name: row.metric.to_owned(),
+                    parts: Vec::new(),
+                });
+            }
+        }
+    }
+    for count in &mut counts {
+        for phase in &configuration.phases {
+            let at = steps.iter().position(|step| **step == phase.phase);
+            let change = phase.count(&count.name);
+            let sides = change.map_or([None; 2], |change| [change.before, change.after]);
+            let medians = sides.map(|spread| spread.map_or(0.0, |spread| spread.median));
+            count
+                .parts
+                .extend(at.map(|at| (at, phase.phase.name().to_owned(), medians)));
+        }
+    }
+    counts
+}
+
+fn bar_pair(svg: &mut Svg, count: &Count) {
+    let top = svg.height;
+    let sums = count.sums();
+    let [before, after] = sums.map(|sum| Unit::Count.value(sum));
+    svg.text(LEFT, top + 12.0, Anchor::Start, "", &count.name);
+    svg.text(
+        LEFT,
+        top + 25.0,
+        Anchor::Start,
+        "soft",
+        &format!("{before} → {after}"),
+    );
+    for (side, class) in ["before", "after"].into_iter().enumerate() {
+        let y = top + 30.0 + 10.0 * side as f64;
+        let mut x = LEFT;
+        for (at, step, medians) in count.parts.iter().filter(|(_, _, m)| m[side] > 0.0) {
+            let width = medians[side] / sums[0].max(sums[1]) * (BARS - 6.0);
+            let title = format!("{class}, {step}: {}", Unit::Count.value(medians[side]));
+            let part = [x + 6.0, y, width.max(0.3), 8.0];
+            svg.rect(part, &format!("p{}", at % 8), Some(&title));
+            x += width;
+        }
+        svg.rect([LEFT, y, 3.0, 8.0], class, None);
+    }
+    svg.height += 58.0;
 }

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Where a figure lies on an axis. An axis begins at zero, unless figures lie so far apart that the
-//! small ones would lie upon each other: then it is logarithmic.
+//! Places of figures on an axis. An axis begins at zero, unless figures are so far apart that small
+//! ones would coincide: then it is logarithmic.
 
-/// From which ratio of the greatest to the least on an axis is logarithmic.
+/// Ratio of the greatest to the least figure above which an axis is logarithmic.
 const FAR_APART: f64 = 30.0;
 
-/// An axis.
+/// Axis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scale {
-    /// From 0 to this.
+    /// Linear from 0 to this.
     Linear(f64),
-    /// Between these.
+    /// Logarithmic between these.
     Log(f64, f64),
 }
 
 impl Scale {
-    /// An axis for some figures.
+    /// Returns an axis for figures.
     pub fn of(figures: impl IntoIterator<Item = f64>) -> Self {
         let (mut least, mut greatest) = (f64::INFINITY, 0.0_f64);
         for figure in figures.into_iter().filter(|figure| *figure > 0.0) {
@@ -31,13 +31,13 @@ impl Scale {
         }
     }
 
-    /// The same, but always from 0.
+    /// Returns a linear axis for figures.
     pub fn from_zero(figures: impl IntoIterator<Item = f64>) -> Self {
         let greatest = figures.into_iter().fold(0.0_f64, f64::max);
         Self::Linear(if greatest > 0.0 { greatest * 1.08 } else { 1.0 })
     }
 
-    /// Where a figure lies, from 0 to 1.
+    /// Returns the place of a figure, from 0 to 1.
     pub fn at(self, figure: f64) -> f64 {
         match self {
             Self::Linear(greatest) => (figure / greatest).clamp(0.0, 1.0),
@@ -48,7 +48,7 @@ impl Scale {
         }
     }
 
-    /// Round figures to name, at most five.
+    /// Returns round figures for labels, at most five.
     pub fn ticks(self) -> Vec<f64> {
         match self {
             Self::Linear(greatest) => {
@@ -90,14 +90,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_figures_lie_on_a_line_from_zero() {
+    fn near_figures_have_a_linear_axis_from_zero() {
         let scale = Scale::of([40.0, 100.0]);
         assert_eq!(scale.ticks(), [0.0, 50.0, 100.0]);
         assert!((scale.at(54.0) - 0.5).abs() < 1e-9);
     }
 
     #[test]
-    fn figures_far_apart_lie_on_decades() {
+    fn figures_far_apart_have_a_logarithmic_axis() {
         let scale = Scale::of([3.0, 0.0, 4000.0]);
         assert_eq!(scale.ticks(), [10.0, 100.0, 1000.0]);
         assert_eq!(scale.at(0.0), 0.0);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_few_and_inside() {
+    fn there_are_two_to_five_ticks_on_the_axis() {
         for exponent in -3..15 {
             for factor in [1.0, 1.7, 3.3, 7.9, 9.99] {
                 let greatest = factor * 10_f64.powi(exponent);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A drawing of fixed width, its lines growing downwards. It is shown no wider than a phone is, so
-//! its text keeps its size.
+//! A drawing of fixed width that grows downwards. It is shown no wider than a phone, so its text
+//! keeps its size.
 
 use std::fmt::Write;
 
-pub use super::super::page::escaped;
+use super::page::escaped;
 
-/// The width of every drawing in its own units, which are about pixels.
+/// Width of every drawing in its own units, about pixels.
 pub const WIDTH: f64 = 360.0;
-/// How many characters of a line of text fit.
+/// Number of characters that fit into a line.
 const LINE: usize = 56;
 
-/// Where text is held.
+/// Part of a text at its x coordinate.
 #[derive(Debug, Clone, Copy)]
 pub enum Anchor {
     Start,
@@ -19,13 +19,13 @@ pub enum Anchor {
     End,
 }
 
-/// A drawing.
+/// Drawing.
 #[derive(Debug, Default)]
 pub struct Svg {
     body: String,
-    /// How far down it reaches.
+    /// Height so far.
     pub height: f64,
-    /// How many marks stand for data.
+    /// Number of marks that stand for data.
     marks: usize,
 }
 
@@ -35,7 +35,7 @@ impl Svg {
         self.body.push('\n');
     }
 
-    /// Text with its base line at `y`; what does not fit into a line is left to its tooltip.
+    /// Adds text with its base line at `y`. A text that does not fit is shortened and has a tooltip.
     pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
@@ -71,7 +71,7 @@ impl Svg {
         ));
     }
 
-    /// A mark that stands for a figure, which its tooltip tells.
+    /// Adds a mark for a figure, with a tooltip.
     pub fn circle(&mut self, x: f64, y: f64, radius: f64, class: &str, title: &str) {
         self.marks += 1;
         self.put(&format!(
@@ -80,7 +80,7 @@ impl Svg {
         ));
     }
 
-    /// A piece of a bar, which stands for a figure if it has a title.
+    /// Adds a part of a bar; with a tooltip it is a mark for a figure.
     pub fn rect(&mut self, [x, y, width, height]: [f64; 4], class: &str, title: Option<&str>) {
         let (mark, title) = match title {
             Some(title) => {
@@ -94,7 +94,7 @@ impl Svg {
         ));
     }
 
-    /// The drawing with its name, which is read aloud.
+    /// Returns the drawing with its name for screen readers.
     pub fn finish(self, name: &str) -> String {
         format!(
             "<svg viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"{}\" data-marks=\"{}\">\n{}</svg>",
@@ -106,8 +106,8 @@ impl Svg {
     }
 }
 
-/// What fits into a line: a longer text loses its middle, because names of configurations begin
-/// with what they share and differ in the options at their ends.
+/// Removes the middle of a text that does not fit into a line: names of configurations begin alike
+/// and differ in the options at their ends.
 fn shortened(text: &str) -> String {
     let length = text.chars().count();
     if length <= LINE {
@@ -118,7 +118,7 @@ fn shortened(text: &str) -> String {
     head.chain(['…']).chain(tail).collect()
 }
 
-/// A figure with its caption.
+/// Returns a drawing with its caption.
 pub fn figure(title: &str, words: &str, drawing: Svg) -> String {
     format!(
         "<figure><figcaption><b>{}</b>{}</figcaption>\n{}\n</figure>\n",
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_names_that_differ_at_their_end_still_differ_when_shortened() {
+    fn shortened_names_keep_their_different_ends() {
         let name = |last: &str| {
             format!("anonymous_hugetlb_2mb, 64M, 16 vCPUs, dirty-log=manual, round-mode={last}")
         };

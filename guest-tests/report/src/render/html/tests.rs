@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The page as text, and as Chromium shows it.
+//! Pages as text, and in Chromium.
 
 use super::{
-    super::browser::{look_at, probed},
+    browser::{look_at, probed},
     html, single,
 };
 use crate::{
@@ -12,8 +12,8 @@ use crate::{
 };
 use granule_types::{phase::Phase, record::Record, units::Nanoseconds};
 
-/// Two backings, four numbers of vCPUs, two sizes, all phases, ten runs: times from nanoseconds to
-/// minutes, counts from 0 to billions, and names that no chart has room for.
+/// Returns two backings, four numbers of vCPUs, two sizes, all phases and ten runs: times from
+/// nanoseconds to minutes, counts from 0 to billions, and names that are longer than a chart.
 fn matrix(factor: u64) -> Vec<Record> {
     let mut records = Vec::new();
     for (at, backing) in ["anonymous", "anonymous_hugetlb_2mb"]
@@ -71,10 +71,10 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_needs_nothing_else_and_escapes_what_it_is_given() {
+fn the_page_is_one_file_and_escapes_text() {
     let page = page();
-    for foreign in ["<script", "http:", "https:", "src=", "@import", "url("] {
-        assert!(!page.contains(foreign), "{foreign}");
+    for unwanted in ["<script", "http:", "https:", "src=", "@import", "url("] {
+        assert!(!page.contains(unwanted), "{unwanted}");
     }
     assert!(page.contains("before &lt;&amp;&gt;") && !page.contains("before <&>"));
     assert!(page.contains("granule compare &quot;&lt;before&gt;&quot; after"));
@@ -91,15 +91,15 @@ fn the_page_needs_nothing_else_and_escapes_what_it_is_given() {
 }
 
 #[test]
-fn one_run_of_one_phase_makes_a_page_too() {
+fn one_run_of_one_phase_makes_a_page() {
     let (before, after) = (samples(&runs(&[10], &[])), samples(&runs(&[10], &[])));
     let page = html(&Comparison::of(&before, &after, &Options::default()).unwrap());
-    assert!(page.contains("cannot-tell") || page.contains("not worse"));
+    assert!(page.contains("inconclusive") || page.contains("no regression"));
     assert!(page.contains("data-marks=\"2\""));
 }
 
 #[test]
-fn a_chart_shows_of_few_runs_what_the_table_beside_it_shows() {
+fn charts_and_tables_show_the_same_range() {
     let page = |runs_a_side: &[u64]| {
         let [before, after] = [runs(runs_a_side, &[]), patched(runs(runs_a_side, &[]))];
         html(&Comparison::of(&samples(&before), &samples(&after), &Options::default()).unwrap())
@@ -121,19 +121,19 @@ fn a_chart_shows_of_few_runs_what_the_table_beside_it_shows() {
 }
 
 #[test]
-#[ignore = "takes Chromium; scripts/test runs it where that is installed"]
-fn in_chromium_every_chart_has_its_data_and_nothing_overlaps() {
+#[ignore = "needs Chromium; scripts/test runs it where it is installed"]
+fn in_chromium_charts_are_complete_and_do_not_overlap() {
     let folder = tempfile::tempdir().unwrap();
     let spoilt = page().replace("y=\"12.0\"", "y=\"25.0\"");
     assert!(
         probed(folder.path(), &spoilt, 0).contains("lies upon"),
-        "the probe sees nothing"
+        "the probe finds nothing"
     );
     look_at(&page(), 30);
 }
 
 #[test]
-#[ignore = "takes Chromium; scripts/test runs it where that is installed"]
+#[ignore = "needs Chromium; scripts/test runs it where it is installed"]
 fn in_chromium_a_page_of_one_kernel_is_legible() {
     look_at(
         &single(&samples(&matrix(7)), "a series", Some("granule lab")),

@@ -1,48 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Figures in a few characters. One unit for a row, so that its columns can be read against
-//! each other; four digits where a range must fit into a column.
+//! Figures in a few characters. A row has one unit, so that its columns compare; a range has four
+//! digits, so that it fits into a column.
 
-use crate::{Change, Spread};
+use crate::spread::{Change, Spread};
 
-/// What a row's figures are, and the unit they are written in.
+/// Unit of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// A plain count.
+    /// A count.
     Count,
-    /// Time: nanoseconds in one of these, and its name.
+    /// Time: the nanoseconds of the unit, and its name.
     Time(u32, &'static str),
 }
 
-/// What stands where there is no figure.
-pub const NONE: &str = "-";
+/// Text for an unknown figure.
+pub const UNKNOWN: &str = "-";
 
 impl Unit {
-    /// The largest unit of time that keeps the greater of two medians at 1 or more.
+    /// Returns the largest unit of time that keeps the greater median at 1 or more.
     pub fn of_time(change: &Change) -> Self {
-        let medians = [change.before, change.after].into_iter().flatten();
-        Self::of_nanoseconds(medians.map(|spread| spread.median).fold(0.0, f64::max))
+        Self::of_nanoseconds(
+            change
+                .sides()
+                .map(|spread| spread.median)
+                .fold(0.0, f64::max),
+        )
     }
 
-    /// The largest unit that keeps a time at 1 or more.
+    /// Returns the largest unit of time that keeps `greatest` at 1 or more.
     pub fn of_nanoseconds(greatest: f64) -> Self {
-        for (size, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")] {
-            if greatest >= f64::from(size) {
-                return Self::Time(size, name);
-            }
+        let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")];
+        let mut fitting = units
+            .into_iter()
+            .filter(|(size, _)| greatest >= f64::from(*size));
+        let (size, name) = fitting.next().unwrap_or((1, "ns"));
+        Self::Time(size, name)
+    }
+
+    /// Returns the name of a unit of time.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Time(_, name) => name,
+            Self::Count => "",
         }
-        Self::Time(1, "ns")
     }
 
-    /// The median with its unit, at most 14 characters up to a day or 100 billion.
+    /// Returns the median with its unit, in at most 14 characters up to a day or 100 billion.
     pub fn median(self, spread: Option<Spread>) -> String {
-        spread.map_or_else(|| NONE.to_owned(), |spread| self.value(spread.median))
+        spread.map_or_else(|| UNKNOWN.to_owned(), |spread| self.value(spread.median))
     }
 
-    /// A figure with its unit.
+    /// Returns a figure with its unit.
     pub fn value(self, value: f64) -> String {
         match self {
             Self::Count if value >= 1e11 => short(value),
-            // Between two runs, one of which did not count any.
+            // A median between two counts.
             Self::Count if value.fract() != 0.0 && value < 1000.0 => format!("{value:.1}"),
             Self::Count => grouped(value),
             Self::Time(1, name) if value.fract() == 0.0 => format!("{value:.0} {name}"),
@@ -50,40 +62,23 @@ impl Unit {
         }
     }
 
-    /// A figure in this unit without its name, in few digits.
-    pub fn bare(self, value: f64) -> String {
-        match self {
-            Self::Count => short(value),
-            Self::Time(size, _) => digits(value / f64::from(size)),
-        }
-    }
-
-    /// Least and greatest, or the quartiles of four runs and more, where they differ in what can be
-    /// shown.
+    /// Returns the ends of a spread without the unit, in few digits; `None` if they print the same.
     pub fn range(self, spread: Option<Spread>, quartiles: bool) -> Option<String> {
-        let spread = spread?;
-        let (low, high) = if quartiles {
-            (spread.q1, spread.q3)
-        } else {
-            (spread.min, spread.max)
+        let bare = |value: f64| match self {
+            Self::Count => short(value),
+            Self::Time(size, _) => four_digits(value / f64::from(size)),
         };
-        let (low, high) = (self.bare(low), self.bare(high));
+        let [low, high] = spread?.ends(quartiles).map(bare);
         (low != high).then(|| format!("{low}..{high}"))
     }
 }
 
-/// Whether the spread of a row is told by its quartiles: there must be runs enough on both sides.
-pub fn has_quartiles(change: &Change) -> bool {
-    let sides = [change.before, change.after].into_iter().flatten();
-    sides.map(|spread| spread.runs).min().unwrap_or(0) >= 4
-}
-
-/// Three digits behind the point, five where that would leave too little.
+/// Returns the ratio of a change.
 pub fn ratio(change: &Change) -> String {
-    change.ratio.map_or_else(|| NONE.to_owned(), factor)
+    change.ratio.map_or_else(|| UNKNOWN.to_owned(), factor)
 }
 
-/// The same of any ratio.
+/// Returns a ratio with three decimals, or five where three would show too little.
 pub fn factor(ratio: f64) -> String {
     match ratio {
         ratio if ratio >= 10_000.0 => format!("{ratio:.2e}"),
@@ -93,29 +88,43 @@ pub fn factor(ratio: f64) -> String {
     }
 }
 
-/// The gain, with its sign.
+/// Returns an interval of a ratio.
+pub fn interval([low, high]: [f64; 2]) -> String {
+    format!("{}..{}", factor(low), factor(high))
+}
+
+/// Returns the gain of a change with its sign.
 pub fn gain(change: &Change) -> String {
     match change.gain() {
         Some(gain) if gain <= -1_000_000.0 => format!("{gain:+.0e}%"),
         Some(gain) if gain <= -1000.0 => format!("{gain:+.0}%"),
-        // What is left is not nothing.
+        // Does not round up to 100%: a rest remains.
         Some(gain) if gain > 99.9 && gain < 100.0 => format!("{:+.2}%", gain.min(99.99)),
-        // Not "-0.0%".
+        // Avoids "-0.0%".
         Some(gain) if gain.abs() < 0.05 => "0.0%".to_owned(),
         Some(gain) => format!("{gain:+.1}%"),
-        None => NONE.to_owned(),
+        None => UNKNOWN.to_owned(),
     }
 }
 
-/// A percentage with no more digits than it has.
+/// Returns a percentage without trailing zeros.
 pub fn percent(value: f64) -> String {
     let text = format!("{value:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     format!("{text}%")
 }
 
-/// Digits in groups of three.
-pub fn grouped(value: f64) -> String {
+/// Returns a p-value with four decimals, or its order of magnitude.
+pub fn p_value(p: f64) -> String {
+    match p {
+        p if p >= 0.0001 => format!("{p:.4}"),
+        0.0 => "0".to_owned(),
+        p => format!("{p:.0e}"),
+    }
+}
+
+/// Returns digits in groups of three.
+fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -127,35 +136,30 @@ pub fn grouped(value: f64) -> String {
     text
 }
 
-/// A count in at most six characters.
-pub fn short(value: f64) -> String {
-    for (size, name) in [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "K")] {
-        if value >= size {
-            let size = if name == "K" { 1e3 } else { size };
-            return digits(value / size) + name;
+/// Returns a count in at most six characters.
+fn short(value: f64) -> String {
+    for (from, size, name) in [
+        (1e15, 1e15, "P"),
+        (1e12, 1e12, "T"),
+        (1e9, 1e9, "G"),
+        (1e6, 1e6, "M"),
+        (1e4, 1e3, "K"),
+    ] {
+        if value >= from {
+            return four_digits(value / size) + name;
         }
     }
     format!("{value:.0}")
 }
 
-/// A p-value: four digits behind the point, or its order.
-pub fn p_value(p: f64) -> String {
-    match p {
-        p if p >= 0.0001 => format!("{p:.4}"),
-        0.0 => "0".to_owned(),
-        p => format!("{p:.0e}"),
-    }
-}
-
-/// Four digits.
-fn digits(value: f64) -> String {
-    let behind = match value {
+fn four_digits(value: f64) -> String {
+    let decimals = match value {
         value if value >= 1000.0 => 0,
         value if value >= 100.0 => 1,
         value if value >= 10.0 => 2,
         _ => 3,
     };
-    format!("{value:.behind$}")
+    format!("{value:.decimals$}")
 }
 
 #[cfg(test)]
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_median_between_two_small_counts_is_not_rounded_away() {
+    fn a_median_between_small_counts_keeps_its_decimal() {
         let between = |one: u64, two: u64| Spread::of([one as f64, two as f64]);
         assert_eq!(Unit::Count.median(between(0, 1)), "0.5");
         assert_eq!(Unit::Count.median(between(1, 3)), "2");
@@ -201,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn ratio_and_gain_never_lie_by_rounding() {
+    fn ratio_and_gain_do_not_round_to_0_or_100() {
         let change = |before, after| {
             Change::between(spread(before, before, before), spread(after, after, after))
         };
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn no_figure_leaves_its_column() {
+    fn the_longest_figures_fit_into_a_column() {
         let all = Some(Spread {
             min: 0.0,
             ..spread(u64::MAX, u64::MAX, u64::MAX).unwrap()
@@ -231,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentage_has_no_needless_digits() {
+    fn a_percentage_has_no_trailing_zeros() {
         assert_eq!(percent(3.0), "3%");
         assert_eq!(percent(0.25), "0.25%");
         assert_eq!(percent(100.0), "100%");

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Renders a page in headless Chromium and checks its charts. For tests of this crate and of crates
-//! that make pages with it (feature `browser-test`).
+//! Renders a page in headless Chromium and checks its charts, for tests of this crate and of crates
+//! whose pages are made with it (feature `browser-test`).
 #![allow(clippy::unwrap_used, reason = "only tests call this")]
 
 use std::{fs, path::Path, process::Command};
 
-/// Returns the findings of the probe about a page in Chromium.
+/// Returns the findings of the probe; `scheme` is 0 for dark and 1 for light.
 ///
 /// # Panics
-/// Chromium does not start.
+/// Panics if Chromium does not start.
 pub fn probed(folder: &Path, page: &str, scheme: u8) -> String {
     let text = serde_json::to_string(page).unwrap().replace("</", "<\\/");
-    let probe = include_str!("html/probe.html")
+    let probe = include_str!("../../../templates/probe.html")
         .replace("const page = PAGE;", &format!("const page = {text};"));
     let path = folder.join("probe.html");
     fs::write(&path, probe).unwrap();
@@ -44,20 +44,20 @@ pub fn probed(folder: &Path, page: &str, scheme: u8) -> String {
     dom[start..].split("</pre>").next().unwrap().to_owned()
 }
 
-/// Looks at a page in Chromium, dark and light, at the widths of a phone and of a desk; it must have
-/// so many charts and nothing to complain about.
+/// Checks a page in Chromium, dark and light, at the widths of a phone and of a desktop. The page
+/// must have at least `charts` charts and no defect.
 ///
 /// # Panics
-/// A chart is missing, or the probe finds a defect.
+/// Panics if a chart is missing or the probe finds a defect.
 pub fn look_at(page: &str, charts: u32) {
     let folder = tempfile::tempdir().unwrap();
     for (scheme, name) in [(0, "dark=true"), (1, "dark=false")] {
-        let told = probed(folder.path(), page, scheme);
-        println!("{told}");
-        assert!(told.contains(name), "{told}");
-        assert!(told.ends_with("nothing to complain about"), "{told}");
-        let found = told.split_whitespace().next().unwrap();
-        let found: u32 = found.trim_start_matches("charts=").parse().unwrap();
-        assert!(found >= 2 * charts, "{told}");
+        let found = probed(folder.path(), page, scheme);
+        println!("{found}");
+        assert!(found.contains(name), "{found}");
+        assert!(found.ends_with("no defect"), "{found}");
+        let drawn = found.split_whitespace().next().unwrap();
+        let drawn: u32 = drawn.trim_start_matches("charts=").parse().unwrap();
+        assert!(drawn >= 2 * charts, "{found}");
     }
 }

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The columns of a comparison's tables, for text, Markdown, HTML and CSV.
+//!
+//! To add a column, add a [`Column`] to [`COLUMNS`]: its heading, a function that makes its cell
+//! from a [`Row`], the formats that show it, and its fields in CSV. Every format prints what is
+//! declared here. Text fills its 75 columns, so a further column has a `text_width` of 0, which
+//! leaves it out there. Golden files show the effect: `GOLDEN=write cargo test -p granule-report`
+//! writes them again.
+
+use super::number::{self, Unit};
+use crate::{
+    comparison::{Comparison, PhaseChange, TIME},
+    judge::{Tested, Verdict},
+    spread::{Change, Spread},
+};
+
+/// One row of a table: the time or a count of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct Row<'a> {
+    /// [`TIME`], or the name of the count.
+    pub metric: &'a str,
+    /// The step.
+    pub phase: &'a PhaseChange,
+    /// The figure.
+    pub change: &'a Change,
+    /// Whether verdict and test of the step are about this figure.
+    pub is_judged: bool,
+}
+
+/// One cell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cell {
+    /// Plain text.
+    Text(String),
+    /// A median, and the range of its runs where they differ.
+    Spread(String, Option<String>),
+    /// A verdict, and a remark on it.
+    Verdict(Option<Verdict>, Option<String>),
+}
+
+/// Field in CSV: its name and value.
+type Field = (&'static str, fn(&Row) -> Option<String>);
+
+/// One column.
+#[derive(Debug)]
+pub struct Column {
+    /// Heading.
+    pub heading: &'static str,
+    /// Width in text; 0 to omit the column there.
+    pub text_width: usize,
+    /// Whether Markdown shows the column.
+    pub in_markdown: bool,
+    /// Makes the cell of a row.
+    pub cell: fn(&Row) -> Cell,
+    /// Fields in CSV, with full precision.
+    pub csv: &'static [Field],
+}
+
+/// All columns behind the name of the step or count.
+pub const COLUMNS: [Column; 9] = [
+    Column {
+        heading: "before",
+        text_width: 15,
+        in_markdown: true,
+        cell: |row| row.spread(row.change.before),
+        csv: &[
+            ("before_median", |row| {
+                field(row.change.before.map(|s| s.median))
+            }),
+            ("before_q1", |row| field(row.change.before.map(|s| s.q1))),
+            ("before_q3", |row| field(row.change.before.map(|s| s.q3))),
+            ("before_min", |row| field(row.change.before.map(|s| s.min))),
+            ("before_max", |row| field(row.change.before.map(|s| s.max))),
+            ("before_runs", |row| {
+                field(row.change.before.map(|s| s.runs))
+            }),
+        ],
+    },
+    Column {
+        heading: "after",
+        text_width: 15,
+        in_markdown: true,
+        cell: |row| row.spread(row.change.after),
+        csv: &[
+            ("after_median", |row| {
+                field(row.change.after.map(|s| s.median))
+            }),
+            ("after_q1", |row| field(row.change.after.map(|s| s.q1))),
+            ("after_q3", |row| field(row.change.after.map(|s| s.q3))),
+            ("after_min", |row| field(row.change.after.map(|s| s.min))),
+            ("after_max", |row| field(row.change.after.map(|s| s.max))),
+            ("after_runs", |row| field(row.change.after.map(|s| s.runs))),
+        ],
+    },
+    Column {
+        heading: "ratio",
+        text_width: 8,
+        in_markdown: true,
+        cell: |row| Cell::Text(number::ratio(row.change)),
+        csv: &[("ratio", |row| field(row.change.ratio))],
+    },
+    Column {
+        heading: "gain",
+        text_width: 9,
+        in_markdown: true,
+        cell: |row| Cell::Text(number::gain(row.change)),
+        csv: &[],
+    },
+    Column {
+        heading: "Hodges-Lehmann, 95%",
+        text_width: 0,
+        in_markdown: true,
+        cell: |row| row.test_text(estimate),
+        csv: &[
+            ("hl_ratio", |row| field(row.tested()?.ratio)),
+            ("hl_low", |row| {
+                field(row.tested()?.interval.map(|[low, _]| low))
+            }),
+            ("hl_high", |row| {
+                field(row.tested()?.interval.map(|[_, high]| high))
+            }),
+            ("test", |row| field(Some(row.tested()?.test))),
+        ],
+    },
+    Column {
+        heading: "p",
+        text_width: 0,
+        in_markdown: true,
+        cell: |row| row.test_text(|tested| Some(number::p_value(tested.p))),
+        csv: &[("p", |row| field(Some(row.tested()?.p)))],
+    },
+    Column {
+        heading: "p, Holm",
+        text_width: 0,
+        in_markdown: true,
+        cell: |row| row.test_text(|tested| Some(number::p_value(tested.p_holm))),
+        csv: &[("p_holm", |row| field(Some(row.tested()?.p_holm)))],
+    },
+    Column {
+        heading: "delta",
+        text_width: 0,
+        in_markdown: true,
+        cell: |row| row.test_text(|tested| Some(format!("{:+.2}", tested.delta))),
+        csv: &[("delta", |row| field(Some(row.tested()?.delta)))],
+    },
+    Column {
+        heading: "verdict",
+        text_width: 0,
+        // Text and Markdown mark the name instead.
+        in_markdown: false,
+        cell: |row| Cell::Verdict(row.verdict(), row.detectable()),
+        csv: &[
+            ("detectable", |row| field(row.tested()?.detectable)),
+            ("verdict", |row| field(Some(row.verdict()?.name()))),
+        ],
+    },
+];
+
+fn field(value: Option<impl ToString>) -> Option<String> {
+    value.map(|value| value.to_string())
+}
+
+/// Returns the Hodges-Lehmann ratio with its interval, which need not hold the ratio of medians.
+pub fn estimate(tested: &Tested) -> Option<String> {
+    let (ratio, ends) = (tested.ratio?, tested.interval?);
+    Some(format!(
+        "{} ({})",
+        number::factor(ratio),
+        number::interval(ends)
+    ))
+}
+
+/// Returns the rows of a step: its time, then its counts. Kernel events and functions come before
+/// instructions, whose names begin with a capital letter.
+pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<Row<'a>> {
+    let row = |metric: &'a str, change: &'a Change| Row {
+        metric,
+        phase,
+        change,
+        is_judged: metric == comparison.metric,
+    };
+    let counted = |(name, change): (&'a String, &'a Change)| row(name, change);
+    let is_instruction = |row: &Row| row.metric.starts_with(|c: char| c.is_ascii_uppercase());
+    let (instructions, functions): (Vec<Row>, Vec<Row>) =
+        phase.counters.iter().map(counted).partition(is_instruction);
+    let mut rows = vec![row(TIME, &phase.time)];
+    rows.extend(phase.events.iter().chain(&phase.gauges).map(counted));
+    rows.extend(functions);
+    rows.extend(instructions);
+    rows
+}
+
+impl Row<'_> {
+    /// Reports whether the row is the time of the step.
+    pub fn is_time(&self) -> bool {
+        self.metric == TIME
+    }
+
+    /// Returns the unit of both sides.
+    pub fn unit(&self) -> Unit {
+        if self.is_time() {
+            Unit::of_time(self.change)
+        } else {
+            Unit::Count
+        }
+    }
+
+    /// Returns the name: that of the step for its time, or that of the count.
+    pub fn name(&self) -> &str {
+        if self.is_time() {
+            self.phase.phase.name()
+        } else {
+            self.metric
+        }
+    }
+
+    /// Returns the verdict on the figure.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.phase.verdict.filter(|_| self.is_judged)
+    }
+
+    /// Returns the mark of the verdict.
+    pub fn mark(&self) -> &'static str {
+        self.verdict().map_or("", Verdict::mark)
+    }
+
+    /// Returns the test of the figure.
+    pub fn tested(&self) -> Option<&Tested> {
+        self.phase.tested.as_ref().filter(|_| self.is_judged)
+    }
+
+    /// Returns the growth that the runs would show, if they show no difference.
+    pub fn detectable(&self) -> Option<String> {
+        let tested = self.tested()?;
+        let growth = growth_percent(tested.detectable?);
+        let is_found = tested.is_found() || self.phase.is_regression();
+        (!is_found).then(|| format!("no difference found; growth of {growth} would be found"))
+    }
+
+    /// Returns the test in words, in a line or two.
+    pub fn test_lines(&self) -> Vec<String> {
+        let Some(tested) = self.tested() else {
+            return Vec::new();
+        };
+        let ratio = tested.ratio.map(|ratio| {
+            let ends = tested
+                .interval
+                .map(|ends| format!(", 95% {}", number::interval(ends)));
+            format!(
+                "ratio {}{}; ",
+                number::factor(ratio),
+                ends.unwrap_or_default()
+            )
+        });
+        let test = if tested.test == "student" {
+            "p (t)"
+        } else {
+            "p"
+        };
+        let [p, holm] = [tested.p, tested.p_holm].map(number::p_value);
+        let mut lines = vec![format!(
+            "{}{test} {p}, Holm {holm}; delta {:+.2}",
+            ratio.unwrap_or_default(),
+            tested.delta
+        )];
+        lines.extend(self.detectable());
+        lines
+    }
+
+    fn spread(&self, spread: Option<Spread>) -> Cell {
+        let unit = self.unit();
+        Cell::Spread(
+            unit.median(spread),
+            unit.range(spread, self.change.has_quartiles()),
+        )
+    }
+
+    fn test_text(&self, text: fn(&Tested) -> Option<String>) -> Cell {
+        Cell::Text(self.tested().and_then(text).unwrap_or_default())
+    }
+}
+
+fn growth_percent(ratio: f64) -> String {
+    format!("{:.1}%", (ratio - 1.0) * 100.0)
+}
+
+impl Cell {
+    /// Returns the cell in one line of plain text.
+    pub fn text(self) -> String {
+        match self {
+            Self::Text(text) | Self::Spread(text, None) => text,
+            Self::Spread(median, Some(range)) => format!("{median} ({range})"),
+            Self::Verdict(verdict, _) => verdict.map_or("", Verdict::name).to_owned(),
+        }
+    }
+}

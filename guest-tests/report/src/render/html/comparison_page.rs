@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The page of a comparison: verdict, ratios, charts, every figure, provenance.
+
+use super::{
+    super::{
+        columns::{COLUMNS, Cell, Row, rows},
+        words,
+    },
+    counts,
+    page::{classed_table, escaped, rendered},
+    report::{Figures, KEY, Report, Section, provenance},
+    times, vcpus,
+};
+use crate::{
+    comparison::{Comparison, Configuration, SweepParameter},
+    judge::Verdict,
+};
+
+/// Renders a comparison as a page.
+pub fn html(comparison: &Comparison) -> String {
+    let Comparison { before, after, .. } = comparison;
+    let class = [Verdict::Regression, Verdict::Inconclusive]
+        .into_iter()
+        .find(|verdict| comparison.count(*verdict) > 0);
+    let means = comparison.geomeans.iter().map(words::geometric_mean);
+    let head = words::head(comparison).into_iter();
+    let head = head.filter(|(name, _)| *name == "time" || *name == "guest");
+    let head = head.map(|(name, words)| format!("{name}: {words}"));
+    rendered(&Report {
+        title: format!("{} against {}", after.label, before.label),
+        class: class.map_or("", Verdict::name),
+        verdict: words::verdict(comparison),
+        overview: overview(comparison),
+        notes: means.chain(words::notes(comparison)).chain(head).collect(),
+        sections: sections(comparison),
+        judged: true,
+        configurations: comparison
+            .configurations
+            .iter()
+            .map(|configuration| figures(comparison, configuration))
+            .collect(),
+        provenance: provenance(&[("before", before), ("after", after)]),
+        command: comparison.command.as_deref(),
+    })
+}
+
+/// Returns all ratios of times, a row for each configuration.
+fn overview(comparison: &Comparison) -> String {
+    let steps = comparison.steps();
+    let title = format!("{} after ÷ before", words::time_name(comparison));
+    let names = steps.iter().map(|step| step.name());
+    let head: Vec<&str> = [title.as_str()].into_iter().chain(names).collect();
+    let row = |configuration: &Configuration| {
+        let cells = steps.iter().map(|step| {
+            let Some(phase) = configuration.phase(step) else {
+                return String::new();
+            };
+            let (ratio, verdict) = words::time_ratio(comparison, phase);
+            tag(
+                verdict,
+                &format!("{ratio}{}", verdict.map_or("", Verdict::mark)),
+            )
+        });
+        let name = escaped(&words::short_title(comparison, configuration));
+        ("", [name].into_iter().chain(cells).collect())
+    };
+    let rows: Vec<_> = comparison.configurations.iter().map(row).collect();
+    classed_table(&head, &rows)
+}
+
+/// Returns the sections of charts.
+fn sections(comparison: &Comparison) -> Vec<Section> {
+    let steps = comparison.steps();
+    let mut times: Vec<Vec<String>> = Vec::new();
+    for step in &steps {
+        let mut charts = vec![times::by_configuration(comparison, step)];
+        for parameter in SweepParameter::ALL {
+            charts.extend(times::by_parameter(comparison, step, parameter));
+        }
+        times.push(charts);
+    }
+    // Without growth, the charts of all steps lie side by side.
+    if times.iter().all(|charts| charts.len() == 1) {
+        times = vec![times.concat()];
+    }
+    let configurations = comparison.configurations.iter();
+    let counted = configurations.filter_map(|one| counts::breakdown(comparison, one));
+    let vcpus = steps
+        .iter()
+        .filter_map(|step| vcpus::distribution(comparison, step));
+    let time = words::time_name(comparison);
+    let [by_phase, by_vcpu] = ["phase", "vCPU"].map(|of| format!("{} of each {of}", capital(time)));
+    let sections = [
+        Section::of(&by_phase, KEY, &times),
+        Section::of("Counts", &counts::key(comparison), &[counted.collect()]),
+        Section::of(&by_vcpu, KEY, &[vcpus.collect()]),
+    ];
+    sections.into_iter().flatten().collect()
+}
+
+fn capital(text: &str) -> String {
+    let (first, rest) = text.split_at(1);
+    first.to_uppercase() + rest
+}
+
+/// Returns every figure of one configuration; the counts of a step fold away unless judged.
+fn figures(comparison: &Comparison, configuration: &Configuration) -> Figures {
+    let all = configuration
+        .phases
+        .iter()
+        .flat_map(|phase| rows(comparison, phase));
+    let (main, counts): (Vec<Row>, Vec<Row>) =
+        all.clone().partition(|row| row.is_time() || row.is_judged);
+    let has_counts = !counts.is_empty() || main.iter().any(|row| !row.is_time());
+    Figures {
+        title: words::title(comparison, configuration),
+        figures: table(&main),
+        counts: has_counts.then(|| table(&all.collect::<Vec<_>>())),
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let headings = COLUMNS.iter().map(|column| column.heading);
+    let head: Vec<&str> = ["phase"].into_iter().chain(headings).collect();
+    let row = |row: &Row| {
+        let cells = COLUMNS.iter().map(|column| cell((column.cell)(row)));
+        let class = if row.is_time() { "time" } else { "count" };
+        (
+            class,
+            [escaped(row.name())].into_iter().chain(cells).collect(),
+        )
+    };
+    classed_table(&head, &rows.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Returns a cell as HTML.
+pub fn cell(cell: Cell) -> String {
+    let small = |text: &str| format!("<small>{}</small>", escaped(text));
+    match cell {
+        Cell::Text(text) => escaped(&text),
+        Cell::Spread(median, None) => escaped(&median),
+        Cell::Spread(median, Some(range)) => format!("{} {}", escaped(&median), small(&range)),
+        Cell::Verdict(verdict, remark) => {
+            let words =
+                verdict.map(|verdict| tag(Some(verdict), &verdict.name().replace('-', " ")));
+            let remark = remark.map(|remark| format!("<br>{}", small(&remark)));
+            words.unwrap_or_default() + &remark.unwrap_or_default()
+        }
+    }
+}
+
+fn tag(verdict: Option<Verdict>, text: &str) -> String {
+    let class = verdict.map_or("", Verdict::name);
+    format!("<span class=\"tag {class}\">{}</span>", escaped(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Options,
+        fixture::{patched, runs},
+        samples,
+    };
+
+    /// Compares a step that improves with one that regresses, on hardware.
+    fn comparison(metric: Option<&str>) -> Comparison {
+        let side = |create: u64, update: u64| {
+            let about = |us| (0..10).map(|run| us + run).collect::<Vec<u64>>();
+            let mut records = runs(&about(create), &about(update));
+            for record in &mut records {
+                record.host.emulator = None;
+            }
+            records
+        };
+        let (before, after) = (side(2000, 1000), patched(side(1000, 2000)));
+        let options = Options {
+            metric: metric.map(str::to_owned),
+            ..Options::default()
+        };
+        Comparison::of(&samples(&before), &samples(&after), &options).unwrap()
+    }
+
+    /// Returns the text of every cell of every row below the heading.
+    fn cells(html: &str) -> Vec<Vec<String>> {
+        let plain = |cell: &str| {
+            let parts = format!("<td{cell}");
+            let parts = parts.split('<').filter_map(|part| part.split_once('>'));
+            parts
+                .map(|(_, text)| text)
+                .collect::<String>()
+                .trim()
+                .to_owned()
+        };
+        let rows = html.split("<tr").skip(2);
+        rows.map(|row| row.split("<td").skip(1).map(plain).collect())
+            .collect()
+    }
+
+    #[test]
+    fn the_overview_has_a_ratio_with_its_verdict_for_each_step() {
+        let table = overview(&comparison(None));
+
+        for wanted in [
+            "<th>time after ÷ before</th><th>create</th><th>update</th>",
+            "<span class=\"tag improvement\">0.501</span>",
+            "<span class=\"tag regression\">1.996!</span>",
+        ] {
+            assert!(table.contains(wanted), "{table}");
+        }
+    }
+
+    #[test]
+    fn a_row_has_a_cell_for_each_heading() {
+        let comparison = comparison(None);
+        let figures = figures(&comparison, &comparison.configurations[0]);
+
+        let rows = cells(&figures.figures);
+        let [create, update] = rows.as_slice() else {
+            panic!("{rows:?}");
+        };
+        assert!(
+            rows.iter().all(|row| row.len() == 1 + COLUMNS.len()),
+            "{rows:?}"
+        );
+        assert_eq!(
+            create[..5],
+            [
+                "create",
+                "2.005 ms 2.002..2.007",
+                "1.004 ms 1.002..1.007",
+                "0.501",
+                "+49.9%"
+            ]
+        );
+        assert!(create[5].starts_with("0.501 (0.5"), "{create:?}");
+        assert_eq!(create[8..], ["-1.00", "improvement"]);
+        assert_eq!(update[8..], ["+1.00", "regression"]);
+        let counts = cells(&figures.counts.unwrap());
+        assert!(counts.iter().any(|row| row[0] == "DC CIVAC"));
+        assert!(!figures.figures.contains("DC CIVAC"), "counts fold away");
+    }
+
+    #[test]
+    fn a_judged_count_is_below_its_time() {
+        let comparison = comparison(Some("DC CIVAC"));
+        let rows = cells(&figures(&comparison, &comparison.configurations[0]).figures);
+
+        let column = |at: usize| rows.iter().map(|row| row[at].as_str()).collect::<Vec<_>>();
+        assert_eq!(column(0), ["create", "DC CIVAC", "update", "DC CIVAC"]);
+        assert_eq!(column(9), ["", "improvement", "", "regression"]);
+        assert!(
+            !overview(&comparison).contains("regression"),
+            "no time is judged"
+        );
+    }
+
+    #[test]
+    fn provenance_has_a_column_for_each_side() {
+        let comparison = comparison(None);
+        let table = provenance(&[("before", &comparison.before), ("after", &comparison.after)]);
+
+        for wanted in [
+            "<th>before</th><th>after</th>",
+            "<th>kernel</th><td>5.10.262</td><td>5.10.262-granule</td>",
+            "<td>no series</td><td>stage2-fault-path (6 patches)</td>",
+            "<th>CPU</th><td colspan=\"2\">neoverse-n1</td>",
+            "<th>emulator</th><td colspan=\"2\"><span class=\"soft\">not known</span></td>",
+        ] {
+            assert!(table.contains(wanted), "{wanted}\n{table}");
+        }
+    }
+}

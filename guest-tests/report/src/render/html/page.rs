@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Parts that all pages share: those of a comparison, of one kernel, and of the lab. Templates are
+//! in `templates/`; a template that does not match its data does not compile.
+
+use std::fmt;
+
+use askama::{Template, filters::Escaper};
+
+/// Style sheet of every page.
+pub(super) const STYLE: &str = include_str!("../../../templates/style.css");
+
+/// Escapes text for HTML and SVG with named entities.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NamedEntities;
+
+impl Escaper for NamedEntities {
+    fn write_escaped_str<W: fmt::Write>(&self, mut out: W, text: &str) -> fmt::Result {
+        text.chars().try_for_each(|c| match c {
+            '&' => out.write_str("&amp;"),
+            '<' => out.write_str("&lt;"),
+            '>' => out.write_str("&gt;"),
+            '"' => out.write_str("&quot;"),
+            '\'' => out.write_str("&#39;"),
+            c => out.write_char(c),
+        })
+    }
+}
+
+/// Escapes text for HTML and SVG.
+pub fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    // Writing into a String cannot fail.
+    let _ = NamedEntities.write_escaped_str(&mut out, text);
+    out
+}
+
+/// Renders a template.
+pub(super) fn rendered(template: &impl Template) -> String {
+    // Writing into a String cannot fail, and no template formats anything that can.
+    template.render().unwrap_or_default()
+}
+
+/// Returns a page with a title above its body, which is HTML.
+pub fn page(title: &str, body: &str) -> String {
+    #[derive(Template)]
+    #[template(path = "plain.html")]
+    struct Plain<'a> {
+        title: &'a str,
+        body: &'a str,
+    }
+    rendered(&Plain { title, body })
+}
+
+/// Returns a verdict in words. `class` is `regression`, `improvement`, `inconclusive`, or empty.
+pub fn verdict(class: &str, words: &str) -> String {
+    format!("<p class=\"verdict {class}\">{}</p>\n", escaped(words))
+}
+
+/// Returns a table of cells that are HTML.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let rows: Vec<_> = rows.iter().map(|cells| ("", cells.clone())).collect();
+    classed_table(head, &rows)
+}
+
+/// Returns a table whose rows have a class and cells that are HTML.
+pub(super) fn classed_table(head: &[&str], rows: &[(&str, Vec<String>)]) -> String {
+    #[derive(Template)]
+    #[template(path = "table.html")]
+    struct Table<'a> {
+        head: &'a [&'a str],
+        rows: &'a [(&'a str, Vec<String>)],
+    }
+    rendered(&Table { head, rows })
+}
+
+/// Returns a table of facts with a column for each subject; a fact that all subjects share has one
+/// cell.
+pub fn facts(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> String {
+    /// Name of a fact, number of columns of a cell, and the cells.
+    type Row<'a> = (&'a str, usize, Vec<Option<&'a str>>);
+    #[derive(Template)]
+    #[template(path = "facts.html")]
+    struct Facts<'a> {
+        columns: &'a [&'a str],
+        rows: Vec<Row<'a>>,
+    }
+    let rows = rows.iter().map(|(name, facts)| {
+        let known = facts
+            .iter()
+            .map(|fact| fact.as_deref().filter(|fact| !fact.is_empty()));
+        let mut cells: Vec<Option<&str>> = known.collect();
+        let is_shared = cells.iter().all(|cell| *cell == cells[0]);
+        let span = if is_shared { cells.len() } else { 1 };
+        cells.truncate(facts.len() / span.max(1));
+        (*name, span, cells)
+    });
+    let rows = rows.collect();
+    rendered(&Facts { columns, rows })
+}
+
+/// Returns text that folds away below a summary.
+pub fn details(summary: &str, text: &str) -> String {
+    format!(
+        "<details><summary>{}</summary>\n<pre>{}</pre></details>\n",
+        escaped(summary),
+        escaped(text)
+    )
+}
+
+/// Returns the command that made the page.
+pub fn made_by(command: &str) -> String {
+    format!("<p>Command:</p>\n<pre>{}</pre>\n", escaped(command))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_escaped_in_every_part() {
+        let parts = [
+            page("<a>", ""),
+            verdict("", "<a>"),
+            details("<a>", "<a>"),
+            made_by("<a>"),
+            facts(&["<a>"], &[("name", vec![Some("<a>".to_owned())])]),
+            table(&["<a>"], &[]),
+        ];
+        for part in parts {
+            assert!(
+                part.contains("&lt;a&gt;") && !part.contains("<a>"),
+                "{part}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_fact_that_all_share_has_one_cell() {
+        let same = vec![Some("x".to_owned()), Some("x".to_owned())];
+        let other = vec![Some("x".to_owned()), None];
+        let text = facts(&["one", "two"], &[("same", same), ("other", other)]);
+        for wanted in [
+            "<th>same</th><td colspan=\"2\">x</td>",
+            "<td>x</td><td><span class=\"soft\">not known</span></td>",
+        ] {
+            assert!(text.contains(wanted), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_table_has_a_cell_for_each_figure() {
+        let text = table(&["a", "b"], &[vec!["1".to_owned(), "<b>2</b>".to_owned()]]);
+        assert!(text.contains("<th>a</th><th>b</th>"), "{text}");
+        assert!(
+            text.contains("<tr><td>1</td><td><b>2</b></td></tr>"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Charts of times: a step over all configurations, and over growing numbers of vCPUs or sizes.
+
+use super::{
+    super::{
+        number::{self, Unit},
+        words,
+    },
+    scale::Scale,
+    svg::{Anchor, Svg, WIDTH, figure},
+};
+use crate::{
+    comparison::{self, Comparison, Configuration, PhaseChange, Sweep, SweepParameter},
+    sample::Step,
+    spread::Spread,
+};
+use granule_types::units::counted;
+
+const LEFT: f64 = 8.0;
+const RIGHT: f64 = WIDTH - 10.0;
+
+/// Times of one side of a step.
+#[derive(Clone, Copy)]
+struct Times {
+    /// Name and class of the side.
+    side: &'static str,
+    spread: Spread,
+    /// Whether the line about the median ends at the quartiles; otherwise at the least and greatest.
+    quartiles: bool,
+}
+
+impl Times {
+    fn of(phase: &PhaseChange) -> impl Iterator<Item = Self> {
+        let quartiles = phase.time.has_quartiles();
+        let sides = [("before", phase.time.before), ("after", phase.time.after)];
+        sides.into_iter().filter_map(move |(side, spread)| {
+            Some(Self {
+                side,
+                spread: spread?,
+                quartiles,
+            })
+        })
+    }
+
+    fn ends(self) -> [f64; 2] {
+        self.spread.ends(self.quartiles)
+    }
+
+    fn tooltip(self, unit: Unit) -> String {
+        let [low, high] = self.ends().map(|ns| unit.value(ns));
+        let median = unit.value(self.spread.median);
+        let ends = if self.quartiles {
+            "quartiles"
+        } else {
+            "all from"
+        };
+        let runs = counted(self.spread.runs, "run");
+        format!("{}: {median}, {ends} {low} to {high}, {runs}", self.side)
+    }
+}
+
+/// Returns the unit of the greatest median.
+fn unit_of(times: &[Times]) -> Unit {
+    let medians = times.iter().map(|times| times.spread.median);
+    Unit::of_nanoseconds(medians.fold(0.0, f64::max))
+}
+
+/// Returns the meaning of the lines about medians.
+fn ends_words(times: &[Times]) -> &'static str {
+    let quartiles = times.iter().filter(|times| times.quartiles).count();
+    match quartiles {
+        0 if !times.is_empty() => "median, least and greatest",
+        count if count < times.len() => {
+            "median and quartiles, or least and greatest of fewer than four runs"
+        }
+        _ => "median and quartiles",
+    }
+}
+
+/// Returns the chart of one step: a lane for each configuration, with both sides and their spread.
+pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
+    const ROW: f64 = 52.0;
+    let rows = comparison.rows().filter(|(_, phase)| phase.phase == *step);
+    let rows: Vec<(&Configuration, &PhaseChange)> = rows.collect();
+    let times: Vec<Times> = rows
+        .iter()
+        .flat_map(|(_, phase)| Times::of(phase))
+        .collect();
+    let all = times
+        .iter()
+        .flat_map(|times| [times.ends()[0], times.spread.median, times.ends()[1]]);
+    let scale = Scale::of(all);
+    let unit = unit_of(&times);
+    let x = |ns: f64| LEFT + scale.at(ns) * (RIGHT - LEFT);
+    let bottom = ROW * rows.len() as f64 + 6.0;
+    let mut svg = Svg::default();
+    for tick in scale.ticks() {
+        svg.line([x(tick), 0.0, x(tick), bottom], "rule");
+    }
+    for (at, (configuration, phase)) in rows.iter().enumerate() {
+        let top = ROW * at as f64;
+        let name = words::short_title(comparison, configuration);
+        svg.text(LEFT, top + 12.0, Anchor::Start, "", &name);
+        svg.text(
+            LEFT,
+            top + 25.0,
+            Anchor::Start,
+            "soft",
+            &change_words(phase),
+        );
+        for times in Times::of(phase) {
+            let y = top + if times.side == "before" { 33.0 } else { 42.0 };
+            let [low, high] = times.ends();
+            svg.line([x(low), y, x(high), y], times.side);
+            let tooltip = times.tooltip(Unit::of_time(&phase.time));
+            svg.circle(x(times.spread.median), y, 4.0, times.side, &tooltip);
+        }
+    }
+    ticks(&mut svg, scale, unit, bottom, x);
+    let scaled = match scale {
+        Scale::Log(..) => ", logarithmic",
+        Scale::Linear(_) => "",
+    };
+    let words = format!("{}{scaled}; {}", unit.name(), ends_words(&times));
+    figure(&format!("{step}, by configuration"), &words, svg)
+}
+
+/// Returns both medians and their ratio with its interval.
+fn change_words(phase: &PhaseChange) -> String {
+    let unit = Unit::of_time(&phase.time);
+    let [before, after] = [phase.time.before, phase.time.after].map(|spread| unit.median(spread));
+    let ends = phase.tested.and_then(|tested| tested.interval);
+    let ends = ends.map(|ends| ends.map(number::factor));
+    let ends = ends.map(|[low, high]| format!(" ({low} to {high})"));
+    let ratio = number::ratio(&phase.time);
+    format!("{before} → {after}, ×{ratio}{}", ends.unwrap_or_default())
+}
+
+/// Adds the labels of ticks below a drawing, which ends there.
+fn ticks(svg: &mut Svg, scale: Scale, unit: Unit, bottom: f64, x: impl Fn(f64) -> f64) {
+    for tick in scale.ticks() {
+        let at = x(tick);
+        let anchor = match at {
+            at if at < LEFT + 20.0 => Anchor::Start,
+            at if at > RIGHT - 20.0 => Anchor::End,
+            _ => Anchor::Middle,
+        };
+        svg.text(at, bottom + 12.0, anchor, "soft", &tick_label(tick, unit));
+    }
+    svg.height = bottom + 18.0;
+}
+
+/// Returns a tick of a time in as few digits as possible.
+fn tick_label(tick: f64, unit: Unit) -> String {
+    let size = match unit {
+        Unit::Time(size, _) => f64::from(size),
+        Unit::Count => 1.0,
+    };
+    let text = format!("{:.4}", tick / size);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// Returns the charts of one step over a parameter, one for each sweep.
+pub fn by_parameter(
+    comparison: &Comparison,
+    step: &Step,
+    parameter: SweepParameter,
+) -> Vec<String> {
+    let (all, emulated) = (&comparison.configurations, comparison.is_emulated());
+    let sweeps = comparison::sweeps(all, emulated, step, parameter);
+    sweeps
+        .iter()
+        .map(|sweep| curves(step, parameter, sweep))
+        .collect()
+}
+
+/// Left end of the plot, behind the labels of its ticks.
+const GUTTER: f64 = 46.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = 170.0;
+
+fn curves(step: &Step, parameter: SweepParameter, sweep: &Sweep) -> String {
+    let points = &sweep.points;
+    let times: Vec<Times> = points
+        .iter()
+        .flat_map(|(_, phase)| Times::of(phase))
+        .collect();
+    let scale = Scale::from_zero(times.iter().flat_map(|t| [t.spread.median, t.ends()[1]]));
+    let unit = unit_of(&times);
+    let y = |ns: f64| BOTTOM - scale.at(ns) * (BOTTOM - TOP);
+    let (first, last) = (points[0].0 as f64, points[points.len() - 1].0 as f64);
+    let room = RIGHT - 14.0 - GUTTER;
+    let x = |value: u64| GUTTER + 8.0 + (value as f64 / first).ln() / (last / first).ln() * room;
+    let mut svg = Svg::default();
+    for tick in scale.ticks() {
+        svg.line([GUTTER, y(tick), RIGHT, y(tick)], "rule");
+        let label = tick_label(tick, unit);
+        svg.text(GUTTER - 5.0, y(tick) + 4.0, Anchor::End, "soft", &label);
+    }
+    let labels = points
+        .iter()
+        .map(|(value, _)| (x(*value), parameter.label(*value)));
+    value_labels(&mut svg, labels);
+    for side in ["before", "after"] {
+        let of = |(value, phase): &(u64, &PhaseChange)| {
+            let times = Times::of(phase).find(|times| times.side == side)?;
+            Some((*value, times))
+        };
+        let of: Vec<(u64, Times)> = points.iter().filter_map(of).collect();
+        if of.is_empty() {
+            continue;
+        }
+        let line: Vec<_> = of
+            .iter()
+            .map(|(v, t)| (x(*v), y(t.spread.median)))
+            .collect();
+        svg.path(&line, side);
+        for (value, times) in of {
+            let tooltip = format!("{}, {}", parameter.words(value), times.tooltip(unit));
+            let [low, high] = times.ends();
+            svg.line([x(value), y(low), x(value), y(high)], side);
+            svg.circle(x(value), y(times.spread.median), 4.0, side, &tooltip);
+        }
+    }
+    svg.height = BOTTOM + 20.0;
+    let mut words = format!(
+        "{}: {} by {}",
+        sweep.rest.name(),
+        unit.name(),
+        parameter.name()
+    );
+    for (side, fit) in ["before", "after"].into_iter().zip(sweep.fits()) {
+        if let Some(fit) = fit {
+            words += &format!("; power {side}: {}", fit.words());
+        }
+    }
+    figure(&format!("{step}, by {}", parameter.name()), &words, svg)
+}
+
+/// Adds the values of the parameter below the plot, without those that would overlap.
+fn value_labels(svg: &mut Svg, labels: impl Iterator<Item = (f64, String)>) {
+    let mut taken = f64::NEG_INFINITY;
+    for (x, label) in labels {
+        let half = label.len() as f64 * 3.4;
+        if x - half > taken {
+            svg.text(x, BOTTOM + 15.0, Anchor::Middle, "soft", &label);
+            taken = x + half + 3.0;
+        }
+    }
+}
