@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Time of a comparison of 27 rows and 20 runs a side, about the default matrix of the lab.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use granule_report::{Comparison, Options, Sample, input::page_table_log, render, samples};
+
+/// Returns the log of 20 runs on nine backings with times that differ by a few percent.
+fn log(factor: u64) -> String {
+    const BACKINGS: [&str; 9] = [
+        "anonymous",
+        "anonymous_thp",
+        "anonymous_hugetlb",
+        "anonymous_hugetlb_2mb",
+        "anonymous_hugetlb_1gb",
+        "anonymous_hugetlb_64kb",
+        "anonymous_hugetlb_32mb",
+        "shmem",
+        "shared_hugetlb",
+    ];
+    let mut log = String::new();
+    for (run, backing) in (0..20).flat_map(|run| BACKINGS.map(|backing| (run, backing))) {
+        log += &format!(
+            "Testing guest mode: PA-bits:48,  VA-bits:48,  4K pages\n\
+             Testing memory backing src type: {backing}\n\
+             Testing memory size(aligned): 0x4000000\n\
+             Number of testing vCPUs: 16\n"
+        );
+        for (at, word) in (1..).zip(["CREATE", "UPDATE", "ADJUST"]) {
+            let ns = at * 10_000 * (factor + (run * 7 + at * 3) % 11);
+            log += &format!("KVM_{word}_MAPPINGS: total execution time: 0.{ns:09}s\n");
+        }
+    }
+    log
+}
+
+fn side(log: &str) -> Vec<Sample> {
+    samples(&page_table_log::records(
+        &page_table_log::read(log).unwrap(),
+    ))
+}
+
+fn compare(criterion: &mut Criterion) {
+    let logs = [log(1000), log(1010)];
+    let [before, after] = logs.each_ref().map(|log| side(log));
+    let options = Options::default();
+    let compared = || Comparison::of(&before, &after, &options).unwrap();
+    let comparison = compared();
+    criterion.bench_function("read a log", |b| b.iter(|| side(&logs[0])));
+    criterion.bench_function("compare", |b| b.iter(compared));
+    criterion.bench_function("render text", |b| b.iter(|| render::text(&comparison)));
+    criterion.bench_function("render html", |b| b.iter(|| render::html(&comparison)));
+}
+
+criterion_group!(benches, compare);
+criterion_main!(benches);
