@@ -272,8 +272,8 @@ fn a_sweep_beyond_the_limits_is_refused_before_it_starts() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("sweep.jsonl");
     for (sweep, wanted) in [
-        ("size=1M,2T", "2T is too much"),
-        ("vcpus=1,99999999", "99999999 vCPUs are too many"),
+        ("size=1M,2T", "2T is too large"),
+        ("vcpus=1,99999999", "99999999 is too large"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_granule"))
             .args(["bench", "--engine", "model", "--sweep", sweep, "--json"])

@@ -253,7 +253,7 @@ mod tests {
 
         for wanted in [
             "Boots of a guest: series against base",
-            "<p class=\"verdict worse\">1 of 4 boots failed.</p>",
+            "<p class=\"verdict regression\">1 of 4 boots failed.</p>",
             "<td>306.102</td>",
             "<td>54 <small>×0.500</small></td>",
             "translation.level2 14, translation.level3 47",

@@ -294,10 +294,10 @@ mod tests {
 
         for wanted in [
             "<title>KVM selftests: &lt;series&gt; against base</title>",
-            "<p class=\"verdict worse\">Verdicts differ: c_test.</p>",
+            "<p class=\"verdict regression\">Verdicts differ: c_test.</p>",
             "Of 4 selftests, the same on both kernels: 1 pass, 1 skipped, 0 fail, 1 without",
             "No verdict: d_test.",
-            "<span class=\"tag better\">pass</span>",
+            "<span class=\"tag improvement\">pass</span>",
             "c_test on base: exit 1",
             "c_test on &lt;series&gt;: signal 9",
             "<summary>d_test on base: lost</summary>",
