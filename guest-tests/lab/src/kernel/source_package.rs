@@ -34,7 +34,7 @@ pub enum DownloadError {
         package: String,
         suite: String,
         #[source]
-        source: CommandError,
+        source: Box<CommandError>,
     },
 }
 
@@ -86,7 +86,7 @@ pub fn download(
             .map_err(|source| DownloadError::Failed {
                 package: name.clone(),
                 suite: suite.clone(),
-                source,
+                source: Box::new(source),
             })?;
     }
     if shell.is_dry() {
