@@ -29,7 +29,7 @@ struct FdtInputs {
     random_cpu: bool,
     gic: GicRanges,
     devices: Vec<MmioDeviceInfo>,
-    initrd: Option<Range<u64>>,
+    initrd: Option<Range<GuestAddress>>,
     seed: Option<Vec<u8>>,
     pmu: bool,
     command_line: String,
@@ -142,9 +142,9 @@ impl FdtInputs {
     }
 }
 
-fn range(u: &mut Unstructured<'_>) -> Result<Range<u64>> {
+fn range(u: &mut Unstructured<'_>) -> Result<Range<GuestAddress>> {
     let start = u64::from(u32::arbitrary(u)?);
-    Ok(start..start + u64::from(u32::arbitrary(u)?))
+    Ok(GuestAddress(start)..GuestAddress(start + u64::from(u32::arbitrary(u)?)))
 }
 
 /// Property of a node: path of the node, name, value.

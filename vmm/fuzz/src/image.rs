@@ -19,6 +19,6 @@ pub fn run(data: &[u8]) {
         };
         let end = granule_vmm::arch::layout::MEMORY.0 + memory.0;
         assert!(layout.kernel.0 + image.size.0 <= end);
-        assert!(layout.initrd.is_some_and(|initrd| initrd.end <= end));
+        assert!(layout.initrd.is_some_and(|initrd| initrd.end.0 <= end));
     }
 }

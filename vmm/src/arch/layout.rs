@@ -19,11 +19,13 @@ use granule_types::units::{Bytes, GuestAddress};
 use thiserror::Error;
 
 /// Range of the platform devices.
-pub const PLATFORM_DEVICES: Range<u64> = 0x0900_0000..0x0a00_0000;
+pub const PLATFORM_DEVICES: Range<GuestAddress> =
+    GuestAddress(0x0900_0000)..GuestAddress(0x0a00_0000);
 /// Distance between platform devices.
 pub const PLATFORM_DEVICE_STEP: u64 = 0x1_0000;
 /// Range of the virtio devices.
-pub const VIRTIO_DEVICES: Range<u64> = 0x0a00_0000..0x0b00_0000;
+pub const VIRTIO_DEVICES: Range<GuestAddress> =
+    GuestAddress(0x0a00_0000)..GuestAddress(0x0b00_0000);
 /// Distance between virtio devices.
 pub const VIRTIO_DEVICE_STEP: u64 = 0x1000;
 /// Start of guest memory.

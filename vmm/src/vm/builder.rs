@@ -253,10 +253,9 @@ fn load_images(
     let map = memory.map.map();
     guest::load_kernel(map, image, layout)?;
     if let (Some(initrd), Some(range)) = (initrd, &layout.initrd) {
-        let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let start = vm_memory::GuestAddress(range.start);
+        let length = usize::try_from(range.end.0 - range.start.0).unwrap_or(usize::MAX);
         initrd
-            .read(|mut file| Ok(map.read_exact_volatile_from(start, &mut file, length)))?
+            .read(|mut file| Ok(map.read_exact_volatile_from(range.start, &mut file, length)))?
             .map_err(BuildError::Initrd)?;
     }
     Ok(())

@@ -71,8 +71,8 @@ pub struct DeviceManager<'a> {
     vm: &'a VmFd,
     memory: Arc<GuestMemory>,
     bus: Bus,
-    next_platform: u64,
-    next_virtio: u64,
+    next_platform: GuestAddress,
+    next_virtio: GuestAddress,
     next_interrupt: u32,
 }
 
@@ -98,7 +98,7 @@ impl<'a> DeviceManager<'a> {
         &mut self,
         model: SerialModel,
         output: SerialOutput,
-    ) -> Result<(SharedSerialPort, Range<u64>), DeviceManagerError> {
+    ) -> Result<(SharedSerialPort, Range<GuestAddress>), DeviceManagerError> {
         let start = self.platform_address()?;
         let (number, irq) = self.interrupt()?;
         let port: SharedSerialPort = match model {
@@ -113,7 +113,7 @@ impl<'a> DeviceManager<'a> {
                 serial
             }
         };
-        Ok((port, start.0..start.0 + REGISTER_SPACE))
+        Ok((port, start..GuestAddress(start.0 + REGISTER_SPACE)))
     }
 
     /// Adds the real-time clock.
@@ -225,11 +225,16 @@ impl<'a> DeviceManager<'a> {
     }
 }
 
-fn next_address(next: &mut u64, step: u64, end: u64) -> Result<GuestAddress, DeviceManagerError> {
+fn next_address(
+    next: &mut GuestAddress,
+    step: u64,
+    end: GuestAddress,
+) -> Result<GuestAddress, DeviceManagerError> {
     let start = *next;
-    if start + step > end {
+    let after = GuestAddress(start.0 + step);
+    if after > end {
         return Err(DeviceManagerError::Full);
     }
-    *next += step;
-    Ok(GuestAddress(start))
+    *next = after;
+    Ok(start)
 }

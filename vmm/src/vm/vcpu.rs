@@ -52,7 +52,7 @@ pub struct VcpuContext {
 
 impl VcpuContext {
     /// Waits after a store to the serial port until the console has space or the vCPUs are not to run.
-    pub(super) fn wait_for_console(&self, address: u64) {
+    pub(super) fn wait_for_console(&self, address: GuestAddress) {
         if let Some(backpressure) = &self.backpressure
             && backpressure.registers.contains(&address)
         {
@@ -145,8 +145,9 @@ impl Vcpu {
                 return ExitAction::Resume;
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
+                let address = GuestAddress(address);
                 count(&exits.mmio_writes);
-                context.bus.write(GuestAddress(address), data);
+                context.bus.write(address, data);
                 context.wait_for_console(address);
                 return ExitAction::Resume;
             }

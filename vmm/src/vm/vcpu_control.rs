@@ -4,6 +4,7 @@
 
 use std::{ops::Range, sync::atomic::AtomicU64};
 
+use granule_types::units::GuestAddress;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::devices::console_output::ConsoleOutput;
@@ -49,7 +50,7 @@ pub struct ExitCounters {
 #[derive(Debug)]
 pub struct ConsoleBackpressure {
     /// Registers of the serial port.
-    pub registers: Range<u64>,
+    pub registers: Range<GuestAddress>,
     /// Destination of its output.
     pub output: ConsoleOutput,
 }

@@ -131,7 +131,7 @@ mod tests {
         Bus, REGISTER_SPACE, Serial, console_output::ConsoleOutput, serial::SerialPort as _,
     };
 
-    const PORT: u64 = 0x1000;
+    const PORT: GuestAddress = GuestAddress(0x1000);
 
     /// Returns threads with one vCPU, whose thread the test provides.
     fn one_vcpu(
@@ -185,20 +185,17 @@ mod tests {
         let serial = Serial::new(irq, Box::new(output.clone()));
         let serial = Arc::new(Mutex::new(serial));
         let mut bus = Bus::new();
-        bus.add(
-            Serial::describe(GuestAddress(PORT), 0),
-            Arc::clone(&serial) as _,
-        )
-        .unwrap();
+        bus.add(Serial::describe(PORT, 0), Arc::clone(&serial) as _)
+            .unwrap();
         let backpressure = ConsoleBackpressure {
-            registers: PORT..PORT + REGISTER_SPACE,
+            registers: PORT..GuestAddress(PORT.0 + REGISTER_SPACE),
             output: output.clone(),
         };
         let (mut vcpus, reporter) = one_vcpu(bus, Some(backpressure));
         vcpus.threads.push(thread::spawn(move || {
             let context = &reporter.context;
             while context.control.wait_while_paused() == RunState::Running {
-                context.bus.write(GuestAddress(PORT), b"x");
+                context.bus.write(PORT, b"x");
                 context.wait_for_console(PORT);
             }
         }));

@@ -145,8 +145,8 @@ fn load_memory(
         config.guest_map,
     )
     .map_err(doing(placing))?;
-    let ipa_bits =
-        choose_ipa_bits(kvm, start.0 + size.0, config.ipa_bits).map_err(doing(placing))?;
+    let ipa_bits = choose_ipa_bits(kvm, GuestAddress(start.0 + size.0), config.ipa_bits)
+        .map_err(doing(placing))?;
 
     let low_plan = Plan::new(Backing::Anonymous, &pages).map_err(doing(choosing))?;
     let low = GuestRam::new(low_plan, &pages, LOW_MEMORY, layout.low_size(), true)

@@ -6,6 +6,9 @@
 //! KVM requires this order: all vCPUs, the controller, its addresses, the ITS, the number of
 //! interrupts, and the initialisation.
 
+use std::ops::Range;
+
+use granule_types::units::GuestAddress;
 use kvm_bindings::{
     KVM_DEV_ARM_VGIC_CTRL_INIT, KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_DEV_ARM_VGIC_GRP_CTRL,
     KVM_DEV_ARM_VGIC_GRP_NR_IRQS, KVM_VGIC_ITS_ADDR_TYPE, KVM_VGIC_V2_ADDR_TYPE_CPU,
@@ -78,7 +81,7 @@ pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicError> {
 }
 
 fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicError> {
-    let limit = (GIC_REDISTRIBUTORS.end - GIC_REDISTRIBUTORS.start) / REDISTRIBUTOR_SIZE;
+    let limit = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / REDISTRIBUTOR_SIZE;
     if vcpus > limit {
         return Err(GicError::RedistributorSpace {
             requested: vcpus,
@@ -87,7 +90,7 @@ fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicE
     }
     set_address(&gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
     // One region for all redistributors: their number is in bits 63:52.
-    let region = vcpus << 52 | GIC_REDISTRIBUTORS.start;
+    let region = GuestAddress(vcpus << 52 | GIC_REDISTRIBUTORS.start.0);
     set_address(&gic, KVM_VGIC_V3_ADDR_TYPE_REDIST_REGION, region)?;
     let its = create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_ITS)
         .inspect_err(|error| log::info!("the guest has no ITS: {error}"))
@@ -98,13 +101,11 @@ fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicE
     }
     set_interrupts(&gic, interrupts)?;
     initialize(&gic)?;
-    let redistributors =
-        GIC_REDISTRIBUTORS.start..GIC_REDISTRIBUTORS.start + vcpus * REDISTRIBUTOR_SIZE;
     Ok(Gic {
         ranges: GicRanges::V3 {
-            distributor: GIC_DISTRIBUTOR..GIC_DISTRIBUTOR + DISTRIBUTOR_SIZE,
-            redistributors,
-            its: its.is_some().then_some(GIC_ITS..GIC_ITS + ITS_SIZE),
+            distributor: range(GIC_DISTRIBUTOR, DISTRIBUTOR_SIZE),
+            redistributors: range(GIC_REDISTRIBUTORS.start, vcpus * REDISTRIBUTOR_SIZE),
+            its: its.is_some().then(|| range(GIC_ITS, ITS_SIZE)),
         },
         _devices: std::iter::once(gic).chain(its).collect(),
     })
@@ -120,11 +121,16 @@ fn v2(gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicError> {
     initialize(&gic)?;
     Ok(Gic {
         ranges: GicRanges::V2 {
-            distributor: GIC_DISTRIBUTOR..GIC_DISTRIBUTOR + DISTRIBUTOR_SIZE,
-            cpu_interface: GIC_CPU_INTERFACE..GIC_CPU_INTERFACE + CPU_INTERFACE_SIZE,
+            distributor: range(GIC_DISTRIBUTOR, DISTRIBUTOR_SIZE),
+            cpu_interface: range(GIC_CPU_INTERFACE, CPU_INTERFACE_SIZE),
         },
         _devices: vec![gic],
     })
+}
+
+/// Returns a range of `size` bytes.
+const fn range(start: GuestAddress, size: u64) -> Range<GuestAddress> {
+    start..GuestAddress(start.0 + size)
 }
 
 fn create_device(vm: &VmFd, kind: u32) -> Result<DeviceFd, vmm_sys_util::errno::Error> {
@@ -135,10 +141,10 @@ fn create_device(vm: &VmFd, kind: u32) -> Result<DeviceFd, vmm_sys_util::errno::
     })
 }
 
-fn set_address(gic: &DeviceFd, kind: u32, address: u64) -> Result<(), KvmError> {
+fn set_address(gic: &DeviceFd, kind: u32, address: GuestAddress) -> Result<(), KvmError> {
     let call = "KVM_SET_DEVICE_ATTR (KVM_DEV_ARM_VGIC_GRP_ADDR)";
     let group = KVM_DEV_ARM_VGIC_GRP_ADDR;
-    set_attribute(gic, group, kind.into(), Some(&address), call)
+    set_attribute(gic, group, kind.into(), Some(&address.0), call)
 }
 
 /// Sets the number of interrupts, a multiple of 32 and at least 64.

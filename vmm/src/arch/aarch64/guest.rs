@@ -3,7 +3,7 @@
 
 use std::{io::Cursor, sync::Arc};
 
-use granule_types::units::Bytes;
+use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use linux_loader::{
     cmdline::Cmdline,
@@ -124,7 +124,7 @@ pub fn choose_ipa_bits(
 ) -> Result<u8, GuestError> {
     let limit = ipa::limit(kvm.get_host_ipa_limit());
     let end = memory.last().map_or(0, |ram| ram.start().0 + ram.size().0);
-    let bits = ipa::choose(end, requested, limit)?;
+    let bits = ipa::choose(GuestAddress(end), requested, limit)?;
     if requested.is_some() {
         return Ok(bits);
     }
@@ -185,7 +185,7 @@ pub fn load_kernel(
     image: &Image,
     layout: &BootLayout,
 ) -> Result<(), GuestError> {
-    let base = vm_memory::GuestAddress(layout.kernel.0 - image.text_offset.0);
+    let base = GuestAddress(layout.kernel.0 - image.text_offset.0);
     let mut file = Cursor::new(&image.bytes);
     PE::load(memory, Some(base), &mut file, None)
         .map(drop)
@@ -227,15 +227,14 @@ pub fn write_boot_data(
         initrd: layout.initrd.clone(),
         seed: seed.as_ref().map(<[u8; SEED_SIZE]>::as_slice),
     };
-    let address = vm_memory::GuestAddress(layout.fdt.0);
-    load_dtb(memory, address, &mut Cursor::new(fdt.write()?)).map_err(|source| {
+    load_dtb(memory, layout.fdt, &mut Cursor::new(fdt.write()?)).map_err(|source| {
         GuestError::Load {
             object: "the device tree",
             source,
         }
     })?;
     if let Some(boot) = vcpus.fds.first() {
-        vcpu::set_entry(boot, layout.kernel.0, layout.fdt.0)?;
+        vcpu::set_entry(boot, layout.kernel, layout.fdt)?;
     }
     Ok(())
 }
@@ -253,14 +252,13 @@ fn random_seed() -> Option<[u8; SEED_SIZE]> {
 
 #[cfg(test)]
 mod tests {
-    use granule_types::units::GuestAddress;
     use vm_memory::Bytes as _;
 
     use super::*;
 
     #[test]
     fn load_kernel_copies_the_image_to_the_layouts_address() {
-        let start = vm_memory::GuestAddress(0x4000_0000);
+        let start = GuestAddress(0x4000_0000);
         let memory = GuestMemoryMmap::from_ranges(&[(start, 4 << 20)]).unwrap();
         let mut file = vec![0; 4096];
         file[8..16].copy_from_slice(&0x1000_u64.to_le_bytes());
@@ -273,8 +271,7 @@ mod tests {
 
         assert_eq!(layout.kernel, GuestAddress(0x4020_1000));
         let mut copied = vec![0; 4096];
-        let address = vm_memory::GuestAddress(layout.kernel.0);
-        memory.read_slice(&mut copied, address).unwrap();
+        memory.read_slice(&mut copied, layout.kernel).unwrap();
         assert_eq!(copied, file);
     }
 }

@@ -7,7 +7,7 @@
 //! pages gets at least the levels that blocks of that size need: with tables that start at 2M entries,
 //! a 1G page would be 512 entries.
 
-use granule_types::units::Bytes;
+use granule_types::units::{Bytes, GuestAddress};
 use thiserror::Error;
 
 /// Smallest IPA width of KVM.
@@ -54,7 +54,8 @@ pub fn limit(capability: i32) -> u8 {
 ///
 /// # Errors
 /// The memory does not fit the requested width, or the host does not support it.
-pub const fn choose(end: u64, requested: Option<u8>, limit: u8) -> Result<u8, IpaError> {
+pub const fn choose(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, IpaError> {
+    let end = end.0;
     let needed = bits_of(end);
     let bits = match requested {
         Some(requested) if requested < needed => {
@@ -109,7 +110,7 @@ mod tests {
             (1 << 40, 40),
             (0xffff_ffe0_0000, 48),
         ] {
-            assert_eq!(choose(end, None, 48), Ok(bits), "{end:#x}");
+            assert_eq!(choose(GuestAddress(end), None, 48), Ok(bits), "{end:#x}");
         }
     }
 
@@ -125,30 +126,30 @@ mod tests {
 
     #[test]
     fn a_width_can_be_asked_for() {
-        assert_eq!(choose(1 << 32, Some(44), 48), Ok(44));
+        assert_eq!(choose(GuestAddress(1 << 32), Some(44), 48), Ok(44));
     }
 
     #[test]
     fn widths_above_the_host_limit_or_below_the_memory_are_refused() {
         assert_eq!(
-            choose(1 << 32, Some(49), 48),
+            choose(GuestAddress(1 << 32), Some(49), 48),
             Err(IpaError::Unsupported {
                 requested: 49,
                 limit: 48
             })
         );
         assert_eq!(
-            choose(1 << 41, None, 40),
+            choose(GuestAddress(1 << 41), None, 40),
             Err(IpaError::Unsupported {
                 requested: 41,
                 limit: 40
             })
         );
         assert!(matches!(
-            choose(1 << 41, Some(40), 48),
+            choose(GuestAddress(1 << 41), Some(40), 48),
             Err(IpaError::TooFew { needed: 41, .. })
         ));
-        assert!(choose(0, Some(31), 48).is_err());
+        assert!(choose(GuestAddress(0), Some(31), 48).is_err());
     }
 
     #[test]

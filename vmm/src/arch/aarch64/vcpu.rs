@@ -3,6 +3,7 @@
 //! guest powers on all but the first by PSCI; the first starts at the kernel's entry point with the
 //! address of the device tree in `x0` (`Documentation/arch/arm64/booting.rst`).
 
+use granule_types::units::GuestAddress;
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
     KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2,
@@ -123,11 +124,11 @@ pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Sets the entry point of a vCPU and `x0`; all other registers keep their reset values.
+/// Sets the entry point of a vCPU, and `x0` to the address of the device tree; all other registers keep their reset values.
 ///
 /// # Errors
 /// The kernel's error.
-pub fn set_entry(fd: &VcpuFd, entry: u64, argument: u64) -> Result<(), KvmError> {
-    registers::set_x0(fd, argument)?;
-    registers::set_pc(fd, entry)
+pub fn set_entry(fd: &VcpuFd, entry: GuestAddress, fdt: GuestAddress) -> Result<(), KvmError> {
+    registers::set_x0(fd, fdt.0)?;
+    registers::set_pc(fd, entry.0)
 }

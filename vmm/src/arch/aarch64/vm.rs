@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Creates a VM with the smallest IPA width that holds its memory.
 
+use granule_types::units::GuestAddress;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
 pub use super::ipa::IpaError as AddressWidthError;
@@ -13,7 +14,7 @@ use crate::kvm::KvmError;
 /// The memory does not fit `requested`, or the host's KVM has fewer bits.
 pub fn choose_ipa_bits(
     kvm: &Kvm,
-    end: u64,
+    end: GuestAddress,
     requested: Option<u8>,
 ) -> Result<u8, AddressWidthError> {
     ipa::choose(end, requested, ipa::limit(kvm.get_host_ipa_limit()))
@@ -33,7 +34,7 @@ pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     vm.map_err(|error| KvmError::call("KVM_CREATE_VM", error))
 }
 
-/// Returns a vCPU's program counter, if KVM gives it.
+/// Returns a vCPU's program counter, if KVM returns it.
 pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
     registers::get_pc(vcpu).ok()
 }

@@ -90,7 +90,8 @@ pub fn end(width: u8, amd: Option<Amd>) -> GuestAddress {
 ///
 /// # Errors
 /// [`WidthError`].
-pub fn choose(end: u64, requested: Option<u8>, limit: u8) -> Result<u8, WidthError> {
+pub fn choose(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, WidthError> {
+    let end = end.0;
     match requested {
         None => Ok(limit),
         Some(requested) if requested <= limit && end <= 1 << requested => Ok(requested),
@@ -155,9 +156,9 @@ mod tests {
 
     #[test]
     fn a_supported_width_can_be_requested() {
-        assert_eq!(choose(1 << 46, None, 46), Ok(46));
-        assert_eq!(choose(1 << 40, Some(40), 46), Ok(40));
-        assert!(choose(1 << 40, Some(39), 46).is_err());
-        assert!(choose(1 << 40, Some(47), 46).is_err());
+        assert_eq!(choose(GuestAddress(1 << 46), None, 46), Ok(46));
+        assert_eq!(choose(GuestAddress(1 << 40), Some(40), 46), Ok(40));
+        assert!(choose(GuestAddress(1 << 40), Some(39), 46).is_err());
+        assert!(choose(GuestAddress(1 << 40), Some(47), 46).is_err());
     }
 }

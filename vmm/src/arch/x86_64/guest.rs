@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use granule_types::units::Bytes;
+use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use linux_loader::cmdline::Cmdline;
 use thiserror::Error;
@@ -28,7 +28,7 @@ pub enum Image {}
 #[derive(Debug)]
 pub struct BootLayout {
     /// Range of the initramfs.
-    pub initrd: Option<std::ops::Range<u64>>,
+    pub initrd: Option<std::ops::Range<GuestAddress>>,
 }
 
 /// An interrupt controller, which cannot exist on x86_64.

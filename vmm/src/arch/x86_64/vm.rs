@@ -39,7 +39,7 @@ pub enum AddressWidthError {
 /// The memory does not fit `requested`, or the CPU has fewer bits.
 pub fn choose_ipa_bits(
     kvm: &Kvm,
-    end: u64,
+    end: GuestAddress,
     requested: Option<u8>,
 ) -> Result<u8, AddressWidthError> {
     Ok(address_width::choose(
@@ -100,7 +100,7 @@ fn amd() -> Option<Amd> {
     })
 }
 
-/// Returns a vCPU's program counter, if KVM gives it.
+/// Returns a vCPU's program counter, if KVM returns it.
 pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
     vcpu.get_regs().ok().map(|registers| registers.rip)
 }

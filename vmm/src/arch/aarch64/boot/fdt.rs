@@ -39,18 +39,18 @@ pub enum GicRanges {
     /// GICv3.
     V3 {
         /// The distributor.
-        distributor: Range<u64>,
+        distributor: Range<GuestAddress>,
         /// Range of all redistributors.
-        redistributors: Range<u64>,
+        redistributors: Range<GuestAddress>,
         /// The interrupt translation service.
-        its: Option<Range<u64>>,
+        its: Option<Range<GuestAddress>>,
     },
     /// GICv2.
     V2 {
         /// The distributor.
-        distributor: Range<u64>,
+        distributor: Range<GuestAddress>,
         /// The CPU interface.
-        cpu_interface: Range<u64>,
+        cpu_interface: Range<GuestAddress>,
     },
 }
 
@@ -70,7 +70,7 @@ pub struct Fdt<'a> {
     /// The kernel command line.
     pub command_line: &'a str,
     /// Range of the initramfs.
-    pub initrd: Option<Range<u64>>,
+    pub initrd: Option<Range<GuestAddress>>,
     /// Entropy for `kaslr-seed` and `rng-seed`, if the host has any.
     pub seed: Option<&'a [u8]>,
 }
@@ -146,8 +146,8 @@ impl Fdt<'_> {
             fdt.property_string("stdout-path", &format!("/{}", node_name(console)))?;
         }
         if let Some(initrd) = &self.initrd {
-            fdt.property_u64("linux,initrd-start", initrd.start)?;
-            fdt.property_u64("linux,initrd-end", initrd.end)?;
+            fdt.property_u64("linux,initrd-start", initrd.start.0)?;
+            fdt.property_u64("linux,initrd-end", initrd.end.0)?;
         }
         if let Some(seed) = self.seed {
             let (kaslr, rng) = seed.split_at(seed.len().min(8));
@@ -200,7 +200,7 @@ impl Fdt<'_> {
                 cpu_interface,
             } => (distributor, cpu_interface),
         };
-        let node = fdt.begin_node(&format!("intc@{:x}", distributor.start))?;
+        let node = fdt.begin_node(&format!("intc@{:x}", distributor.start.0))?;
         let compatible = match self.gic {
             GicRanges::V3 { .. } => "arm,gic-v3",
             GicRanges::V2 { .. } => "arm,cortex-a15-gic",
@@ -208,18 +208,18 @@ impl Fdt<'_> {
         fdt.property_string("compatible", compatible)?;
         fdt.property_null("interrupt-controller")?;
         fdt.property_u32("#interrupt-cells", 3)?;
-        let [first, second] = [distributor, other].map(|range| [range.start, length(range)]);
+        let [first, second] = [distributor, other].map(|range| [range.start.0, length(range)]);
         fdt.property_array_u64("reg", &[first, second].concat())?;
         fdt.property_phandle(GIC_PHANDLE)?;
         fdt.property_u32("#address-cells", 2)?;
         fdt.property_u32("#size-cells", 2)?;
         fdt.property_null("ranges")?;
         if let GicRanges::V3 { its: Some(its), .. } = self.gic {
-            let node = fdt.begin_node(&format!("msi-controller@{:x}", its.start))?;
+            let node = fdt.begin_node(&format!("msi-controller@{:x}", its.start.0))?;
             fdt.property_string("compatible", "arm,gic-v3-its")?;
             fdt.property_null("msi-controller")?;
             fdt.property_u32("#msi-cells", 1)?;
-            fdt.property_array_u64("reg", &[its.start, length(its)])?;
+            fdt.property_array_u64("reg", &[its.start.0, length(its)])?;
             fdt.property_phandle(ITS_PHANDLE)?;
             fdt.end_node(node)?;
         }
@@ -278,8 +278,8 @@ fn node_name(device: &MmioDeviceInfo) -> String {
     format!("{}@{:x}", device.name, device.start.0)
 }
 
-const fn length(range: &Range<u64>) -> u64 {
-    range.end - range.start
+const fn length(range: &Range<GuestAddress>) -> u64 {
+    range.end.0 - range.start.0
 }
 
 #[cfg(test)]

@@ -18,13 +18,14 @@ use super::image::Image;
 use crate::arch::layout::MEMORY;
 
 /// Address of the GIC distributor.
-pub const GIC_DISTRIBUTOR: u64 = 0x0800_0000;
+pub const GIC_DISTRIBUTOR: GuestAddress = GuestAddress(0x0800_0000);
 /// Address of the GICv2 CPU interface.
-pub const GIC_CPU_INTERFACE: u64 = 0x0801_0000;
+pub const GIC_CPU_INTERFACE: GuestAddress = GuestAddress(0x0801_0000);
 /// Address of the GICv3 interrupt translation service.
-pub const GIC_ITS: u64 = 0x0808_0000;
+pub const GIC_ITS: GuestAddress = GuestAddress(0x0808_0000);
 /// Range of the GICv3 redistributors.
-pub const GIC_REDISTRIBUTORS: Range<u64> = 0x1000_0000..0x4000_0000;
+pub const GIC_REDISTRIBUTORS: Range<GuestAddress> =
+    GuestAddress(0x1000_0000)..GuestAddress(0x4000_0000);
 /// Maximum size of the device tree (the arm64 kernel maps one 2M block).
 pub const FDT_MAX_SIZE: Bytes = Bytes::mib(2);
 /// Alignment of kernel, device tree and initramfs.
@@ -55,7 +56,7 @@ pub struct BootLayout {
     /// Load address of the kernel image, which is also its entry point.
     pub kernel: GuestAddress,
     /// Range of the initramfs.
-    pub initrd: Option<Range<u64>>,
+    pub initrd: Option<Range<GuestAddress>>,
 }
 
 impl BootLayout {
@@ -84,7 +85,8 @@ impl BootLayout {
         Ok(Self {
             fdt: MEMORY,
             kernel: GuestAddress(kernel),
-            initrd: initrd.map(|size| initrd_start..initrd_start + size.0),
+            initrd: initrd
+                .map(|size| GuestAddress(initrd_start)..GuestAddress(initrd_start + size.0)),
         })
     }
 }
@@ -113,7 +115,10 @@ mod tests {
 
         assert_eq!(layout.fdt.0, 0x4000_0000);
         assert_eq!(layout.kernel.0, 0x4020_0000);
-        assert_eq!(layout.initrd, Some(0x4220_0000..0x4220_0000 + 5_000_001));
+        assert_eq!(
+            layout.initrd,
+            Some(GuestAddress(0x4220_0000)..GuestAddress(0x4220_0000 + 5_000_001))
+        );
     }
 
     #[test]
@@ -139,9 +144,9 @@ mod tests {
 
     // The redistributor range holds 512 vCPUs, the limit of KVM, and no ranges overlap.
     const _: () = {
-        assert!((GIC_REDISTRIBUTORS.end - GIC_REDISTRIBUTORS.start) / 0x2_0000 >= 512);
-        assert!(GIC_REDISTRIBUTORS.end <= MEMORY.0);
-        assert!(GIC_ITS < PLATFORM_DEVICES.start);
-        assert!(VIRTIO_DEVICES.end <= GIC_REDISTRIBUTORS.start);
+        assert!((GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / 0x2_0000 >= 512);
+        assert!(GIC_REDISTRIBUTORS.end.0 <= MEMORY.0);
+        assert!(GIC_ITS.0 < PLATFORM_DEVICES.start.0);
+        assert!(VIRTIO_DEVICES.end.0 <= GIC_REDISTRIBUTORS.start.0);
     };
 }

@@ -70,9 +70,9 @@ fn devices() -> Vec<MmioDeviceInfo> {
 
 fn gicv3() -> GicRanges {
     GicRanges::V3 {
-        distributor: 0x800_0000..0x801_0000,
-        redistributors: 0x1000_0000..0x1004_0000,
-        its: Some(0x808_0000..0x80a_0000),
+        distributor: GuestAddress(0x800_0000)..GuestAddress(0x801_0000),
+        redistributors: GuestAddress(0x1000_0000)..GuestAddress(0x1004_0000),
+        its: Some(GuestAddress(0x808_0000)..GuestAddress(0x80a_0000)),
     }
 }
 
@@ -88,7 +88,7 @@ fn the_fdt_matches_the_golden_file() {
         gic: &gicv3(),
         devices: &devices(),
         command_line: "console=ttyS0 quiet",
-        initrd: Some(0x4420_0000..0x4430_0001),
+        initrd: Some(GuestAddress(0x4420_0000)..GuestAddress(0x4430_0001)),
         seed: Some(&[7; 40]),
     };
 
@@ -108,8 +108,8 @@ fn the_fdt_matches_the_golden_file() {
 #[test]
 fn gicv2_private_interrupts_have_a_cpu_mask() {
     let gic = GicRanges::V2 {
-        distributor: 0x800_0000..0x801_0000,
-        cpu_interface: 0x801_0000..0x801_2000,
+        distributor: GuestAddress(0x800_0000)..GuestAddress(0x801_0000),
+        cpu_interface: GuestAddress(0x801_0000)..GuestAddress(0x801_2000),
     };
     let fdt = Fdt {
         memory: &[(GuestAddress(0x4000_0000), Bytes::mib(512))],
