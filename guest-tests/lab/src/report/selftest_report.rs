@@ -304,7 +304,7 @@ mod tests {
             "| &lt;console&gt;",
             "&lt;series&gt; (3 patches)",
             "QEMU 7.2 -M virt",
-            "Made by",
+            "<p>Command:</p>",
         ] {
             assert!(page.contains(wanted), "{wanted}\n{page}");
         }
