@@ -7,7 +7,7 @@
 //! [`granule_types::record::Record`] of each phase to its caller. The harness knows a machine by
 //! its trait only: [`pgtable_vm`] implements it on KVM, [`software_machine`] on the stage-2 engine.
 
-pub mod clock;
+mod clock;
 pub mod config;
 #[cfg(test)]
 mod fake_machine;

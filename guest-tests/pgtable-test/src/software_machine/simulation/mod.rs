@@ -2,7 +2,7 @@
 //! The software machine in virtual time: a discrete-event simulation of the stage-2 engine on a
 //! machine with one CPU for each vCPU.
 //!
-//! Every vCPU is a process with its own clock ([`virtual_time`]). It waits for the lock ([`lock`])
+//! Every vCPU is a process with its own clock (`virtual_time`). It waits for the lock (`lock`)
 //! and for entries that other vCPUs hold, and each event takes the time that a table of [`cost`]s
 //! states. Resources that one CPU at a time can use are in `state`; the host's memory management is
 //! in `host_memory` and `host_faults`. Memory holds written words only, so 20G need no memory.
@@ -10,9 +10,6 @@
 //! Results repeat to the byte: the simulation has one thread, integer time, and no randomness except
 //! the seed. Records name `simulation` as their engine and the cost table with its digest as their
 //! CPU. `docs/simulation.md` describes its accuracy.
-//!
-//! [`virtual_time`]: self::virtual_time
-//! [`lock`]: self::lock
 
 mod config;
 pub mod cost;
