@@ -22,7 +22,7 @@
 //!
 //! - Counts are exact. Every run after must lie above every run before by more than the minimum
 //!   effect; one run a side is enough.
-//! - Times are exact for their interleaving. No test is needed where all runs of a side are equal.
+//! - Times are exact for their schedule. No test is needed where all runs of a side are equal.
 //!   Student's test on logarithms replaces rank tests that too few runs cannot satisfy.
 //! - A time that grew by no more than timer ticks may add has not grown.
 
@@ -83,7 +83,7 @@ impl Verdict {
 pub struct Tested {
     /// `mann-whitney`, `wilcoxon` or `student`.
     pub test: &'static str,
-    /// Whether cases were counted; otherwise a distribution approximates them.
+    /// True if cases were counted; otherwise a distribution approximates them.
     pub exact: bool,
     /// U of before, the sum of positive ranks, or t.
     pub statistic: f64,
@@ -95,7 +95,7 @@ pub struct Tested {
     pub delta: f64,
     /// Hodges-Lehmann ratio on logarithms; `None` if a figure is 0.
     pub ratio: Option<f64>,
-    /// Its 95% interval; `None` if there are too few runs.
+    /// 95% interval; `None` if there are too few runs.
     pub interval: Option<[f64; 2]>,
     /// Ratio that the runs would show four times in five; `None` if they can show none.
     pub detectable: Option<f64>,
@@ -141,9 +141,9 @@ pub struct Row {
     pub after: Vec<f64>,
     /// Relation between the runs of both sides.
     pub design: Design,
-    /// Whether an emulator made the figures, so that each is exact for its interleaving.
+    /// True if an emulator made the figures, so that each is exact for its schedule.
     pub emulated: bool,
-    /// Whether figures are nanoseconds; otherwise they are counts.
+    /// True if figures are nanoseconds; otherwise they are counts.
     pub time: bool,
 }
 

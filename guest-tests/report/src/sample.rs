@@ -43,7 +43,7 @@ pub struct Sample {
     pub engine: String,
     /// Setup.
     pub setup: Setup,
-    /// Seed of the interleaving.
+    /// Seed of the schedule.
     pub seed: u64,
     /// Iteration.
     pub iteration: u32,
@@ -77,7 +77,7 @@ pub struct Setup {
     pub memory: Option<Bytes>,
     /// Number of vCPUs, if the input names it.
     pub vcpus: Option<u32>,
-    /// Whether the host populated its memory beforehand.
+    /// True if the host populated its memory beforehand.
     pub prefault: bool,
     /// Further options that change figures, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

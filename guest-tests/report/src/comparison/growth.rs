@@ -25,7 +25,7 @@ pub enum SweepParameter {
 }
 
 impl SweepParameter {
-    /// All parameters.
+    /// Every parameter.
     pub const ALL: [Self; 2] = [Self::Vcpus, Self::Memory];
 
     /// Returns the name for readers.
@@ -70,7 +70,7 @@ pub struct Sweep<'a> {
     pub engine: &'a str,
     /// At least two values in increasing order.
     pub points: Vec<(u64, &'a PhaseChange)>,
-    /// Whether times are exact for their interleaving: virtual times of an emulator or the model.
+    /// True if times are exact for their schedule: virtual times of an emulator or the model.
     exact: bool,
 }
 
@@ -148,13 +148,13 @@ pub struct Growth {
 pub struct Fit {
     /// Power with which time grows.
     pub exponent: f64,
-    /// Its 95% interval.
+    /// 95% interval.
     pub interval: [f64; 2],
     /// Name of the power, if the interval holds one of 0, 1 and 2 and is no wider than 1.
     pub kind: Option<&'static str>,
-    /// Whether a point has a single run.
+    /// True if a point has a single run.
     pub single: bool,
-    /// Whether times are exact for their interleaving.
+    /// True if times are exact for their schedule.
     pub exact: bool,
 }
 
@@ -214,11 +214,7 @@ impl Fit {
             .kind
             .map(|kind| format!(", {kind}"))
             .unwrap_or_default();
-        let of = if self.single {
-            ", of one interleaving"
-        } else {
-            ""
-        };
+        let of = if self.single { ", of one schedule" } else { "" };
         format!("{} ({low} to {high}){kind}{of}", digits(self.exponent))
     }
 }
@@ -291,7 +287,7 @@ mod tests {
 
         assert_eq!(
             of(true).words(),
-            "1.00 (1.00 to 1.00), linear, of one interleaving"
+            "1.00 (1.00 to 1.00), linear, of one schedule"
         );
         assert_eq!(of(false).words(), "inconclusive: one run a point");
         assert!(!of(false).is_conclusive() && of(false).kind.is_none());

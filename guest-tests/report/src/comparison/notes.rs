@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use super::{group::Group, table::Comparison};
 use crate::sample::Step;
 
-const ONE_EMULATED_RUN: &str = "One run shows one interleaving of the vCPUs: its virtual times and \
+const ONE_EMULATED_RUN: &str = "One run shows one schedule of the vCPUs: its virtual times and \
     counts are exact for that one. Compare several seeds.";
 const ONE_RUN: &str = "One run proves nothing for times: repeat it. (From an emulator, times and \
-    counts are exact for one interleaving.)";
+    counts are exact for one schedule.)";
 const RAW: &str =
     "Logs do not name kernel, CPU or emulator: check that the two sides may be compared.";
 const NOT_OBTAINED: &str = "Neither side recorded the page sizes that back the memory.";

@@ -3,7 +3,7 @@
 
 /// Default minimum effect: growth by a smaller share is no regression.
 pub const MIN_EFFECT: f64 = 0.01;
-/// Default minimum effect under emulation, where another interleaving alone makes a difference.
+/// Default minimum effect under emulation, where another schedule alone makes a difference.
 pub const MIN_EFFECT_EMULATED: f64 = 0.03;
 
 /// Options of a comparison.
@@ -11,7 +11,7 @@ pub const MIN_EFFECT_EMULATED: f64 = 0.03;
 pub struct Options {
     /// Names of the two sides: files, directories or series.
     pub labels: [String; 2],
-    /// Whether sides of different provenance are compared.
+    /// True if sides of different provenance are compared.
     pub force: bool,
     /// Growth that makes a regression, as a share of before (0.03 is 3%); `None` for
     /// [`MIN_EFFECT`] or [`MIN_EFFECT_EMULATED`].
@@ -20,7 +20,7 @@ pub struct Options {
     pub metric: Option<String>,
     /// Steps to compare; all if empty.
     pub phases: Vec<String>,
-    /// Whether the first run before belongs to the first run after.
+    /// True if the first run before belongs to the first run after.
     pub paired: bool,
     /// Command line that repeats the comparison, for reports.
     pub command: Option<String>,

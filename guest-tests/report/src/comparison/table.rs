@@ -29,7 +29,7 @@ pub struct Comparison {
     pub min_effect: f64,
     /// Judged metric: [`TIME`] or a count's name.
     pub metric: String,
-    /// Whether runs are paired.
+    /// True if runs are paired.
     pub paired: bool,
     /// Command line that repeats the comparison.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -56,7 +56,7 @@ pub struct GeometricMean {
     pub rows: usize,
     /// The mean.
     pub ratio: f64,
-    /// Its 95% bootstrap interval; `None` if a step ran once on a side.
+    /// 95% bootstrap interval; `None` if a step ran once on a side.
     pub interval: Option<[f64; 2]>,
 }
 

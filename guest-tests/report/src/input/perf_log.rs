@@ -154,7 +154,7 @@ type Run = (&'static str, Vec<(Step, f64)>);
 struct OpenRun {
     /// First line.
     line: usize,
-    /// Whether the run is of `demand_paging_test`; `None` before the first line of either test.
+    /// True if the run is of `demand_paging_test`; `None` before the first line of either test.
     demand: Option<bool>,
     figures: BTreeMap<&'static str, f64>,
     iterations: Vec<[Option<f64>; 3]>,

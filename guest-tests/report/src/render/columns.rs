@@ -23,7 +23,7 @@ pub struct Row<'a> {
     pub phase: &'a PhaseChange,
     /// The figure.
     pub change: &'a Change,
-    /// Whether verdict and test of the step are about this figure.
+    /// True if verdict and test of the step are about this figure.
     pub is_judged: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct Column {
     pub heading: &'static str,
     /// Width in text; 0 to omit the column there.
     pub text_width: usize,
-    /// Whether Markdown shows the column.
+    /// True if Markdown shows the column.
     pub in_markdown: bool,
     /// Makes the cell of a row.
     pub cell: fn(&Row) -> Cell,
@@ -56,7 +56,7 @@ pub struct Column {
     pub csv: &'static [Field],
 }
 
-/// All columns behind the name of the step or count.
+/// Columns behind the name of the step or count.
 pub const COLUMNS: [Column; 9] = [
     Column {
         heading: "before",

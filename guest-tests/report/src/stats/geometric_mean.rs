@@ -25,7 +25,7 @@ pub struct Resampled<'a> {
     pub before: &'a [f64],
     /// Runs after, all positive.
     pub after: &'a [f64],
-    /// Whether a run after is drawn with its run before.
+    /// True if a run after is drawn with its run before.
     pub design: Design,
 }
 

@@ -14,7 +14,7 @@ pub struct RankTest {
     /// Effect size from -1 to 1: Cliff's delta, or the rank-biserial correlation of pairs. 1 where
     /// every value of the second sample is the greater one.
     pub delta: f64,
-    /// Whether cases were counted; otherwise a normal distribution approximates them.
+    /// True if cases were counted; otherwise a normal distribution approximates them.
     pub exact: bool,
 }
 

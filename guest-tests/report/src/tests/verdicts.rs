@@ -54,7 +54,7 @@ fn one_run_is_inconclusive() {
     assert_eq!(comparison.regressions().count(), 0);
     assert_eq!(comparison.count(Verdict::Inconclusive), 1);
     assert_eq!(comparison.configurations[0].phases[0].time.ratio, Some(1.5));
-    assert!(render::text(&comparison).contains("One run shows one interleaving"));
+    assert!(render::text(&comparison).contains("One run shows one schedule"));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn single_runs_show_growth_of_virtual_time_only() {
         render::markdown(&compare(&records, &records).unwrap())
     };
 
-    assert!(report(true).contains("linear, of one interleaving"));
+    assert!(report(true).contains("linear, of one schedule"));
     assert!(report(false).contains("inconclusive, one run a point"));
     assert!(!report(false).contains("linear"));
 }

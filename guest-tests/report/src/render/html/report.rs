@@ -23,7 +23,7 @@ pub struct Report<'a> {
     pub notes: Vec<String>,
     /// Sections that have charts.
     pub sections: Vec<Section>,
-    /// Whether tables have tests and verdicts.
+    /// True if tables have tests and verdicts.
     pub judged: bool,
     pub configurations: Vec<Figures>,
     /// Table of [`provenance`].

@@ -25,7 +25,7 @@ struct Times {
     /// Name and class of the side.
     side: &'static str,
     spread: Spread,
-    /// Whether the line about the median ends at the quartiles; otherwise at the least and greatest.
+    /// True if the line about the median ends at the quartiles; otherwise at the least and greatest.
     quartiles: bool,
 }
 
