@@ -53,7 +53,7 @@ pub struct StatisticsError(#[from] io::Error);
 
 /// The name, type and data offset of a statistic.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Field {
+struct StatisticField {
     name: String,
     kind: StatisticKind,
     offset: u64,
@@ -61,15 +61,15 @@ struct Field {
 
 /// A statistics file and its selected fields.
 #[derive(Debug)]
-struct StatsFile {
+struct StatisticsFile {
     file: File,
-    fields: Vec<Field>,
+    fields: Vec<StatisticField>,
 }
 
 /// The statistics of one VM and its vCPUs.
 #[derive(Debug, Default)]
 pub struct Statistics {
-    files: Vec<StatsFile>,
+    files: Vec<StatisticsFile>,
 }
 
 impl Statistics {
@@ -146,7 +146,7 @@ fn open(fd: &impl AsRawFd) -> io::Result<File> {
 }
 
 /// Reads the header and the descriptors.
-fn describe(owner: &str, mut file: File) -> io::Result<StatsFile> {
+fn describe(owner: &str, mut file: File) -> io::Result<StatisticsFile> {
     let mut header = [0; size_of::<kvm_stats_header>()];
     file.read_exact(&mut header)?;
     let [_, name_size, count, _, descriptors, data] = words(&header);
@@ -157,7 +157,7 @@ fn describe(owner: &str, mut file: File) -> io::Result<StatsFile> {
         .chunks_exact(size)
         .filter_map(|descriptor| field(owner, data, descriptor))
         .collect();
-    Ok(StatsFile { file, fields })
+    Ok(StatisticsFile { file, fields })
 }
 
 /// Returns the first six 32-bit words.
@@ -171,7 +171,7 @@ fn words(bytes: &[u8]) -> [u32; 6] {
 
 /// Parses a descriptor: flags, exponent and number of values, data offset, bucket size, name. Returns
 /// `None` for statistics that are not selected.
-fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<Field> {
+fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<StatisticField> {
     let (head, name) = descriptor.split_at_checked(size_of::<kvm_stats_desc>())?;
     let name = name.split(|byte| *byte == 0).next()?;
     let name = std::str::from_utf8(name).ok()?;
@@ -181,7 +181,7 @@ fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<Field> {
         KVM_STATS_TYPE_INSTANT => StatisticKind::Instant,
         _ => return None,
     };
-    (is_selected(name) && exponent_and_values >> 16 == 1).then(|| Field {
+    (is_selected(name) && exponent_and_values >> 16 == 1).then(|| StatisticField {
         name: format!("{owner}.{name}"),
         kind,
         offset: u64::from(data) + u64::from(offset),
@@ -226,7 +226,7 @@ mod tests {
         );
 
         let expected = |name: &str, kind, offset| {
-            Some(Field {
+            Some(StatisticField {
                 name: name.to_owned(),
                 kind,
                 offset,
@@ -256,14 +256,15 @@ mod tests {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.2.to_le_bytes()).collect();
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&bytes, 0).unwrap();
-        let field = |(index, (name, kind, _)): (usize, &(&str, StatisticKind, u64))| Field {
-            name: (*name).to_owned(),
-            kind: *kind,
-            offset: index as u64 * 8,
-        };
+        let field =
+            |(index, (name, kind, _)): (usize, &(&str, StatisticKind, u64))| StatisticField {
+                name: (*name).to_owned(),
+                kind: *kind,
+                offset: index as u64 * 8,
+            };
         let fields = values.iter().enumerate().map(field).collect();
         Statistics {
-            files: vec![StatsFile { file, fields }],
+            files: vec![StatisticsFile { file, fields }],
         }
     }
 

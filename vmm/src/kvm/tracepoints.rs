@@ -36,7 +36,7 @@ pub struct ReadEventsError {
 
 /// Error of opening one event; it is only logged.
 #[derive(Debug, Error)]
-enum OpenError {
+enum EventOpenError {
     #[error("no tracefs at {} or {}", TRACEFS[0], TRACEFS[1])]
     NoTracefs,
     #[error("{path}: {source}")]
@@ -130,32 +130,32 @@ fn tracefs() -> Option<&'static Path> {
 }
 
 /// Sets the event filter of a counter.
-fn filtered(counter: Counter, filter: &CStr) -> Result<Counter, OpenError> {
+fn filtered(counter: Counter, filter: &CStr) -> Result<Counter, EventOpenError> {
     /// `PERF_EVENT_IOC_SET_FILTER`: `_IOW('$', 6, char *)`.
     const SET_FILTER: libc::Ioctl = 0x4008_2406;
     // SAFETY: the file descriptor is a perf event; the kernel reads a NUL-terminated string.
     let result = unsafe { libc::ioctl(counter.as_raw_fd(), SET_FILTER, filter.as_ptr()) };
     if result < 0 {
-        return Err(OpenError::Filter(io::Error::last_os_error()));
+        return Err(EventOpenError::Filter(io::Error::last_os_error()));
     }
     Ok(counter)
 }
 
-fn open(tracefs: Option<&Path>, name: &str) -> Result<Counter, OpenError> {
+fn open(tracefs: Option<&Path>, name: &str) -> Result<Counter, EventOpenError> {
     let path = tracefs
-        .ok_or(OpenError::NoTracefs)?
+        .ok_or(EventOpenError::NoTracefs)?
         .join("events/kvm")
         .join(name)
         .join("id");
     let id = fs::read_to_string(&path)
         .and_then(|text| text.trim().parse().map_err(io::Error::other))
-        .map_err(|source| OpenError::Id { path, source })?;
+        .map_err(|source| EventOpenError::Id { path, source })?;
     let mut counter = Builder::new(Tracepoint::with_id(id))
         .inherit(true)
         .include_kernel()
         .build()
-        .map_err(OpenError::Perf)?;
-    counter.enable().map_err(OpenError::Perf)?;
+        .map_err(EventOpenError::Perf)?;
+    counter.enable().map_err(EventOpenError::Perf)?;
     Ok(counter)
 }
 
