@@ -177,6 +177,7 @@ impl Descriptor {
     }
 
     /// Returns whether the entry is a valid leaf at `level`.
+    #[inline]
     pub const fn is_leaf(self, level: Level) -> bool {
         matches!(self.kind(level), EntryKind::Leaf(_))
     }

@@ -10,7 +10,7 @@ use super::{
     walk::{ExclusiveWalk, Walk, WalkMode},
 };
 use crate::{
-    address::{Ipa, TableAddress},
+    address::{EntryAddress, Ipa, TableAddress},
     descriptor::EntryKind,
     geometry::Level,
     memcache::{Memcache, TableFreeBatch},
@@ -110,14 +110,16 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
-    /// Returns whether a table below the root has no valid entry. Entries from `from` on are looked
-    /// at first: a range is mostly emptied upwards.
-    pub(super) fn is_empty(&self, table: TableAddress, from: u64) -> bool {
+    /// Returns whether a table below the root has no valid entry. Entries from `next` on, which may
+    /// be the end of the table, are looked at first: a range is mostly emptied upwards.
+    #[inline]
+    pub(super) fn is_empty(&self, table: TableAddress, next: EntryAddress) -> bool {
         if self.stage2.policy.count_references {
             return self.ops.references(table) == 1;
         }
+        let next = (next.0 - table.0) >> 3;
         let entries = self.stage2.geometry.granule().entries();
         let is_valid = |index| self.ops.load(table.entry(index)).is_valid();
-        !(from..entries).any(is_valid) && !(0..from).any(is_valid)
+        !(next..entries).any(is_valid) && !(0..next).any(is_valid)
     }
 }

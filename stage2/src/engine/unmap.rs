@@ -15,7 +15,7 @@ use super::{
     walk::{ExclusiveWalk, Slot, Walk},
 };
 use crate::{
-    address::{Ipa, TableAddress},
+    address::{EntryAddress, Ipa, TableAddress},
     descriptor::{Descriptor, EntryKind},
     geometry::{Level, index},
     memcache::TableFreeBatch,
@@ -25,81 +25,114 @@ use crate::{
 
 /// Capacity of a batch.
 const MAX_BATCH: usize = 64;
+/// Tables on a path below the root.
+const MAX_DEPTH: usize = 3;
 
-/// What a broken entry led to.
-#[derive(Debug, Clone, Copy)]
-enum Below {
-    Memory,
-    EmptyTable(TableAddress),
-    /// A table with leaves below it.
-    Table(Unlinked),
-}
-
-/// An entry of the batch.
+/// A broken entry of the batch.
 #[derive(Debug, Clone, Copy)]
 struct Unmapped {
-    broken: BrokenEntry,
-    below: Below,
+    ipa: Ipa,
+    level: Level,
+    /// Set if the entry led to a table without valid entries.
+    empty_table: bool,
+    /// The entry before the break.
+    old: Descriptor,
+}
+
+impl Unmapped {
+    /// Returns the table that the entry led to.
+    #[inline]
+    const fn unlinked(&self) -> Option<Unlinked> {
+        match (self.old.kind(self.level), self.level.down()) {
+            (EntryKind::Table(table), Some(level)) => Some(Unlinked { table, level }),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the entry led to a table with leaves below it.
+    #[inline]
+    const fn has_leaves(&self) -> bool {
+        !self.empty_table && !self.old.is_leaf(self.level)
+    }
+}
+
+/// A table that the walk has left for one below it.
+#[derive(Debug, Clone, Copy)]
+struct Parent {
+    /// The entry that points at the table below, its first guest address, and its contents.
+    entry: EntryAddress,
+    ipa: Ipa,
+    old: Descriptor,
+    /// The end of the range in this table.
+    end: Ipa,
 }
 
 /// Broken entries that wait for one invalidation, in ascending order of their last address.
 struct Batch {
     unmapped: ArrayVec<Unmapped, MAX_BATCH>,
-    /// The range of all of them.
-    from: Ipa,
-    to: Ipa,
-    /// Whether one of them has leaves below it.
-    has_leaves: bool,
     limit: usize,
-    /// Whether a table that lies in the range is unmapped as a whole.
+    /// Set if a table that lies in the range is unmapped as a whole.
     whole_tables: bool,
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
-    fn unmap_in(
-        &self,
-        table: TableAddress,
-        level: Level,
-        (ipa, end): (Ipa, Ipa),
-        batch: &mut Batch,
-    ) -> Result<(), MapError> {
-        let span = self.stage2.geometry.span(level);
-        let mut slot = self.slot(table, level, ipa);
-        while slot.ipa < end {
-            let old = self.ops.load(slot.entry);
-            let next = slot.next(span);
-            match (old.kind(level), level.down()) {
-                (EntryKind::Table(child), Some(below)) => {
-                    if batch.whole_tables && slot.ipa >= ipa && next.ipa <= end {
-                        let (table, level) = (child, below);
-                        let below = Below::Table(Unlinked { table, level });
-                        self.unmap_entry(&slot, old, (below, next.ipa), batch)?;
-                    } else {
-                        let part = (ipa.max(slot.ipa), end.min(next.ipa));
-                        self.unmap_in(child, below, part, batch)?;
-                        let last = self.stage2.geometry.index(Ipa(part.1.0 - 1), below);
-                        if self.is_empty(child, last) {
-                            self.unmap_entry(
-                                &slot,
-                                old,
-                                (Below::EmptyTable(child), next.ipa),
-                                batch,
-                            )?;
-                        }
+    /// Unmaps a range from the root down, and each table that is empty when the walk leaves it.
+    ///
+    /// The position in the current table is kept in scalars: a [`Slot`] that changes in the loop
+    /// would be copied through memory, with its padding, for every entry.
+    #[inline]
+    fn unmap_range(&self, start: Ipa, end: Ipa, batch: &mut Batch) -> Result<(), MapError> {
+        let geometry = &self.stage2.geometry;
+        let (granule, mut level) = (geometry.granule(), geometry.start());
+        let mut parents = ArrayVec::<Parent, MAX_DEPTH>::new();
+        let mut shift = level.shift(granule);
+        let mut entry = self.stage2.root.entry(start.0 >> shift);
+        let (mut ipa, mut table_end) = (start.align_down(1 << shift), end);
+        loop {
+            while ipa < table_end {
+                let slot = Slot { entry, level, ipa };
+                let old = self.ops.load(entry);
+                let next = ipa + (1 << shift);
+                match (old.kind(level), level.down()) {
+                    (EntryKind::Table(table), Some(below))
+                        if !batch.whole_tables || ipa < start || next > end =>
+                    {
+                        parents.push(Parent {
+                            entry,
+                            ipa,
+                            old,
+                            end: table_end,
+                        });
+                        (level, shift) = (below, shift - granule.level_bits());
+                        let index = start.0.saturating_sub(ipa.0) >> shift;
+                        (entry, ipa) = (table.entry(index), ipa + (index << shift));
+                        table_end = table_end.min(next);
+                        continue;
                     }
+                    (EntryKind::Leaf(_), _) if old.is_contiguous() => {
+                        let next = self.unmap_run(slot, old, (start, end), batch)?;
+                        (entry, ipa) = (next.entry, next.ipa);
+                        continue;
+                    }
+                    (EntryKind::Invalid | EntryKind::Locked, _) => {}
+                    _ => self.unmap_entry(slot, old, false, batch)?,
                 }
-                (EntryKind::Leaf(_), _) if old.is_contiguous() => {
-                    slot = self.unmap_run(&slot, old, (ipa, end), batch)?;
-                    continue;
-                }
-                (EntryKind::Leaf(_), _) => {
-                    self.unmap_entry(&slot, old, (Below::Memory, next.ipa), batch)?
-                }
-                _ => {}
+                (entry, ipa) = (entry.skip(1), next);
             }
-            slot = next;
+            let (Some(parent), Some(above)) = (parents.pop(), level.up()) else {
+                return Ok(());
+            };
+            (level, shift) = (above, shift + granule.level_bits());
+            if self.is_empty(TableAddress(parent.old.address().0), entry) {
+                let (entry, ipa) = (parent.entry, parent.ipa);
+                self.unmap_entry(Slot { entry, level, ipa }, parent.old, true, batch)?;
+            } else if table_end == end {
+                // No table above is empty, and none has more of the range.
+                return Ok(());
+            }
+            (entry, ipa) = (parent.entry.skip(1), parent.ipa + (1 << shift));
+            table_end = parent.end;
         }
-        Ok(())
     }
 
     /// Breaks a whole contiguous run in one batch, or removes the hint from a run that does not fit.
@@ -107,29 +140,24 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     #[inline(never)]
     fn unmap_run(
         &self,
-        slot: &Slot,
+        slot: Slot,
         old: Descriptor,
         (ipa, end): (Ipa, Ipa),
         batch: &mut Batch,
     ) -> Result<Slot, MapError> {
-        let (count, first) = self.run_of(slot);
+        let (count, first) = self.run_of(&slot);
         let span = self.stage2.geometry.span(slot.level);
         let (len, run_end) = (index(count), first.ipa + count * span);
         if first.ipa < ipa || run_end > end || len > batch.limit {
-            self.contpte_unfold(slot, old)?;
-            return Ok(*slot);
+            self.contpte_unfold(&slot, old)?;
+            return Ok(slot);
         }
         if batch.unmapped.len() + len > batch.limit {
-            self.flush(batch);
+            self.flush_full(batch);
         }
         for n in 0..count {
             let slot = first.skip(n, span);
-            self.unmap_entry(
-                &slot,
-                self.ops.load(slot.entry),
-                (Below::Memory, slot.ipa + span),
-                batch,
-            )?;
+            self.unmap_entry(slot, self.ops.load(slot.entry), false, batch)?;
         }
         Ok(first.skip(count, span))
     }
@@ -138,31 +166,40 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     #[inline]
     fn unmap_entry(
         &self,
-        slot: &Slot,
+        slot: Slot,
         old: Descriptor,
-        (below, end): (Below, Ipa),
+        empty_table: bool,
         batch: &mut Batch,
     ) -> Result<(), MapError> {
-        let broken = self.break_entry(slot, old)?;
+        let BrokenEntry { slot, old } = self.break_entry(&slot, old)?;
         if self.stage2.policy.count_references {
             self.ops.drop_references(self.table_of(slot.entry), 1);
         }
-        batch.from = batch.from.min(slot.ipa);
-        batch.to = end;
-        batch.has_leaves |= matches!(below, Below::Table(_));
-        batch.unmapped.push(Unmapped { broken, below });
+        batch.unmapped.push(Unmapped {
+            ipa: slot.ipa,
+            level: slot.level,
+            empty_table,
+            old,
+        });
         if batch.unmapped.len() == batch.limit {
-            self.flush(batch);
+            self.flush_full(batch);
         }
         Ok(())
     }
 
+    /// Invalidates, cleans and frees a full batch.
+    #[inline(never)]
+    fn flush_full(&self, batch: &mut Batch) {
+        self.flush(batch);
+    }
+
     /// Invalidates, cleans and frees what the batch holds.
+    #[inline(always)]
     fn flush(&self, batch: &mut Batch) {
         if batch.unmapped.is_empty() {
             return;
         }
-        self.invalidate_batch(batch);
+        self.invalidate_batch(&batch.unmapped);
         if !self.stage2.features.fwb {
             let mut range = CleanRange::default();
             for unmapped in &batch.unmapped {
@@ -171,28 +208,33 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
             self.clean_range(&range);
         }
         if let [one] = &batch.unmapped[..] {
-            match one.below {
-                Below::Memory => {}
-                Below::EmptyTable(table) => self.ops.free(table),
-                Below::Table(unlinked) => self.stage2.free_unlinked(self.ops, unlinked),
+            match one.unlinked() {
+                Some(Unlinked { table, .. }) if one.empty_table => self.ops.free(table),
+                Some(unlinked) => self.stage2.free_unlinked(self.ops, unlinked),
+                None => {}
             }
         } else {
             self.free_batch(batch);
         }
         batch.unmapped.clear();
-        (batch.from, batch.has_leaves) = (Ipa(u64::MAX), false);
     }
 
     /// Invalidates the whole range of a batch where that is one TLBI, or a table goes with its
     /// leaves; otherwise entry by entry.
-    fn invalidate_batch(&self, batch: &Batch) {
-        if batch.has_leaves || (batch.unmapped.len() > 1 && self.stage2.uses_range_tlbi()) {
-            self.invalidate_range(batch.from, batch.to - batch.from);
-        } else {
-            self.invalidate_ipas(batch.unmapped.iter().map(|u| {
-                let BrokenEntry { slot, old } = u.broken;
-                (slot.ipa, old.is_leaf(slot.level).then_some(slot.level))
-            }));
+    fn invalidate_batch(&self, unmapped: &[Unmapped]) {
+        let span = |u: &Unmapped| self.stage2.geometry.span(u.level);
+        match unmapped {
+            [one] if one.has_leaves() => self.invalidate_range(one.ipa, span(one)),
+            [_, .., last]
+                if self.stage2.uses_range_tlbi() || unmapped.iter().any(Unmapped::has_leaves) =>
+            {
+                let from = unmapped.iter().fold(last.ipa, |from, u| from.min(u.ipa));
+                self.invalidate_range(from, last.ipa + span(last) - from);
+            }
+            _ => self.invalidate_ipas(unmapped.iter().map(|u| {
+                let ttl = u.old.is_leaf(u.level).then_some(u.level);
+                (u.ipa, ttl)
+            })),
         }
     }
 
@@ -201,23 +243,22 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     fn free_batch(&self, batch: &Batch) {
         let mut frees = TableFreeBatch::new();
         for unmapped in &batch.unmapped {
-            match unmapped.below {
-                Below::Memory => {}
-                Below::EmptyTable(table) => frees.push(self.ops, table),
-                Below::Table(unlinked) => {
-                    self.stage2.collect_tables(self.ops, unlinked, &mut frees);
+            match unmapped.unlinked() {
+                Some(Unlinked { table, .. }) if unmapped.empty_table => {
+                    frees.push(self.ops, table);
                 }
+                Some(unlinked) => self.stage2.collect_tables(self.ops, unlinked, &mut frees),
+                None => {}
             }
         }
         frees.free_all(self.ops);
     }
 
     fn collect_unmapped(&self, unmapped: &Unmapped, range: &mut CleanRange) {
-        let BrokenEntry { slot, old } = unmapped.broken;
-        match unmapped.below {
-            Below::Memory => self.collect_leaf(old, slot.level, range),
-            Below::EmptyTable(_) => {}
-            Below::Table(Unlinked { table, level }) => self.collect_leaves(table, level, range),
+        match unmapped.unlinked() {
+            Some(_) if unmapped.empty_table => {}
+            Some(Unlinked { table, level }) => self.collect_leaves(table, level, range),
+            None => self.collect_leaf(unmapped.old, unmapped.level, range),
         }
     }
 }
@@ -230,7 +271,6 @@ impl Stage2 {
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
     pub fn unmap<O: Operations>(&mut self, ops: &O, ipa: Ipa, size: u64) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
-        let (root, start) = (self.root, self.geometry.start());
         let (whole_tables, limit) = match self.policy.unmap {
             Unmap::Deferred if self.features.fwb && self.uses_range_tlbi() => (false, MAX_BATCH),
             Unmap::Deferred => (false, 1),
@@ -239,14 +279,11 @@ impl Stage2 {
         };
         let mut batch = Batch {
             unmapped: ArrayVec::new(),
-            from: Ipa(u64::MAX),
-            to: Ipa(0),
-            has_leaves: false,
             limit: limit.clamp(1, MAX_BATCH),
             whole_tables,
         };
         let walk = self.exclusive(ops);
-        let done = walk.unmap_in(root, start, (ipa, ipa + size), &mut batch);
+        let done = walk.unmap_range(ipa, ipa + size, &mut batch);
         walk.flush(&mut batch);
         done
     }
