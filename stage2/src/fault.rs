@@ -32,7 +32,7 @@ pub struct Page {
     pub phys: PhysAddr,
     /// Bytes, a power of two.
     pub size: u64,
-    /// Whether the guest may write.
+    /// Set if the guest may write.
     pub writable: bool,
 }
 

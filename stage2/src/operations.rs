@@ -33,7 +33,7 @@ pub enum Dsb {
     Nsh,
     /// Stores only, all CPUs: `DSB ISHST`.
     IshSt,
-    /// All CPUs: `DSB ISH`.
+    /// Every CPU: `DSB ISH`.
     Ish,
 }
 
@@ -55,7 +55,7 @@ pub enum Tlbi {
         ipa: Ipa,
         /// TTL hint: level of the leaf (FEAT_TTL).
         ttl: Option<Level>,
-        /// Whether only leaves are invalidated, and no walk caches.
+        /// Set if leaves alone are invalidated, and no walk caches.
         leaf_only: bool,
         /// CPUs that the invalidation reaches.
         scope: Scope,
@@ -97,7 +97,7 @@ pub struct Unlinked {
 pub enum Note {
     /// The table's lock is taken.
     Lock {
-        /// Whether it is held exclusively.
+        /// Set if it is held exclusively.
         exclusive: bool,
     },
     /// The lock is released.

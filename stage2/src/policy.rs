@@ -65,7 +65,7 @@ pub enum TopUp {
 /// Size to which the memcache is topped up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
-    /// Its capacity, if it holds fewer tables than one mapping may need (Linux).
+    /// The capacity, if the memcache holds fewer tables than one mapping may need (Linux).
     Capacity,
     /// The tables missing between the entry that faulted and the leaf. If more are missing under the
     /// lock, the guest faults again.
@@ -102,31 +102,32 @@ pub struct Policy {
     pub top_up: TopUp,
     /// Size to which the memcache is topped up.
     pub reserve: Reserve,
-    /// Whether a split fills the new table with all parts of the block, or with the part that
-    /// faulted alone.
+    /// Set if a split fills the new table with all parts of the block; otherwise it fills in the
+    /// part that faulted alone.
     pub populate_on_split: bool,
-    /// Whether blocks are recovered when dirty logging stops.
+    /// Set if blocks are recovered when dirty logging stops.
     pub recover_blocks: bool,
-    /// Whether CMOs for a block skip parts that are mapped at the same address.
+    /// Set if CMOs for a block skip parts that are mapped at the same address.
     pub skip_mapped: bool,
     /// Reads of an entry that another walker has locked, the first included, before the guest
     /// faults again (`STAGE2_LOCKED_TURNS` of the Linux series); 0 and 1 do not wait. Between two
     /// reads the walker calls [`Operations::pause`](crate::Operations::pause).
     pub locked_entry_turns: u32,
-    /// Whether relaxed permissions are invalidated on the faulting CPU alone.
+    /// Set if relaxed permissions are invalidated on the faulting CPU alone.
     pub local_relax: bool,
-    /// Whether a range is invalidated by range TLBIs (FEAT_TLBIRANGE), or by the whole VMID.
+    /// Set if range TLBIs (FEAT_TLBIRANGE) invalidate a range; otherwise the whole VMID is
+    /// invalidated.
     pub range_invalidation: bool,
     /// Number of entries that unmap invalidates at once.
     pub unmap: Unmap,
     /// Cache lines (64 bytes) beyond which the whole I-cache is invalidated.
     pub icache_lines: Option<u64>,
-    /// Whether each table counts its valid entries (Linux: page references); otherwise the engine
+    /// Set if each table counts its valid entries (Linux: page references); otherwise the engine
     /// reads a table to see whether it is empty.
     pub count_references: bool,
-    /// Whether an exclusive walk sets the contiguous hint on pages that fill a run.
+    /// Set if an exclusive walk sets the contiguous hint on pages that fill a run.
     pub contiguous: bool,
-    /// Whether the size of a mapping changes without a break where FEAT_BBM allows it. Before a
+    /// Set if the size of a mapping changes without a break where FEAT_BBM allows it. Before a
     /// block replaces a table, the engine then reads all of the table's entries.
     pub use_bbm: bool,
 }
@@ -202,7 +203,7 @@ impl Policy {
         unmap: Unmap::Batch(64),
         ..Self::LINUX_6_12_WAIT
     };
-    /// All ideas at once.
+    /// Every idea at once.
     pub const GRANULE: Self = Self {
         cmo: CmoPlacement::BeforeBreak,
         existing_leaf: ExistingLeaf::Relax,

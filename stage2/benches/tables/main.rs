@@ -284,7 +284,7 @@ fn map_locked<T: Table>(threads: u64, each: u64, place: Place) -> Duration {
         let table = &table;
         move || {
             for n in 0..each {
-                let mut table = table.lock().expect("nobody panics");
+                let mut table = table.lock().expect("the lock is not poisoned");
                 table.0.map(place(thread, n), PAGE, false);
             }
         }
@@ -329,7 +329,7 @@ fn locked<T: Table>(
 ) {
     let nothing = || ();
     in_turns(c, group, count, prepare, nothing, |table, (), ipa| {
-        act(&mut table.lock().expect("nobody panics").0, ipa);
+        act(&mut table.lock().expect("the lock is not poisoned").0, ipa);
     });
 }
 
@@ -353,19 +353,27 @@ fn two_own(c: &mut Criterion) {
     let nothing = |_: &mut Own| {};
     let range = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
         hand.ready(2);
-        table.lock().expect("nobody panics").0.map_with(hand, ipa);
+        table
+            .lock()
+            .expect("the lock is not poisoned")
+            .0
+            .map_with(hand, ipa);
     };
     in_turns(c, "range map, per 4K", PAGES, nothing, Hand::new, range);
     let split = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
         hand.ready(1);
-        table.lock().expect("nobody panics").0.split_with(hand, ipa);
+        table
+            .lock()
+            .expect("the lock is not poisoned")
+            .0
+            .split_with(hand, ipa);
     };
     in_turns(c, "split of 2M, each", BLOCKS, by_blocks, Hand::new, split);
     let coalesce = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
         hand.ready(1);
         table
             .lock()
-            .expect("nobody panics")
+            .expect("the lock is not poisoned")
             .0
             .coalesce_with(hand, ipa);
     };
@@ -425,10 +433,12 @@ fn two<T: Table>(c: &mut Criterion) {
                     Some(*at)
                 });
                 if T::WALKS_BESIDE {
-                    let table = table.read().expect("nobody panics");
+                    let table = table.read().expect("the lock is not poisoned");
                     addresses.for_each(|at| look(&table.0, at));
                 } else {
-                    addresses.for_each(|at| look(&table.read().expect("nobody panics").0, at));
+                    addresses.for_each(|at| {
+                        look(&table.read().expect("the lock is not poisoned").0, at)
+                    });
                 }
             }
         })

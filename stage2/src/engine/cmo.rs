@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Cache maintenance operations (CMOs) for memory that the guest is given, or gives back.
+//! Cache maintenance operations (CMOs) for memory that is mapped or unmapped.
 //!
 //! A guest may bypass the caches (its MMU is off, or its attributes say so). Without FEAT_S2FWB,
 //! every byte that it is about to reach is cleaned and invalidated to the PoC first, and again when

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Many maps in one walk: a [`Mapper`] remembers the table of its last leaf, so that the next leaf
+//! Maps of many leaves in one walk: a [`Mapper`] remembers the table of its last leaf, so that the next leaf
 //! in the same table needs no walk.
 //!
 //! In a shared walk another walker may replace the remembered table by a block. The table stays
@@ -54,7 +54,7 @@ impl TableSpan {
     }
 }
 
-/// Many maps in one walk: [`Stage2::mapper`], [`Stage2::mapper_shared`].
+/// Walk that maps many leaves: [`Stage2::mapper`], [`Stage2::mapper_shared`].
 ///
 /// Whether the next leaf has the size and attributes of the last, and belongs into the same table,
 /// is one comparison: addresses fill the lower 48 bits of `from`, size and attributes the upper 16.

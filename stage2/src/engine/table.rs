@@ -72,7 +72,7 @@ pub struct Stage2 {
     pub(super) policy: Policy,
     pub(super) vmid: Vmid,
     pub(super) root: TableAddress,
-    /// Whether no map handler maintains caches, whatever it maps.
+    /// Set if no map handler does CMOs, whatever it maps.
     pub(super) without_cmo: bool,
 }
 

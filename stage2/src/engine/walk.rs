@@ -13,7 +13,7 @@ use crate::{
 
 /// Kind of a walk: [`ExclusiveWalk`] or [`SharedWalk`]. Sealed, as its path is private.
 pub trait WalkMode: fmt::Debug + Copy {
-    /// Whether other walkers may change the table at the same time.
+    /// True if other walkers may change the table at the same time.
     #[doc(hidden)]
     const SHARED: bool;
     /// The entry that a break stores: other walkers must leave a locked entry alone.

@@ -40,7 +40,7 @@ fn memory() -> &'static [AtomicU64] {
 
 /// Fills the pool.
 pub fn warm() {
-    let mut pages = PAGES.lock().expect("nobody panics");
+    let mut pages = PAGES.lock().expect("the lock is not poisoned");
     if pages.is_empty() {
         let base = memory().as_ptr() as usize;
         pages.extend((0..TABLES).rev().map(|n| base + n * 4096));
@@ -49,24 +49,27 @@ pub fn warm() {
 
 /// Sorts the pool, so that no benchmark depends on the order that another has left.
 pub fn tidy() {
-    let mut pages = PAGES.lock().expect("nobody panics");
+    let mut pages = PAGES.lock().expect("the lock is not poisoned");
     pages.sort_unstable_by(|a, b| b.cmp(a));
 }
 
 /// Takes a page, not zeroed.
 pub fn page() -> usize {
-    let page = PAGES.lock().expect("nobody panics").pop();
+    let page = PAGES.lock().expect("the lock is not poisoned").pop();
     page.expect("the pool is large enough")
 }
 
 /// Returns a page to the pool.
 pub fn put_back(page: usize) {
-    PAGES.lock().expect("nobody panics").push(page);
+    PAGES.lock().expect("the lock is not poisoned").push(page);
 }
 
 /// Returns pages to the pool together.
 pub fn put_all_back(pages: impl Iterator<Item = usize>) {
-    PAGES.lock().expect("nobody panics").extend(pages);
+    PAGES
+        .lock()
+        .expect("the lock is not poisoned")
+        .extend(pages);
 }
 
 /// A table to benchmark.
@@ -86,19 +89,19 @@ pub trait Table {
     /// Unmaps memory that is mapped by pages.
     fn unmap(&mut self, ipa: u64, size: u64);
 
-    /// Whether the table can split blocks.
+    /// Set if the table can split blocks.
     const SPLITS: bool = false;
     /// Splits the 2M block at `ipa` into pages with its attributes.
     fn split(&mut self, _ipa: u64) {
         unreachable!("it cannot split");
     }
-    /// Whether the table can coalesce.
+    /// Set if the table can coalesce.
     const COALESCES: bool = false;
     /// Coalesces the block at `ipa`, the `ipa / BLOCK`th that was split.
     fn coalesce(&mut self, _ipa: u64) {
         unreachable!("it cannot coalesce");
     }
-    /// Whether addresses can be translated beside maps.
+    /// Set if addresses can be translated beside maps.
     const WALKS_BESIDE: bool = false;
     /// Coalesces `count` blocks from address 0 on, one by one.
     fn coalesce_each(&mut self, _count: u64) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The engine's table, with one walker and with many. Its pages come from the pool of the other
-//! crates and are accessed through pointers as theirs are ([`Direct`]), or come from the crate's own
+//! crates and are accessed through pointers as in those crates ([`Direct`]), or come from the crate's own
 //! pool, which needs no `unsafe` and checks bounds ([`Pooled`]).
 
 use std::{
