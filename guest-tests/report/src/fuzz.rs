@@ -14,10 +14,7 @@ use proptest::{
 use crate::{
     Comparison, Options,
     fixture::{patched, runs},
-    input::{
-        self,
-        criterion::{Estimates, Samples},
-    },
+    input::{self, criterion::Samples},
     render,
 };
 
@@ -121,7 +118,6 @@ fn mutated_inputs_are_read_or_refused() {
         }
         let text = String::from_utf8_lossy(&bytes);
         let _ = serde_json::from_str::<Samples>(&text).map(|samples| samples.runs());
-        let _ = serde_json::from_str::<Estimates>(&text).map(|estimates| estimates.median());
         let Ok(samples) = input::samples(&text) else {
             return Ok(());
         };

@@ -14,7 +14,7 @@ pub struct Options {
     /// True if sides of different provenance are compared.
     pub force: bool,
     /// Growth that makes a regression, as a share of before (0.03 is 3%); `None` for
-    /// [`MIN_EFFECT`] or [`MIN_EFFECT_EMULATED`].
+    /// 1%, and 3% under emulation.
     pub min_effect: Option<f64>,
     /// Count to judge instead of the time.
     pub metric: Option<String>,

@@ -27,7 +27,7 @@ pub struct Comparison {
     pub after: Side,
     /// Growth that makes a regression, as a share of before.
     pub min_effect: f64,
-    /// Judged metric: [`TIME`] or a count's name.
+    /// Judged metric: `time` or a count's name.
     pub metric: String,
     /// True if runs are paired.
     pub paired: bool,

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Files of criterion benchmarks.
+//! Samples of criterion benchmarks.
 //!
 //! ```text
 //! target/criterion/GROUP/FUNCTION/new/benchmark.json   full_id, the name
 //!                                     sample.json      iterations and times of each sample
-//!                                     estimates.json   median
 //! ```
 //!
-//! Each sample is a run: its time divided by its iterations. Without `sample.json` the median is a
-//! single run. `new` is the last result; `FOLDER@NAME` reads the baseline of that name.
+//! Each sample is a run: its time divided by its iterations. `new` is the last result; `FOLDER@NAME`
+//! reads the baseline of that name.
 
 use std::{
     fs, io,
@@ -24,7 +23,6 @@ use crate::sample::{Sample, Setup, Step, engine, printable};
 const LAST: &str = "new";
 const BENCHMARK: &str = "benchmark.json";
 const SAMPLE: &str = "sample.json";
-const ESTIMATES: &str = "estimates.json";
 /// Greatest depth of folders to search; criterion makes four levels.
 const DEPTH: usize = 6;
 const STEP: Step = Step::of_other_test(40, "time");
@@ -58,54 +56,23 @@ pub struct Samples {
     times: Vec<f64>,
 }
 
-/// Content of `estimates.json`.
-#[derive(Deserialize)]
-pub struct Estimates {
-    median: Estimate,
-}
-
-#[derive(Deserialize)]
-struct Estimate {
-    point_estimate: f64,
-}
-
 impl Samples {
     /// Returns the time of an iteration in each sample.
     pub fn runs(&self) -> Result<Vec<f64>, CriterionError> {
         let count = self.iters.len().max(self.times.len()).max(1);
         let run = |at: usize| {
             let (iterations, time) = (self.iters.get(at)?, self.times.get(at)?);
-            Some(time / iterations).filter(|&run| is_time(run) && *iterations >= 1.0)
+            Some(time / iterations)
+                .filter(|run| run.is_finite() && *run > 0.0 && *iterations >= 1.0)
         };
         let runs = (0..count).map(|at| run(at).ok_or(CriterionError::Sample(at + 1)));
         runs.collect()
     }
 }
 
-impl Estimates {
-    /// Returns the median.
-    pub fn median(&self) -> Result<f64, CriterionError> {
-        let median = self.median.point_estimate;
-        if is_time(median) {
-            Ok(median)
-        } else {
-            Err(CriterionError::Sample(1))
-        }
-    }
-}
-
-fn is_time(ns: f64) -> bool {
-    ns.is_finite() && ns > 0.0
-}
-
-/// Reads the samples of a folder or file of criterion; `None` for other paths and for folders of
-/// run directories, which hold `results`.
+/// Reads the samples of a folder of criterion; `None` for other paths and for run directories, which
+/// hold `results`.
 pub fn read(path: &Path, results: &str) -> Result<Option<Vec<Sample>>, Defect> {
-    let is_named = |name: &str| path.file_name().is_some_and(|own| own == name);
-    if path.is_file() && (is_named(SAMPLE) || is_named(ESTIMATES)) {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        return benchmark(folder, is_named(ESTIMATES)).map(Some);
-    }
     let (folder, baseline) = match path.to_str().and_then(|text| text.rsplit_once('@')) {
         Some((folder, name)) if !path.exists() => (Path::new(folder), name),
         _ => (path, LAST),
@@ -118,15 +85,14 @@ pub fn read(path: &Path, results: &str) -> Result<Option<Vec<Sample>>, Defect> {
         .map_err(|error| (folder.to_owned(), error.into()))?;
     let mut samples = Vec::new();
     for folder in &found {
-        samples.extend(benchmark(folder, false)?);
+        samples.extend(benchmark(folder)?);
     }
     Ok((!found.is_empty()).then_some(samples))
 }
 
 /// Finds every folder of this name that holds a benchmark, in the order of names.
 fn search(folder: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
-    let holds = |file: &str| folder.join(file).is_file();
-    if folder.file_name().is_some_and(|own| own == name) && (holds(SAMPLE) || holds(ESTIMATES)) {
+    if folder.file_name().is_some_and(|own| own == name) && folder.join(SAMPLE).is_file() {
         found.push(folder.to_owned());
         return Ok(());
     }
@@ -146,22 +112,12 @@ fn search(folder: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) -> 
         .try_for_each(|folder| search(folder, name, depth - 1, found))
 }
 
-/// Reads one benchmark, from its samples unless only the estimate is wanted or there.
-fn benchmark(folder: &Path, estimate: bool) -> Result<Vec<Sample>, Defect> {
-    let [about, sample, estimates] = [BENCHMARK, SAMPLE, ESTIMATES].map(|file| folder.join(file));
-    let name = if about.is_file() {
-        parsed::<Benchmark, _>(&about, |benchmark| Ok(benchmark.full_id))?
-    } else {
-        let folders = folder.parent().and_then(Path::file_name);
-        folders.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
-    };
-    let runs = if !estimate && sample.is_file() {
-        parsed(&sample, |samples: Samples| samples.runs())?
-    } else {
-        vec![parsed(&estimates, |estimates: Estimates| {
-            estimates.median()
-        })?]
-    };
+fn benchmark(folder: &Path) -> Result<Vec<Sample>, Defect> {
+    let name = parsed(
+        &folder.join(BENCHMARK),
+        |about: Benchmark| Ok(about.full_id),
+    )?;
+    let runs = parsed(&folder.join(SAMPLE), |samples: Samples| samples.runs())?;
     let sample = |(iteration, ns): (u32, f64)| Sample {
         engine: engine::CRITERION.to_owned(),
         setup: Setup {
@@ -212,13 +168,6 @@ mod tests {
         ] {
             assert!(runs(text).is_err(), "{text}");
         }
-        let estimates = r#"{"median":{"point_estimate":-1}}"#;
-        assert!(
-            serde_json::from_str::<Estimates>(estimates)
-                .unwrap()
-                .median()
-                .is_err()
-        );
         assert!(serde_json::from_str::<Benchmark>("{}").is_err());
     }
 
@@ -235,7 +184,6 @@ mod tests {
                     r#"{"group_id":"table","full_id":"table/map 4K"}"#,
                 ),
                 (SAMPLE, &samples),
-                (ESTIMATES, r#"{"median":{"point_estimate":2.5}}"#),
             ] {
                 fs::write(folder.join(file), text).unwrap();
             }
@@ -248,16 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn last_result_baseline_and_estimate_are_found() {
+    fn last_result_and_baseline_are_found() {
         let dir = tree();
         let last = samples(dir.path());
         let baseline = samples(Path::new(&format!("{}@main", dir.path().display())));
-        let estimate = samples(&dir.path().join("table/map/new/estimates.json"));
 
         assert_eq!(last.len(), 2);
         assert_eq!(last[0].setup.subject, "table/map 4K");
         assert_eq!((last[0].ns, baseline[0].ns), (3.0, 2.0));
-        assert_eq!((estimate.len(), estimate[0].ns), (1, 2.5));
     }
 
     #[test]

@@ -43,7 +43,7 @@ const PHASES: [Phase; 3] = [Phase::Create, Phase::Update, Phase::Rebuild];
 pub struct Run {
     /// First line, counted from 1.
     pub line: usize,
-    /// Program that printed it: [`engine::PAGE_TABLE_TEST`] or [`engine::BENCH_LINES`].
+    /// Program that printed it: `kvm_page_table_test` or the lines of `granule bench`.
     pub engine: &'static str,
     /// Guest mode as printed.
     pub mode: String,

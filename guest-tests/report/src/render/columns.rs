@@ -4,8 +4,8 @@
 //! To add a column, add a [`Column`] to [`COLUMNS`]: its heading, a function that makes its cell
 //! from a [`Row`], the formats that show it, and its fields in CSV. Every format prints what is
 //! declared here. Text fills its 75 columns, so a further column has a `text_width` of 0, which
-//! leaves it out there. Golden files show the effect: `GOLDEN=write cargo test -p granule-report`
-//! writes them again.
+//! leaves it out there. `GOLDEN=write cargo test -p granule-report` updates the golden files, whose
+//! difference shows the effect.
 
 use super::number::{self, Unit};
 use crate::{
@@ -56,41 +56,36 @@ pub struct Column {
     pub csv: &'static [Field],
 }
 
+/// Returns the fields of a spread in CSV.
+macro_rules! spread_fields {
+    ($side:ident, $($name:literal: $figure:ident),*) => {
+        &[$(($name, |row| field(row.change.$side.map(|spread| spread.$figure)))),*]
+    };
+}
+
 /// Columns behind the name of the step or count.
-pub const COLUMNS: [Column; 9] = [
+pub const COLUMNS: &[Column] = &[
     Column {
         heading: "before",
         text_width: 15,
         in_markdown: true,
         cell: |row| row.spread(row.change.before),
-        csv: &[
-            ("before_median", |row| {
-                field(row.change.before.map(|s| s.median))
-            }),
-            ("before_q1", |row| field(row.change.before.map(|s| s.q1))),
-            ("before_q3", |row| field(row.change.before.map(|s| s.q3))),
-            ("before_min", |row| field(row.change.before.map(|s| s.min))),
-            ("before_max", |row| field(row.change.before.map(|s| s.max))),
-            ("before_runs", |row| {
-                field(row.change.before.map(|s| s.runs))
-            }),
-        ],
+        csv: spread_fields!(
+            before,
+            "before_median": median, "before_q1": q1, "before_q3": q3,
+            "before_min": min, "before_max": max, "before_runs": runs
+        ),
     },
     Column {
         heading: "after",
         text_width: 15,
         in_markdown: true,
         cell: |row| row.spread(row.change.after),
-        csv: &[
-            ("after_median", |row| {
-                field(row.change.after.map(|s| s.median))
-            }),
-            ("after_q1", |row| field(row.change.after.map(|s| s.q1))),
-            ("after_q3", |row| field(row.change.after.map(|s| s.q3))),
-            ("after_min", |row| field(row.change.after.map(|s| s.min))),
-            ("after_max", |row| field(row.change.after.map(|s| s.max))),
-            ("after_runs", |row| field(row.change.after.map(|s| s.runs))),
-        ],
+        csv: spread_fields!(
+            after,
+            "after_median": median, "after_q1": q1, "after_q3": q3,
+            "after_min": min, "after_max": max, "after_runs": runs
+        ),
     },
     Column {
         heading: "ratio",

@@ -160,7 +160,7 @@ fn csv_ktap_and_benchstat_agree() {
     assert!(columns[1..].iter().all(is_whole), "the mode has two commas");
     assert!(csv.contains("create,time,42209000,"), "{csv}");
     let mut lines = csv.lines();
-    assert!(lines.any(|line| line.contains("update,time") && line.ends_with(",regression")));
+    assert!(lines.any(|line| line.contains("update,time") && line.contains(",regression")));
     for wanted in [
         "KTAP version 1\n1..2\n",
         "\nok 1 anonymous_hugetlb_2mb 64M 16 vCPUs create\n",
