@@ -2,7 +2,8 @@
 //! Operations on a table that no CPU walks: they access entries and maintain nothing.
 //!
 //! They serve a table that is built before its guest first runs, tests, and benchmarks of the
-//! engine. Once a CPU may walk the table, operations must do what the architecture requires.
+//! engine. Once a CPU may walk the table, operations must invalidate and clean as the architecture
+//! requires.
 
 use core::ops::Deref;
 

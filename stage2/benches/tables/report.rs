@@ -61,7 +61,7 @@ pub fn report(samples: &Path, chart: &Path) -> std::io::Result<()> {
     for (group, names) in &found {
         for (name, ns) in names {
             let ratio = engine(names).map_or(String::new(), |own| format!("{:.2}", ns / own));
-            // Where whole tables are unmapped a page takes picoseconds.
+            // A page takes picoseconds if whole tables are unmapped.
             let digits = if *ns < 0.1 { 4 } else { 2 };
             println!("| {group} | {name} | {ns:.digits$} | {ratio} |");
         }

@@ -27,7 +27,7 @@ use crate::{
 /// The old values that one CPU may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
-    /// The stage-2 entry and what was combined from it.
+    /// The stage-2 entry and the entries combined from it.
     Both,
     /// Entries combined with stage 1.
     Combined,

@@ -2,7 +2,7 @@
 //! Break-before-make of one entry, and the change of a mapping's size without it.
 //!
 //! *Exclusive*: a break stores zero. *Shared*: a break swaps in [`Descriptor::LOCKED`], and the
-//! entry belongs to this walker until it makes a new one. Where CMOs come before the break, a valid
+//! entry belongs to this walker until it makes a new one. If CMOs come before the break, a valid
 //! entry is marked *break-pending* first, so that no second walker does the same CMOs; the guest
 //! goes on using it.
 //!
@@ -132,7 +132,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Invalidates what was cached from an entry that is no longer there.
+    /// Invalidates the cached copies of an entry that has been broken or replaced, on all CPUs.
     #[inline]
     fn invalidate_entry(&self, slot: &Slot, old: Descriptor) {
         match old.kind(slot.level) {

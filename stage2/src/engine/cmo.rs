@@ -4,8 +4,8 @@
 //! A guest may bypass the caches (its MMU is off, or its attributes say so). Without FEAT_S2FWB,
 //! every byte that it is about to reach is cleaned and invalidated to the PoC first, and again when
 //! the host takes the memory back. Memory about to be executed must not be in an I-cache with older
-//! contents. The D-side comes first: later instruction fetches must find what the host wrote. Both
-//! sides end with a DSB, which also orders them before the store of the entry.
+//! contents. The D-side comes first: later instruction fetches must find the bytes that the host
+//! wrote. Both sides end with a DSB, which also orders them before the store of the entry.
 //!
 //! The new entry decides which CMOs are needed: the old one says nothing about the memory behind
 //! the new one.
@@ -115,8 +115,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Cleans what the leaves below a table do not map at the block's addresses; sets `stale` if
-    /// part of the block becomes executable.
+    /// Cleans the parts of a block that the leaves below a table do not map at the same addresses;
+    /// sets `stale` if part of the block becomes executable.
     fn clean_unmapped(
         &self,
         table: TableAddress,

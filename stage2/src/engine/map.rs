@@ -266,7 +266,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
                 match self.map_leaf(&slot, new, c.split, c.memcache) {
                     Ok(()) => {}
                     Err(MapError::Contiguous) => c.contiguous = true,
-                    // Where a leaf fits, no other error occurs.
+                    // A leaf that fits causes no other error.
                     Err(_) => c.again = true,
                 }
             }
@@ -299,7 +299,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Returns whether a block maps what the cursor wants, with the wanted permissions.
+    /// Returns whether a block maps the cursor's memory, with the wanted permissions.
     fn serves(&self, slot: &Slot, block: Descriptor, c: &Cursor<'_>) -> bool {
         let (has, wants) = (block.attributes(), c.leaf.attributes());
         block.address() + (c.ipa - slot.ipa) == c.phys

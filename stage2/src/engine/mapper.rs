@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Maps of many leaves in one walk: a [`Mapper`] remembers the table of its last leaf, so that the next leaf
-//! in the same table needs no walk.
+//! Maps of many leaves in one walk: a [`Mapper`] remembers the table of its last leaf, so that the
+//! next leaf in the same table needs no walk.
 //!
 //! In a shared walk another walker may replace the remembered table by a block. The table stays
 //! allocated while the walk lasts, and what is mapped into it is mapped by the block.
@@ -56,8 +56,9 @@ impl TableSpan {
 
 /// Walk that maps many leaves: [`Stage2::mapper`], [`Stage2::mapper_shared`].
 ///
-/// Whether the next leaf has the size and attributes of the last, and belongs into the same table,
-/// is one comparison: addresses fill the lower 48 bits of `from`, size and attributes the upper 16.
+/// One comparison decides whether the next leaf has the size and attributes of the last and belongs
+/// into the same table: addresses fill the lower 48 bits of `from`, size and attributes the upper
+/// 16.
 #[derive(Debug)]
 pub struct Mapper<'a, O: Operations, M: WalkMode> {
     walk: Walk<'a, O, M>,

@@ -295,7 +295,7 @@ impl Stage2 {
     /// splitting).
     ///
     /// # Errors
-    /// [`MapError::NoTable`]: top the memcache up and call again, what is split stays split.
+    /// [`MapError::NoTable`]: top the memcache up and call again; completed splits stay.
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
     pub fn split<O: Operations>(
         &mut self,

@@ -14,12 +14,12 @@ use crate::{
 };
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Invalidates on all CPUs what was cached from one leaf.
+    /// Invalidates the cached copies of one leaf on all CPUs.
     pub(super) fn invalidate_leaf(&self, ipa: Ipa, level: Level) {
         self.invalidate_ipas(core::iter::once((ipa, Some(level))));
     }
 
-    /// Invalidates on all CPUs what was cached from single entries; a level is a TTL hint.
+    /// Invalidates the cached copies of single entries on all CPUs; a level is a TTL hint.
     pub(super) fn invalidate_ipas(&self, entries: impl Iterator<Item = (Ipa, Option<Level>)>) {
         let scope = Scope::Broadcast;
         self.ops.dsb(Dsb::IshSt);
@@ -33,7 +33,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         });
     }
 
-    /// Invalidates on all CPUs what was cached from a range: leaves and walk caches.
+    /// Invalidates the cached leaves and the walk caches of a range on all CPUs.
     #[inline]
     pub(super) fn invalidate_range(&self, ipa: Ipa, size: u64) {
         let scope = Scope::Broadcast;
@@ -54,7 +54,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         });
     }
 
-    /// Invalidates on this CPU what was cached from a leaf whose permissions are relaxed.
+    /// Invalidates the cached copies of a leaf whose permissions are relaxed, on this CPU.
     pub(super) fn invalidate_leaf_local(&self, ipa: Ipa, level: Level) {
         let scope = Scope::Local;
         self.ops.dsb(Dsb::NshSt);

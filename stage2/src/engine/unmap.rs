@@ -2,9 +2,9 @@
 //! Unmapping a range: break → invalidate → clean to PoC → free, for one entry or a batch of them.
 //!
 //! Broken entries wait in a batch until it is full or the walk ends. One invalidation then covers
-//! all of them, their memory is cleaned (a line that the host reads must not hide what the guest
-//! wrote past the caches), and their tables are freed. From the invalidation on no CPU reaches
-//! anything below them.
+//! all of them, their memory is cleaned (a line that the host reads must not hide bytes that the
+//! guest wrote past the caches), and their tables are freed. From the invalidation on no CPU
+//! reaches anything below them.
 
 use arrayvec::ArrayVec;
 
@@ -193,7 +193,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         self.flush(batch);
     }
 
-    /// Invalidates, cleans and frees what the batch holds.
+    /// Invalidates the entries of the batch, cleans their memory and frees their tables.
     #[inline(always)]
     fn flush(&self, batch: &mut Batch) {
         if batch.unmapped.is_empty() {
@@ -265,7 +265,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
 
 impl Stage2 {
     /// Unmaps a range, and the whole of a block that reaches into it. When it returns, no CPU
-    /// reaches the memory, and the host sees what the guest wrote.
+    /// reaches the memory, and the host sees all that the guest wrote.
     ///
     /// # Errors
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].

@@ -83,7 +83,7 @@ pub fn phys_of(ipa: Ipa) -> PhysAddr {
     MEMORY + ipa.0
 }
 
-/// The host of a fault on one CPU; it records what it does.
+/// The host of a fault on one CPU; it records its actions.
 pub struct VmHost<'a, S, L: RawRwLock> {
     pub vm: &'a TestVm<L>,
     pub recorder: &'a Recorder<'a, Cpu<'a>, S>,

@@ -83,7 +83,7 @@ impl Checker {
     }
 
     /// Checks the end of a walk: the CPU has unlocked its entries and completed the invalidation of
-    /// what it removed or restricted. Each violation is reported once.
+    /// entries that it removed or restricted. Each violation is reported once.
     pub(in crate::check) fn check_end_of_walk(&mut self, cpu: usize) {
         for entry in self.tables.take_locked_by(cpu) {
             let detail = format!("entry {:#x} is left locked", entry.0);

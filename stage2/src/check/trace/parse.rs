@@ -17,7 +17,7 @@ use crate::{
     operations::{Note, Scope, Tlbi, Vmid},
 };
 
-/// A parsed value, or what is wrong with the line.
+/// A parsed value, or the error in the line.
 type Parsed<T> = Result<T, &'static str>;
 
 impl core::str::FromStr for Trace {
