@@ -9,7 +9,7 @@
 // An exception is fatal: the vector stores the syndrome in the mailbox and uses the fatal doorbell.
 //
 // The program needs no stack, is position-independent, and is copied to an address aligned to 2K
-// for its vectors. guest/arch/aarch64/payload.rs defines the names in braces.
+// for its vectors. guest/program.rs defines the names in braces.
 //
 //	x0  access		x5  number of reads after each write
 //	x1  address		x6  distance between these reads

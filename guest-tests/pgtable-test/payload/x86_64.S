@@ -9,7 +9,7 @@
 // the next task. An exception is fatal: its entry stores vector, error code and addresses in the
 // mailbox and uses the fatal doorbell.
 //
-// The program is position-independent. guest/arch/x86_64/payload.rs defines the names in braces.
+// The program is position-independent. guest/program.rs defines the names in braces.
 //
 //	rax access		r9  to the first read
 //	rsi address		r10 number of reads after each write

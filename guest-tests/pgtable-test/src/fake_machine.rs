@@ -12,9 +12,8 @@ use std::{
 };
 
 use crate::{
-    guest::random_walk::RandomWalk,
     machine::{Kick, Machine, MachineError, MigrationOps, Region, Vcpu, VcpuFailure},
-    task::{Access, Task},
+    task::{Access, RandomWalk, Task},
 };
 use granule_types::{
     record::{EventCounts, Host, Obtained},

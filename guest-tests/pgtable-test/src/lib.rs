@@ -7,7 +7,6 @@
 //! [`granule_types::record::Record`] of each phase to its caller. The harness knows a machine by
 //! its trait only: [`pgtable_vm`] implements it on KVM, [`software_machine`] on the stage-2 engine.
 
-mod clock;
 pub mod config;
 #[cfg(test)]
 mod fake_machine;
@@ -19,3 +18,46 @@ pub mod pgtable_vm;
 pub mod software_machine;
 pub mod task;
 pub mod vcpu_threads;
+
+mod clock {
+    //! The clock of every time in a result: `CLOCK_MONOTONIC_RAW`, as in the kernel's test.
+    //!
+    //! Adjustments of the time of day do not change its rate. Under emulation it reads virtual time.
+
+    use rustix::time::{ClockId, clock_gettime};
+
+    use granule_types::units::Nanoseconds;
+
+    /// Returns the current time, from an arbitrary origin.
+    pub fn now() -> Nanoseconds {
+        let time = clock_gettime(ClockId::MonotonicRaw);
+        Nanoseconds(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
+    }
+
+    /// Returns the time from `start` to `end`.
+    pub const fn between(start: Nanoseconds, end: Nanoseconds) -> Nanoseconds {
+        Nanoseconds(end.0.saturating_sub(start.0))
+    }
+
+    /// Measures a fallible call.
+    pub fn timed<E>(call: impl FnOnce() -> Result<(), E>) -> Result<Nanoseconds, E> {
+        let start = now();
+        call()?;
+        Ok(between(start, now()))
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_call_takes_at_least_the_time_it_sleeps() {
+            let sleep = || {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                Ok::<(), ()>(())
+            };
+
+            assert!(timed(sleep).unwrap() >= Nanoseconds(1_000_000));
+        }
+    }
+}

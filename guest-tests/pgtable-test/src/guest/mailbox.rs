@@ -11,8 +11,7 @@
 
 use vm_memory::ByteValued;
 
-use super::random_walk;
-use crate::task::{Access, Task};
+use crate::task::{Access, Task, first_state};
 
 /// One vCPU's mailbox in guest memory.
 #[repr(C)]
@@ -112,6 +111,15 @@ impl Doorbell {
     }
 }
 
+/// Description of a guest exception.
+#[derive(Debug)]
+pub struct Crash {
+    /// `true` if the exception has a fault address.
+    pub has_address: bool,
+    /// The exception in words.
+    pub detail: String,
+}
+
 impl Mailbox {
     /// Returns a mailbox that holds `task`, whose first address is `virtual_start` for the guest.
     ///
@@ -142,7 +150,7 @@ impl Mailbox {
             inner_count: task.inner_count,
             inner_stride: task.inner_stride.0,
             seed: match task.access {
-                Access::WriteAtRandom => random_walk::first_state(task.seed),
+                Access::WriteAtRandom => first_state(task.seed),
                 _ => task.seed ^ task.start.0 ^ virtual_start,
             },
             doorbell,

@@ -1,6 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The guest program of the host's architecture, assembled by `payload` of [`super::arch`] between
-//! three symbols.
+//! The guest program of the host's architecture, assembled into this program between three symbols.
+
+use super::mailbox::{self, Doorbell, Mailbox};
+
+/// Assembles a file of `payload`, with the constants that both programs use and those listed.
+macro_rules! assemble {
+    ($file:literal, $first_doorbell:expr, $($field:ident = $of:ident),*; $($more:tt)*) => {
+        std::arch::global_asm!(
+            include_str!(concat!("../../payload/", $file)),
+            ACCESS = const std::mem::offset_of!(Mailbox, access),
+            COUNT = const std::mem::offset_of!(Mailbox, count),
+            INNER_FIRST = const std::mem::offset_of!(Mailbox, inner_first),
+            INNER_STRIDE = const std::mem::offset_of!(Mailbox, inner_stride),
+            DIFFERS_AT = const std::mem::offset_of!(Mailbox, differs_at),
+            VECTOR = const std::mem::offset_of!(Mailbox, vector),
+            READ = const mailbox::READ_CODE,
+            WRITE = const mailbox::WRITE_CODE,
+            WRITE_THEN_READ = const mailbox::WRITE_THEN_READ_CODE,
+            PLANT = const mailbox::PLANT_CODE,
+            EXECUTE = const mailbox::EXECUTE_CODE,
+            VERIFY = const mailbox::VERIFY_CODE,
+            WRITE_AT_RANDOM = const mailbox::WRITE_AT_RANDOM_CODE,
+            STOP = const mailbox::STOP_OFFSET,
+            WRITES = const mailbox::WRITES_OFFSET,
+            PLANT_OFFSET = const mailbox::PLANT_OFFSET,
+            DONE_DOORBELL = const $first_doorbell + Doorbell::Done.offset(),
+            DIFFERS_DOORBELL = const $first_doorbell + Doorbell::Differs.offset(),
+            FATAL_DOORBELL = const $first_doorbell + Doorbell::Fatal.offset(),
+            $($field = const std::mem::offset_of!(Mailbox, $of),)*
+            $($more)*
+        );
+    };
+}
+
+// The exception vectors come first, so the guest address of the program must be aligned to 2 KiB.
+#[cfg(target_arch = "aarch64")]
+assemble!("aarch64.S", 0, ELR = pc, DOORBELL = doorbell;);
+
+// The entry points of the exceptions come first.
+#[cfg(target_arch = "x86_64")]
+assemble!(
+    "x86_64.S", super::arch::x86_64::DOORBELL as u64,
+    START = start, STRIDE = stride, INNER_COUNT = inner_count, SEED = seed,
+    DIFFERS_FOUND = differs_found, SYNDROME = syndrome, PC = pc, FAULT_ADDRESS = fault_address;
+    ENTRY_SIZE = const super::arch::x86_64::ENTRY_SIZE,
+);
 
 unsafe extern "C" {
     static granule_guest_start: u8;
@@ -8,12 +52,12 @@ unsafe extern "C" {
     static granule_guest_end: u8;
 }
 
-/// Returns the program's bytes, to be copied into guest memory.
+/// Returns the bytes of the guest program, to be copied into guest memory.
 pub fn program() -> &'static [u8] {
     let start = &raw const granule_guest_start;
     let end = &raw const granule_guest_end;
     let len = end.addr() - start.addr();
-    // SAFETY: the two symbols enclose one piece of read-only data, assembled by `payload`.
+    // SAFETY: the two symbols enclose one piece of read-only data, assembled above.
     unsafe { std::slice::from_raw_parts(start, len) }
 }
 

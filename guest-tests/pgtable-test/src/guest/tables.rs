@@ -56,34 +56,8 @@ pub trait Format: fmt::Debug + Send + Sync {
 
 /// Error returned when a range cannot be mapped.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum TableError {
-    /// The range is not aligned to the granule.
-    #[error("{size} at {address:#x} are not aligned to the guest's granule of {granule}")]
-    Unaligned {
-        /// Start of the range.
-        address: u64,
-        /// Size of the range.
-        size: Bytes,
-        /// The guest's granule.
-        granule: Bytes,
-    },
-    /// The range exceeds the virtual addresses.
-    #[error("{size} at {address:#x} exceed the guest's {bits} bits of virtual address")]
-    OutOfRange {
-        /// Start of the range.
-        address: u64,
-        /// Size of the range.
-        size: Bytes,
-        /// Width of a virtual address.
-        bits: u8,
-    },
-    /// Part of the range is already mapped.
-    #[error("{address:#x} is already mapped")]
-    Mapped {
-        /// The address that is already mapped.
-        address: u64,
-    },
-}
+#[error("{0}")]
+pub struct TableError(String);
 
 /// Stage-1 tables under construction, contiguous from [`Tables::base`] on, the root first.
 #[derive(Debug, Clone)]
@@ -163,20 +137,16 @@ impl Tables {
     ) -> Result<(), TableError> {
         let granule = Bytes(1 << self.format.page_shift());
         if (address | physical.0 | size.0) & (granule.0 - 1) != 0 {
-            return Err(TableError::Unaligned {
-                address,
-                size,
-                granule,
-            });
+            return Err(TableError(format!(
+                "{size} at {address:#x} are not aligned to the guest's granule of {granule}"
+            )));
         }
         let bits = self.format.address_bits();
         let end = address.checked_add(size.0);
         if end.is_none_or(|end| end > 1 << bits) {
-            return Err(TableError::OutOfRange {
-                address,
-                size,
-                bits,
-            });
+            return Err(TableError(format!(
+                "{size} at {address:#x} exceed the guest's {bits} bits of virtual address"
+            )));
         }
         let mut done = 0;
         while done < size.0 {
@@ -207,7 +177,9 @@ impl Tables {
             table = match entry {
                 Entry::Table(linked) => self.table_at(linked),
                 Entry::Empty if level < 3 => self.new_table(at),
-                Entry::Empty | Entry::Leaf => return Err(TableError::Mapped { address }),
+                Entry::Empty | Entry::Leaf => {
+                    return Err(TableError(format!("{address:#x} is already mapped")));
+                }
             };
             level += 1;
         }

@@ -3,9 +3,8 @@
 
 use super::error::{HarnessError, host_error};
 use crate::{
-    guest::random_walk::RandomWalk,
     machine::{MigrationOps, Region},
-    task::Task,
+    task::{RandomWalk, Task},
 };
 use granule_types::units::GuestAddress;
 

@@ -14,24 +14,105 @@
 //!
 //! The `migration` module runs a migration workload instead, with phases of its own.
 
-mod checks;
 mod destination;
 mod error;
-mod iteration;
 mod migration;
 #[cfg(test)]
 mod migration_tests;
-mod plan;
 mod runner;
 mod tasks;
 #[cfg(test)]
 mod tests;
 
-pub use error::HarnessError;
-pub use plan::{Observer, Plan, Progress};
+use std::{error::Error, time::Duration};
 
-use crate::machine::Machine;
+use crate::{
+    config::{Migration, PhaseSelection},
+    machine::{Machine, Region},
+    task::Task,
+};
+use granule_types::{
+    backing::Backing,
+    phase::Phase,
+    record::{Record, RunConfig},
+    units::{Bytes, GuestAddress},
+};
+
+pub use error::HarnessError;
+use error::host_error;
 use runner::Runner;
+use tasks::WrittenRange;
+
+/// The plan of a run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The configuration in the records. [`RunConfig::seed`] delays the vCPUs' starts; the harness
+    /// sets [`RunConfig::iteration`].
+    pub config: RunConfig,
+    /// Number of iterations.
+    pub iterations: u32,
+    /// The phases of an iteration.
+    pub phases: PhaseSelection,
+    /// A migration workload, which replaces the phases except `unmap`.
+    pub migration: Option<Migration>,
+    /// Limit of the time that the vCPUs work in one phase.
+    pub deadline: Duration,
+    /// Permission to continue when the host backs the region with other pages than configured.
+    pub accept_fallback: bool,
+}
+
+impl Plan {
+    /// Returns a plan of one iteration of all phases, with seed 0 and a limit of one minute.
+    pub fn new(mode: String, backing: Backing, memory: Bytes, vcpus: u32) -> Self {
+        Self {
+            config: RunConfig {
+                mode,
+                backing,
+                memory,
+                vcpus,
+                seed: 0,
+                iteration: 0,
+                prefault: false,
+                options: Default::default(),
+            },
+            iterations: 1,
+            phases: PhaseSelection::all(),
+            migration: None,
+            deadline: Duration::from_secs(60),
+            accept_fallback: false,
+        }
+    }
+
+    /// Returns the number of records of the run: one for each phase or round of each iteration.
+    pub fn records(&self) -> u64 {
+        let unmap = usize::from(self.phases.contains(Phase::Unmap));
+        let each = match self.migration {
+            // Create, logging-on, the rounds, stop, logging-off.
+            Some(migration) => u64::from(migration.rounds) + 4 + unmap as u64,
+            None => {
+                let phases = Phase::ALL.into_iter();
+                phases.filter(|phase| self.phases.contains(*phase)).count() as u64
+            }
+        };
+        each * u64::from(self.iterations)
+    }
+}
+
+/// A step of a run.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// The machine is made.
+    Ready(&'a Region),
+    /// Every vCPU has entered the guest once.
+    Started,
+    /// The iteration with this number, from 0, begins.
+    Iteration(u32),
+    /// A phase is complete.
+    Phase(&'a Record),
+}
+
+/// Receiver of the progress of a run. It runs outside any phase; its error ends the run.
+pub type Observer<'a> = dyn FnMut(Progress<'_>) -> Result<(), Box<dyn Error + Send + Sync>> + 'a;
 
 /// Runs the test on a machine.
 ///
@@ -46,6 +127,98 @@ pub fn run(
     let mut runner = Runner::start(machine, plan, observer)?;
     (0..plan.iterations).try_for_each(|number| match plan.migration {
         Some(config) => migration::run(&mut runner, config, number),
-        None => iteration::run(&mut runner, number),
+        None => run_iteration(&mut runner, number),
     })
+}
+
+/// Runs an iteration.
+fn run_iteration(runner: &mut Runner<'_, '_>, iteration: u32) -> Result<(), HarnessError> {
+    runner.begin(iteration)?;
+    let written = create_and_update(runner)?;
+    if runner.selects(Phase::Rebuild) {
+        runner.guest_phase(Phase::Rebuild)?;
+    }
+    if runner.selects(Phase::Exec) {
+        runner.untimed_step("planting instructions", |tasks, vcpu| match vcpu {
+            0 => tasks.plant(),
+            _ => tasks.nothing(),
+        })?;
+        runner.guest_phase(Phase::Exec)?;
+    }
+    if let Some(written) = written {
+        runner.untimed_step("verifying contents", |tasks, vcpu| match vcpu {
+            0 => tasks.verify(written),
+            _ => tasks.nothing(),
+        })?;
+        check_contents(runner.machine, written)?;
+    }
+    runner.finish()
+}
+
+/// Runs the phases up to `logging-off` and returns the addresses that were written last.
+fn create_and_update(runner: &mut Runner<'_, '_>) -> Result<Option<WrittenRange>, HarnessError> {
+    let mut written = None;
+    if runner.selects(Phase::Create) {
+        runner.guest_phase(Phase::Create)?;
+        written = Some(runner.tasks.written_by(Phase::Create));
+    }
+    if runner.selects(Phase::LoggingOn) {
+        runner.host_phase(Phase::LoggingOn, |machine| machine.set_dirty_logging(true))?;
+    }
+    if runner.selects(Phase::Update) {
+        runner.guest_phase(Phase::Update)?;
+        let update = runner.tasks.written_by(Phase::Update);
+        let log = runner.machine.dirty_log();
+        let log = log.map_err(host_error("reading the dirty bitmap"))?;
+        check_dirty_log(&runner.region, update, &log)?;
+        written = Some(update);
+    }
+    if runner.selects(Phase::LoggingOff) {
+        runner.host_phase(Phase::LoggingOff, |machine| {
+            machine.set_dirty_logging(false)
+        })?;
+    } else if runner.selects(Phase::LoggingOn) {
+        let off = runner.machine.set_dirty_logging(false);
+        off.map_err(host_error("switching dirty logging off"))?;
+    }
+    Ok(written)
+}
+
+/// Checks that the dirty bitmap contains every written page; it may contain more.
+fn check_dirty_log(
+    region: &Region,
+    written: WrittenRange,
+    log: &[u64],
+) -> Result<(), HarnessError> {
+    let is_clean = |address: &GuestAddress| {
+        let page = (address.0 - region.start.0) / region.host_page.0;
+        let word = usize::try_from(page / 64).ok().and_then(|at| log.get(at));
+        word.is_none_or(|word| word >> (page % 64) & 1 == 0)
+    };
+    let mut missing = written.addresses().filter(is_clean);
+    let Some(first) = missing.next() else {
+        return Ok(());
+    };
+    Err(HarnessError::DirtyLog {
+        missing: 1 + missing.count() as u64,
+        written: written.count,
+        first,
+    })
+}
+
+/// Checks that the host reads the values that the guest wrote.
+fn check_contents(machine: &dyn Machine, written: WrittenRange) -> Result<(), HarnessError> {
+    for address in written.addresses() {
+        let found = machine.read_u64(address);
+        let found = found.map_err(host_error("reading the region"))?;
+        let expected = Task::value_at(written.seed, address);
+        if found != expected {
+            return Err(HarnessError::Contents {
+                address,
+                expected,
+                found,
+            });
+        }
+    }
+    Ok(())
 }

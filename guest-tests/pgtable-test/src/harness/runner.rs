@@ -2,9 +2,8 @@
 //! The parts of a run that iterations and migrations share: phases, records, clean-up.
 
 use super::{
-    checks,
+    Observer, Plan, Progress,
     error::{self, HarnessError, host_error, threads_error},
-    plan::{Observer, Plan, Progress},
     tasks::Tasks,
 };
 use crate::{
@@ -13,6 +12,7 @@ use crate::{
     vcpu_threads::{VcpuThreads, VcpuThreadsError},
 };
 use granule_types::{
+    backing::Backing,
     mark,
     phase::Phase,
     record::{EventCounts, Obtained, Record, RunConfig, SCHEMA},
@@ -212,7 +212,7 @@ impl<'a, 'o> Runner<'a, 'o> {
     fn read_backing(&mut self) -> Result<(), HarnessError> {
         let obtained = self.machine.obtained();
         let obtained = obtained.map_err(host_error("reading the backing of the region"))?;
-        let checked = checks::backing(self.plan.config.backing, &self.region, &obtained);
+        let checked = check_backing(self.plan.config.backing, &self.region, &obtained);
         self.obtained = Some(obtained);
         match checked {
             Err(HarnessError::Backing {
@@ -230,4 +230,24 @@ impl<'a, 'o> Runner<'a, 'o> {
 fn vcpu_error(doing: &str) -> impl FnOnce(VcpuFailure) -> HarnessError {
     let convert = threads_error(doing);
     |failure| convert(VcpuThreadsError::Failed(Box::new(failure)))
+}
+
+/// Checks that pages of the backing's size, and no others, back the whole region.
+fn check_backing(
+    backing: Backing,
+    region: &Region,
+    obtained: &Obtained,
+) -> Result<(), HarnessError> {
+    let whole = [(region.backing_page.0, region.size.0)];
+    let found = obtained.resident.iter();
+    let found = found.map(|(page, bytes)| (*page, *bytes));
+    if found.filter(|(_, bytes)| *bytes > 0).eq(whole) {
+        return Ok(());
+    }
+    Err(HarnessError::Backing {
+        backing,
+        size: region.size,
+        page: region.backing_page,
+        obtained: obtained.clone(),
+    })
 }

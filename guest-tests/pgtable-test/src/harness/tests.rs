@@ -3,37 +3,22 @@
 
 use std::{error::Error, time::Duration};
 
-use super::{HarnessError, Plan, Progress, checks, run, tasks::Tasks};
+use super::{HarnessError, Plan, Progress, check_contents, run, tasks::Tasks};
 use crate::{
     fake_machine::{Defect, FakeMachine},
     machine::Machine,
     task::Access,
     vcpu_threads::VcpuThreadsError,
 };
-use granule_types::{
-    backing::Backing,
-    phase::Phase,
-    record::{Record, RunConfig},
-    units::Bytes,
-};
+use granule_types::{backing::Backing, phase::Phase, record::Record, units::Bytes};
 
 pub(super) fn plan(iterations: u32, phases: &str) -> Plan {
+    let mut plan = Plan::new("fake".to_owned(), Backing::AnonymousThp, Bytes::kib(256), 4);
+    plan.config.seed = 5;
     Plan {
-        config: RunConfig {
-            mode: "fake".to_owned(),
-            backing: Backing::AnonymousThp,
-            memory: Bytes::kib(256),
-            vcpus: 4,
-            seed: 5,
-            iteration: 0,
-            prefault: false,
-            options: Default::default(),
-        },
         iterations,
         phases: phases.parse().unwrap(),
-        migration: None,
-        deadline: Duration::from_secs(60),
-        accept_fallback: false,
+        ..plan
     }
 }
 
@@ -172,7 +157,7 @@ fn the_host_detects_wrong_contents() {
     let fake = FakeMachine::new(1, Bytes::kib(64), Defect::None);
     let written = Tasks::new(fake.region(), 0, 0).written_by(Phase::Create);
 
-    let error = checks::contents(&fake, written).unwrap_err();
+    let error = check_contents(&fake, written).unwrap_err();
 
     assert!(
         matches!(error, HarnessError::Contents { found: 0, .. }),
@@ -235,10 +220,7 @@ fn a_vcpu_that_cannot_be_bound_is_a_start_error() {
     let error = error_of(Defect::CannotBind(2), Bytes::kib(64));
 
     assert!(
-        matches!(
-            error,
-            HarnessError::Start(VcpuThreadsError::Bind { vcpu: 2, .. })
-        ),
+        matches!(error, HarnessError::Start(VcpuThreadsError::Bind(2, _))),
         "{error}"
     );
 }

@@ -9,11 +9,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::Bytes as _;
 
-use super::{arch as native, config::KvmConfig, error::doing, vcpu::GuestVcpu};
+use super::{KvmConfig, arch as native, doing, vcpu::GuestVcpu};
 use crate::{
     guest::{
         layout::{LOW_MEMORY, Layout, LayoutError, place_region},
-        program::program,
+        program,
     },
     machine::{MachineError, Vcpu},
 };

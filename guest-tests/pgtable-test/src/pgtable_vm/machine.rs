@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The machine on KVM as the harness uses it: memory, dirty log, counters.
+//! The machine on KVM as the harness uses it: memory, dirty log, counters, and for migration two words of each
+//! mailbox, which the guest and the harness use while the vCPUs run.
 
-use std::fmt;
+use std::{fmt, sync::atomic::Ordering};
 
 use crate::{
     clock,
-    guest::layout::LOW_MEMORY,
+    guest::{
+        layout::LOW_MEMORY,
+        mailbox::{STOP_OFFSET, WRITES_OFFSET},
+    },
     machine::{Machine, MachineError, MigrationOps, Region, Vcpu},
 };
 use granule_types::{
@@ -25,16 +29,16 @@ use granule_vmm::{
 };
 
 use super::{
+    KvmConfig,
     build::{Parts, build},
-    config::KvmConfig,
-    emulation_check,
-    error::doing,
+    doing,
+    vcpu::{time_per_read, warn_if_emulated},
 };
 
 /// A virtual machine on KVM with one region of memory under test.
 pub struct KvmMachine {
-    pub(super) parts: Parts,
-    pub(super) vcpus: usize,
+    parts: Parts,
+    vcpus: usize,
     host: Host,
     events: EventCounters,
     accept_fallback: bool,
@@ -69,9 +73,9 @@ impl KvmMachine {
         }
         // On an emulated host time is instructions, so the check would show nothing.
         if let (None, Some(vcpu)) = (&host.emulator, parts.vcpus.first_mut()) {
-            let time = emulation_check::time_per_read(vcpu.as_mut(), LOW_MEMORY)
+            let time = time_per_read(vcpu.as_mut(), LOW_MEMORY)
                 .map_err(|error| MachineError::new("entering the guest", error))?;
-            emulation_check::warn_if_emulated(time);
+            warn_if_emulated(time);
             parts
                 .statistics
                 .leave_out_uncounted()
@@ -97,6 +101,12 @@ impl KvmMachine {
     /// Returns the width of the VM's guest-physical addresses, in bits.
     pub const fn ipa_bits(&self) -> u8 {
         self.parts.ipa_bits
+    }
+
+    /// Returns the addresses of a word in the mailbox page of each vCPU, in order.
+    fn words(&self, offset: u64) -> impl Iterator<Item = GuestAddress> {
+        let layout = &self.parts.layout;
+        (0..self.vcpus).map(move |vcpu| GuestAddress(layout.mailbox(vcpu).0 + offset))
     }
 
     fn statistics(&self, kind: StatisticKind) -> Result<EventCounts, MachineError> {
@@ -211,5 +221,47 @@ impl Machine for KvmMachine {
 
     fn migration_ops(&mut self) -> Option<&mut dyn MigrationOps> {
         Some(self)
+    }
+}
+
+impl MigrationOps for KvmMachine {
+    fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError> {
+        let map = self.parts.memory.map();
+        let writing = "writing the stop request to the mailboxes";
+        if !stop {
+            for word in self.words(WRITES_OFFSET) {
+                map.store(0_u64, word, Ordering::Release)
+                    .map_err(doing(writing))?;
+            }
+        }
+        for word in self.words(STOP_OFFSET) {
+            map.store(u64::from(stop), word, Ordering::Release)
+                .map_err(doing(writing))?;
+        }
+        Ok(())
+    }
+
+    fn writes(&self) -> Result<Vec<u64>, MachineError> {
+        let map = self.parts.memory.map();
+        self.words(WRITES_OFFSET)
+            .map(|word| map.load(word, Ordering::Acquire))
+            .collect::<Result<_, _>>()
+            .map_err(doing("reading the write counts from the mailboxes"))
+    }
+
+    fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
+        let Parts {
+            vm, slot, dirty, ..
+        } = &mut self.parts;
+        dirty
+            .collect(vm, slot)
+            .map_err(doing("collecting the dirty bitmap"))
+    }
+
+    fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError> {
+        let map = self.parts.memory.map();
+        map.read_slice(into, address).map_err(|error| {
+            MachineError::new(format!("reading guest memory at {:#x}", address.0), error)
+        })
     }
 }

@@ -24,13 +24,77 @@
 //! guest although kicked: a join would never return, so the error names them and they are left
 //! behind.
 
-mod delay;
-mod error;
 mod gate;
 #[cfg(test)]
 mod tests;
 mod thread;
 mod threads;
 
-pub use error::{UnfinishedVcpu, VcpuThreadsError};
+use std::{fmt, io, time::Duration};
+
+use thiserror::Error;
+
+use crate::machine::{MachineError, VcpuFailure};
+
 pub use threads::{ArmedTasks, VcpuThreads};
+
+/// Error of the vCPU threads. After any of these they accept no more tasks.
+#[derive(Debug, Error)]
+pub enum VcpuThreadsError {
+    /// A thread cannot be started.
+    #[error("cannot start the thread of vCPU {0}")]
+    Spawn(usize, #[source] io::Error),
+    /// A vCPU cannot be bound to its thread.
+    #[error("cannot bind vCPU {0} to its thread")]
+    Bind(usize, #[source] MachineError),
+    /// A vCPU failed first; the others were kicked.
+    #[error("{0}")]
+    Failed(Box<VcpuFailure>),
+    /// The thread of a vCPU panicked, which is a defect of the machine.
+    #[error("the thread of vCPU {0} panicked: {1}")]
+    Panicked(usize, String),
+    /// Some vCPUs did not finish in time and were kicked.
+    #[error(
+        "{} of {vcpus} vCPUs did not finish within {deadline:?}:{}",
+        unfinished.len(),
+        Lines(unfinished)
+    )]
+    Deadline {
+        /// The limit of one phase.
+        deadline: Duration,
+        /// Number of vCPUs.
+        vcpus: usize,
+        /// The vCPUs that did not finish, in order.
+        unfinished: Vec<UnfinishedVcpu>,
+    },
+    /// Some vCPUs stayed in the guest although they were kicked after a failure, the source.
+    #[error("vCPUs {0:?} stay in the guest although kicked; their threads are left behind")]
+    Stuck(Vec<usize>, #[source] Box<VcpuThreadsError>),
+    /// The threads have ended, after a failure or because armed tasks were dropped.
+    #[error("the vCPU threads have ended; create a new machine")]
+    Stopped,
+}
+
+/// A vCPU that did not finish in time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnfinishedVcpu {
+    /// Index of the vCPU.
+    pub vcpu: usize,
+    /// State of the vCPU when it was kicked; `None` where it finished meanwhile, or stayed in the
+    /// guest ([`VcpuThreadsError::Stuck`]).
+    pub failure: Option<VcpuFailure>,
+}
+
+struct Lines<'a>(&'a [UnfinishedVcpu]);
+
+impl fmt::Display for Lines<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for unfinished in self.0 {
+            match &unfinished.failure {
+                Some(failure) => write!(f, "\n  {failure}")?,
+                None => write!(f, "\n  vCPU {}: state unknown", unfinished.vcpu)?,
+            }
+        }
+        Ok(())
+    }
+}

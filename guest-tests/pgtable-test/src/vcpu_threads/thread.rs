@@ -6,13 +6,17 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
-        mpsc::{Receiver, Sender},
+        mpsc::{self, Receiver, Sender},
     },
+    thread::{Builder, JoinHandle},
 };
 
-use super::{delay, gate::Gate};
+use super::{
+    VcpuThreadsError,
+    gate::{Gate, spin},
+};
 use crate::{
     clock,
     machine::{Kick, MachineError, Vcpu, VcpuFailure},
@@ -76,33 +80,55 @@ impl SharedState {
         }
     }
 
-    /// Removes and returns a vCPU's completion.
-    pub(super) fn take_completion(&self, vcpu: usize) -> Option<Completion> {
-        self.completions[vcpu]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+    /// Returns a vCPU's completion, if it is stored.
+    pub(super) fn completion(&self, vcpu: usize) -> MutexGuard<'_, Option<Completion>> {
+        let completion = self.completions[vcpu].lock();
+        completion.unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Returns whether a vCPU's completion is stored.
-    pub(super) fn is_completed(&self, vcpu: usize) -> bool {
-        self.completions[vcpu]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_some()
-    }
+/// A started thread, as the harness uses it.
+pub(super) struct VcpuThread {
+    pub(super) assignments: Sender<Assignment>,
+    pub(super) kick: Box<dyn Kick>,
+    /// `None` for a thread that is left behind.
+    pub(super) handle: Option<JoinHandle<()>>,
+}
 
-    fn store_completion(&self, vcpu: usize, completion: Completion) {
-        *self.completions[vcpu]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(completion);
+impl VcpuThread {
+    /// Starts the thread and binds the vCPU to it.
+    pub(super) fn start(
+        index: usize,
+        vcpu: Box<dyn Vcpu>,
+        shared: &Arc<SharedState>,
+        events: Sender<ThreadEvent>,
+    ) -> Result<Self, VcpuThreadsError> {
+        let (assignments, received) = mpsc::channel();
+        let (bound, kick) = mpsc::channel();
+        let shared = shared.clone();
+        let handle = Builder::new()
+            .name(format!("vcpu {index}"))
+            .spawn(move || serve(index, vcpu, &shared, bound, received, events))
+            .map_err(|error| VcpuThreadsError::Spawn(index, error))?;
+        match kick.recv() {
+            Ok(Ok(kick)) => Ok(Self {
+                assignments,
+                kick,
+                handle: Some(handle),
+            }),
+            Ok(Err(error)) => Err(VcpuThreadsError::Bind(index, error)),
+            Err(_) => {
+                let message = "while it was bound".to_owned();
+                Err(VcpuThreadsError::Panicked(index, message))
+            }
+        }
     }
 }
 
 /// Runs a vCPU's thread until the assignments' sender is dropped or the gate is closed.
 ///
 /// A failed `send` means that the harness is gone; the next `recv` then ends the thread.
-pub(super) fn serve(
+fn serve(
     index: usize,
     mut vcpu: Box<dyn Vcpu>,
     shared: &SharedState,
@@ -124,7 +150,7 @@ pub(super) fn serve(
         if !shared.gate.pass(assignment.generation) {
             return;
         }
-        delay::spin(assignment.delay);
+        spin(assignment.delay);
         let start = clock::now();
         let result = catch_unwind(AssertUnwindSafe(|| vcpu.run(&assignment.task)));
         let end = clock::now();
@@ -133,7 +159,7 @@ pub(super) fn serve(
             Err(panic) => Err(TaskError::Panic(message_of(panic.as_ref()))),
         };
         let failed = result.is_err();
-        shared.store_completion(index, Completion { start, end, result });
+        *shared.completion(index) = Some(Completion { start, end, result });
         if failed {
             let _ = events.send(ThreadEvent::Failed(index));
         }

@@ -6,20 +6,19 @@ use std::{
     sync::{
         Arc,
         atomic::Ordering,
-        mpsc::{self, Receiver, Sender},
+        mpsc::{self, Receiver},
     },
-    thread::{Builder, JoinHandle},
     time::{Duration, Instant},
 };
 
 use super::{
-    delay,
-    error::{UnfinishedVcpu, VcpuThreadsError},
-    thread::{Assignment, Completion, SharedState, TaskError, ThreadEvent, serve},
+    UnfinishedVcpu, VcpuThreadsError,
+    gate::{gate_delay, spin, vcpu_delay},
+    thread::{Assignment, Completion, SharedState, TaskError, ThreadEvent, VcpuThread},
 };
 use crate::{
     clock,
-    machine::{Kick, TaskTimes, Vcpu},
+    machine::{TaskTimes, Vcpu},
     task::Task,
 };
 use granule_types::units::Nanoseconds;
@@ -34,13 +33,6 @@ pub struct VcpuThreads {
     events: Receiver<ThreadEvent>,
     deadline: Duration,
     stopped: bool,
-}
-
-pub(super) struct VcpuThread {
-    assignments: Sender<Assignment>,
-    kick: Box<dyn Kick>,
-    /// `None` for a thread that is left behind.
-    pub(super) handle: Option<JoinHandle<()>>,
 }
 
 impl fmt::Debug for VcpuThreads {
@@ -105,7 +97,7 @@ impl VcpuThreads {
             let assignment = Assignment {
                 task: *task,
                 generation,
-                delay: delay::of_vcpu(seed, generation, vcpu),
+                delay: vcpu_delay(seed, generation, vcpu),
             };
             thread
                 .assignments
@@ -117,7 +109,7 @@ impl VcpuThreads {
             Ok(ThreadEvent::AllArmed) => {}
             _ => return Err(VcpuThreadsError::Stopped),
         }
-        delay::spin(delay::of_gate(seed, generation));
+        spin(gate_delay(seed, generation));
         Ok(armed)
     }
 
@@ -150,10 +142,7 @@ impl VcpuThreads {
         if stuck.is_empty() {
             return Err(error);
         }
-        Err(VcpuThreadsError::Stuck {
-            vcpus: stuck,
-            source: Box::new(error),
-        })
+        Err(VcpuThreadsError::Stuck(stuck, Box::new(error)))
     }
 
     /// Returns the next event, or `None` when `timeout` passes first.
@@ -164,13 +153,13 @@ impl VcpuThreads {
     /// Returns the vCPUs whose completion is not stored.
     fn running(&self) -> Vec<usize> {
         (0..self.threads.len())
-            .filter(|vcpu| !self.shared.is_completed(*vcpu))
+            .filter(|vcpu| self.shared.completion(*vcpu).is_none())
             .collect()
     }
 
     fn times(&self, opened: Nanoseconds) -> TaskTimes {
         let completions: Vec<Completion> = (0..self.threads.len())
-            .filter_map(|vcpu| self.shared.take_completion(vcpu))
+            .filter_map(|vcpu| self.shared.completion(vcpu).take())
             .collect();
         let last = completions.iter().map(|c| c.end).max().unwrap_or(opened);
         TaskTimes {
@@ -183,9 +172,9 @@ impl VcpuThreads {
     }
 
     fn failure_of(&self, vcpu: usize) -> VcpuThreadsError {
-        match self.shared.take_completion(vcpu).map(|c| c.result) {
+        match self.shared.completion(vcpu).take().map(|c| c.result) {
             Some(Err(TaskError::Vcpu(failure))) => VcpuThreadsError::Failed(Box::new(failure)),
-            Some(Err(TaskError::Panic(message))) => VcpuThreadsError::Panicked { vcpu, message },
+            Some(Err(TaskError::Panic(message))) => VcpuThreadsError::Panicked(vcpu, message),
             Some(Ok(())) | None => VcpuThreadsError::Stopped,
         }
     }
@@ -193,7 +182,7 @@ impl VcpuThreads {
     fn deadline_passed(&self, unfinished: Vec<usize>) -> VcpuThreadsError {
         let state = |vcpu| UnfinishedVcpu {
             vcpu,
-            failure: match self.shared.take_completion(vcpu).map(|c| c.result) {
+            failure: match self.shared.completion(vcpu).take().map(|c| c.result) {
                 Some(Err(TaskError::Vcpu(failure))) => Some(failure),
                 _ => None,
             },
@@ -202,41 +191,6 @@ impl VcpuThreads {
             deadline: self.deadline,
             vcpus: self.threads.len(),
             unfinished: unfinished.into_iter().map(state).collect(),
-        }
-    }
-}
-
-impl VcpuThread {
-    fn start(
-        index: usize,
-        vcpu: Box<dyn Vcpu>,
-        shared: &Arc<SharedState>,
-        events: Sender<ThreadEvent>,
-    ) -> Result<Self, VcpuThreadsError> {
-        let (assignments, received) = mpsc::channel();
-        let (bound, kick) = mpsc::channel();
-        let shared = shared.clone();
-        let handle = Builder::new()
-            .name(format!("vcpu {index}"))
-            .spawn(move || serve(index, vcpu, &shared, bound, received, events))
-            .map_err(|source| VcpuThreadsError::Spawn {
-                vcpu: index,
-                source,
-            })?;
-        match kick.recv() {
-            Ok(Ok(kick)) => Ok(Self {
-                assignments,
-                kick,
-                handle: Some(handle),
-            }),
-            Ok(Err(source)) => Err(VcpuThreadsError::Bind {
-                vcpu: index,
-                source,
-            }),
-            Err(_) => Err(VcpuThreadsError::Panicked {
-                vcpu: index,
-                message: "while it was bound".to_owned(),
-            }),
         }
     }
 }

@@ -11,19 +11,14 @@ use granule_vmm::{
 use kvm_bindings::kvm_vcpu_init;
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
-use super::super::error::{Crash, doing};
-pub use crate::guest::arch::aarch64::abi;
+use super::super::doing;
+pub use crate::guest::arch::aarch64::{abi, explain};
 use crate::{
     guest::arch::aarch64::{
         DOORBELL,
         registers::{self as guest_registers, ID_AA64MMFR0_EL1, SCTLR_EL1},
-        syndrome,
     },
-    guest::{
-        layout::Layout,
-        mailbox::{Doorbell, Mailbox},
-        program::entry,
-    },
+    guest::{entry, layout::Layout, mailbox::Doorbell},
     machine::MachineError,
 };
 
@@ -123,13 +118,5 @@ pub fn doorbell(exit: &VcpuExit<'_>) -> Option<Doorbell> {
     match exit {
         VcpuExit::MmioWrite(address, _) => Doorbell::at(DOORBELL.0, *address),
         _ => None,
-    }
-}
-
-/// Describes the exception in a mailbox.
-pub fn explain(mailbox: &Mailbox) -> Crash {
-    Crash {
-        has_address: syndrome::has_address(mailbox.syndrome),
-        detail: syndrome::describe(mailbox.vector, mailbox.syndrome),
     }
 }

@@ -30,56 +30,15 @@ pub const TPIDR_EL1: SystemRegister = register("TPIDR_EL1", [3, 0, 13, 0, 4]);
 /// Memory features: granules and physical address width.
 pub const ID_AA64MMFR0_EL1: SystemRegister = register("ID_AA64MMFR0_EL1", [3, 0, 0, 7, 0]);
 
-/// Error returned for a guest mode that this host cannot run.
+/// Error returned for a guest mode that this host cannot run, or where no mode fits the host.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum ModeError {
-    /// The guest of this test does not support the mode.
-    #[error(
-        "unsupported guest mode {mode}: physical addresses are limited to 48 bits with 4K \
-         granules, virtual addresses to 48 bits; use 2 (P48V48_4K), 5 (P40V48_4K) or 11 (P36V48_4K)"
-    )]
-    Unsupported {
-        /// The mode's name.
-        mode: &'static str,
-    },
-    /// The CPU does not support the granule.
-    #[error(
-        "guest mode {mode} needs {granule} granules, which this CPU does not support \
-         (ID_AA64MMFR0_EL1 is {id:#x})"
-    )]
-    NoGranule {
-        /// The mode's name.
-        mode: &'static str,
-        /// The mode's granule.
-        granule: String,
-        /// Value of `ID_AA64MMFR0_EL1`.
-        id: u64,
-    },
-    /// The mode's physical addresses are wider than the host's KVM supports.
-    #[error(
-        "guest mode {mode} has {bits} bits of guest-physical address; this host's KVM supports at \
-         most {limit} (KVM_CAP_ARM_VM_IPA_SIZE): use a narrower mode, or omit -m for the default"
-    )]
-    TooWide {
-        /// The mode's name.
-        mode: &'static str,
-        /// The mode's width.
-        bits: u8,
-        /// The host's limit.
-        limit: u8,
-    },
-    /// No mode fits the host.
-    #[error("this host's KVM supports {limit} bits of guest-physical address; no guest mode fits")]
-    NoMode {
-        /// The host's limit.
-        limit: u8,
-    },
-}
+#[error("{0}")]
+pub struct ModeError(String);
 
 /// Returns the default guest mode: the widest of 48, 40 and 36 bits within `limit`.
 ///
 /// # Errors
-/// [`ModeError::NoMode`].
+/// No mode fits.
 pub fn default_mode(limit: u8) -> Result<GuestMode, ModeError> {
     [
         GuestMode::P48V48_4K,
@@ -88,20 +47,25 @@ pub fn default_mode(limit: u8) -> Result<GuestMode, ModeError> {
     ]
     .into_iter()
     .find(|mode| mode.pa_bits() <= limit)
-    .ok_or(ModeError::NoMode { limit })
+    .ok_or_else(|| {
+        ModeError(format!(
+            "this host's KVM supports {limit} bits of guest-physical address; no guest mode fits"
+        ))
+    })
 }
 
 /// Checks that the mode's physical addresses are no wider than the host's.
 ///
 /// # Errors
-/// [`ModeError::TooWide`].
-pub const fn check_width(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
+/// They are wider.
+pub fn check_width(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
     if mode.pa_bits() > limit {
-        return Err(ModeError::TooWide {
-            mode: mode.name(),
-            bits: mode.pa_bits(),
-            limit,
-        });
+        return Err(ModeError(format!(
+            "guest mode {} has {} bits of guest-physical address; this host's KVM supports at most \
+             {limit} (KVM_CAP_ARM_VM_IPA_SIZE): use a narrower mode, or omit -m for the default",
+            mode.name(),
+            mode.pa_bits()
+        )));
     }
     Ok(())
 }
@@ -109,11 +73,15 @@ pub const fn check_width(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
 /// Checks that the arm64 guest of this test supports the mode.
 ///
 /// # Errors
-/// [`ModeError::Unsupported`].
+/// It does not.
 pub fn check_mode(mode: GuestMode) -> Result<(), ModeError> {
     let too_wide = mode.pa_bits() > 48 && mode.page_shift() != 16;
     if mode.va_bits() > 48 || too_wide || mode.pa_bits() == 0 {
-        return Err(ModeError::Unsupported { mode: mode.name() });
+        return Err(ModeError(format!(
+            "unsupported guest mode {}: physical addresses are limited to 48 bits with 4K \
+             granules, virtual addresses to 48 bits; use 2 (P48V48_4K), 5 (P40V48_4K) or 11 (P36V48_4K)",
+            mode.name()
+        )));
     }
     Ok(())
 }
@@ -122,7 +90,7 @@ pub fn check_mode(mode: GuestMode) -> Result<(), ModeError> {
 /// TGran16 (23:20) of `ID_AA64MMFR0_EL1`.
 ///
 /// # Errors
-/// [`ModeError::NoGranule`].
+/// It does not.
 pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), ModeError> {
     let field = |shift: u32| (mmfr0 >> shift) & 0xf;
     let has = match mode.page_shift() {
@@ -133,11 +101,12 @@ pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), ModeError> {
     if has {
         return Ok(());
     }
-    Err(ModeError::NoGranule {
-        mode: mode.name(),
-        granule: mode.page_size().to_string(),
-        id: mmfr0,
-    })
+    Err(ModeError(format!(
+        "guest mode {} needs {} granules, which this CPU does not support \
+         (ID_AA64MMFR0_EL1 is {mmfr0:#x})",
+        mode.name(),
+        mode.page_size()
+    )))
 }
 
 /// Returns `SCTLR_EL1` with MMU (M), data caches (C) and instruction cache (I) enabled, from its

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The x86_64 guest: doorbells, page table entries, descriptor tables and exceptions.
+//!
+//! Page tables have four levels (Intel SDM volume 3, 5.5, and AMD manual volume 2, 5.3). Blocks are of
+//! 2M, as not every CPU supports 1G. All mappings are in the lower half of the virtual addresses,
+//! below bit 47. The descriptor tables are three segments, and a gate for each exception (Intel SDM
+//! volume 3, 3.4.5 and 7.14.1).
+
+use std::sync::Arc;
+
+use crate::guest::{
+    layout::Abi,
+    mailbox::{Crash, Mailbox},
+    tables::{Entry, Format, MemoryType},
+};
+use granule_types::guest_mode::GuestMode;
+
+/// The first doorbell port. No device is there, so every `OUT` exits to the host.
+pub const DOORBELL: u16 = 0x1000;
+
+/// Returns the properties of a guest of this mode.
+pub fn abi(mode: GuestMode) -> Abi {
+    Abi {
+        mode,
+        format: Arc::new(LongMode),
+        doorbells: None,
+    }
+}
+
+const PRESENT: u64 = 1 << 0;
+const WRITABLE: u64 = 1 << 1;
+/// Write-through and cache-disable: strong uncacheable by the reset value of the PAT.
+const UNCACHED: u64 = 1 << 3 | 1 << 4;
+/// Set in advance, so that no walk writes to the tables.
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+/// A block at a level above the last.
+const PAGE_SIZE: u64 = 1 << 7;
+const NO_EXECUTE: u64 = 1 << 63;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// Four levels with entries of 8 bytes and pages of 4K.
+#[derive(Debug, Clone, Copy)]
+pub struct LongMode;
+
+impl Format for LongMode {
+    fn page_shift(&self) -> u8 {
+        12
+    }
+
+    fn address_bits(&self) -> u8 {
+        47
+    }
+
+    fn block_at(&self, level: u8) -> bool {
+        level == 2
+    }
+
+    fn leaf(&self, physical: u64, level: u8, kind: MemoryType) -> u64 {
+        let size = if level == 3 { 0 } else { PAGE_SIZE };
+        let memory = match kind {
+            MemoryType::Normal => 0,
+            MemoryType::Device => UNCACHED | NO_EXECUTE,
+        };
+        physical & ADDRESS | memory | size | DIRTY | ACCESSED | WRITABLE | PRESENT
+    }
+
+    fn table(&self, physical: u64) -> u64 {
+        physical & ADDRESS | ACCESSED | WRITABLE | PRESENT
+    }
+
+    fn decode(&self, entry: u64, level: u8) -> Entry {
+        if entry & PRESENT == 0 {
+            Entry::Empty
+        } else if level == 3 || entry & PAGE_SIZE != 0 {
+            Entry::Leaf
+        } else {
+            Entry::Table(entry & ADDRESS)
+        }
+    }
+}
+
+/// Selector of the code segment.
+pub const CODE: u16 = 1 << 3;
+/// Selector of the data segment.
+pub const DATA: u16 = 2 << 3;
+/// Number of exceptions.
+pub const EXCEPTIONS: u16 = 32;
+/// Distance between the entry points of two exceptions in the program.
+pub const ENTRY_SIZE: u64 = 16;
+
+/// The segments: null, 64-bit code and data, at privilege level 0.
+pub const SEGMENTS: [u64; 3] = [0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
+
+/// Returns interrupt gates to the entry points at `entries`, two words each, through [`CODE`] and on
+/// the current stack.
+pub fn gates(entries: u64) -> Vec<u64> {
+    (0..u64::from(EXCEPTIONS))
+        .flat_map(|number| {
+            let at = entries + number * ENTRY_SIZE;
+            let low =
+                at & 0xffff | u64::from(CODE) << 16 | 0x8e << 40 | ((at >> 16) & 0xffff) << 48;
+            [low, at >> 32]
+        })
+        .collect()
+}
+
+/// Describes the exception in a mailbox (Intel SDM volume 3, 7.15).
+pub fn explain(mailbox: &Mailbox) -> Crash {
+    Crash {
+        has_address: has_address(mailbox.vector),
+        detail: describe(mailbox.vector, mailbox.syndrome),
+    }
+}
+
+const PAGE_FAULT: u64 = 14;
+
+/// Returns whether an exception stores an address in CR2.
+const fn has_address(vector: u64) -> bool {
+    vector == PAGE_FAULT
+}
+
+/// Describes an exception by its number and error code.
+fn describe(vector: u64, error: u64) -> String {
+    let what = match vector {
+        0 => "a division by zero",
+        1 | 3 => "a breakpoint",
+        2 => "a non-maskable interrupt",
+        6 => "an invalid instruction",
+        7 => "floating point, which is disabled",
+        8 => "a double fault",
+        12 => "a stack segment fault",
+        13 => return format!("general protection fault, error code {error:#x}"),
+        PAGE_FAULT => return format!("page fault {}", page_fault(error)),
+        17 => "a misaligned access",
+        18 => "a machine check",
+        _ => return format!("exception {vector}, error code {error:#x}"),
+    };
+    what.to_owned()
+}
+
+/// Describes the error code of a page fault.
+fn page_fault(error: u64) -> String {
+    let access = match error {
+        _ if error & (1 << 4) != 0 => "by an instruction fetch",
+        _ if error & (1 << 1) != 0 => "by a write",
+        _ => "by a read",
+    };
+    let why = match error {
+        _ if error & (1 << 3) != 0 => "a reserved bit is set in the guest's tables",
+        _ if error & 1 != 0 => "the guest's tables do not permit it",
+        _ => "the guest's tables map nothing there",
+    };
+    format!("{access}: {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{config::GuestMap, guest::tables::Tables};
+    use granule_types::units::{Bytes, GuestAddress};
+
+    const BASE: GuestAddress = GuestAddress(0x10_0000);
+
+    /// Returns the output address and the leaf entry that a walk reaches; written from the manual,
+    /// independent of the builder.
+    fn walk(tables: &Tables, address: u64) -> Option<(u64, u64)> {
+        let mut table = BASE.0;
+        for shift in [39, 30, 21, 12] {
+            let index = (address >> shift) & 511;
+            let word = usize::try_from((table - BASE.0) / 8 + index).unwrap();
+            let entry = tables.words()[word];
+            if entry & 1 == 0 {
+                return None;
+            }
+            table = entry & 0x000f_ffff_ffff_f000;
+            if shift == 12 || entry & (1 << 7) != 0 {
+                return Some((table | address & ((1 << shift) - 1), entry));
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn every_page_of_the_range_is_mapped_and_none_outside() {
+        for map in [GuestMap::Blocks, GuestMap::Pages] {
+            let start = (1 << 46) - 0x1000 - (5 << 20);
+            let mut tables = Tables::new(BASE, Arc::new(LongMode));
+            tables.map_by(map);
+
+            let size = Bytes::mib(5);
+            tables
+                .map(start, GuestAddress(start), size, MemoryType::Normal)
+                .unwrap();
+
+            for offset in (0..5 << 20).step_by(0x1000) {
+                assert_eq!(
+                    walk(&tables, start + offset + 8).unwrap().0,
+                    start + offset + 8
+                );
+            }
+            assert_eq!(walk(&tables, start - 8), None);
+            assert_eq!(walk(&tables, start + (5 << 20)), None);
+        }
+    }
+
+    #[test]
+    fn leaves_are_writable_and_executable_with_accessed_and_dirty_set() {
+        let mut tables = Tables::new(BASE, Arc::new(LongMode));
+
+        let (start, size) = (GuestAddress(2 << 20), Bytes::mib(2));
+        tables
+            .map(2 << 20, start, size, MemoryType::Normal)
+            .unwrap();
+
+        let (_, leaf) = walk(&tables, 3 << 20).unwrap();
+        // P, R/W, A, D, PS; not PWT, PCD, XD.
+        assert_eq!(leaf & (1 << 63 | 0xff), 0b1110_0011);
+    }
+
+    #[test]
+    fn a_gate_holds_its_entry_point() {
+        let gates = gates(0x0012_3456_789a_bc00);
+
+        assert_eq!(gates.len(), 64);
+        let at = (gates[28] & 0xffff) | (gates[28] >> 32 & 0xffff_0000) | gates[29] << 32;
+        assert_eq!(at, 0x0012_3456_789a_bc00 + 14 * 16);
+        assert_eq!(gates[28] >> 40 & 0xff, 0x8e);
+        assert_eq!(gates[28] >> 16 & 0xffff, 8);
+    }
+
+    #[test]
+    fn a_page_fault_is_described_by_access_and_reason() {
+        assert_eq!(
+            describe(14, 0b10),
+            "page fault by a write: the guest's tables map nothing there"
+        );
+        assert_eq!(
+            describe(14, 0b1_0001),
+            "page fault by an instruction fetch: the guest's tables do not permit it"
+        );
+        assert!(has_address(14) && !has_address(13));
+    }
+
+    #[test]
+    fn an_unknown_exception_is_described_by_number() {
+        assert_eq!(describe(21, 3), "exception 21, error code 0x3");
+    }
+}
