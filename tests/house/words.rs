@@ -4,7 +4,7 @@
 
 use super::sources::{files, text};
 
-/// What to write instead of a word.
+/// Words and their replacements.
 const REPLACED: &[(&str, &str)] = &[
     ("tell", "report, show, print"),
     ("tells", "reports, shows, prints"),
@@ -64,7 +64,6 @@ fn a_phrase_is_found_as_whole_words() {
 }
 
 #[test]
-#[ignore = "until all crates follow the rule"]
 fn comments_messages_and_pages_use_the_terms_of_the_field() {
     let mut found = Vec::new();
     for path in files(&[".rs", ".md"]) {
@@ -89,7 +88,6 @@ fn comments_messages_and_pages_use_the_terms_of_the_field() {
 }
 
 #[test]
-#[ignore = "until all crates follow the rule"]
 fn a_doc_comment_opens_with_a_noun_or_a_verb() {
     let mut found = Vec::new();
     for path in files(&[".rs"]) {

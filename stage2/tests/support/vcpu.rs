@@ -95,6 +95,10 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
                 });
             } else {
                 self.ops.pause();
+                // The walker that holds the entry may be preempted on a busy machine.
+                if faults % 64 == 63 {
+                    std::thread::yield_now();
+                }
             }
             self.drain();
         }
