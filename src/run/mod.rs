@@ -51,6 +51,8 @@ pub struct Args {
     /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     vcpus: u32,
+    // Clap prints the brackets; an escape would be printed too.
+    #[allow(rustdoc::broken_intra_doc_links, reason = "not links")]
     /// Memory zone: SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N],
     /// with the backings of `granule bench -s`, such as 4k, thp, 2m and 1g; repeat the option for
     /// more zones
