@@ -5,9 +5,10 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Condvar, Mutex,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -127,33 +128,14 @@ const LAST_WRITES: u32 = 5000;
 struct FakeVcpu {
     index: usize,
     state: Arc<FakeState>,
-    kicked: Arc<FakeKick>,
-}
-
-#[derive(Default)]
-struct FakeKick {
-    kicked: AtomicBool,
-    lock: Mutex<()>,
-    wake: Condvar,
-}
-
-impl Kick for Arc<FakeKick> {
-    fn kick(&self) {
-        self.kicked.store(true, Ordering::SeqCst);
-        let _lock = self.lock.lock().unwrap();
-        self.wake.notify_all();
-    }
+    kicked: Arc<AtomicBool>,
 }
 
 impl FakeVcpu {
     fn failure(&self, exit: &str) -> VcpuFailure {
         VcpuFailure {
-            vcpu: self.index,
             pc: Some(0x1000 + self.index as u64),
-            exit: exit.to_owned(),
-            syndrome: None,
-            address: None,
-            detail: "injected defect".to_owned(),
+            ..VcpuFailure::new(self.index, exit, "injected defect")
         }
     }
 
@@ -164,7 +146,7 @@ impl FakeVcpu {
             if self.state.stopping.load(Ordering::Acquire) {
                 left -= 1;
             }
-            if self.kicked.kicked.load(Ordering::Relaxed) {
+            if self.kicked.load(Ordering::Relaxed) {
                 return Err(self.failure("KICKED"));
             }
             let address = task.start.0 + page * task.stride.0;
@@ -178,10 +160,8 @@ impl FakeVcpu {
     }
 
     fn hang(&self) -> VcpuFailure {
-        let mut lock = self.kicked.lock.lock().unwrap();
-        while !self.kicked.kicked.load(Ordering::SeqCst) {
-            let timeout = Duration::from_millis(50);
-            lock = self.kicked.wake.wait_timeout(lock, timeout).unwrap().0;
+        while !self.kicked.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(1));
         }
         self.failure("KICKED")
     }
@@ -254,12 +234,9 @@ impl Machine for FakeMachine {
 
     fn obtained(&self) -> Result<Obtained, MachineError> {
         let region = self.state.region;
-        let small = match self.state.defect {
-            Defect::FallsBack(bytes) => bytes,
-            _ => 0,
-        };
-        let mut resident = BTreeMap::from([(region.backing_page.0, region.size.0 - small)]);
-        if small > 0 {
+        let mut resident = BTreeMap::from([(region.backing_page.0, region.size.0)]);
+        if let Defect::FallsBack(small) = self.state.defect {
+            resident.insert(region.backing_page.0, region.size.0 - small);
             resident.insert(region.host_page.0, small);
         }
         Ok(Obtained { resident })
@@ -301,10 +278,6 @@ impl Machine for FakeMachine {
         Ok([("writes".to_owned(), writes)].into())
     }
 
-    fn gauges(&mut self) -> Result<EventCounts, MachineError> {
-        Ok(EventCounts::new())
-    }
-
     fn migration_ops(&mut self) -> Option<&mut dyn MigrationOps> {
         Some(self)
     }
@@ -327,10 +300,8 @@ impl MigrationOps for FakeMachine {
 
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
         if self.state.defect == Defect::RefusesLog {
-            return Err(MachineError::new(
-                "reading the dirty bitmap",
-                "injected defect",
-            ));
+            let doing = "reading the dirty bitmap";
+            return Err(MachineError::new(doing, "injected defect"));
         }
         let mut dirty = self.state.dirty.lock().unwrap();
         let log = dirty.as_mut().expect("logging is on");

@@ -95,6 +95,7 @@ impl<W: Write> LogLines<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::Plan;
     use granule_types::{
         backing::Backing,
         phase::Phase,
@@ -103,16 +104,9 @@ mod tests {
     };
 
     fn config() -> RunConfig {
-        RunConfig {
-            mode: "PA-bits:48,  VA-bits:48,  4K pages".to_owned(),
-            backing: Backing::AnonymousHugetlb(Some(Bytes::mib(2))),
-            memory: Bytes::mib(64),
-            vcpus: 16,
-            seed: 0,
-            iteration: 0,
-            prefault: false,
-            options: Default::default(),
-        }
+        let backing = Backing::AnonymousHugetlb(Some(Bytes::mib(2)));
+        let mode = "PA-bits:48,  VA-bits:48,  4K pages".to_owned();
+        Plan::new(mode, backing, Bytes::mib(64), 16).config
     }
 
     fn record(phase: Phase) -> Record {

@@ -7,7 +7,15 @@
 //! host's part of a phase (dirty logging, dropping the backing) runs on the harness's thread while
 //! no vCPU runs.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{
+    error::Error,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use thiserror::Error;
 
@@ -42,6 +50,20 @@ pub struct VcpuFailure {
     pub address: Option<GuestAddress>,
     /// The cause in words.
     pub detail: String,
+}
+
+impl VcpuFailure {
+    /// Returns a failure without program counter, syndrome and address.
+    pub fn new(vcpu: usize, exit: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self {
+            vcpu,
+            pc: None,
+            exit: exit.into(),
+            syndrome: None,
+            address: None,
+            detail: detail.into(),
+        }
+    }
 }
 
 impl fmt::Display for VcpuFailure {
@@ -83,6 +105,13 @@ pub trait Vcpu: Send {
 pub trait Kick: Send + Sync {
     /// Kicks the vCPU, which never enters the guest again.
     fn kick(&self);
+}
+
+/// A flag that the vCPU polls.
+impl Kick for Arc<AtomicBool> {
+    fn kick(&self) {
+        self.store(true, Ordering::SeqCst);
+    }
 }
 
 /// Error of a machine: the operation that failed, with the machine's own error as the source.
@@ -199,7 +228,9 @@ pub trait Machine {
     ///
     /// # Errors
     /// A gauge that was readable before can no longer be read.
-    fn gauges(&mut self) -> Result<EventCounts, MachineError>;
+    fn gauges(&mut self) -> Result<EventCounts, MachineError> {
+        Ok(EventCounts::new())
+    }
 
     /// Returns the operations that migration needs while vCPUs run, where the machine has them.
     fn migration_ops(&mut self) -> Option<&mut dyn MigrationOps> {

@@ -126,12 +126,8 @@ impl GuestVcpu {
 
     fn failure(&self, exit: impl Into<String>, detail: impl Into<String>) -> VcpuFailure {
         VcpuFailure {
-            vcpu: self.index,
             pc: program_counter(&self.fd),
-            exit: exit.into(),
-            syndrome: None,
-            address: None,
-            detail: detail.into(),
+            ..VcpuFailure::new(self.index, exit, detail)
         }
     }
 

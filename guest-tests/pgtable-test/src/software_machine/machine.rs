@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use granule_stage2::{
-    Features, Ipa, MapError, PhysAddr, Policy, Stage2,
+    Features, Ipa, MapError, PhysAddr, Stage2,
     epoch::EpochReclaim,
     fault::Mmu,
     geometry::{Geometry, Granule},
@@ -16,14 +16,13 @@ use granule_stage2::{
 };
 
 use super::{
+    PAGE, START, SoftwareMachineConfig, SoftwareMachineError,
     arch::CacheMaintenance,
-    config::{
-        PAGE, START, SoftwareMachineConfig, SoftwareMachineError, cpu_features, most_tables,
-        page_size,
-    },
+    cpu_features,
     host_memory::HostMemory,
-    operations::CpuOperations,
-    state::MachineState,
+    most_tables,
+    operations::{CpuOperations, MachineState},
+    page_size,
     vcpu::SoftwareVcpu,
 };
 use crate::{
@@ -51,30 +50,16 @@ impl SoftwareMachine {
     /// The configuration is not supported, or the host provides no memory.
     pub fn new(config: &SoftwareMachineConfig) -> Result<Self, SoftwareMachineError> {
         config.check()?;
-        let policy: Policy =
-            config
-                .policy
-                .parse()
-                .map_err(|source| SoftwareMachineError::Policy {
-                    name: config.policy.clone(),
-                    source,
-                })?;
+        let policy = config.parse_policy()?;
         let size = config.size()?;
         let vcpus = index(config.vcpus.into());
-        let memory = HostMemory::new(index(size), 1 << 30).map_err(|source| {
-            SoftwareMachineError::Memory {
-                size: Bytes(size),
-                source,
-            }
-        })?;
-        let too_large = || SoftwareMachineError::Size {
-            size: config.memory,
-        };
-        let geometry = Geometry::new(Granule::K4, 40).map_err(|_| too_large())?;
+        let memory = HostMemory::new(index(size), 1 << 30)
+            .map_err(|source| SoftwareMachineError::Memory(Bytes(size), source))?;
+        let geometry = Geometry::new(Granule::K4, 40).map_err(|_| config.too_large())?;
         let tables = most_tables(size, vcpus);
         let (entries, references) = (words(tables * 512), words(tables * 2));
         let pool = TablePool::new(PhysAddr(1 << 46), &geometry, entries, references)
-            .ok_or_else(too_large)?;
+            .ok_or_else(|| config.too_large())?;
         let table = Stage2::new(geometry, Features::default(), policy, Vmid(1), pool.root());
         let state = Arc::new(MachineState {
             memory,
@@ -201,10 +186,7 @@ impl Machine for SoftwareMachine {
                 table.unmap(&self.ops, Ipa(START), state.size)
             })?;
             let discarded = state.memory.discard();
-            discarded.map_err(|source| SoftwareMachineError::Memory {
-                size: Bytes(state.size),
-                source,
-            })
+            discarded.map_err(|source| SoftwareMachineError::Memory(Bytes(state.size), source))
         };
         clock::timed(drop)
             .map_err(|error| MachineError::new("dropping the memory under test", error))
@@ -231,9 +213,5 @@ impl Machine for SoftwareMachine {
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
         Ok(self.state.events())
-    }
-
-    fn gauges(&mut self) -> Result<EventCounts, MachineError> {
-        Ok(EventCounts::new())
     }
 }

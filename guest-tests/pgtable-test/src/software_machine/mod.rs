@@ -15,18 +15,191 @@
 //!
 //! [`simulation`] runs the same engine in virtual time.
 
-mod access;
-mod arch;
-mod config;
-mod counters;
 mod host_memory;
 mod machine;
 mod operations;
 pub mod simulation;
-mod state;
 #[cfg(test)]
 mod tests;
 mod vcpu;
+/// Cache maintenance by instructions of this host's CPU.
+mod arch {
+    #[cfg(target_arch = "aarch64")]
+    mod aarch64;
+    #[cfg(target_arch = "x86_64")]
+    mod x86_64;
 
-pub use config::{DEFAULT_POLICY, SoftwareMachineConfig, SoftwareMachineError};
+    #[cfg(target_arch = "aarch64")]
+    pub(super) use aarch64::{CacheMaintenance, RETURN};
+    #[cfg(target_arch = "x86_64")]
+    pub(super) use x86_64::{CacheMaintenance, RETURN};
+}
+
+use std::{collections::BTreeMap, io};
+
+use granule_stage2::{MapError, Policy, UnknownPolicy};
+use thiserror::Error;
+
+use granule_types::{backing::Backing, host::FactsError, record::Series, units::Bytes};
+
 pub use machine::SoftwareMachine;
+
+/// The default policy.
+pub const DEFAULT_POLICY: &str = "granule";
+
+/// Start of the region under test: aligned to the largest block.
+const START: u64 = 1 << 32;
+
+/// Base page size.
+const PAGE: u64 = 4096;
+
+/// Greatest number of vCPUs, above that of any KVM host; each has a thread or a stack.
+const MOST_VCPUS: u32 = 4096;
+
+/// Greatest size of the region under test.
+const MOST_MEMORY: Bytes = Bytes::gib(200);
+
+/// Configuration of a software machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SoftwareMachineConfig {
+    /// Backing of the region: the page size that the fault path finds.
+    pub backing: Backing,
+    /// Size of the region, rounded up to the backing's page.
+    pub memory: Bytes,
+    /// Number of vCPUs, at least one.
+    pub vcpus: u32,
+    /// Name of a preset of the engine's policy.
+    pub policy: String,
+}
+
+impl SoftwareMachineConfig {
+    /// Checks the sizes, without making the machine.
+    ///
+    /// # Errors
+    /// The backing is not supported, or the memory or the number of vCPUs is too large.
+    pub fn check(&self) -> Result<(), SoftwareMachineError> {
+        self.size()?;
+        if self.vcpus > MOST_VCPUS {
+            return Err(SoftwareMachineError::Vcpus(self.vcpus));
+        }
+        Ok(())
+    }
+
+    /// Returns the error of memory that is too large.
+    const fn too_large(&self) -> SoftwareMachineError {
+        SoftwareMachineError::Size(self.memory)
+    }
+
+    /// Returns the region's size: whole pages of the backing.
+    fn size(&self) -> Result<u64, SoftwareMachineError> {
+        let page = page_size(self.backing)?;
+        match self.memory.checked_align_up(Bytes(page)) {
+            Some(size) if size <= MOST_MEMORY => Ok(size.0),
+            _ => Err(self.too_large()),
+        }
+    }
+
+    fn parse_policy(&self) -> Result<Policy, SoftwareMachineError> {
+        let unknown = |source| SoftwareMachineError::Policy(self.policy.clone(), source);
+        self.policy.parse().map_err(unknown)
+    }
+
+    /// Returns the policy as a series in the provenance of results: like a series, it is the change
+    /// between two runs.
+    fn series(&self) -> Vec<Series> {
+        vec![Series {
+            name: format!("model:{}", self.policy),
+            patches: 0,
+        }]
+    }
+}
+
+/// Error of a software machine.
+#[derive(Debug, Error)]
+pub enum SoftwareMachineError {
+    /// The policy is unknown.
+    #[error("unknown --policy {0}")]
+    Policy(String, #[source] UnknownPolicy),
+    /// The backing's page is not a block size of stage 2 with 4K pages.
+    #[error(
+        "--engine model does not support {0}: stage 2 with 4K pages maps 4K, 2M or 1G; use \
+         anonymous, anonymous_thp, anonymous_hugetlb_2mb or anonymous_hugetlb_1gb"
+    )]
+    Backing(Backing),
+    /// The region is too large.
+    #[error("-b {0} is too large; --engine model supports up to {MOST_MEMORY}")]
+    Size(Bytes),
+    /// The machine has too many vCPUs.
+    #[error("-v {0} is too large; --engine model supports up to {MOST_VCPUS} vCPUs")]
+    Vcpus(u32),
+    /// The host provides no memory.
+    #[error("cannot allocate {0} of memory; use a smaller -b")]
+    Memory(Bytes, #[source] io::Error),
+    /// The properties of the host cannot be read.
+    #[error("cannot read the properties of this host")]
+    Host(#[source] FactsError),
+    /// The engine refused an operation, which is a defect.
+    #[error("the stage-2 engine refused the operation")]
+    Engine(#[source] MapError),
+    /// The address is outside the region.
+    #[error("{0:#x} is outside the memory under test")]
+    Outside(u64),
+    /// Dirty logging is off.
+    #[error("dirty logging is off")]
+    LoggingOff,
+}
+
+/// Returns the page size of a backing.
+fn page_size(backing: Backing) -> Result<u64, SoftwareMachineError> {
+    match backing {
+        Backing::Anonymous | Backing::Shmem => Ok(PAGE),
+        Backing::AnonymousThp | Backing::AnonymousHugetlb(None) | Backing::SharedHugetlb => {
+            Ok(2 << 20)
+        }
+        Backing::AnonymousHugetlb(Some(size)) if size == Bytes::mib(2) || size == Bytes::gib(1) => {
+            Ok(size.0)
+        }
+        Backing::AnonymousHugetlb(_) => Err(SoftwareMachineError::Backing(backing)),
+    }
+}
+
+/// Returns the greatest number of stage-2 tables: one for each 2M, as many that wait to be freed,
+/// and the memcaches of the vCPUs.
+fn most_tables(size: u64, vcpus: usize) -> usize {
+    let ranges = 2 * (size >> 21) + 2 * (size >> 30) + 64;
+    usize::try_from(ranges).unwrap_or(usize::MAX) + 48 * vcpus
+}
+
+/// Returns the CPU features in results: those that would avoid maintenance, all absent.
+fn cpu_features() -> BTreeMap<String, u64> {
+    [("bbm", 0), ("dic", 0), ("fwb", 0), ("tlbirange", 0)]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+}
+
+/// A counted event, in real and in virtual time.
+#[derive(Debug, Clone, Copy)]
+enum Count {
+    Faults,
+    Retries,
+    CleanedLines,
+    InvalidatedLines,
+    InvalidatedAll,
+    TlbiAddress,
+    TlbiAll,
+    Tables,
+    TopUps,
+}
+
+/// Names of the counts in results, in the order of [`Count`].
+const NAMES: [&str; 9] = [
+    "model_faults",
+    "model_retries",
+    "model_dc_lines",
+    "model_ic_lines",
+    "model_ic_all",
+    "model_tlbi_ipa",
+    "model_tlbi_all",
+    "model_tables",
+    "model_topups",
+];

@@ -1,22 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The software machine under the harness, whose checks of contents and dirty bitmap must hold.
 
-use std::{collections::BTreeMap, time::Duration};
-
 use granule_stage2::Policy;
 
 use super::{SoftwareMachine, SoftwareMachineConfig, SoftwareMachineError, arch::CacheMaintenance};
 use crate::{
-    config::PhaseSelection,
     harness::{self, Plan, Progress},
     machine::Machine,
 };
-use granule_types::{
-    backing::Backing,
-    phase::Phase,
-    record::{Record, RunConfig},
-    units::Bytes,
-};
+use granule_types::{backing::Backing, phase::Phase, record::Record, units::Bytes};
 
 fn config(backing: Backing, policy: &str) -> SoftwareMachineConfig {
     SoftwareMachineConfig {
@@ -29,23 +21,13 @@ fn config(backing: Backing, policy: &str) -> SoftwareMachineConfig {
 
 fn run(config: &SoftwareMachineConfig) -> Vec<Record> {
     let mut machine = SoftwareMachine::new(config).unwrap();
-    let plan = Plan {
-        config: RunConfig {
-            mode: "P48V48_4K".to_owned(),
-            backing: config.backing,
-            memory: machine.region().size,
-            vcpus: config.vcpus,
-            seed: 1,
-            iteration: 0,
-            prefault: true,
-            options: BTreeMap::new(),
-        },
+    let memory = machine.region().size;
+    let mut plan = Plan {
         iterations: 2,
-        phases: PhaseSelection::all(),
-        migration: None,
-        deadline: Duration::from_secs(60),
-        accept_fallback: false,
+        ..Plan::new("P48V48_4K".to_owned(), config.backing, memory, config.vcpus)
     };
+    plan.config.seed = 1;
+    plan.config.prefault = true;
     records(&mut machine, &plan)
 }
 
@@ -119,6 +101,6 @@ fn too_many_vcpus_are_refused() {
     config.vcpus = 99_999_999;
     assert!(matches!(
         SoftwareMachine::new(&config),
-        Err(SoftwareMachineError::Vcpus { vcpus: 99_999_999 })
+        Err(SoftwareMachineError::Vcpus(99_999_999))
     ));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A vCPU that is a thread: it walks the stage-2 tables for each access as a CPU does, handles a
+//! The accesses of a task by a vCPU without a guest, in real and in virtual time, and the vCPU that is
+//! a thread: it walks the stage-2 tables for each access as a CPU does, handles a
 //! fault by the engine, and then accesses the memory.
 
 use std::sync::{
@@ -13,28 +14,46 @@ use granule_stage2::{
 };
 
 use super::{
-    access::{TranslatedMemory, failure, unexpected_value, visit},
-    counters::Count,
-    operations::CpuOperations,
-    state::MachineState,
+    Count,
+    arch::RETURN,
+    operations::{CpuOperations, MachineState},
 };
 use crate::{
     machine::{Kick, MachineError, Vcpu, VcpuFailure},
-    task::Task,
+    task::{Access, Task},
 };
+use granule_types::units::GuestAddress;
 
-pub(super) struct SoftwareVcpu {
-    index: usize,
-    ops: CpuOperations,
-    memcache: Memcache,
-    kicked: Arc<AtomicBool>,
-}
+/// Distance from a visited address to the planted instruction, after its own 8 bytes.
+const PLANT_OFFSET: u64 = 8;
 
-struct KickFlag(Arc<AtomicBool>);
+/// Memory of a vCPU, accessed through stage-2 translation.
+pub(super) trait TranslatedMemory {
+    /// Returns the place in memory of a guest address, after handling the faults of the access.
+    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, AccessError>;
 
-impl Kick for KickFlag {
-    fn kick(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    /// Reads 8 bytes.
+    fn load(&self, place: u64) -> u64;
+
+    /// Writes 8 bytes.
+    fn store(&self, place: u64, value: u64);
+
+    /// Accesses 8 bytes without using their value.
+    fn touch(&mut self, ipa: Ipa, access: Stage2Access) -> Result<(), AccessError> {
+        self.read(ipa, access).map(drop)
+    }
+
+    /// Reads 8 bytes at a guest address.
+    fn read(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, AccessError> {
+        let place = self.translate(ipa, access)?;
+        Ok(self.load(place))
+    }
+
+    /// Writes 8 bytes at a guest address.
+    fn write(&mut self, ipa: Ipa, value: u64) -> Result<(), AccessError> {
+        let place = self.translate(ipa, Stage2Access::Write)?;
+        self.store(place, value);
+        Ok(())
     }
 }
 
@@ -42,6 +61,68 @@ impl Kick for KickFlag {
 pub(super) enum AccessError {
     Kicked,
     Fault(FaultError),
+}
+
+/// Performs a task's access at one address. Returns the value found there if it differs from the
+/// expected one.
+fn visit<M: TranslatedMemory>(
+    memory: &mut M,
+    task: &Task,
+    at: u64,
+) -> Result<Option<u64>, AccessError> {
+    let value = Task::value_at(task.seed, GuestAddress(at));
+    let planted = Ipa(at + PLANT_OFFSET);
+    let at = Ipa(at);
+    let (found, expected) = match task.access {
+        // These machines have no migration operations, so no task writes at random.
+        Access::Nothing | Access::WriteAtRandom => return Ok(None),
+        Access::Read => return memory.touch(at, Stage2Access::Read).map(|()| None),
+        Access::Write => return memory.write(at, value).map(|()| None),
+        Access::WriteThenRead => {
+            memory.write(at, value)?;
+            for inner in 0..task.inner_count {
+                let offset = task.inner_first.0 + inner * task.inner_stride.0;
+                memory.touch(Ipa(at.0 + offset), Stage2Access::Read)?;
+            }
+            return Ok(None);
+        }
+        Access::Plant => return memory.write(planted, RETURN).map(|()| None),
+        Access::Execute => (memory.read(planted, Stage2Access::Fetch)?, RETURN),
+        Access::Verify => (memory.read(at, Stage2Access::Read)?, value),
+    };
+    Ok((found != expected).then_some(found))
+}
+
+/// Performs a task on a vCPU.
+pub(super) fn perform<M: TranslatedMemory>(
+    memory: &mut M,
+    vcpu: usize,
+    task: &Task,
+) -> Result<(), VcpuFailure> {
+    for number in 0..task.count {
+        let at = task.start.0 + number * task.stride.0;
+        let (exit, detail) = match visit(memory, task, at) {
+            Ok(None) => continue,
+            Ok(Some(found)) => {
+                let detail = format!("the vCPU read {found:#x}, which no vCPU wrote");
+                ("VERIFY", detail)
+            }
+            Err(AccessError::Kicked) => ("KICKED", "the vCPU was kicked".to_owned()),
+            Err(AccessError::Fault(error)) => ("FAULT", error.to_string()),
+        };
+        return Err(VcpuFailure {
+            address: Some(GuestAddress(at)),
+            ..VcpuFailure::new(vcpu, exit, detail)
+        });
+    }
+    Ok(())
+}
+
+pub(super) struct SoftwareVcpu {
+    index: usize,
+    ops: CpuOperations,
+    memcache: Memcache,
+    kicked: Arc<AtomicBool>,
 }
 
 impl SoftwareVcpu {
@@ -53,9 +134,10 @@ impl SoftwareVcpu {
             kicked: Arc::default(),
         }
     }
+}
 
-    /// Returns the offset of a guest address in the memory, after handling the faults of the access.
-    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<usize, AccessError> {
+impl TranslatedMemory for SoftwareVcpu {
+    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, AccessError> {
         loop {
             if self.kicked.load(Ordering::Relaxed) {
                 return Err(AccessError::Kicked);
@@ -69,7 +151,7 @@ impl SoftwareVcpu {
                 continue;
             }
             let fault = match result {
-                Ok(translation) => return Ok(state.offset(translation.phys.0)),
+                Ok(translation) => return Ok(translation.phys.0),
                 Err(fault) => fault,
             };
             state.count(Count::Faults, 1);
@@ -86,50 +168,32 @@ impl SoftwareVcpu {
             }
         }
     }
-}
 
-impl TranslatedMemory for SoftwareVcpu {
-    type Error = AccessError;
-
-    fn touch(&mut self, ipa: Ipa, access: Stage2Access) -> Result<(), AccessError> {
-        self.read(ipa, access).map(drop)
+    fn load(&self, place: u64) -> u64 {
+        let state = &self.ops.state;
+        state
+            .memory
+            .word(state.offset(place))
+            .load(Ordering::Relaxed)
     }
 
-    fn read(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, AccessError> {
-        let offset = self.translate(ipa, access)?;
-        Ok(self.ops.state.memory.word(offset).load(Ordering::Relaxed))
-    }
-
-    fn write(&mut self, ipa: Ipa, value: u64) -> Result<(), AccessError> {
-        let offset = self.translate(ipa, Stage2Access::Write)?;
-        let word = self.ops.state.memory.word(offset);
-        word.store(value, Ordering::Relaxed);
-        Ok(())
+    fn store(&self, place: u64, value: u64) {
+        let state = &self.ops.state;
+        state
+            .memory
+            .word(state.offset(place))
+            .store(value, Ordering::Relaxed);
     }
 }
 
 impl Vcpu for SoftwareVcpu {
     fn bind(&mut self) -> Result<Box<dyn Kick>, MachineError> {
-        Ok(Box::new(KickFlag(Arc::clone(&self.kicked))))
+        Ok(Box::new(Arc::clone(&self.kicked)))
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
         let vcpu = self.index;
-        for number in 0..task.count {
-            let at = task.start.0 + number * task.stride.0;
-            match visit(self, task, at) {
-                Ok(None) => {}
-                Ok(Some(found)) => return Err(unexpected_value(vcpu, at, found)),
-                Err(AccessError::Kicked) => {
-                    let detail = "the vCPU was kicked".to_owned();
-                    return Err(failure(vcpu, "KICKED", at, detail));
-                }
-                Err(AccessError::Fault(error)) => {
-                    return Err(failure(vcpu, "FAULT", at, error.to_string()));
-                }
-            }
-        }
-        Ok(())
+        perform(self, vcpu, task)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{fs, io, path::Path};
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::virtual_time::Picoseconds;
+use super::{super::PAGE, virtual_time::Picoseconds};
 
 /// The built-in tables.
 const BUILT_IN: [(&str, &str); 2] = [
@@ -130,43 +130,19 @@ costs! {
 pub enum CostError {
     /// The name is neither built in nor a file.
     #[error(
-        "unknown --cpu {name}; use {} or the path of a cost table",
-        BUILT_IN.map(|(name, _)| name).join(" or ")
+        "unknown --cpu {0}; use {list} or the path of a cost table",
+        list = BUILT_IN.map(|(name, _)| name).join(" or ")
     )]
-    Unknown {
-        /// Name or path of the table.
-        name: String,
-        /// The error of reading the file.
-        #[source]
-        source: io::Error,
-    },
+    Unknown(String, #[source] io::Error),
     /// The file is malformed.
-    #[error("--cpu {name}: the cost table is malformed")]
-    Malformed {
-        /// Name or path of the table.
-        name: String,
-        /// Position and reason.
-        #[source]
-        source: Box<toml::de::Error>,
-    },
+    #[error("--cpu {0}: the cost table is malformed")]
+    Malformed(String, #[source] Box<toml::de::Error>),
     /// A number is out of range.
-    #[error("--cpu {name}: {field} is {value}, not a number from 0 (rates: from 1e-3) to 1e12")]
-    OutOfRange {
-        /// Name or path of the table.
-        name: String,
-        /// Name of the number.
-        field: &'static str,
-        /// Value of the number.
-        value: f64,
-    },
+    #[error("--cpu {0}: {1} is {2}, not a number from 0 (rates: from 1e-3) to 1e12")]
+    OutOfRange(String, &'static str, f64),
     /// A number has no source.
-    #[error("--cpu {name}: {field} has no source; add one")]
-    NoSource {
-        /// Name or path of the table.
-        name: String,
-        /// Name of the number.
-        field: &'static str,
-    },
+    #[error("--cpu {0}: {1} has no source; add one")]
+    NoSource(String, &'static str),
 }
 
 /// Returns the text of a built-in table or of a file.
@@ -176,10 +152,8 @@ pub enum CostError {
 pub fn text_of(name: &str) -> Result<String, CostError> {
     match BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
         Some((_, text)) => Ok((*text).to_owned()),
-        None => fs::read_to_string(Path::new(name)).map_err(|source| CostError::Unknown {
-            name: name.to_owned(),
-            source,
-        }),
+        None => fs::read_to_string(Path::new(name))
+            .map_err(|error| CostError::Unknown(name.to_owned(), error)),
     }
 }
 
@@ -192,19 +166,15 @@ impl CostTable {
         let name = name.to_owned();
         let table: Self = match toml::from_str(text) {
             Ok(table) => table,
-            Err(source) => {
-                let source = Box::new(source);
-                return Err(CostError::Malformed { name, source });
-            }
+            Err(error) => return Err(CostError::Malformed(name, Box::new(error))),
         };
         for (field, number) in table.numbers() {
             let least = if field.ends_with("_rate") { 1e-3 } else { 0.0 };
             if !(least..=1e12).contains(&number.value) {
-                let value = number.value;
-                return Err(CostError::OutOfRange { name, field, value });
+                return Err(CostError::OutOfRange(name, field, number.value));
             }
             if number.source.trim().is_empty() {
-                return Err(CostError::NoSource { name, field });
+                return Err(CostError::NoSource(name, field));
             }
         }
         Ok(table)
@@ -219,6 +189,77 @@ impl CostTable {
 )]
 pub(super) fn picoseconds(ns: f64) -> Picoseconds {
     (ns * 1000.0).round() as Picoseconds
+}
+
+macro_rules! prices {
+    ($($same:ident),*) => {
+        /// A cost table in picoseconds, for a number of CPUs.
+        #[derive(Debug, Clone, Copy)]
+        pub(super) struct Prices {
+            $(pub(super) $same: Picoseconds,)*
+            pub(super) guest_touch: Picoseconds,
+            pub(super) numa_scan_period: Picoseconds,
+            pub(super) numa_scan_bytes: u64,
+            pub(super) tlbi_broadcast: Picoseconds,
+            clean_start: f64,
+            clean_line: f64,
+            clean_reach: f64,
+            clean_line_long: f64,
+            pub(super) zero_rate: f64,
+            pub(super) memory_rate: f64,
+        }
+
+        impl Prices {
+            /// Converts a table for this number of vCPUs.
+            pub(super) fn new(table: &CostTable, vcpus: u32) -> Self {
+                let vcpus = f64::from(vcpus);
+                let touch = table.guest_touch.value + table.guest_touch_shared.value * vcpus;
+                let scan = table.numa_scan_period.value * vcpus;
+                let reached = table.tlbi_each_cpu.value * table.cpus.value;
+                Self {
+                    $($same: picoseconds(table.$same.value),)*
+                    guest_touch: picoseconds(touch),
+                    numa_scan_period: picoseconds(scan.min(table.numa_scan_longest.value)),
+                    numa_scan_bytes: whole_pages(table.numa_scan_bytes.value),
+                    tlbi_broadcast: picoseconds(table.tlbi_broadcast.value + reached),
+                    clean_start: table.clean_start.value,
+                    clean_line: table.clean_line.value,
+                    clean_reach: table.clean_reach.value,
+                    clean_line_long: table.clean_line_long.value,
+                    zero_rate: table.zero_rate.value,
+                    memory_rate: table.memory_rate.value,
+                }
+            }
+        }
+    };
+}
+
+prices! {
+    fault_entry, fault_exit, page_lookup, shared_line, fault_locked, host_locked, lock_take,
+    lock_handoff, entry_load, entry_store, entry_exchange, table_reference, table_allocate,
+    table_free, tlbi_local, icache_line, icache_all, host_fault, locked_wait
+}
+
+impl Prices {
+    /// Returns one CPU's time to clean and invalidate that many lines.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "the number of lines is below 2^53"
+    )]
+    pub(super) fn clean(&self, lines: u64) -> Picoseconds {
+        let short = (lines as f64).min(self.clean_reach);
+        let long = lines as f64 - short;
+        picoseconds(self.clean_start + short * self.clean_line + long * self.clean_line_long)
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "parse() checks the numbers of a table"
+)]
+fn whole_pages(bytes: f64) -> u64 {
+    bytes as u64 & !(PAGE - 1)
 }
 
 #[cfg(test)]
@@ -241,12 +282,8 @@ mod tests {
             format!("{error:?}")
         };
 
-        assert!(
-            text_of("pentium")
-                .unwrap_err()
-                .to_string()
-                .contains("kunpeng920")
-        );
+        let unknown = text_of("pentium").unwrap_err().to_string();
+        assert!(unknown.contains("kunpeng920"));
         assert!(broken("cpus", "").contains("Malformed"));
         assert!(broken("cpus", "cpus = { value = 1, source = ' ' }").contains("NoSource"));
         assert!(broken("cpus", "cpus = { value = -1, source = 'x' }").contains("OutOfRange"));

@@ -28,7 +28,7 @@ use super::{
     state::SimState,
     virtual_time,
 };
-use crate::software_machine::config::PAGE;
+use crate::software_machine::PAGE;
 
 /// [`PAGE`] as a step.
 const BASE_PAGE: usize = 4096;

@@ -8,7 +8,8 @@ use std::{
 
 use granule_stage2::{Ipa, PhysAddr, fault::Page};
 
-use crate::software_machine::config::PAGE;
+use crate::software_machine::{PAGE, SoftwareMachineError, page_size};
+use granule_types::backing::Backing;
 
 /// Size of a transparent huge page.
 pub(super) const HUGE: u64 = 2 << 20;
@@ -26,6 +27,19 @@ pub(super) enum PageAllocation {
     Transparent,
     /// Pages of this size, which the first fault zeroes while others wait: hugetlb, shared memory.
     Fixed(u64),
+}
+
+impl PageAllocation {
+    /// Returns the allocation of a backing's pages.
+    pub(super) fn of(backing: Backing) -> Result<Self, SoftwareMachineError> {
+        match backing {
+            Backing::Anonymous => Ok(Self::Base),
+            Backing::AnonymousThp => Ok(Self::Transparent),
+            Backing::Shmem | Backing::AnonymousHugetlb(_) | Backing::SharedHugetlb => {
+                page_size(backing).map(Self::Fixed)
+            }
+        }
+    }
 }
 
 /// State of a page in the host's page table.
@@ -115,27 +129,18 @@ impl HostMemory {
 
     /// Discards all pages.
     pub(super) fn forget(&self) {
-        self.small
-            .iter()
-            .for_each(|page| page.set(PageState::Absent));
-        self.large
-            .iter()
-            .for_each(|page| page.set(PageState::Absent));
+        let pages = self.small.iter().chain(&self.large);
+        pages.for_each(|page| page.set(PageState::Absent));
         self.sequence.set(self.sequence.get() + 1);
     }
 
     /// Populates every page.
     pub(super) fn populate(&self) {
-        match self.allocation {
-            PageAllocation::Base => self
-                .small
-                .iter()
-                .for_each(|page| page.set(PageState::Private)),
-            _ => self
-                .large
-                .iter()
-                .for_each(|page| page.set(PageState::Private)),
-        }
+        let pages = match self.allocation {
+            PageAllocation::Base => &self.small,
+            _ => &self.large,
+        };
+        pages.iter().for_each(|page| page.set(PageState::Private));
     }
 
     /// Returns the resident bytes by page size; zero pages do not count.

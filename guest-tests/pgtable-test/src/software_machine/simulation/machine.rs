@@ -15,26 +15,22 @@ use granule_stage2::{
 };
 
 use super::{
-    config::SimulationConfig,
+    SimulationConfig,
+    cost::Prices,
     host_faults::{HostFaults, recover_blocks},
     host_memory::{HostMemory, PageAllocation},
     lock,
     operations::{CpuOperations, Initiator},
-    prices::Prices,
-    state::SimState,
-    tables::Tables,
+    state::{SimState, Tables},
     vcpu::SimulatedVcpu,
     virtual_time::{self, ClockError, Picoseconds},
 };
 use crate::{
     machine::{Machine, MachineError, Region, TaskTimes, Vcpu, VcpuFailure},
-    software_machine::config::{
-        PAGE, START, SoftwareMachineError, cpu_features, most_tables, page_size,
-    },
+    software_machine::{PAGE, START, SoftwareMachineError, cpu_features, most_tables},
     task::Task,
 };
 use granule_types::{
-    backing::Backing,
     record::{EventCounts, Host, Obtained, SIMULATOR},
     seed::mix,
     units::{Bytes, GuestAddress, Nanoseconds},
@@ -60,16 +56,6 @@ pub struct SimulatedMachine {
     scanned: Rc<Cell<u64>>,
 }
 
-fn allocation_of(backing: Backing) -> Result<PageAllocation, SoftwareMachineError> {
-    match backing {
-        Backing::Anonymous => Ok(PageAllocation::Base),
-        Backing::AnonymousThp => Ok(PageAllocation::Transparent),
-        Backing::Shmem | Backing::AnonymousHugetlb(_) | Backing::SharedHugetlb => {
-            page_size(backing).map(PageAllocation::Fixed)
-        }
-    }
-}
-
 impl SimulatedMachine {
     /// Makes the machine.
     ///
@@ -78,12 +64,9 @@ impl SimulatedMachine {
     pub fn new(config: &SimulationConfig) -> Result<Self, SoftwareMachineError> {
         let machine = &config.machine;
         machine.check()?;
-        let allocation = allocation_of(machine.backing)?;
+        let allocation = PageAllocation::of(machine.backing)?;
         let memory = HostMemory::new(allocation, START, machine.size()?);
-        let too_large = |_| SoftwareMachineError::Size {
-            size: machine.memory,
-        };
-        let geometry = Geometry::new(Granule::K4, 40).map_err(too_large)?;
+        let geometry = Geometry::new(Granule::K4, 40).map_err(|_| machine.too_large())?;
         let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let (size, vcpus) = (memory.size(), index(machine.vcpus.into()));
         let root = index(geometry.root_tables());
@@ -138,17 +121,11 @@ impl SimulatedMachine {
     }
 
     fn failure(error: &ClockError) -> VcpuFailure {
-        VcpuFailure {
-            vcpu: match error {
-                ClockError::Deadlock(waiting) => waiting.first().copied().unwrap_or(0),
-                ClockError::Deadline(_) => 0,
-            },
-            pc: None,
-            exit: "NO END".to_owned(),
-            syndrome: None,
-            address: None,
-            detail: error.to_string(),
-        }
+        let vcpu = match error {
+            ClockError::Deadlock(waiting) => waiting.first().copied().unwrap_or(0),
+            ClockError::Deadline(_) => 0,
+        };
+        VcpuFailure::new(vcpu, "NO END", error.to_string())
     }
 }
 
@@ -305,9 +282,5 @@ impl Machine for SimulatedMachine {
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
         Ok(self.state.events())
-    }
-
-    fn gauges(&mut self) -> Result<EventCounts, MachineError> {
-        Ok(EventCounts::new())
     }
 }

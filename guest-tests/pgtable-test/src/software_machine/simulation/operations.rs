@@ -10,7 +10,7 @@ use granule_stage2::{
 };
 
 use super::{state::SimState, virtual_time};
-use crate::software_machine::counters::Count;
+use crate::software_machine::Count;
 
 /// Size of a cache line.
 const LINE: u64 = 64;

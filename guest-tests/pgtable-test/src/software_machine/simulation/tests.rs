@@ -7,20 +7,14 @@ use granule_stage2::Policy;
 
 use super::{
     PublishedKernel, SimulatedMachine, SimulationConfig,
-    published::{FITS, JudgedRow, ROWS, gain, simulate},
+    published::{FITS, JudgedRow, ROWS, Row, gain, simulate},
 };
 use crate::{
-    config::PhaseSelection,
     harness::Plan,
     machine::Machine,
     software_machine::{SoftwareMachineConfig, tests::records},
 };
-use granule_types::{
-    backing::Backing,
-    phase::Phase,
-    record::{Record, RunConfig},
-    units::Bytes,
-};
+use granule_types::{backing::Backing, phase::Phase, record::Record, units::Bytes};
 
 fn config(backing: Backing, policy: &str) -> SimulationConfig {
     let machine = SoftwareMachineConfig {
@@ -34,23 +28,16 @@ fn config(backing: Backing, policy: &str) -> SimulationConfig {
 
 fn run(config: &SimulationConfig, seed: u64) -> Vec<Record> {
     let mut machine = SimulatedMachine::new(config).unwrap();
-    let plan = Plan {
-        config: RunConfig {
-            mode: "P48V48_4K".to_owned(),
-            backing: config.machine.backing,
-            memory: machine.region().size,
-            vcpus: config.machine.vcpus,
-            seed,
-            iteration: 0,
-            prefault: config.prefault,
-            options: BTreeMap::new(),
-        },
+    let memory = machine.region().size;
+    let SoftwareMachineConfig { backing, vcpus, .. } = config.machine;
+    let mut plan = Plan {
         iterations: 2,
-        phases: PhaseSelection::all(),
-        migration: None,
         deadline: Duration::from_secs(600),
         accept_fallback: true,
+        ..Plan::new("P48V48_4K".to_owned(), backing, memory, vcpus)
     };
+    plan.config.seed = seed;
+    plan.config.prefault = config.prefault;
     records(&mut machine, &plan)
 }
 
@@ -107,65 +94,52 @@ fn populated_memory_has_the_configured_page_size() {
     assert_eq!(records[0].events["model_host_invalidations"], 0);
 }
 
+/// Simulates a row on memory `divisor` times smaller.
+fn judged(row: Row, divisor: u64) -> JudgedRow {
+    let costs = config(Backing::Anonymous, "granule").costs;
+    let seconds = |kernel| {
+        let all = simulate(row.workload, kernel, &costs, (row.phase, divisor)).unwrap();
+        all[&row.phase]
+    };
+    let (before, after) = row.kernels();
+    JudgedRow {
+        row,
+        simulated: (seconds(before), seconds(after)),
+    }
+}
+
 /// This row takes 800 faults, so its full size is quick.
 #[test]
 fn the_row_with_the_greatest_gain_holds_at_full_size() {
-    let costs = config(Backing::Anonymous, "granule").costs;
-    let row = ROWS[5];
-    let seconds = |kernel| {
-        let all = simulate(row.workload, kernel, &costs, (row.phase, 1)).unwrap();
-        all[&row.phase]
-    };
+    let judged = judged(ROWS[5], 1);
 
-    let (before, after) = row.kernels();
-    let simulated = (seconds(before), seconds(after));
-
-    let judged = JudgedRow { row, simulated };
-    assert!(judged.holds(), "{:?} is {:.1}%", simulated, gain(simulated));
+    assert!(judged.holds(), "{judged:?}");
 }
 
 /// The example `kunpeng920`, which `scripts/test` runs, judges all rows.
 #[test]
 fn rows_of_small_pages_gain_on_a_part_of_the_memory() {
-    let costs = config(Backing::Anonymous, "granule").costs;
     for row in [ROWS[0], ROWS[2], ROWS[3], ROWS[4]] {
-        let seconds = |kernel| {
-            let all = simulate(row.workload, kernel, &costs, (row.phase, 20 << 9)).unwrap();
-            all[&row.phase]
-        };
+        let judged = judged(row, 20 << 9);
 
-        let (before, after) = row.kernels();
-        let simulated = (seconds(before), seconds(after));
-
-        assert!(
-            gain(simulated) > 0.0,
-            "{} {}: {simulated:?}",
-            row.workload,
-            row.phase
-        );
+        assert!(gain(judged.simulated) > 0.0, "{judged:?}");
     }
 }
 
 #[test]
 fn costs_are_fitted_to_at_most_four_rows_and_name_them() {
-    let fitted = ROWS.iter().filter(|row| row.fitted).count();
+    let costs = config(Backing::Anonymous, "granule").costs;
+    let numbers = costs.numbers();
+    let source = |name| &numbers.iter().find(|n| n.0 == name).unwrap().1.source;
 
-    assert!(fitted <= 4);
+    assert!(ROWS.iter().filter(|row| row.fitted).count() <= 4);
     for fit in FITS {
         assert!(ROWS[fit.row].fitted, "{}", fit.number);
-        let costs = config(Backing::Anonymous, "granule").costs;
-        let number = costs
-            .numbers()
-            .into_iter()
-            .find(|n| n.0 == fit.number)
-            .unwrap();
         let expected = format!("fit: row {}", fit.row + 1);
-        assert!(number.1.source.starts_with(&expected), "{}", fit.number);
+        assert!(source(fit.number).starts_with(&expected), "{}", fit.number);
     }
-    let costs = config(Backing::Anonymous, "granule").costs;
-    let fits = |source: &str| source.starts_with("fit");
-    let count = costs.numbers().iter().filter(|n| fits(&n.1.source)).count();
-    assert_eq!(count, FITS.len());
+    let fitted = numbers.iter().filter(|n| n.1.source.starts_with("fit"));
+    assert_eq!(fitted.count(), FITS.len());
 }
 
 /// Returns faults and nanoseconds of a phase in which 16 vCPUs access the same blocks of populated

@@ -3,10 +3,7 @@
 
 use std::rc::Rc;
 
-use granule_stage2::{
-    Access as Stage2Access, Ipa, Memcache,
-    fault::{FaultError, Resolution},
-};
+use granule_stage2::{Access as Stage2Access, Ipa, Memcache, fault::Resolution};
 
 use super::{
     host_faults::HostFaults,
@@ -17,8 +14,8 @@ use super::{
 use crate::{
     machine::VcpuFailure,
     software_machine::{
-        access::{TranslatedMemory, failure, unexpected_value, visit},
-        counters::Count,
+        Count,
+        vcpu::{AccessError, TranslatedMemory, perform},
     },
     task::Task,
 };
@@ -58,8 +55,15 @@ impl SimulatedVcpu {
         }
     }
 
-    /// Returns the host address of a guest address, after handling the faults of the access.
-    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, FaultError> {
+    /// Executes a task.
+    pub(super) fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
+        let vcpu = self.index;
+        perform(self, vcpu, task)
+    }
+}
+
+impl TranslatedMemory for SimulatedVcpu {
+    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, AccessError> {
         let state = Rc::clone(&self.state);
         loop {
             virtual_time::spend(state.prices.guest_touch);
@@ -91,7 +95,8 @@ impl SimulatedVcpu {
             let host = HostFaults::new(&state, &self.host);
             let resolution = state
                 .mmu
-                .fault(&self.fault_path, &host, &mut self.memcache, fault)?;
+                .fault(&self.fault_path, &host, &mut self.memcache, fault)
+                .map_err(AccessError::Fault)?;
             if resolution == Resolution::Retry {
                 state.count(Count::Retries, 1);
             }
@@ -102,36 +107,15 @@ impl SimulatedVcpu {
         }
     }
 
-    /// Executes a task.
-    pub(super) fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
-        let vcpu = self.index;
-        for number in 0..task.count {
-            let at = task.start.0 + number * task.stride.0;
-            match visit(self, task, at) {
-                Ok(None) => {}
-                Ok(Some(found)) => return Err(unexpected_value(vcpu, at, found)),
-                Err(error) => return Err(failure(vcpu, "FAULT", at, error.to_string())),
-            }
-        }
-        Ok(())
+    fn load(&self, place: u64) -> u64 {
+        self.state.read(place)
     }
-}
 
-impl TranslatedMemory for SimulatedVcpu {
-    type Error = FaultError;
+    fn store(&self, place: u64, value: u64) {
+        self.state.write(place, value);
+    }
 
-    fn touch(&mut self, ipa: Ipa, access: Stage2Access) -> Result<(), FaultError> {
+    fn touch(&mut self, ipa: Ipa, access: Stage2Access) -> Result<(), AccessError> {
         self.translate(ipa, access).map(drop)
-    }
-
-    fn read(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, FaultError> {
-        let phys = self.translate(ipa, access)?;
-        Ok(self.state.read(phys))
-    }
-
-    fn write(&mut self, ipa: Ipa, value: u64) -> Result<(), FaultError> {
-        let phys = self.translate(ipa, Stage2Access::Write)?;
-        self.state.write(phys, value);
-        Ok(())
     }
 }

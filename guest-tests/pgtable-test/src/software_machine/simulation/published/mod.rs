@@ -8,10 +8,287 @@
 //!
 //! The example `kunpeng920` fits, judges and prints the table of `docs/simulation.md`.
 
-mod fit;
 mod rows;
-mod run;
 
-pub use fit::{FITS, Fit, FitQuantity};
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use thiserror::Error;
+
+use super::{PublishedKernel, SimulatedMachine, SimulationConfig, cost::CostTable};
+use crate::{
+    config::PhaseSelection,
+    harness::{self, HarnessError, Plan, Progress},
+    machine::Machine,
+    software_machine::{SoftwareMachineConfig, SoftwareMachineError},
+};
+use granule_types::phase::Phase;
+
+use rows::as_f64;
 pub use rows::{ROWS, Row, Workload};
-pub use run::{JudgedRow, PublishedError, Seconds, TOLERANCE, gain, judge, simulate};
+
+/// Greatest difference of the gain of a row that is not fitted, in percentage points.
+pub const TOLERANCE: f64 = 10.0;
+
+/// Error of a simulation of the published rows.
+#[derive(Debug, Error)]
+pub enum PublishedError {
+    /// The machine cannot be made.
+    #[error(transparent)]
+    Machine(#[from] SoftwareMachineError),
+    /// The run failed.
+    #[error(transparent)]
+    Harness(#[from] HarnessError),
+}
+
+/// Returns the phases with published figures, up to `last`.
+fn phases_to(last: Phase) -> PhaseSelection {
+    let all = [Phase::Create, Phase::Update, Phase::Rebuild];
+    let phases: Vec<_> = all.into_iter().filter(|phase| *phase <= last).collect();
+    PhaseSelection::of(&phases)
+}
+
+/// Seconds by phase.
+pub type Seconds = BTreeMap<Phase, f64>;
+
+/// Simulates a workload on a kernel through the phases up to `last`. The memory is `divisor` times
+/// smaller and the returned seconds are multiplied accordingly, as all parts of the memory behave
+/// alike.
+///
+/// # Errors
+/// The machine cannot be made, or the run failed.
+pub fn simulate(
+    workload: Workload,
+    kernel: PublishedKernel,
+    costs: &CostTable,
+    (last, divisor): (Phase, u64),
+) -> Result<Seconds, PublishedError> {
+    let (smaller, times) = workload.divided(divisor);
+    let mut costs = costs.clone();
+    // Scans of NUMA balancing are periodic: keep their number for each part of the memory.
+    costs.numa_scan_period.value /= times;
+    costs.numa_scan_longest.value /= times;
+    costs.numa_scan_bytes.value /= times;
+    let config = SimulationConfig {
+        machine: SoftwareMachineConfig {
+            backing: workload.backing,
+            memory: smaller.memory,
+            vcpus: workload.vcpus,
+            policy: kernel.name().to_owned(),
+        },
+        policy: kernel.policy(),
+        costs_name: costs.machine.clone(),
+        costs,
+        prefault: false,
+    };
+    let mut machine = SimulatedMachine::new(&config)?;
+    let memory = machine.region().size;
+    let mut plan = Plan {
+        phases: phases_to(last),
+        deadline: Duration::from_secs(24 * 3600),
+        // With THP the host splits huge zero pages into small ones.
+        accept_fallback: true,
+        ..Plan::new(String::new(), workload.backing, memory, workload.vcpus)
+    };
+    plan.config.seed = 1;
+    let mut seconds = Seconds::new();
+    harness::run(&mut machine, &plan, &mut |progress| {
+        if let Progress::Phase(record) = progress {
+            let time = as_f64(record.ns.0) * 1e-9 * times;
+            seconds.insert(record.phase, time);
+        }
+        Ok(())
+    })?;
+    Ok(seconds)
+}
+
+/// A row with its simulated seconds.
+#[derive(Debug, Clone, Copy)]
+pub struct JudgedRow {
+    /// The row.
+    pub row: Row,
+    /// Simulated seconds before and after the change.
+    pub simulated: (f64, f64),
+}
+
+/// Returns the gain in percent: how much less `after` is than `before`.
+pub fn gain((before, after): (f64, f64)) -> f64 {
+    (before - after) / before * 100.0
+}
+
+impl JudgedRow {
+    /// Returns the difference of the simulated and the published gain, in percentage points.
+    pub fn off(&self) -> f64 {
+        gain(self.simulated) - gain(self.row.seconds)
+    }
+
+    /// Returns whether the simulated change is a gain, and within [`TOLERANCE`] unless fitted.
+    pub fn holds(&self) -> bool {
+        let near = self.row.fitted || self.off().abs() <= TOLERANCE;
+        gain(self.simulated) > 0.0 && near
+    }
+
+    /// Returns whether the row holds, or misses for a known reason.
+    pub fn matches_expectation(&self) -> bool {
+        self.holds() == self.row.miss.is_none()
+    }
+}
+
+/// Simulates every row on a number of threads, and calls `progress` after each workload.
+///
+/// # Errors
+/// A workload cannot be simulated.
+pub fn judge(
+    costs: &CostTable,
+    divisor: u64,
+    threads: usize,
+    progress: &(dyn Fn(&Workload, PublishedKernel, &Seconds) + Sync),
+) -> Result<Vec<JudgedRow>, PublishedError> {
+    let mut jobs: Vec<(Workload, PublishedKernel, Phase)> = Vec::new();
+    for row in &ROWS {
+        for kernel in [row.kernels().0, row.kernels().1] {
+            let known = jobs
+                .iter_mut()
+                .find(|job| (job.0, job.1) == (row.workload, kernel));
+            match known {
+                Some(job) => job.2 = job.2.max(row.phase),
+                None => jobs.push((row.workload, kernel, row.phase)),
+            }
+        }
+    }
+    let next = Mutex::new(jobs.iter());
+    let done = Mutex::new(Vec::new());
+    let work = || -> Result<(), PublishedError> {
+        loop {
+            let job = next.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(&(workload, kernel, last)) = job else {
+                return Ok(());
+            };
+            let seconds = simulate(workload, kernel, costs, (last, divisor))?;
+            progress(&workload, kernel, &seconds);
+            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            done.push((workload, kernel, seconds));
+        }
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .try_for_each(|worker| match worker.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            })
+    })?;
+    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let seconds = |row: &Row, kernel| {
+        done.iter()
+            .find(|(workload, of, _)| (*workload, *of) == (row.workload, kernel))
+            .and_then(|(_, _, seconds)| seconds.get(&row.phase).copied())
+            .unwrap_or(f64::NAN)
+    };
+    let judged = ROWS.iter().map(|row| {
+        let (before, after) = row.kernels();
+        JudgedRow {
+            row: *row,
+            simulated: (seconds(row, before), seconds(row, after)),
+        }
+    });
+    Ok(judged.collect())
+}
+
+/// A fitted number of the cost table.
+#[derive(Debug, Clone, Copy)]
+pub struct Fit {
+    /// Name of the number.
+    pub number: &'static str,
+    /// Index of the row in [`ROWS`].
+    pub row: usize,
+    /// The fitted quantity of the row.
+    pub of: FitQuantity,
+}
+
+/// A quantity of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FitQuantity {
+    /// Seconds after the change.
+    After,
+    /// Seconds saved by the change.
+    Saved,
+    /// The gain in percent.
+    Gain,
+}
+
+impl FitQuantity {
+    fn of(self, (before, after): (f64, f64)) -> f64 {
+        match self {
+            Self::After => after,
+            Self::Saved => before - after,
+            Self::Gain => gain((before, after)),
+        }
+    }
+}
+
+/// The fitted numbers, in the order of fitting.
+pub const FITS: [Fit; 6] = [
+    fit("clean_line_long", 5, FitQuantity::Saved),
+    fit("zero_rate", 5, FitQuantity::After),
+    fit("fault_locked", 6, FitQuantity::After),
+    fit("clean_start", 6, FitQuantity::Saved),
+    fit("clean_line", 2, FitQuantity::Gain),
+    fit("guest_touch_shared", 10, FitQuantity::After),
+];
+
+const fn fit(number: &'static str, row: usize, of: FitQuantity) -> Fit {
+    Fit { number, row, of }
+}
+
+impl Fit {
+    /// Returns the published and the simulated quantity, the latter on memory `divisor` times smaller.
+    ///
+    /// # Errors
+    /// The row cannot be simulated.
+    pub fn measure(&self, costs: &CostTable, divisor: u64) -> Result<(f64, f64), PublishedError> {
+        let row = &ROWS[self.row];
+        let seconds = |kernel| {
+            let of = simulate(row.workload, kernel, costs, (row.phase, divisor))?;
+            Ok::<_, PublishedError>(of.get(&row.phase).copied().unwrap_or(f64::NAN))
+        };
+        let after = seconds(row.kernels().1)?;
+        let before = match self.of {
+            FitQuantity::After => after,
+            _ => seconds(row.kernels().0)?,
+        };
+        Ok((self.of.of(row.seconds), self.of.of((before, after))))
+    }
+
+    /// Changes the number to the value at which a line through two simulations meets the published
+    /// quantity, and returns it.
+    ///
+    /// # Errors
+    /// As [`Fit::measure`].
+    pub fn improve(&self, costs: &mut CostTable, divisor: u64) -> Result<f64, PublishedError> {
+        let set = |costs: &mut CostTable, to: f64| {
+            costs
+                .number_mut(self.number)
+                .map(|number| std::mem::replace(&mut number.value, to))
+        };
+        let Some(here) = set(costs, 0.0) else {
+            return Ok(f64::NAN);
+        };
+        let aside = here * 1.25;
+        set(costs, aside);
+        let (_, there) = self.measure(costs, divisor)?;
+        set(costs, here);
+        let (published, now) = self.measure(costs, divisor)?;
+        let slope = (there - now) / (aside - here);
+        let best = (here + (published - now) / slope).clamp(here / 4.0, here * 4.0);
+        // The published figures have at most three digits.
+        let best = format!("{best:.2e}").parse().unwrap_or(here);
+        set(costs, best);
+        Ok(best)
+    }
+}

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::software_machine::simulation::kernels::PublishedKernel;
+use super::super::PublishedKernel;
 use granule_types::{backing::Backing, phase::Phase, units::Bytes};
 
 /// The workload of a row.
