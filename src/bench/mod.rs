@@ -13,24 +13,26 @@ pub(super) mod values;
 use std::{
     io::{self, Write},
     path::Path,
+    time::Duration,
 };
 
 use granule_pgtable_test::{
-    harness::{self, HarnessError},
+    config::Migration,
+    harness::{self, HarnessError, Plan},
     log_lines::LogLines,
     machine::Machine,
-    pgtable_vm::KvmMachine,
+    pgtable_vm::{KvmConfig, KvmMachine},
     software_machine::{
-        SoftwareMachine,
+        DEFAULT_POLICY, SoftwareMachine, SoftwareMachineConfig,
         simulation::{SimulatedMachine, SimulationConfig},
     },
 };
 use granule_report::results::RecordWriter;
-use granule_types::guest_mode::GuestMode;
+use granule_types::{guest_mode::GuestMode, units::Bytes};
 
 use super::{CommandResult, Outcome, report};
 pub use args::Args;
-use values::{Clock, Engine};
+use values::{Clock, DirtyLog, Engine, GuestMapping, Switch};
 
 /// Runs `granule bench`.
 ///
@@ -53,10 +55,10 @@ fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandRe
     let (mut machine, mode) = make_machine(args)?;
     let plan = args.plan(mode, machine.region().size);
     // After the machine: a run that cannot start leaves an existing file as it is.
-    if let (None, Some(path)) = (&json, &args.json) {
+    if let (None, Some(path)) = (&json, &args.output.json) {
         *json = Some(RecordWriter::create(path, runs * plan.records())?);
     }
-    let to: Box<dyn Write> = match args.json.as_deref() == Some(Path::new("-")) {
+    let to: Box<dyn Write> = match args.output.json.as_deref() == Some(Path::new("-")) {
         true => Box::new(io::stderr()),
         false => Box::new(io::stdout()),
     };
@@ -80,8 +82,8 @@ fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandRe
 
 /// Makes the machine of the selected engine, and returns it with its guest mode.
 fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn std::error::Error>> {
-    let mode = args.mode.unwrap_or(GuestMode::P48V48_4K);
-    Ok(match (args.engine, args.clock) {
+    let mode = args.guest.mode.unwrap_or(GuestMode::P48V48_4K);
+    Ok(match (args.host.engine, args.host.clock) {
         (Engine::Kvm, _) => {
             let machine = KvmMachine::new(args.kvm_config()?)?;
             let mode = machine.mode();
@@ -94,8 +96,120 @@ fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn st
         }
         (Engine::Model, Clock::Virtual) => {
             let (machine, cpu) = (args.software_config()?, args.simulated_cpu()?);
-            let config = SimulationConfig::new(machine, cpu, args.prefault)?;
+            let config = SimulationConfig::new(machine, cpu, args.host.prefault)?;
             (Box::new(SimulatedMachine::new(&config)?), mode)
         }
     })
+}
+
+/// Error returned for an option that the selected engine does not have.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} requires --engine {1}; omit it, or select that engine")]
+struct WrongEngine(&'static str, &'static str);
+
+/// Error returned for a wrong combination of `--clock` and `--cpu`.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum WrongClock {
+    /// Costs for the real clock.
+    #[error("--cpu requires --clock virtual; omit it, or add that")]
+    CpuInRealTime,
+    /// No costs for the virtual clock.
+    #[error("--clock virtual requires a cost table; add --cpu kunpeng920")]
+    NoCpu,
+}
+
+/// The machine and the plan that the options describe.
+impl Args {
+    /// Returns the plan of a run with this guest mode and size of the region.
+    fn plan(&self, mode: GuestMode, memory: Bytes) -> Plan {
+        let workload = &self.workload;
+        let mut plan = Plan {
+            iterations: workload.iterations.get(),
+            phases: self
+                .selected_phases()
+                .unwrap_or_else(|_| workload.phases.clone()),
+            migration: workload.migrate.map(|rounds| Migration {
+                rounds,
+                round_time: Duration::from_millis(workload.round_ms.into()),
+            }),
+            deadline: Duration::from_secs(workload.deadline.get().into()),
+            accept_fallback: self.host.accept_fallback,
+            ..Plan::new(mode.to_string(), workload.backing, memory, self.vcpus())
+        };
+        plan.config.seed = workload.seed;
+        // The software machine in real time always populates its memory.
+        plan.config.prefault = self.host.prefault
+            || (self.host.engine, self.host.clock) == (Engine::Model, Clock::Real);
+        plan.config.options = self.options();
+        plan
+    }
+
+    /// Returns the configuration of a machine on KVM.
+    fn kvm_config(&self) -> Result<KvmConfig, WrongEngine> {
+        let given = [
+            ("--policy", self.host.policy.is_some()),
+            ("--clock", self.host.clock != Clock::default()),
+            ("--cpu", self.host.cpu.is_some()),
+        ];
+        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(WrongEngine(option, "model"));
+        }
+        let vcpus = self.vcpus();
+        Ok(KvmConfig {
+            mode: self.guest.mode,
+            phys_offset: self.guest.phys_offset,
+            prefault: self.host.prefault,
+            accept_fallback: self.host.accept_fallback,
+            pin: self
+                .host
+                .pin
+                .as_ref()
+                .map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
+            ipa_bits: self.guest.ipa_bits,
+            dirty: self.host.dirty_log.into(),
+            eager_split: self.host.eager_split,
+            guest_map: self.guest.guest_map.into(),
+            events: self.output.events == Switch::On,
+            ..KvmConfig::new(self.workload.backing, self.memory(), vcpus)
+        })
+    }
+
+    /// Checks that the real clock has no cost table.
+    fn check_real_clock(&self) -> Result<(), WrongClock> {
+        match (self.host.clock, &self.host.cpu) {
+            (Clock::Real, Some(_)) => Err(WrongClock::CpuInRealTime),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the cost table of the virtual clock.
+    fn simulated_cpu(&self) -> Result<&str, WrongClock> {
+        self.host.cpu.as_deref().ok_or(WrongClock::NoCpu)
+    }
+
+    /// Returns the configuration of a software machine, which supports no options of KVM.
+    fn software_config(&self) -> Result<SoftwareMachineConfig, WrongEngine> {
+        let given = [
+            ("--phys-offset", self.guest.phys_offset.is_some()),
+            ("--pin", self.host.pin.is_some()),
+            ("--ipa-bits", self.guest.ipa_bits.is_some()),
+            ("--dirty-log", self.host.dirty_log != DirtyLog::default()),
+            ("--eager-split", self.host.eager_split.is_some()),
+            (
+                "--guest-map",
+                self.guest.guest_map != GuestMapping::default(),
+            ),
+            ("--migrate", self.workload.migrate.is_some()),
+        ];
+        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(WrongEngine(option, "kvm"));
+        }
+        let policy = self.host.policy.as_deref().unwrap_or(DEFAULT_POLICY);
+        Ok(SoftwareMachineConfig {
+            backing: self.workload.backing,
+            memory: self.memory(),
+            vcpus: self.vcpus(),
+            policy: policy.to_owned(),
+        })
+    }
 }

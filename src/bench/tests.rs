@@ -15,7 +15,7 @@ use granule_types::{
 };
 use granule_vmm::kvm::dirty::DirtyMode;
 
-use super::args::{Args, SweepConflict, WrongClock, WrongEngine};
+use super::{Args, WrongClock, WrongEngine, args::SweepConflict};
 
 #[derive(Debug, Parser)]
 struct Cli {
@@ -52,7 +52,7 @@ fn defaults_equal_the_kernels() {
 
     let kernels = KvmConfig::new(Backing::Anonymous, Bytes::gib(1), 1);
     assert_eq!(machine, kernels);
-    assert_eq!(args.phases, PhaseSelection::all());
+    assert_eq!(args.workload.phases, PhaseSelection::all());
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn sweeps_make_a_matrix() {
     assert!(
         args.points()
             .iter()
-            .all(|point| point.backing == Backing::Shmem)
+            .all(|point| point.workload.backing == Backing::Shmem)
     );
     assert_eq!(parse("bench -v 3").unwrap().points().len(), 1);
 }
