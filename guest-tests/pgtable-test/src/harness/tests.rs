@@ -22,6 +22,7 @@ pub(super) fn plan(iterations: u32, phases: &str) -> Plan {
     }
 }
 
+const BLOCK: Bytes = Bytes::kib(64);
 const ALL: &str = "create,logging-on,update,logging-off,rebuild,exec,unmap";
 
 pub(super) fn run_fake(
@@ -38,6 +39,14 @@ pub(super) fn run_fake(
     (records, result)
 }
 
+/// Runs a plan on a machine without a defect.
+fn run_sound(plan: &Plan) -> (FakeMachine, Vec<Record>) {
+    let mut fake = FakeMachine::new(4, BLOCK, Defect::None);
+    let (records, result) = run_fake(&mut fake, plan);
+    result.unwrap();
+    (fake, records)
+}
+
 fn error_of(defect: Defect, backing_page: Bytes) -> HarnessError {
     let mut fake = FakeMachine::new(4, backing_page, defect);
     let mut plan = plan(1, ALL);
@@ -49,11 +58,8 @@ fn error_of(defect: Defect, backing_page: Bytes) -> HarnessError {
 
 #[test]
 fn an_iteration_yields_a_record_of_every_phase_in_order() {
-    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
+    let (_, records) = run_sound(&plan(3, ALL));
 
-    let (records, result) = run_fake(&mut fake, &plan(3, ALL));
-
-    result.unwrap();
     assert_eq!(records.len(), 3 * Phase::ALL.len());
     for (index, record) in records.iter().enumerate() {
         assert_eq!(record.phase, Phase::ALL[index % 7]);
@@ -67,10 +73,9 @@ fn an_iteration_yields_a_record_of_every_phase_in_order() {
 #[test]
 fn the_plan_computes_the_number_of_records() {
     for phases in [ALL, "create", "update", "rebuild,unmap", "exec"] {
-        let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
         let plan = plan(2, phases);
 
-        let (records, _) = run_fake(&mut fake, &plan);
+        let (_, records) = run_sound(&plan);
 
         assert_eq!(records.len() as u64, plan.records(), "{phases}");
     }
@@ -78,9 +83,7 @@ fn the_plan_computes_the_number_of_records() {
 
 #[test]
 fn a_record_holds_the_events_of_its_phase_only() {
-    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
-
-    let (records, _) = run_fake(&mut fake, &plan(2, ALL));
+    let (_, records) = run_sound(&plan(2, ALL));
 
     // Two of four vCPUs write four blocks in create, all four do in update.
     let writes: Vec<_> = records.iter().map(|r| r.events["writes"]).collect();
@@ -90,11 +93,8 @@ fn a_record_holds_the_events_of_its_phase_only() {
 
 #[test]
 fn clean_up_happens_even_where_it_is_not_selected() {
-    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
+    let (fake, records) = run_sound(&plan(2, "update"));
 
-    let (records, result) = run_fake(&mut fake, &plan(2, "update"));
-
-    result.unwrap();
     let phases: Vec<_> = records.iter().map(|record| record.phase.name()).collect();
     assert_eq!(phases[..3], ["create", "logging-on", "update"]);
     assert_eq!(
@@ -105,13 +105,11 @@ fn clean_up_happens_even_where_it_is_not_selected() {
 
 #[test]
 fn the_backing_of_untouched_memory_is_read_after_update() {
-    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
     let mut logging = plan(1, "update,rebuild");
     logging.phases = logging.phases.logging_untouched().unwrap();
 
-    let (records, result) = run_fake(&mut fake, &logging);
+    let (_, records) = run_sound(&logging);
 
-    result.unwrap();
     let known: Vec<_> = records
         .iter()
         .map(|record| (record.phase.name(), record.obtained.is_some()))
@@ -127,9 +125,7 @@ fn the_backing_of_untouched_memory_is_read_after_update() {
 
 #[test]
 fn only_vcpu_0_plants_and_verifies() {
-    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::None);
-
-    run_fake(&mut fake, &plan(1, ALL)).1.unwrap();
+    let (fake, _) = run_sound(&plan(1, ALL));
 
     let log = fake.state.log.lock().unwrap();
     let vcpus = |access| -> Vec<usize> {
@@ -143,7 +139,7 @@ fn only_vcpu_0_plants_and_verifies() {
 
 #[test]
 fn the_guest_detects_a_lost_write() {
-    let error = error_of(Defect::LosesWrite(0x11_0000), Bytes::kib(64));
+    let error = error_of(Defect::LosesWrite(0x11_0000), BLOCK);
 
     let HarnessError::Vcpus { doing, source } = error else {
         panic!("{error}");
@@ -154,7 +150,7 @@ fn the_guest_detects_a_lost_write() {
 
 #[test]
 fn the_host_detects_wrong_contents() {
-    let fake = FakeMachine::new(1, Bytes::kib(64), Defect::None);
+    let fake = FakeMachine::new(1, BLOCK, Defect::None);
     let written = Tasks::new(fake.region(), 0, 0).written_by(Phase::Create);
 
     let error = check_contents(&fake, written).unwrap_err();
@@ -167,7 +163,7 @@ fn the_host_detects_wrong_contents() {
 
 #[test]
 fn a_page_missing_from_the_dirty_bitmap_is_reported() {
-    for (backing_page, written) in [(Bytes::kib(64), 4), (Bytes::kib(4), 4)] {
+    for (backing_page, written) in [(BLOCK, 4), (Bytes::kib(4), 4)] {
         let host_pages = backing_page.0 / 4096;
         let page = usize::try_from(2 * host_pages).unwrap();
 
@@ -188,8 +184,8 @@ fn a_page_missing_from_the_dirty_bitmap_is_reported() {
 
 #[test]
 fn a_fallback_to_small_pages_is_an_error_unless_accepted() {
-    let error = error_of(Defect::FallsBack(64 << 10), Bytes::kib(64));
-    let mut fake = FakeMachine::new(4, Bytes::kib(64), Defect::FallsBack(64 << 10));
+    let error = error_of(Defect::FallsBack(64 << 10), BLOCK);
+    let mut fake = FakeMachine::new(4, BLOCK, Defect::FallsBack(64 << 10));
     let mut accepting = plan(1, ALL);
     accepting.accept_fallback = true;
     let (records, result) = run_fake(&mut fake, &accepting);
@@ -205,7 +201,7 @@ fn a_fallback_to_small_pages_is_an_error_unless_accepted() {
 
 #[test]
 fn a_hanging_vcpu_is_reported_with_its_program_counter() {
-    let error = error_of(Defect::Hangs(3), Bytes::kib(64));
+    let error = error_of(Defect::Hangs(3), BLOCK);
 
     assert_eq!(error.to_string(), "the vCPUs failed entering the guest");
     let source = error.source().unwrap().to_string();
@@ -217,7 +213,7 @@ fn a_hanging_vcpu_is_reported_with_its_program_counter() {
 
 #[test]
 fn a_vcpu_that_cannot_be_bound_is_a_start_error() {
-    let error = error_of(Defect::CannotBind(2), Bytes::kib(64));
+    let error = error_of(Defect::CannotBind(2), BLOCK);
 
     assert!(
         matches!(error, HarnessError::Start(VcpuThreadsError::Bind(2, _))),
@@ -227,7 +223,7 @@ fn a_vcpu_that_cannot_be_bound_is_a_start_error() {
 
 #[test]
 fn a_failing_observer_ends_the_run() {
-    let mut fake = FakeMachine::new(2, Bytes::kib(64), Defect::None);
+    let mut fake = FakeMachine::new(2, BLOCK, Defect::None);
 
     let result = run(&mut fake, &plan(1, ALL), &mut |_| {
         Err("the disk is full".into())

@@ -71,15 +71,9 @@ pub(super) fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     let kvm = kvm::open(host::explain_missing_driver).map_err(doing("opening KVM"))?;
     kvm::check_vcpus(&kvm, config.vcpus).map_err(doing("creating vCPUs"))?;
     let (mode, end) = native::choose_mode(&kvm, config.mode)?;
-    let LoadedMemory {
-        layout,
-        low,
-        region,
-        memory,
-        ipa_bits,
-    } = load_memory(config, &kvm, mode, end)?;
+    let loaded = load_memory(config, &kvm, mode, end)?;
 
-    let vm = create_vm(&kvm, ipa_bits).map_err(doing("creating the VM"))?;
+    let vm = create_vm(&kvm, loaded.ipa_bits).map_err(doing("creating the VM"))?;
     let logging = "preparing dirty logging";
     let rings = (config.dirty == DirtyMode::Ring)
         .then(|| DirtyRings::enable(&vm).map(Arc::new))
@@ -90,20 +84,20 @@ pub(super) fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
     }
     let dirty = DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?;
     let slots = "creating memslots";
-    let low_slot = Memslot::new(&vm, 0, low).map_err(doing(slots))?;
-    let slot = Memslot::new(&vm, 1, region).map_err(doing(slots))?;
+    let low_slot = Memslot::new(&vm, 0, loaded.low).map_err(doing(slots))?;
+    let slot = Memslot::new(&vm, 1, loaded.region).map_err(doing(slots))?;
 
     let mut parts = Parts {
         vm,
         slot,
         low_slot,
         dirty,
-        memory,
-        layout: Arc::new(layout),
+        memory: loaded.memory,
+        layout: Arc::new(loaded.layout),
         vcpus: Vec::new(),
         statistics: Statistics::none(),
         mode,
-        ipa_bits,
+        ipa_bits: loaded.ipa_bits,
         features: BTreeMap::new(),
     };
     add_vcpus(&mut parts, config, &kvm, rings.as_ref())?;

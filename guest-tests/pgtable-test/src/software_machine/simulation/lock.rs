@@ -132,25 +132,26 @@ mod tests {
     fn writers_enter_one_by_one_and_readers_together() {
         set_costs(1, 5);
         let lock = Rc::new(RwLock::<VirtualLock, u32>::new(0));
-        let writer = |delay| {
+        let process = |delay, hold: fn(&RwLock<VirtualLock, u32>)| {
             let lock = Rc::clone(&lock);
-            let body = move || {
-                let mut held = lock.write();
-                *held += 1;
-                virtual_time::spend(100);
-            };
-            (delay, Box::new(body) as Box<dyn FnOnce()>)
+            (delay, Box::new(move || hold(&lock)) as Box<dyn FnOnce()>)
         };
-        let reader = |delay| {
-            let lock = Rc::clone(&lock);
-            let body = move || {
-                let _held = lock.read();
-                virtual_time::spend(100);
-            };
-            (delay, Box::new(body) as Box<dyn FnOnce()>)
+        let write = |lock: &RwLock<VirtualLock, u32>| {
+            let mut held = lock.write();
+            *held += 1;
+            virtual_time::spend(100);
+        };
+        let read = |lock: &RwLock<VirtualLock, u32>| {
+            let _held = lock.read();
+            virtual_time::spend(100);
         };
 
-        let processes = vec![writer(0), writer(1), reader(2), reader(3)];
+        let processes = vec![
+            process(0, write),
+            process(1, write),
+            process(2, read),
+            process(3, read),
+        ];
         let times = virtual_time::run(0, processes, Duration::from_secs(60)).unwrap();
 
         // 1 to take the lock, 100 to hold it, 5 to hand it on; then both readers at once.
