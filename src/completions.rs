@@ -26,12 +26,7 @@ pub struct ManArgs {
 
 /// Prints completions on standard output.
 pub fn print(args: &CompletionsArgs) -> CommandResult {
-    clap_complete::generate(
-        args.shell,
-        &mut Cli::command(),
-        "granule",
-        &mut io::stdout(),
-    );
+    clap_complete::generate(args.shell, &mut Cli::command(), "granule", &mut io::stdout());
     Ok(Outcome::Done)
 }
 
@@ -42,12 +37,7 @@ pub fn print(args: &CompletionsArgs) -> CommandResult {
 pub fn write_man_pages(args: &ManArgs) -> CommandResult {
     fs::create_dir_all(&args.folder)
         .and_then(|()| clap_mangen::generate_to(man_pages(), &args.folder))
-        .map_err(|error| {
-            format!(
-                "cannot write man pages to {}: {error}",
-                args.folder.display()
-            )
-        })?;
+        .map_err(|error| format!("cannot write man pages to {}: {error}", args.folder.display()))?;
     Ok(Outcome::Done)
 }
 
@@ -64,18 +54,9 @@ mod tests {
     fn every_subcommand_has_a_page() {
         let folder = tempfile::tempdir().unwrap();
 
-        write_man_pages(&ManArgs {
-            folder: folder.path().join("man1"),
-        })
-        .unwrap();
+        write_man_pages(&ManArgs { folder: folder.path().join("man1") }).unwrap();
 
-        for name in [
-            "granule",
-            "granule-bench",
-            "granule-compare",
-            "granule-lab",
-            "granule-run",
-        ] {
+        for name in ["granule", "granule-bench", "granule-compare", "granule-lab", "granule-run"] {
             let page = folder.path().join(format!("man1/{name}.1"));
             assert!(fs::metadata(&page).unwrap().len() > 500, "{name}");
         }
@@ -83,10 +64,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_cannot_be_written_is_named() {
-        let error = write_man_pages(&ManArgs {
-            folder: "/proc/man".into(),
-        })
-        .unwrap_err();
+        let error = write_man_pages(&ManArgs { folder: "/proc/man".into() }).unwrap_err();
 
         assert!(error.to_string().contains("/proc/man"));
     }

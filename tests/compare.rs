@@ -29,9 +29,7 @@ fn log(folder: &Path, name: &str, times: [u64; 3]) -> PathBuf {
 /// Writes a log of several runs whose times differ a little.
 fn logs(folder: &Path, name: &str, times: [u64; 3], runs: u64) -> PathBuf {
     let run = |at| log(folder, name, times.map(|ns| ns + ns / 1000 * (at * 7 % 5)));
-    let runs: String = (0..runs)
-        .map(|at| fs::read_to_string(run(at)).unwrap())
-        .collect();
+    let runs: String = (0..runs).map(|at| fs::read_to_string(run(at)).unwrap()).collect();
     let path = folder.join(name);
     fs::write(&path, runs).unwrap();
     path
@@ -86,12 +84,7 @@ fn a_report_is_not_written_over_an_input() {
     let whole = fs::read_to_string(after).unwrap();
 
     let refused = compare(&[before, after, "-o", link]);
-    let beside = compare(&[
-        before,
-        after,
-        "-o",
-        folder.path().join("out").to_str().unwrap(),
-    ]);
+    let beside = compare(&[before, after, "-o", folder.path().join("out").to_str().unwrap()]);
 
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("is an input of the comparison"));
@@ -116,10 +109,7 @@ fn a_file_that_is_cut_off_is_refused_as_a_whole() {
     for output in [refused, bisected] {
         assert!(output.stdout.is_empty());
         let message = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            message.contains(cut) && message.contains("line 21"),
-            "{message}"
-        );
+        assert!(message.contains(cut) && message.contains("line 21"), "{message}");
         assert!(message.contains("KVM_UPDATE_MAPPINGS"), "{message}");
     }
 }
@@ -128,16 +118,8 @@ fn a_file_that_is_cut_off_is_refused_as_a_whole() {
 fn several_files_form_one_side() {
     let folder = tempfile::tempdir().unwrap();
     let files = |name: &str, ns: u64| -> Vec<String> {
-        let file = |at: u64| {
-            log(
-                folder.path(),
-                &format!("{name}{at}"),
-                [ns + at * 10, 1000, 1000],
-            )
-        };
-        (0..6)
-            .map(|at| file(at).to_str().unwrap().to_owned())
-            .collect()
+        let file = |at: u64| log(folder.path(), &format!("{name}{at}"), [ns + at * 10, 1000, 1000]);
+        (0..6).map(|at| file(at).to_str().unwrap().to_owned()).collect()
     };
     let (before, after) = (files("before", 100_000), files("after", 120_000));
     let mut arguments: Vec<&str> = before.iter().map(String::as_str).collect();
@@ -155,16 +137,8 @@ fn several_files_form_one_side() {
     // Six pairs are too few for three phases.
     assert_eq!(written.status.code(), Some(0));
     assert!(written.stdout.is_empty());
-    assert!(
-        fs::read_to_string(&output)
-            .unwrap()
-            .contains("6 runs a side")
-    );
-    assert_eq!(
-        compare(&arguments[3..9]).status.code(),
-        Some(2),
-        "no two sides"
-    );
+    assert!(fs::read_to_string(&output).unwrap().contains("6 runs a side"));
+    assert_eq!(compare(&arguments[3..9]).status.code(), Some(2), "no two sides");
 }
 
 #[test]
@@ -176,11 +150,7 @@ fn every_format_is_printed() {
     let markdown = compare(&[log, log, "--format", "markdown"]).stdout;
     let json = compare(&[log, log, "--format", "json"]).stdout;
 
-    assert!(
-        String::from_utf8(markdown)
-            .unwrap()
-            .contains("| **create** ? |")
-    );
+    assert!(String::from_utf8(markdown).unwrap().contains("| **create** ? |"));
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     assert_eq!(json["schema"], "granule.comparison/2");
     assert_eq!(json["configurations"][0]["phases"][0]["time"]["ratio"], 1.0);
@@ -229,27 +199,14 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
         );
         fs::write(folder.path().join("results.jsonl"), line + "\n").unwrap();
         git(&["add", "results.jsonl"]);
-        git(&[
-            "commit",
-            "--quiet",
-            "--allow-empty",
-            "-m",
-            &format!("patch {patch}"),
-        ]);
+        git(&["commit", "--quiet", "--allow-empty", "-m", &format!("patch {patch}")]);
     }
     let base = git(&["show", "HEAD~7:results.jsonl"]);
     let outside = tempfile::tempdir().unwrap();
     let base_path = outside.path().join("base.jsonl");
     fs::write(&base_path, base).unwrap();
 
-    git(&[
-        "bisect",
-        "start",
-        "--term-old=many",
-        "--term-new=few",
-        "HEAD",
-        "HEAD~7",
-    ]);
+    git(&["bisect", "start", "--term-old=many", "--term-new=few", "HEAD", "HEAD~7"]);
     let found = git(&[
         "bisect",
         "run",
@@ -271,10 +228,9 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
 fn a_sweep_beyond_the_limits_is_refused_before_it_starts() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("sweep.jsonl");
-    for (sweep, wanted) in [
-        ("size=1M,2T", "2T is too large"),
-        ("vcpus=1,99999999", "99999999 is too large"),
-    ] {
+    for (sweep, wanted) in
+        [("size=1M,2T", "2T is too large"), ("vcpus=1,99999999", "99999999 is too large")]
+    {
         let output = Command::new(env!("CARGO_BIN_EXE_granule"))
             .args(["bench", "--engine", "model", "--sweep", sweep, "--json"])
             .arg(&file)

@@ -29,10 +29,7 @@ fn write(path: &Path, text: &str) -> String {
 
 /// Creates the files of a tree that the command reads; returns its path.
 fn tree(directory: &Path, patch_level: u32) -> String {
-    write(
-        &directory.join("Makefile"),
-        &format!("VERSION = 5\nPATCHLEVEL = {patch_level}\n"),
-    );
+    write(&directory.join("Makefile"), &format!("VERSION = 5\nPATCHLEVEL = {patch_level}\n"));
     fs::create_dir_all(directory.join("arch/arm64")).unwrap();
     directory.to_str().unwrap().to_owned()
 }
@@ -50,10 +47,7 @@ fn assert_refused(arguments: &[&str], message: &str) -> String {
 #[test]
 fn invalid_options_are_refused() {
     for (arguments, message) in [
-        (
-            &["--jobs", "many"][..],
-            "invalid value 'many' for '--jobs <N>'",
-        ),
+        (&["--jobs", "many"][..], "invalid value 'many' for '--jobs <N>'"),
         (&["--jobs", "0"], "invalid value '0' for '--jobs <N>'"),
         (&["--jobs"], "a value is required for '--jobs <N>'"),
         (&["--only", "both"], "[possible values: plain, series]"),
@@ -75,24 +69,12 @@ fn unusable_inputs_are_refused_in_one_line() {
     write(&path("built/vmlinux"), "");
     let empty = directory.path().to_str().unwrap();
     for (arguments, message) in [
-        (
-            &["--series", "none"][..],
-            "unknown series 'none' for Linux 5.10; expected one of: ",
-        ),
-        (
-            &["--base", "4.9"],
-            "unknown series 'stage2-fault-path' for Linux 4.9",
-        ),
+        (&["--series", "none"][..], "unknown series 'none' for Linux 5.10; expected one of: "),
+        (&["--base", "4.9"], "unknown series 'stage2-fault-path' for Linux 4.9"),
         (&["--config", &foreign], "is not an arm64 configuration"),
         (&["--config", &no_kvm], "has no CONFIG_KVM=y"),
-        (
-            &["--config", &config, "--source", empty],
-            "is not a Linux source tree",
-        ),
-        (
-            &["--config", &config, "--source", &other],
-            "is Linux 5.11, but the series is for 5.10",
-        ),
+        (&["--config", &config, "--source", empty], "is not a Linux source tree"),
+        (&["--config", &config, "--source", &other], "is Linux 5.11, but the series is for 5.10"),
         (
             &["--config", &config, "--source", &built],
             "contains build results: set a clean tree with --source",
@@ -102,22 +84,13 @@ fn unusable_inputs_are_refused_in_one_line() {
         assert!(error.starts_with("granule: "), "{error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
-    assert_refused(
-        &["--config", "/nowhere"],
-        "cannot read the configuration /nowhere",
-    );
+    assert_refused(&["--config", "/nowhere"], "cannot read the configuration /nowhere");
 }
 
 #[test]
-#[cfg_attr(
-    target_arch = "aarch64",
-    ignore = "this machine has an arm64 configuration"
-)]
+#[cfg_attr(target_arch = "aarch64", ignore = "this machine has an arm64 configuration")]
 fn another_architecture_requires_a_configuration() {
-    assert_refused(
-        &[],
-        "set the configuration of an arm64 server with --config",
-    );
+    assert_refused(&[], "set the configuration of an arm64 server with --config");
 }
 
 #[test]
@@ -126,14 +99,7 @@ fn both_kernels_differ_only_in_the_series() {
     let config = write(&directory.path().join("config"), CONFIG);
     let source = tree(&directory.path().join("linux"), 10);
     let out = directory.path().join("out");
-    let common = [
-        "--config",
-        &config,
-        "--source",
-        &source,
-        "--out",
-        out.to_str().unwrap(),
-    ];
+    let common = ["--config", &config, "--source", &source, "--out", out.to_str().unwrap()];
     let planned = |more: &[&str]| {
         let output = host_kernel(&[&common, more].concat());
         assert!(output.status.success(), "{output:?}");
@@ -151,11 +117,7 @@ fn both_kernels_differ_only_in_the_series() {
     assert!(patches > 0);
     assert_eq!(count(&both, "bindeb-pkg"), 2);
     assert_eq!(count(&both, "--strip=1"), patches);
-    assert_eq!(
-        (count(&plain, "--strip=1"), count(&plain, "-j3 bindeb-pkg")),
-        (0, 1),
-        "{plain}"
-    );
+    assert_eq!((count(&plain, "--strip=1"), count(&plain, "-j3 bindeb-pkg")), (0, 1), "{plain}");
     assert_eq!(count(&series, "--strip=1"), patches);
     let (_, series) = series.split_once('\n').unwrap(); // The plan of both creates the output directory once.
     assert_eq!(both, plain.replace("-j3", &jobs_of(&both)) + series);
@@ -173,16 +135,9 @@ fn help_lists_every_option() {
     let output = host_kernel(&["--help"]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
-    for option in [
-        "--base",
-        "--series",
-        "--source",
-        "--config",
-        "--out",
-        "--jobs",
-        "--only",
-        "--dry-run",
-    ] {
+    for option in
+        ["--base", "--series", "--source", "--config", "--out", "--jobs", "--only", "--dry-run"]
+    {
         assert!(text.contains(option), "{option}\n{text}");
     }
 }

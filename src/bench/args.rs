@@ -187,14 +187,12 @@ impl Args {
                     point
                 };
                 match sweep {
-                    Sweep::Vcpus(all) => all
-                        .iter()
-                        .map(|&n| with(&|to| to.vcpus = Some(n)))
-                        .collect(),
-                    Sweep::Memory(all) => all
-                        .iter()
-                        .map(|&n| with(&|to| to.memory = Some(n)))
-                        .collect(),
+                    Sweep::Vcpus(all) => {
+                        all.iter().map(|&n| with(&|to| to.vcpus = Some(n))).collect()
+                    }
+                    Sweep::Memory(all) => {
+                        all.iter().map(|&n| with(&|to| to.memory = Some(n))).collect()
+                    }
                 }
             };
             points = points.iter().flat_map(at).collect();
@@ -208,11 +206,7 @@ impl Args {
             Sweep::Vcpus(_) => self.workload.vcpus.map(|_| SweepConflict("-v", "vcpus")),
             Sweep::Memory(_) => self.workload.memory.map(|_| SweepConflict("-b", "size")),
         };
-        self.workload
-            .sweep
-            .iter()
-            .find_map(conflict)
-            .map_or(Ok(()), Err)
+        self.workload.sweep.iter().find_map(conflict).map_or(Ok(()), Err)
     }
 
     /// Returns the number of vCPUs.
@@ -229,30 +223,13 @@ impl Args {
     pub(super) fn options(&self) -> BTreeMap<String, String> {
         let named = |value: &dyn ToString| Some(value.to_string());
         [
-            (
-                "ipa-bits",
-                self.guest.ipa_bits.as_ref().and_then(|bits| named(bits)),
-            ),
+            ("ipa-bits", self.guest.ipa_bits.as_ref().and_then(|bits| named(bits))),
             ("pin", self.host.pin.as_ref().and_then(|list| named(list))),
             ("dirty-log", unless_default(self.host.dirty_log)),
-            (
-                "eager-split",
-                self.host.eager_split.as_ref().and_then(|size| named(size)),
-            ),
-            (
-                "log-untouched",
-                self.workload.log_untouched.then(|| "yes".to_owned()),
-            ),
-            (
-                "migrate",
-                self.workload.migrate.as_ref().and_then(|n| named(n)),
-            ),
-            (
-                "round-ms",
-                self.workload
-                    .migrate
-                    .and_then(|_| named(&self.workload.round_ms)),
-            ),
+            ("eager-split", self.host.eager_split.as_ref().and_then(|size| named(size))),
+            ("log-untouched", self.workload.log_untouched.then(|| "yes".to_owned())),
+            ("migrate", self.workload.migrate.as_ref().and_then(|n| named(n))),
+            ("round-ms", self.workload.migrate.and_then(|_| named(&self.workload.round_ms))),
             ("guest-map", unless_default(self.guest.guest_map)),
         ]
         .into_iter()

@@ -125,9 +125,7 @@ impl Args {
         let workload = &self.workload;
         let mut plan = Plan {
             iterations: workload.iterations.get(),
-            phases: self
-                .selected_phases()
-                .unwrap_or_else(|_| workload.phases.clone()),
+            phases: self.selected_phases().unwrap_or_else(|_| workload.phases.clone()),
             migration: workload.migrate.map(|rounds| Migration {
                 rounds,
                 round_time: Duration::from_millis(workload.round_ms.into()),
@@ -160,11 +158,7 @@ impl Args {
             phys_offset: self.guest.phys_offset,
             prefault: self.host.prefault,
             accept_fallback: self.host.accept_fallback,
-            pin: self
-                .host
-                .pin
-                .as_ref()
-                .map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
+            pin: self.host.pin.as_ref().map_or_else(Vec::new, |list| list.for_vcpus(vcpus)),
             ipa_bits: self.guest.ipa_bits,
             dirty: self.host.dirty_log.into(),
             eager_split: self.host.eager_split,
@@ -195,10 +189,7 @@ impl Args {
             ("--ipa-bits", self.guest.ipa_bits.is_some()),
             ("--dirty-log", self.host.dirty_log != DirtyLog::default()),
             ("--eager-split", self.host.eager_split.is_some()),
-            (
-                "--guest-map",
-                self.guest.guest_map != GuestMapping::default(),
-            ),
+            ("--guest-map", self.guest.guest_map != GuestMapping::default()),
             ("--migrate", self.workload.migrate.is_some()),
         ];
         if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {

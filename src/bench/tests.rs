@@ -36,10 +36,7 @@ fn the_kernels_options_have_the_kernels_meaning() {
     let machine = args.kvm_config().unwrap();
 
     assert_eq!(machine.mode, Some(GuestMode::P48V48_4K));
-    assert_eq!(
-        machine.backing,
-        Backing::AnonymousHugetlb(Some(Bytes::mib(2)))
-    );
+    assert_eq!(machine.backing, Backing::AnonymousHugetlb(Some(Bytes::mib(2))));
     assert_eq!((machine.memory, machine.vcpus), (Bytes::mib(64), 16));
     assert_eq!(machine.phys_offset, Some(GuestAddress(0x4000_0000)));
 }
@@ -103,10 +100,7 @@ fn migrate_conflicts_with_phases_and_the_software_machine() {
 
     let expected = [("migrate", "4"), ("round-ms", "20")];
     assert_eq!(options, expected.map(|(n, v)| (n.to_owned(), v.to_owned())));
-    assert_eq!(
-        model.software_config(),
-        Err(WrongEngine("--migrate", "kvm"))
-    );
+    assert_eq!(model.software_config(), Err(WrongEngine("--migrate", "kvm")));
     assert!(parse("bench --migrate 4 --phases create").is_err());
     assert!(parse("bench --migrate 0").is_err());
     assert!(parse("bench --round-ms 20").is_err());
@@ -141,26 +135,11 @@ fn the_virtual_clock_requires_a_cost_table() {
 #[test]
 fn sweeps_make_a_matrix() {
     let args = parse("bench -s shmem --sweep vcpus=1,2,4 --sweep size=2M,8M").unwrap();
-    let points: Vec<_> = args
-        .points()
-        .iter()
-        .map(|p| (p.vcpus(), p.memory()))
-        .collect();
+    let points: Vec<_> = args.points().iter().map(|p| (p.vcpus(), p.memory())).collect();
     let (small, large) = (Bytes::mib(2), Bytes::mib(8));
-    let expected = [
-        (1, small),
-        (1, large),
-        (2, small),
-        (2, large),
-        (4, small),
-        (4, large),
-    ];
+    let expected = [(1, small), (1, large), (2, small), (2, large), (4, small), (4, large)];
     assert_eq!(points, expected);
-    assert!(
-        args.points()
-            .iter()
-            .all(|point| point.workload.backing == Backing::Shmem)
-    );
+    assert!(args.points().iter().all(|point| point.workload.backing == Backing::Shmem));
     assert_eq!(parse("bench -v 3").unwrap().points().len(), 1);
 }
 
@@ -169,10 +148,7 @@ fn a_swept_option_is_a_conflict() {
     for (line, error) in [
         ("-v 4 --sweep vcpus=1,2", Some(SweepConflict("-v", "vcpus"))),
         ("-v 1 --sweep vcpus=1,2", Some(SweepConflict("-v", "vcpus"))),
-        (
-            "--sweep size=2M,4M -b 1G",
-            Some(SweepConflict("-b", "size")),
-        ),
+        ("--sweep size=2M,4M -b 1G", Some(SweepConflict("-b", "size"))),
         ("-v 4 --sweep size=2M,4M", None),
         ("-b 2M --sweep vcpus=1,2", None),
     ] {
@@ -184,15 +160,9 @@ fn a_swept_option_is_a_conflict() {
 #[test]
 fn counts_below_one_are_refused() {
     for (line, words) in [
-        (
-            "-v 0",
-            "'0' for '--vcpus <VCPUS>': expected a whole number from 1 on",
-        ),
+        ("-v 0", "'0' for '--vcpus <VCPUS>': expected a whole number from 1 on"),
         ("-v two", "expected a whole number from 1 on"),
-        (
-            "-v 5000000000",
-            "expected a whole number from 1 to 4294967295",
-        ),
+        ("-v 5000000000", "expected a whole number from 1 to 4294967295"),
         ("-i 0", "expected a whole number from 1 on"),
     ] {
         let error = parse(&format!("bench {line}")).unwrap_err();

@@ -115,13 +115,7 @@ impl CpuList {
 
     /// Returns one CPU for each vCPU, in turn.
     pub(super) fn for_vcpus(&self, vcpus: u32) -> Vec<usize> {
-        self.0
-            .iter()
-            .copied()
-            .cycle()
-            .zip(0..vcpus)
-            .map(|(cpu, _)| cpu)
-            .collect()
+        self.0.iter().copied().cycle().zip(0..vcpus).map(|(cpu, _)| cpu).collect()
     }
 }
 
@@ -159,10 +153,7 @@ impl Sweep {
         match name {
             "vcpus" => {
                 let number = |text| count(text).map_err(|what| format!("'{text}': {what}"));
-                values
-                    .map(number)
-                    .collect::<Result<_, _>>()
-                    .map(Self::Vcpus)
+                values.map(number).collect::<Result<_, _>>().map(Self::Vcpus)
             }
             "size" => values.map(size).collect::<Result<_, _>>().map(Self::Memory),
             _ => Err(format!("unknown sweep '{name}'; expected vcpus or size")),

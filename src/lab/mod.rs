@@ -64,12 +64,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", help_heading = "Kernel")]
     root: Option<PathBuf>,
     /// Directory for sources, objects and kernels [default: $XDG_CACHE_HOME/granule]
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "GRANULE_CACHE",
-        help_heading = "Kernel"
-    )]
+    #[arg(long, value_name = "DIR", env = "GRANULE_CACHE", help_heading = "Kernel")]
     cache: Option<PathBuf>,
 
     /// Program to run in the emulated host
@@ -88,12 +83,7 @@ pub struct Args {
     guest: bool,
     /// Boot the guests from vmlinuz, initrd.img and root.img in this directory (see scripts/guest),
     /// up to the login prompt
-    #[arg(
-        long,
-        value_name = "DIR",
-        requires = "guest",
-        help_heading = "Workload"
-    )]
+    #[arg(long, value_name = "DIR", requires = "guest", help_heading = "Workload")]
     distribution: Option<PathBuf>,
     /// Run a tiny matrix: 4 vCPUs, 16M, 4K pages and hugetlb 2M, one seed; a regression is not a
     /// failure
@@ -124,21 +114,11 @@ pub struct Args {
           value_parser = clap::value_parser!(u64).range(1..), help_heading = "Workload")]
     seeds: u64,
     /// Additional argument of `granule bench`
-    #[arg(
-        long,
-        value_name = "ARGUMENT",
-        allow_hyphen_values = true,
-        help_heading = "Workload"
-    )]
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true, help_heading = "Workload")]
     bench_arg: Vec<String>,
 
     /// CPU model of the emulated host
-    #[arg(
-        long,
-        value_name = "MODEL",
-        default_value = "neoverse-n1",
-        help_heading = "Host"
-    )]
+    #[arg(long, value_name = "MODEL", default_value = "neoverse-n1", help_heading = "Host")]
     cpu: String,
     /// Online CPUs of the emulated host; as many more are offline [default: one for each vCPU]
     #[arg(long, value_name = "N", value_parser = cpus(), help_heading = "Host")]

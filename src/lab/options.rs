@@ -67,9 +67,7 @@ pub fn options(args: Args) -> Result<Options, Error> {
         },
         paths,
         dry_run: args.dry_run,
-        parallel: args
-            .jobs
-            .map_or(cpus, |jobs| usize::try_from(jobs.get()).unwrap_or(cpus)),
+        parallel: args.jobs.map_or(cpus, |jobs| usize::try_from(jobs.get()).unwrap_or(cpus)),
         deadline: Duration::from_secs(args.deadline),
         min_effect_percent: args.min_effect,
         judge: !args.smoke,
@@ -111,11 +109,8 @@ pub fn repository(root: Option<&Path>) -> Result<PathBuf, Error> {
 
 /// Returns the cache: `--cache`, or a directory below the user's cache.
 pub fn cache(cache: Option<&Path>) -> Result<PathBuf, Error> {
-    let home = |variable: &str| {
-        env::var_os(variable)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
+    let home =
+        |variable: &str| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = cache
         .map(Path::to_owned)
         .or_else(|| Some(home("XDG_CACHE_HOME")?.join("granule")))
@@ -134,10 +129,7 @@ fn paths(args: &Args) -> Result<Paths, Error> {
     };
     Ok(Paths {
         root: repository(args.root.as_deref())?,
-        init: or(
-            &args.init,
-            target.join("aarch64-unknown-linux-musl/release/granule"),
-        )?,
+        init: or(&args.init, target.join("aarch64-unknown-linux-musl/release/granule"))?,
         plugin: or(&args.plugin, built.join("libgranule_qemu_plugin.so"))?,
         cache: cache(args.cache.as_deref())?,
         out: args.out.clone().unwrap_or_else(|| next_name(&args.base)),

@@ -106,12 +106,10 @@ pub fn run(tool: Tool) -> CommandResult {
         Tool::CheckSeries(args) => {
             let linux = options::repository(args.paths.root.as_deref())?.join("stage2/linux");
             let cache = options::cache(args.paths.cache.as_deref())?;
-            Ok(
-                match lab::check_series(&linux, &cache, args.source.as_deref())? {
-                    true => Outcome::Done,
-                    false => Outcome::Failed,
-                },
-            )
+            Ok(match lab::check_series(&linux, &cache, args.source.as_deref())? {
+                true => Outcome::Done,
+                false => Outcome::Failed,
+            })
         }
         Tool::Patches(args) => {
             let linux = options::repository(args.paths.root.as_deref())?.join("stage2/linux");

@@ -20,10 +20,7 @@ pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {
     if path.is_empty() {
         return Err("the path is missing: use PATH[,readonly=on]".to_owned());
     }
-    Ok(DiskConfig {
-        path: path.into(),
-        read_only,
-    })
+    Ok(DiskConfig { path: path.into(), read_only })
 }
 
 /// Parses a network card.
@@ -37,9 +34,7 @@ pub fn parse_net(text: &str) -> Result<NetConfig, String> {
             Some(("tap", name)) => tap = Some(name.to_owned()),
             Some(("mac", address)) => mac = Some(parse_mac(address)?),
             _ => {
-                return Err(format!(
-                    "unknown option '{part}': use tap=NAME or mac=ADDRESS"
-                ));
+                return Err(format!("unknown option '{part}': use tap=NAME or mac=ADDRESS"));
             }
         }
     }
@@ -60,9 +55,7 @@ pub fn parse_vsock(text: &str) -> Result<VsockConfig, String> {
     match number.parse() {
         // CIDs 0 to 2 are the hypervisor, the local machine and the host.
         Ok(cid @ 3..=MAX_CID) => Ok(VsockConfig { cid }),
-        _ => Err(format!(
-            "cid={number} is not a guest's CID: use a number from 3 to {MAX_CID}"
-        )),
+        _ => Err(format!("cid={number} is not a guest's CID: use a number from 3 to {MAX_CID}")),
     }
 }
 
@@ -81,12 +74,8 @@ fn parse_mac(text: &str) -> Result<MacAddress, String> {
     });
     match complete && bytes.next().is_none() {
         true if mac[0] & 1 == 0 => Ok(mac),
-        true => Err(format!(
-            "mac={text} is a group address: the first byte must be even"
-        )),
-        false => Err(format!(
-            "mac={text} is not valid: use six bytes as 02:00:00:00:00:01"
-        )),
+        true => Err(format!("mac={text} is a group address: the first byte must be even")),
+        false => Err(format!("mac={text} is not valid: use six bytes as 02:00:00:00:00:01")),
     }
 }
 
@@ -100,11 +89,7 @@ mod tests {
 
         assert_eq!(disk("/d/a,b.img"), Ok(("/d/a,b.img".into(), false)));
         assert_eq!(disk("d.img,readonly=on"), Ok(("d.img".into(), true)));
-        assert!(
-            disk("d.img,readonly=yes")
-                .unwrap_err()
-                .contains("on or off")
-        );
+        assert!(disk("d.img,readonly=yes").unwrap_err().contains("on or off"));
         assert!(disk(",readonly=on").unwrap_err().contains("missing"));
     }
 

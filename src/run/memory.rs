@@ -11,21 +11,13 @@ use granule_vmm::vm::config::MemoryZone;
 /// A message for the user.
 pub fn parse_zone(text: &str) -> Result<MemoryZone, String> {
     let mut parts = text.split(',');
-    let size: Bytes = parts
-        .next()
-        .unwrap_or_default()
-        .parse()
-        .map_err(|error| format!("{error}"))?;
+    let size: Bytes =
+        parts.next().unwrap_or_default().parse().map_err(|error| format!("{error}"))?;
     if size.0 == 0 {
         return Err("the size is zero: use at least one page".to_owned());
     }
-    let mut zone = MemoryZone {
-        size,
-        backing: Backing::Anonymous,
-        prefault: false,
-        align: None,
-        node: None,
-    };
+    let mut zone =
+        MemoryZone { size, backing: Backing::Anonymous, prefault: false, align: None, node: None };
     let mut shared = false;
     for part in parts {
         let Some((name, value)) = part.split_once('=') else {
@@ -85,9 +77,7 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, String> {
 fn parse_alignment(value: &str) -> Result<Bytes, String> {
     let size: Bytes = value.parse().map_err(|error| format!("{error}"))?;
     if !size.0.is_power_of_two() || size > Bytes::gib(512) {
-        return Err(format!(
-            "align={value} is not valid: use a power of two up to 512G"
-        ));
+        return Err(format!("align={value} is not valid: use a power of two up to 512G"));
     }
     Ok(size)
 }
@@ -141,10 +131,7 @@ mod tests {
             ("1G,align=3M", "power of two"),
             ("1G,host-numa-node=x", "NUMA"),
             ("1G,backing=anonymous_thp,shared=on", "transparent"),
-            (
-                "1G,backing=anonymous_hugetlb_2mb,shared=on",
-                "shared_hugetlb",
-            ),
+            ("1G,backing=anonymous_hugetlb_2mb,shared=on", "shared_hugetlb"),
         ] {
             let error = parse_zone(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

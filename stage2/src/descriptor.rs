@@ -76,10 +76,7 @@ impl Attributes {
         software: 0,
     };
     /// As [`Attributes::READ`], and writable.
-    pub const READ_WRITE: Self = Self {
-        write: true,
-        ..Self::READ
-    };
+    pub const READ_WRITE: Self = Self { write: true, ..Self::READ };
 
     /// Returns the attributes with the permissions and access flag of `by` added.
     pub const fn relaxed(self, by: Self) -> Self {
@@ -135,11 +132,7 @@ impl Descriptor {
     /// Returns a leaf at `level`. With `fwb` (FEAT_S2FWB) the memory type is encoded as HCR_EL2.FWB
     /// requires (Arm ARM D8.6.6).
     pub const fn leaf(phys: PhysAddr, level: Level, a: Attributes, fwb: bool) -> Self {
-        let kind = if level.number() == 3 {
-            TABLE_OR_PAGE
-        } else {
-            0
-        };
+        let kind = if level.number() == 3 { TABLE_OR_PAGE } else { 0 };
         let memory = match (a.memory, fwb) {
             (MemoryType::Normal, false) => 0b1111,
             (MemoryType::Normal, true) => 0b0110,
@@ -158,11 +151,7 @@ impl Descriptor {
     /// Returns the entry's kind at `level`.
     pub const fn kind(self, level: Level) -> EntryKind {
         if self.0 & VALID == 0 {
-            return if self.0 == Self::LOCKED.0 {
-                EntryKind::Locked
-            } else {
-                EntryKind::Invalid
-            };
+            return if self.0 == Self::LOCKED.0 { EntryKind::Locked } else { EntryKind::Invalid };
         }
         if level.number() < 3 && self.0 & TABLE_OR_PAGE != 0 {
             EntryKind::Table(TableAddress(self.0 & ADDRESS))
@@ -255,11 +244,7 @@ impl Descriptor {
 
     /// Returns the part of a block for one entry of the table below, `offset` bytes into the block.
     pub const fn part(self, level: Level, offset: u64) -> Self {
-        let kind = if level.number() == 3 {
-            TABLE_OR_PAGE
-        } else {
-            0
-        };
+        let kind = if level.number() == 3 { TABLE_OR_PAGE } else { 0 };
         let kept = self.0 & !(TABLE_OR_PAGE | CLAIMED | CONTIGUOUS | ADDRESS);
         Self(kept | kind | ((self.address().0 + offset) & ADDRESS))
     }
@@ -296,11 +281,7 @@ impl Descriptor {
 
     /// Returns the leaf with or without the contiguous hint.
     pub const fn contiguous(self, on: bool) -> Self {
-        Self(if on {
-            self.0 | CONTIGUOUS
-        } else {
-            self.0 & !CONTIGUOUS
-        })
+        Self(if on { self.0 | CONTIGUOUS } else { self.0 & !CONTIGUOUS })
     }
 
     /// Returns whether the entry is valid and has the contiguous hint.
@@ -317,11 +298,7 @@ impl Descriptor {
     /// Returns the block with or without nT, which keeps CPUs from caching it while its size
     /// changes (FEAT_BBM level 1).
     pub const fn with_nt(self, on: bool) -> Self {
-        Self(if on {
-            self.0 | NO_TRANSLATION
-        } else {
-            self.0 & !NO_TRANSLATION
-        })
+        Self(if on { self.0 | NO_TRANSLATION } else { self.0 & !NO_TRANSLATION })
     }
 
     /// Returns whether the entry is a block with nT.
@@ -358,11 +335,7 @@ mod tests {
 
     /// Returns every combination of attributes that a leaf can have.
     fn all() -> impl Iterator<Item = Attributes> {
-        let types = [
-            MemoryType::Normal,
-            MemoryType::NonCacheable,
-            MemoryType::Device,
-        ];
+        let types = [MemoryType::Normal, MemoryType::NonCacheable, MemoryType::Device];
         (0..=u8::MAX).flat_map(move |bits| {
             types.map(|memory| Attributes {
                 memory,
@@ -393,10 +366,7 @@ mod tests {
     fn a_page_is_read_as_a_table_one_level_up() {
         let page = Descriptor::leaf(PhysAddr(0x5000), Level::PAGE, Attributes::READ, false);
 
-        assert_eq!(
-            page.kind(Level::new(2).unwrap()),
-            EntryKind::Table(TableAddress(0x5000))
-        );
+        assert_eq!(page.kind(Level::new(2).unwrap()), EntryKind::Table(TableAddress(0x5000)));
     }
 
     #[test]
@@ -424,12 +394,7 @@ mod tests {
 
         assert_eq!(
             page,
-            Descriptor::leaf(
-                PhysAddr(0x4000_7000),
-                Level::PAGE,
-                Attributes::READ_WRITE,
-                true
-            )
+            Descriptor::leaf(PhysAddr(0x4000_7000), Level::PAGE, Attributes::READ_WRITE, true)
         );
     }
 
@@ -440,10 +405,7 @@ mod tests {
 
         assert_eq!(Descriptor::LOCKED.kind(level), EntryKind::Locked);
         assert_eq!(Descriptor::EMPTY.kind(level), EntryKind::Invalid);
-        assert_eq!(
-            table.with_break_pending().kind(level),
-            EntryKind::Table(TableAddress(0x9000))
-        );
+        assert_eq!(table.with_break_pending().kind(level), EntryKind::Table(TableAddress(0x9000)));
         assert_eq!(table.with_break_pending().without_break_pending(), table);
     }
 

@@ -37,10 +37,7 @@ struct Walker {
 impl Walker {
     // loom's atomics implement no `Default`.
     fn new() -> Self {
-        Self {
-            since: AtomicU64::new(0),
-            depth: AtomicUsize::new(0),
-        }
+        Self { since: AtomicU64::new(0), depth: AtomicUsize::new(0) }
     }
 }
 
@@ -127,10 +124,7 @@ mod tests {
     #[test]
     fn a_table_waits_for_walks_that_began_before_it_and_no_others() {
         let epochs = EpochReclaim::new(2);
-        let unlinked = Unlinked {
-            table: TableAddress(0x1000),
-            level: Level::PAGE,
-        };
+        let unlinked = Unlinked { table: TableAddress(0x1000), level: Level::PAGE };
         epochs.begin(0);
         epochs.defer(unlinked);
         epochs.begin(1);
@@ -147,10 +141,7 @@ mod tests {
     #[test]
     fn a_walk_inside_another_does_not_end_it() {
         let epochs = EpochReclaim::new(1);
-        let unlinked = Unlinked {
-            table: TableAddress(0x1000),
-            level: Level::PAGE,
-        };
+        let unlinked = Unlinked { table: TableAddress(0x1000), level: Level::PAGE };
         epochs.begin(0);
         epochs.begin(0);
         epochs.defer(unlinked);

@@ -248,9 +248,7 @@ impl<R: RawRwLock> Mmu<R> {
     /// Returns the number of tables between the entry that faulted and a leaf of this size.
     fn missing(&self, fault: &Fault, wanted: u64) -> usize {
         let below = (fault.level.number() + 1..=3).filter_map(Level::new);
-        below
-            .filter(|level| self.geometry.span(*level) >= wanted)
-            .count()
+        below.filter(|level| self.geometry.span(*level) >= wanted).count()
     }
 
     fn plan(&self, fault: Fault, sequence: u64, page: &Page, logging: bool) -> Plan {

@@ -78,11 +78,7 @@ impl Level {
 
     /// Returns the level with this number, or `None` above 3.
     pub const fn new(number: u8) -> Option<Self> {
-        if number <= 3 {
-            Some(Self(number))
-        } else {
-            None
-        }
+        if number <= 3 { Some(Self(number)) } else { None }
     }
 
     /// Returns the number of the level.
@@ -241,11 +237,7 @@ impl Geometry {
     /// tables.
     pub const fn index(&self, ipa: Ipa, level: Level) -> u64 {
         let index = ipa.0 >> level.shift(self.granule);
-        if level.0 == self.start.0 {
-            index
-        } else {
-            index & (self.granule.entries() - 1)
-        }
+        if level.0 == self.start.0 { index } else { index & (self.granule.entries() - 1) }
     }
 
     /// Returns the bytes that an entry of this level spans.

@@ -92,10 +92,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         loop {
             self.next(last).store(head & NONE, Ordering::Relaxed);
             let new = ((head >> 32).wrapping_add(1) << 32) | first;
-            match self
-                .head
-                .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed)
-            {
+            match self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
             }
@@ -112,10 +109,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
             }
             let next = self.next(table).load(Ordering::Relaxed);
             let new = ((head >> 32).wrapping_add(1) << 32) | next;
-            match self
-                .head
-                .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire)
-            {
+            match self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
                     self.zero(table);
                     return Some(TableAddress(self.base + (table << self.shift)));
@@ -139,8 +133,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         debug_assert!(!tables.iter().any(|t| root(*t)), "the root stays");
         for pair in tables.windows(2) {
             let next = self.number(pair[1]);
-            self.next(self.number(pair[0]))
-                .store(next, Ordering::Relaxed);
+            self.next(self.number(pair[0])).store(next, Ordering::Relaxed);
         }
         self.push(self.number(*first), self.number(*last));
     }

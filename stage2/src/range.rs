@@ -74,13 +74,7 @@ mod tests {
                 let mut at = 7 * granule.size();
                 let first = pieces(granule, Ipa(at), pages * granule.size()).next();
                 if is_one(granule, pages * granule.size()) {
-                    assert_eq!(
-                        first,
-                        Some(Piece {
-                            ipa: Ipa(at),
-                            pages
-                        })
-                    );
+                    assert_eq!(first, Some(Piece { ipa: Ipa(at), pages }));
                     assert!(is_encodable(pages));
                 }
                 for piece in pieces(granule, Ipa(at), pages * granule.size()) {

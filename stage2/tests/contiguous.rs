@@ -32,9 +32,7 @@ fn contiguous_pages(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64
     table.map(&ops, &mut memcache, &request).unwrap();
 
     let leaf = |page| table.look_up(&ops, Ipa(page * granule.size())).0;
-    (0..pages)
-        .filter(|page| leaf(*page).is_contiguous())
-        .count()
+    (0..pages).filter(|page| leaf(*page).is_contiguous()).count()
 }
 
 #[test]
@@ -83,11 +81,7 @@ fn a_change_removes_the_bit_from_the_runs_that_it_touches() {
     type Act = fn(&mut Guest<'_>);
     let acts: [(&str, Act, usize); 8] = [
         ("nothing", |_| (), 512),
-        (
-            "an execute permission",
-            |g| assert!(g.touch(CHANGED, Access::Fetch).unwrap() > 0),
-            496,
-        ),
+        ("an execute permission", |g| assert!(g.touch(CHANGED, Access::Fetch).unwrap() > 0), 496),
         ("unmap of one page", |g| g.unmap(CHANGED, PAGE), 496),
         // Whole runs in the middle, parts of runs at the ends.
         ("unmap of 64 pages", |g| g.unmap(CHANGED, 64 * PAGE), 432),
@@ -112,10 +106,7 @@ fn a_change_removes_the_bit_from_the_runs_that_it_touches() {
 #[test]
 fn a_run_is_broken_whole_with_every_batch_size() {
     for most in [1, 16, 17, 64] {
-        let policy = Policy {
-            unmap: Unmap::Batch(most),
-            ..Policy::GRANULE
-        };
+        let policy = Policy { unmap: Unmap::Batch(most), ..Policy::GRANULE };
 
         let left = left_after(policy, |g| g.unmap(3 * BLOCK + 8 * PAGE, 100 * PAGE));
 

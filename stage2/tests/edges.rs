@@ -54,10 +54,7 @@ fn addresses_outside_the_table_are_refused() {
 
         for done in outside {
             let shape = (granule, bits);
-            assert!(
-                matches!(done, Err(MapError::OutOfRange { .. })),
-                "{shape:?}"
-            );
+            assert!(matches!(done, Err(MapError::OutOfRange { .. })), "{shape:?}");
         }
         assert_eq!(table.look_up(&ops, end).0, Descriptor::EMPTY);
         assert_eq!(table.look_up(&ops, Ipa(1 << 60)).0, Descriptor::EMPTY);
@@ -98,16 +95,8 @@ fn devices_and_non_cacheable_memory_need_no_cmo() {
             checked(features, |table, ops, memcache| {
                 let (ipa, phys, size) = (Ipa(0), PhysAddr(0x900_0000), 16 * PAGE);
                 let device = true;
-                ops.record(Action::AddMemory {
-                    ipa,
-                    phys,
-                    size,
-                    device,
-                });
-                let attributes = Attributes {
-                    memory,
-                    ..Attributes::READ_WRITE
-                };
+                ops.record(Action::AddMemory { ipa, phys, size, device });
+                let attributes = Attributes { memory, ..Attributes::READ_WRITE };
                 let request = MapRequest::new(ipa, phys, size, attributes);
                 locked(ops, || table.map(ops, memcache, &request).unwrap());
                 locked(ops, || table.unmap(ops, ipa, size).unwrap());
@@ -122,17 +111,9 @@ fn pages_with_different_software_bits_are_not_coalesced() {
     checked(ALL_FEATURES, |table, ops, memcache| {
         let (ipa, phys, size) = (Ipa(0), MEMORY, BLOCK);
         let device = false;
-        ops.record(Action::AddMemory {
-            ipa,
-            phys,
-            size,
-            device,
-        });
+        ops.record(Action::AddMemory { ipa, phys, size, device });
         let page = |at, software| {
-            let attributes = Attributes {
-                software,
-                ..Attributes::READ_WRITE
-            };
+            let attributes = Attributes { software, ..Attributes::READ_WRITE };
             MapRequest::new(Ipa(at), phys + at, PAGE, attributes)
         };
 
@@ -165,10 +146,7 @@ fn a_drained_memcache_keeps_no_table() {
 
 #[test]
 fn maintenance_in_the_fault_path_works_with_shared_walkers() {
-    let policy = Policy {
-        cmo: CmoPlacement::FaultPath,
-        ..Policy::LINUX_6_12
-    };
+    let policy = Policy { cmo: CmoPlacement::FaultPath, ..Policy::LINUX_6_12 };
     let vm = <TestVm>::new(policy, Features::default(), 1, 2);
     let checker = Mutex::new(Checker::new(vm.setup));
     let mut vcpu = vm.vcpu(0, &checker);
@@ -185,10 +163,7 @@ fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
     let (pool, reclaim) = (pool(&geometry, 32), EpochReclaim::new(1));
     let events: Mutex<Vec<Event>> = Mutex::new(Vec::new());
     let ops = Recorder::new(cpu(&pool, &reclaim, 0), 0, &events);
-    let features = Features {
-        bbm,
-        ..ALL_FEATURES
-    };
+    let features = Features { bbm, ..ALL_FEATURES };
     let table = stage2(geometry, features, Policy::GRANULE, &pool);
     let mut memcache = Memcache::new();
     memcache.top_up(&ops, 4, 8);
@@ -198,19 +173,14 @@ fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
     };
     table.map_shared(&ops, &mut memcache, &pages).unwrap();
     let before = events.lock().unwrap().len();
-    let attributes = Attributes {
-        write,
-        ..Attributes::READ
-    };
+    let attributes = Attributes { write, ..Attributes::READ };
     let block = MapRequest::new(Ipa(0), MEMORY, BLOCK, attributes);
     table.map_shared(&ops, &mut memcache, &block).unwrap();
     let events = events.into_inner().unwrap();
-    let stored = events[before..]
-        .iter()
-        .filter_map(|event| match event.action {
-            Action::Store { old, new, .. } => Some((old, new)),
-            _ => None,
-        });
+    let stored = events[before..].iter().filter_map(|event| match event.action {
+        Action::Store { old, new, .. } => Some((old, new)),
+        _ => None,
+    });
     stored.collect()
 }
 

@@ -20,11 +20,7 @@ fn violated(script: &str) -> BTreeSet<Rule> {
 fn assert_violations(name: &str, before: &str, cases: &[(&str, &[Rule])]) {
     for (script, rules) in cases {
         let expected = rules.iter().copied().collect();
-        assert_eq!(
-            violated(&format!("{before}; {script}")),
-            expected,
-            "{name}: {script}"
-        );
+        assert_eq!(violated(&format!("{before}; {script}")), expected, "{name}: {script}");
     }
 }
 
@@ -33,11 +29,7 @@ const TWO_PAGES: &str = "LINKED; CLEAN; TWO_PAGES";
 
 /// A row: name, events before, scripts and the rules that each violates. Memory that is reachable
 /// when it is cleaned, or never cleaned, also violates `returned-unclean`.
-type Defect = (
-    &'static str,
-    &'static str,
-    &'static [(&'static str, &'static [Rule])],
-);
+type Defect = (&'static str, &'static str, &'static [(&'static str, &'static [Rule])]);
 
 #[rustfmt::skip]
 const DEFECTS: &[Defect] = &[
@@ -217,22 +209,10 @@ fn the_outcomes_of_accesses_are_counted() {
     let unmapped = "lock exclusive; UNMAP0";
     let written = "write PHYS 0x40; store ENTRY0 0 PAGE0 release";
     for (script, expected) in [
-        (
-            format!("{access}; {access}"),
-            &[(Outcome::RightData, 2)][..],
-        ),
-        (
-            format!("{unmapped}; {access}"),
-            &[(Outcome::StaleTranslation, 1), (Outcome::Fault, 1)],
-        ),
-        (
-            format!("{unmapped}; FLUSH; {access}"),
-            &[(Outcome::Fault, 1)],
-        ),
-        (
-            format!("{unmapped}; FLUSH; {written}; {access}"),
-            &[(Outcome::StaleData, 1)],
-        ),
+        (format!("{access}; {access}"), &[(Outcome::RightData, 2)][..]),
+        (format!("{unmapped}; {access}"), &[(Outcome::StaleTranslation, 1), (Outcome::Fault, 1)]),
+        (format!("{unmapped}; FLUSH; {access}"), &[(Outcome::Fault, 1)]),
+        (format!("{unmapped}; FLUSH; {written}; {access}"), &[(Outcome::StaleData, 1)]),
     ] {
         assert_eq!(outcomes(&script), expected, "{script}");
     }

@@ -55,9 +55,7 @@ impl Locked {
         let mut memcache = Memcache::new();
         memcache.top_up(&NoMaintenance(&pool), 4, 8);
         let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
-        table
-            .map(&NoMaintenance(&pool), &mut memcache, &request)
-            .unwrap();
+        table.map(&NoMaintenance(&pool), &mut memcache, &request).unwrap();
         memcache.drain(&NoMaintenance(&pool));
         let level_2 = pool.load(pool.root().entry(0));
         let entry = level_2.next_table().unwrap().entry(0);
@@ -78,11 +76,7 @@ impl Locked {
     ) -> (T, u32) {
         let ops = Hooked {
             inner: NoMaintenance(&self.pool),
-            hook: OtherWalker {
-                entry: self.entry,
-                new,
-                pauses: Cell::new(0),
-            },
+            hook: OtherWalker { entry: self.entry, new, pauses: Cell::new(0) },
         };
         let mut memcache = Memcache::new();
         memcache.top_up(&ops, 4, 8);
@@ -98,9 +92,7 @@ impl Locked {
         attributes: Attributes,
     ) -> (Result<(), MapError>, u32) {
         let request = MapRequest::new(Ipa(ipa), MEMORY + ipa, PAGE, attributes);
-        self.while_other_stores(new, |ops, memcache| {
-            self.table.map_shared(ops, memcache, &request)
-        })
+        self.while_other_stores(new, |ops, memcache| self.table.map_shared(ops, memcache, &request))
     }
 }
 
@@ -121,10 +113,9 @@ fn a_walker_descends_into_the_table_that_it_waited_for() {
 
 #[test]
 fn a_block_that_permits_the_access_is_not_split() {
-    for (has, wants) in [
-        (Attributes::READ, Attributes::READ),
-        (Attributes::READ_WRITE, Attributes::READ),
-    ] {
+    for (has, wants) in
+        [(Attributes::READ, Attributes::READ), (Attributes::READ_WRITE, Attributes::READ)]
+    {
         let locked = Locked::new(WAITS);
         let block = locked.leaf(2, has);
 
@@ -167,9 +158,7 @@ fn a_walker_that_relaxes_permissions_waits_for_the_leaf() {
     let locked = Locked::new(WAITS);
 
     let done = locked.while_other_stores(locked.leaf(2, Attributes::READ), |ops, _| {
-        locked
-            .table
-            .relax_shared(ops, Ipa(PAGE), Attributes::READ_WRITE)
+        locked.table.relax_shared(ops, Ipa(PAGE), Attributes::READ_WRITE)
     });
 
     assert_eq!(done, (Ok(()), 2));

@@ -19,14 +19,8 @@ fn a_block_is_mapped_in_the_right_one_of_concatenated_root_tables() {
     let ops = NoMaintenance(&pool);
     assert_eq!(table.geometry().root_tables(), 2);
     let blocks = [0, 3 << 30, 512 << 30, 1023 << 30];
-    let request = |ipa| {
-        MapRequest::new(
-            Ipa(ipa),
-            PhysAddr(1 << 40 | ipa),
-            1 << 30,
-            Attributes::READ_WRITE,
-        )
-    };
+    let request =
+        |ipa| MapRequest::new(Ipa(ipa), PhysAddr(1 << 40 | ipa), 1 << 30, Attributes::READ_WRITE);
 
     // Act: half of them by single maps, half by one mapper.
     for ipa in [blocks[0], blocks[2]] {
@@ -57,30 +51,20 @@ fn a_mapper_refuses_unaligned_sizes_after_a_page() {
 
     for size in [0x1040, 0x1001, 0x800, 1] {
         let wrong = mapper.map(&mut memcache, &request(0x5000, size));
-        assert!(
-            matches!(wrong, Err(MapError::Unaligned { .. })),
-            "{size:#x}"
-        );
+        assert!(matches!(wrong, Err(MapError::Unaligned { .. })), "{size:#x}");
     }
     let shifted = mapper.map(&mut memcache, &request(0x5800, 4096));
     assert!(matches!(shifted, Err(MapError::Unaligned { .. })));
     mapper.map(&mut memcache, &request(0x5000, 0x3000)).unwrap();
     drop(mapper);
-    assert_eq!(
-        table.look_up(&ops, Ipa(0x7000)).0.address(),
-        MEMORY + 0x7000
-    );
+    assert_eq!(table.look_up(&ops, Ipa(0x7000)).0.address(), MEMORY + 0x7000);
 }
 
 #[test]
 fn a_mapper_applies_the_attributes_of_each_request() {
     let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
     let ops = NoMaintenance(&pool);
-    let types = [
-        MemoryType::Normal,
-        MemoryType::NonCacheable,
-        MemoryType::Device,
-    ];
+    let types = [MemoryType::Normal, MemoryType::NonCacheable, MemoryType::Device];
     // Gray code: one attribute changes from page to page, and the memory type after 256.
     let all = types.into_iter().flat_map(|memory| {
         (0..256_u16).map(move |n| {
@@ -110,10 +94,7 @@ fn a_mapper_applies_the_attributes_of_each_request() {
     drop(mapper);
 
     for request in requests {
-        let attributes = Attributes {
-            contiguous: false,
-            ..request.attributes
-        };
+        let attributes = Attributes { contiguous: false, ..request.attributes };
         let leaf = Descriptor::leaf(request.phys, Level::PAGE, attributes, true);
         assert_eq!(table.look_up(&ops, request.ipa), (leaf, Level::PAGE));
     }
@@ -138,13 +119,8 @@ fn every_granule_and_ipa_width_is_walked_alike() {
         // Act: the last block but one, then two pages, one of them by a mapper.
         let (one, other) = (at + block, at + block + granule.size());
         table.map(&ops, &mut memcache, &request(at, block)).unwrap();
-        table
-            .map(&ops, &mut memcache, &request(one, granule.size()))
-            .unwrap();
-        table
-            .mapper(&ops)
-            .map(&mut memcache, &request(other, granule.size()))
-            .unwrap();
+        table.map(&ops, &mut memcache, &request(one, granule.size())).unwrap();
+        table.mapper(&ops).map(&mut memcache, &request(other, granule.size())).unwrap();
 
         // Assert
         let seen = |ipa| table.translate(&ops, Ipa(ipa), Access::Write).ok();
@@ -184,9 +160,7 @@ fn addresses_beyond_48_bits_are_refused() {
     let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
     let ops = NoMaintenance(&pool);
     let request = |ipa, phys| MapRequest::new(ipa, phys, 4096, Attributes::READ_WRITE);
-    table
-        .map(&ops, &mut memcache, &request(Ipa(0), MEMORY))
-        .unwrap();
+    table.map(&ops, &mut memcache, &request(Ipa(0), MEMORY)).unwrap();
 
     for (page, bit) in (48..64).map(|bit| (bit * 4096, 1 << bit)) {
         let far = request(Ipa(0x5000 | bit), MEMORY);
@@ -194,9 +168,7 @@ fn addresses_beyond_48_bits_are_refused() {
         let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
         let mut mapper = table.mapper(&ops);
         // The mapper remembers the table that the refused addresses would truncate to.
-        mapper
-            .map(&mut memcache, &request(Ipa(page), MEMORY + page))
-            .unwrap();
+        mapper.map(&mut memcache, &request(Ipa(page), MEMORY + page)).unwrap();
         let in_one_walk = [far, high].map(|r| mapper.map(&mut memcache, &r));
 
         for [far, high] in [alone, in_one_walk] {

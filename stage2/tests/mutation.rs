@@ -52,12 +52,8 @@ fn scenario(
     let vm = <TestVm>::new(policy, features, 2, 4);
     let checker = Mutex::new(Checker::new(vm.setup));
     let mutator = Mutator::new(target);
-    let [mut a, mut b] = [0, 1].map(|cpu| {
-        vm.vcpu_with(cpu, &checker, |inner| Hooked {
-            inner,
-            hook: &mutator,
-        })
-    });
+    let [mut a, mut b] =
+        [0, 1].map(|cpu| vm.vcpu_with(cpu, &checker, |inner| Hooked { inner, hook: &mutator }));
     write_and_log(&mut a, &mut b);
     reuse_and_unmap(&mut a, &mut b);
     a.finish();
@@ -159,11 +155,7 @@ fn score(policy: Policy, features: Features, all: bool, scores: &mut Scores) {
 /// Scores all policies and prints the result; returns the totals caught and missed.
 fn score_all(all: bool) -> (Scores, u32, u32) {
     let plain = Features::default();
-    let ranges = Features {
-        tlb_range: true,
-        bbm: 1,
-        ..plain
-    };
+    let ranges = Features { tlb_range: true, bbm: 1, ..plain };
     let mut scores = Scores::new();
     for (policy, features) in [
         (Policy::LINUX_5_10, plain),
@@ -179,10 +171,7 @@ fn score_all(all: bool) -> (Scores, u32, u32) {
     let missed: u32 = scores.values().map(|score| score.missed).sum();
     println!("{caught} caught, {missed} missed");
     for ((name, mutation), score) in &scores {
-        println!(
-            "{name:36} {mutation:?}: {} caught, {} missed",
-            score.caught, score.missed
-        );
+        println!("{name:36} {mutation:?}: {} caught, {} missed", score.caught, score.missed);
     }
     (scores, caught, missed)
 }
@@ -192,10 +181,7 @@ fn the_checker_catches_95_percent_of_mutations() {
     let (scores, caught, missed) = score_all(false);
 
     assert!(caught > 1000, "too few mutations: {caught}");
-    assert!(
-        caught * 100 >= (caught + missed) * 95,
-        "{caught} caught, {missed} missed"
-    );
+    assert!(caught * 100 >= (caught + missed) * 95, "{caught} caught, {missed} missed");
     let survivors: BTreeSet<_> = scores
         .iter()
         .filter(|(_, score)| score.missed > 0)

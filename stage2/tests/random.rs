@@ -35,10 +35,7 @@ fn run(name: &str, policy: Policy, features: Features, seed: u64, steps: u64) {
         }
     });
     vm.vcpu(0, &checker).finish();
-    checker
-        .into_inner()
-        .unwrap()
-        .assert_clean(name, &policy, seed);
+    checker.into_inner().unwrap().assert_clean(name, &policy, seed);
     vm.assert_no_table_lost(name);
 }
 

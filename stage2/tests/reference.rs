@@ -67,10 +67,7 @@ fn op() -> impl Strategy<Value = Op> {
 /// Returns the attributes of a page that [`Op::MapEach`] maps: write permission alternates, so that
 /// the leaf that the mapper remembers does not always fit.
 fn alternating(attributes: Attributes, blocks: bool, at: u64, page: u64) -> Attributes {
-    Attributes {
-        write: attributes.write && (blocks || at & page != 0),
-        ..attributes
-    }
+    Attributes { write: attributes.write && (blocks || at & page != 0), ..attributes }
 }
 
 struct TestTable<'a> {

@@ -34,13 +34,7 @@ const fn case(
     violates: &'static str,
     conforms: &'static str,
 ) -> Case {
-    Case {
-        rule,
-        features,
-        before,
-        violates,
-        conforms,
-    }
+    Case { rule, features, before, violates, conforms }
 }
 
 #[rustfmt::skip]
@@ -167,12 +161,7 @@ fn each_case_violates_its_rule_alone_and_its_twin_none() {
 
         let found = (violated(case.violates), violated(case.conforms));
 
-        assert_eq!(
-            found,
-            ([case.rule].into(), BTreeSet::new()),
-            "{}",
-            case.rule
-        );
+        assert_eq!(found, ([case.rule].into(), BTreeSet::new()), "{}", case.rule);
     }
 }
 

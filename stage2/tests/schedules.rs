@@ -43,10 +43,8 @@ fn run(seed: u64, cpus: u8, steps: u64) {
         .map(|cpu| {
             let (vm, checker) = (Arc::clone(&vm), Arc::clone(&checker));
             shuttle::thread::spawn(move || {
-                let mut vcpu = vm.vcpu_with(cpu, &*checker, |inner| Hooked {
-                    inner,
-                    hook: Yielding,
-                });
+                let mut vcpu =
+                    vm.vcpu_with(cpu, &*checker, |inner| Hooked { inner, hook: Yielding });
                 let mut random = generator(seed.wrapping_mul(1000) + u64::from(cpu));
                 (0..steps).for_each(|_| vcpu.random_step(&mut random));
                 vcpu.memcache.drain(&vcpu.ops);

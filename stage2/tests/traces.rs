@@ -28,10 +28,7 @@ fn record(policy: Policy, features: Features) -> Trace {
     a.unmap(BLOCK, BLOCK);
     b.finish();
     a.finish();
-    Trace {
-        setup: vm.setup,
-        events: events.into_inner().unwrap(),
-    }
+    Trace { setup: vm.setup, events: events.into_inner().unwrap() }
 }
 
 fn golden(name: &str, text: &str) {
@@ -44,27 +41,17 @@ fn golden(name: &str, text: &str) {
 
 #[test]
 fn casemate_receives_every_event_that_it_knows() {
-    let ranges = Features {
-        tlb_range: true,
-        ..Features::default()
-    };
+    let ranges = Features { tlb_range: true, ..Features::default() };
     for (name, policy, features) in [
-        (
-            "linux-5.10+series",
-            Policy::LINUX_5_10_SERIES,
-            Features::default(),
-        ),
+        ("linux-5.10+series", Policy::LINUX_5_10_SERIES, Features::default()),
         ("linux-6.12", Policy::LINUX_6_12, ranges),
     ] {
         let trace = record(policy, features);
 
         let casemate = trace.casemate();
 
-        let out: String = casemate
-            .omitted
-            .iter()
-            .map(|(what, n)| format!("{what} {n}\n"))
-            .collect();
+        let out: String =
+            casemate.omitted.iter().map(|(what, n)| format!("{what} {n}\n")).collect();
         golden(&format!("{name}.casemate"), &casemate.text);
         golden(&format!("{name}.omitted"), &out);
     }
@@ -78,16 +65,12 @@ fn long_trace(events: usize) -> Trace {
     let mut cpus: Vec<_> = (0..4).map(|cpu| vm.vcpu(cpu, &recorded)).collect();
     let mut random = generator(7);
     while recorded.lock().unwrap().len() < events {
-        cpus.iter_mut()
-            .for_each(|vcpu| vcpu.random_step(&mut random));
+        cpus.iter_mut().for_each(|vcpu| vcpu.random_step(&mut random));
     }
     for mut vcpu in cpus {
         vcpu.memcache.drain(&vcpu.ops);
     }
-    Trace {
-        setup: vm.setup,
-        events: recorded.into_inner().unwrap(),
-    }
+    Trace { setup: vm.setup, events: recorded.into_inner().unwrap() }
 }
 
 #[test]
@@ -130,12 +113,7 @@ fn shrink_keeps_the_operation_that_violates_the_rule() {
     let short = trace.shrink(Rule::CombinedNotInvalidated);
 
     assert!(short.is_possible());
-    assert!(
-        short
-            .replay()
-            .violated()
-            .contains(&Rule::CombinedNotInvalidated)
-    );
+    assert!(short.replay().violated().contains(&Rule::CombinedNotInvalidated));
     assert!(
         short.events.len() * 2 < trace.events.len(),
         "{} of {}",

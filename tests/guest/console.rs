@@ -75,18 +75,9 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
     initramfs_guest::define_and_prepare(&mut host, FUNCTIONS);
 
     for (options, tty) in [
-        (
-            "--memory 128M --memory 64M --cmdline 'console=ttyS0 quiet'",
-            "ttyS0",
-        ),
-        (
-            "--memory 128M --cmdline 'console=ttyAMA0 quiet' --serial pl011",
-            "ttyAMA0",
-        ),
-        (
-            "--memory 128M --cmdline 'console=hvc0 quiet' --console virtio",
-            "hvc0",
-        ),
+        ("--memory 128M --memory 64M --cmdline 'console=ttyS0 quiet'", "ttyS0"),
+        ("--memory 128M --cmdline 'console=ttyAMA0 quiet' --serial pl011", "ttyAMA0"),
+        ("--memory 128M --cmdline 'console=hvc0 quiet' --console virtio", "hvc0"),
     ] {
         let logging = host.run(&format!("run {options}; log"));
         host.run("stalled");
@@ -99,21 +90,13 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
 
         assert!(logging.contains("\"dirty_logging\":true"), "{logging}");
         let zones = dirty["zones"].as_array().unwrap();
-        let pages = zones
-            .iter()
-            .map(|zone| zone["dirty_pages"].as_u64().unwrap());
+        let pages = zones.iter().map(|zone| zone["dirty_pages"].as_u64().unwrap());
         let pages: Vec<_> = pages.collect();
         assert_eq!(pages.len(), 1 + usize::from(tty == "ttyS0"), "{dirty}");
-        assert!(
-            pages[0] > 1000,
-            "a booting kernel writes its memory: {dirty}"
-        );
+        assert!(pages[0] > 1000, "a booting kernel writes its memory: {dirty}");
         assert_eq!(dirty["dirty_pages"], pages.iter().sum::<u64>());
         assert_eq!(cleared["dirty_pages"], 0);
-        assert!(
-            again["dirty_pages"].as_u64().unwrap() < pages[0] / 2,
-            "{again}"
-        );
+        assert!(again["dirty_pages"].as_u64().unwrap() < pages[0] / 2, "{again}");
         assert!(paused.contains("paused"), "{paused}");
         assert!(resumed.contains("running"), "{resumed}");
         assert!(output.contains("status=0"), "{output}");
@@ -121,10 +104,7 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
         assert!(output.contains("received <typed>"), "{output}");
         assert!(output.contains("were not read"), "{output}");
         assert!(output.contains("stopped by SIGTERM"), "{output}");
-        assert!(
-            output.contains("cannot access"),
-            "a socket is left: {output}"
-        );
+        assert!(output.contains("cannot access"), "a socket is left: {output}");
     }
 
     // Clearing 768M takes longer than 0.2 s.
@@ -132,8 +112,5 @@ fn a_stalled_console_reader_does_not_block_requests_and_signals() {
     let output = host.run("end 2>&1");
     assert!(output.contains("status=0"), "{output}");
     assert!(output.contains("before the guest ran"), "{output}");
-    assert!(
-        output.contains("cannot access"),
-        "a socket is left: {output}"
-    );
+    assert!(output.contains("cannot access"), "a socket is left: {output}");
 }

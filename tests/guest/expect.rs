@@ -40,12 +40,7 @@ impl Session {
                 }
             }
         });
-        Self {
-            input: child.stdin.take().unwrap(),
-            child,
-            output,
-            unmatched: Unmatched::default(),
-        }
+        Self { input: child.stdin.take().unwrap(), child, output, unmatched: Unmatched::default() }
     }
 
     /// Sends a line.

@@ -81,10 +81,7 @@ impl Host {
             .args(["-append", "console=ttyAMA0 panic=-1 quiet"]);
         let mut console = Session::start(&mut command);
         console.expect("host is up");
-        Self {
-            console,
-            _files: files,
-        }
+        Self { console, _files: files }
     }
 
     /// Runs a command in the shell and returns its output. The command must succeed.
@@ -113,11 +110,7 @@ fn granule() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).to_owned();
     let target = env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
     let granule = target.join("aarch64-unknown-linux-musl/release/granule");
-    assert!(
-        granule.is_file(),
-        "build the arm64 granule first: {}",
-        granule.display()
-    );
+    assert!(granule.is_file(), "build the arm64 granule first: {}", granule.display());
     granule
 }
 

@@ -70,10 +70,7 @@ fn a_guest_has_a_gicv2_on_a_host_without_gicv3() {
     let output = host.run("run; at_work; cat /tmp/out /tmp/err");
 
     // Linux names the interrupts of a GICv2 `GIC-0`, those of a GICv3 `GICv3`.
-    assert!(
-        output.contains("GIC-0") && output.contains("safe 1"),
-        "{output}"
-    );
+    assert!(output.contains("GIC-0") && output.contains("safe 1"), "{output}");
 }
 
 /// Parses the number after `name=`.
@@ -112,9 +109,7 @@ fn a_run_after_a_kill_works_and_keeps_flushed_data() {
     assert_eq!(output.trim(), "1");
     let output = host.run("grep -e ^Uid -e ^Groups -e ^CapEff /proc/$pid/status");
     let output: Vec<&str> = output.split_whitespace().collect();
-    let nobody = [
-        "Uid:", "65534", "65534", "65534", "65534", "Groups:", "CapEff:",
-    ];
+    let nobody = ["Uid:", "65534", "65534", "65534", "65534", "Groups:", "CapEff:"];
     assert_eq!(output[..7], nobody, "{output:?}");
     assert_eq!(output[7..], ["0000000000000000"], "{output:?}");
     let output = host.run(
@@ -122,9 +117,6 @@ fn a_run_after_a_kill_works_and_keeps_flushed_data() {
          ls /tmp/vm.sock /sys/class/net/killed 2>&1 | grep -c cannot",
     );
     assert_eq!(number(&output, "status"), 0, "{output}");
-    assert!(
-        output.contains("SIGTERM") && output.trim_end().ends_with('2'),
-        "{output}"
-    );
+    assert!(output.contains("SIGTERM") && output.trim_end().ends_with('2'), "{output}");
     println!("{kills} kills, {safe} writes safe");
 }

@@ -11,10 +11,7 @@
 //! cargo test --package granule --test guest -- --ignored --nocapture --test-threads=1
 //! ```
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a panic names the line of a failed test"
-)]
+#![allow(clippy::unwrap_used, reason = "a panic names the line of a failed test")]
 
 mod console;
 mod expect;
@@ -32,8 +29,7 @@ fn log_in(host: &mut Host) {
     host.console.expect("login: ");
     host.console.send("root");
     host.console.expect("# ");
-    host.console
-        .send("stty -echo; bind 'set enable-bracketed-paste off' 2>/dev/null; PS1=");
+    host.console.send("stty -echo; bind 'set enable-bracketed-paste off' 2>/dev/null; PS1=");
 }
 
 #[test]
@@ -50,9 +46,7 @@ fn a_debian_guest_keeps_its_disk_over_a_reboot_and_reaches_the_host() {
     log_in(&mut host);
     host.run("mount -o remount,rw / && echo kept over a reboot >/kept && sync");
     let card = "card=$(ls /sys/class/net | grep -v lo)";
-    host.run(&format!(
-        "{card}; ip addr add 192.168.77.2/24 dev $card && ip link set $card up"
-    ));
+    host.run(&format!("{card}; ip addr add 192.168.77.2/24 dev $card && ip link set $card up"));
     let pings = host.run("ping -c 3 -W 20 192.168.77.1");
     assert!(pings.contains("3 received"), "{pings}");
     let bulk = host.run("ping -c 2 -W 20 -s 20000 192.168.77.1");
@@ -113,9 +107,6 @@ fn the_process_uses_at_most_five_mebibytes_beside_guest_memory() {
         let digits = digits.split(|c: char| !c.is_ascii_digit()).next();
         digits.unwrap().parse().unwrap()
     };
-    assert!(
-        number("guest=") > 10 << 10,
-        "the guest did not run: {output}"
-    );
+    assert!(number("guest=") > 10 << 10, "the guest did not run: {output}");
     assert!(number("others=") <= 5 << 10, "{output}");
 }

@@ -44,13 +44,9 @@ impl Modules {
 
     fn read_items(&mut self, module: &[String], items: &[Item], folder: &Path) {
         self.names.insert(module.to_vec());
-        let mut paths = Paths {
-            module: module.to_vec(),
-            found: Vec::new(),
-        };
+        let mut paths = Paths { module: module.to_vec(), found: Vec::new() };
         items.iter().for_each(|item| paths.visit_item(item));
-        self.uses
-            .extend(paths.found.into_iter().map(|path| (module.to_vec(), path)));
+        self.uses.extend(paths.found.into_iter().map(|path| (module.to_vec(), path)));
         for item in items {
             let Item::Mod(item) = item else { continue };
             if is_for_tests(&item.attrs) {
@@ -98,11 +94,7 @@ impl Modules {
 fn module_file(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
     let inner = folder.join(name);
     let nested = inner.join("mod.rs");
-    if nested.is_file() {
-        (nested, inner)
-    } else {
-        (folder.join(format!("{name}.rs")), inner)
-    }
+    if nested.is_file() { (nested, inner) } else { (folder.join(format!("{name}.rs")), inner) }
 }
 
 fn is_for_tests(attributes: &[Attribute]) -> bool {
@@ -150,10 +142,7 @@ impl Paths {
             UseTree::Rename(name) => self.add(&with(name.ident.to_string())),
             UseTree::Glob(_) => self.add(prefix),
             UseTree::Group(group) => {
-                group
-                    .items
-                    .iter()
-                    .for_each(|tree| self.add_tree(prefix, tree));
+                group.items.iter().for_each(|tree| self.add_tree(prefix, tree));
             }
         }
     }

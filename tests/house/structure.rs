@@ -14,10 +14,7 @@ const LONGEST_FILE: usize = 500;
 /// Returns the groups of names that reach each other.
 fn circles<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<Vec<&'a str>> {
     let graph: DiGraphMap<&str, ()> = edges.into_iter().filter(|(a, b)| a != b).collect();
-    tarjan_scc(&graph)
-        .into_iter()
-        .filter(|group| group.len() > 1)
-        .collect()
+    tarjan_scc(&graph).into_iter().filter(|group| group.len() > 1).collect()
 }
 
 #[test]
@@ -29,11 +26,9 @@ fn a_circle_is_found() {
 #[test]
 fn crates_depend_on_each_other_one_way() {
     let crates = crates();
-    let edges = crates.values().flat_map(|one| {
-        one.uses
-            .iter()
-            .map(|used| (one.name.as_str(), used.as_str()))
-    });
+    let edges = crates
+        .values()
+        .flat_map(|one| one.uses.iter().map(|used| (one.name.as_str(), used.as_str())));
 
     assert!(circles(edges).is_empty());
     let uses = |user: &str, used: &str| crates[user].uses.iter().any(|name| name == used);
@@ -54,21 +49,12 @@ fn modules_use_each_other_one_way() {
         for holder in holders {
             let here = edges.iter().filter(|(other, ..)| other == holder);
             for circle in circles(here.map(|(_, user, used)| (user.as_str(), used.as_str()))) {
-                found.push(format!(
-                    "{}::{}: {}",
-                    one.name,
-                    holder.join("::"),
-                    circle.join(", ")
-                ));
+                found.push(format!("{}::{}: {}", one.name, holder.join("::"), circle.join(", ")));
             }
         }
     }
 
-    assert!(
-        found.is_empty(),
-        "modules that use each other:\n{}",
-        found.join("\n")
-    );
+    assert!(found.is_empty(), "modules that use each other:\n{}", found.join("\n"));
 }
 
 #[test]

@@ -31,9 +31,7 @@ const NO_OPENING: &[&str] = &[
 /// Returns the first word of a doc comment's line.
 fn doc_word(line: &str) -> Option<&str> {
     let text = line.trim_start();
-    let text = text
-        .strip_prefix("/// ")
-        .or_else(|| text.strip_prefix("//! "))?;
+    let text = text.strip_prefix("/// ").or_else(|| text.strip_prefix("//! "))?;
     text.split(|c: char| !c.is_alphanumeric()).next()
 }
 
@@ -79,12 +77,7 @@ fn comments_messages_and_pages_use_the_terms_of_the_field() {
         }
     }
 
-    assert!(
-        found.is_empty(),
-        "{} places:\n{}",
-        found.len(),
-        found.join("\n")
-    );
+    assert!(found.is_empty(), "{} places:\n{}", found.len(), found.join("\n"));
 }
 
 #[test]
@@ -98,22 +91,12 @@ fn a_doc_comment_opens_with_a_noun_or_a_verb() {
             if let (None, Some(word)) = (before, word)
                 && NO_OPENING.contains(&word)
             {
-                found.push(format!(
-                    "{}:{}: {}",
-                    path.display(),
-                    number + 1,
-                    line.trim()
-                ));
+                found.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
             }
             let doc = line.trim_start();
             before = (doc.starts_with("///") || doc.starts_with("//!")).then_some(());
         }
     }
 
-    assert!(
-        found.is_empty(),
-        "{} places:\n{}",
-        found.len(),
-        found.join("\n")
-    );
+    assert!(found.is_empty(), "{} places:\n{}", found.len(), found.join("\n"));
 }

@@ -26,13 +26,8 @@ impl ScopedThread {
     pub fn start(name: &str, work: impl FnOnce(&EventFd) + Send + 'static) -> io::Result<Self> {
         let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
         let event = Arc::clone(&stop);
-        let thread = thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || work(&event))?;
-        Ok(Self {
-            stop,
-            thread: Some(thread),
-        })
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || work(&event))?;
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 

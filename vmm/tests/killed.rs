@@ -86,11 +86,7 @@ impl Driver {
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let transport =
             Transport::new("disk0", Box::new(device), Arc::clone(&memory), irq).unwrap();
-        let mut driver = Self {
-            transport,
-            memory,
-            requests: 0,
-        };
+        let mut driver = Self { transport, memory, requests: 0 };
         // Reset, acknowledge, driver; flush and version 1; features; queue; driver OK.
         for (register, value) in [
             (0x70, 0),

@@ -35,19 +35,9 @@ pub enum CommandError {
         source: io::Error,
     },
     #[error("{task} failed ({status}); log: {log}\n{tail}")]
-    Failed {
-        task: String,
-        status: String,
-        log: PathBuf,
-        tail: String,
-    },
+    Failed { task: String, status: String, log: PathBuf, tail: String },
     #[error("{task} exceeded its deadline of {seconds} s of real time; log: {log}\n{tail}")]
-    Deadline {
-        task: String,
-        seconds: u64,
-        log: PathBuf,
-        tail: String,
-    },
+    Deadline { task: String, seconds: u64, log: PathBuf, tail: String },
     #[error("cannot {operation} {path}")]
     File {
         operation: &'static str,
@@ -60,11 +50,7 @@ pub enum CommandError {
 impl CommandError {
     /// Returns the error of a file operation.
     pub fn file(operation: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::File {
-            operation,
-            path: path.into(),
-            source,
-        }
+        Self::File { operation, path: path.into(), source }
     }
 }
 
@@ -104,16 +90,14 @@ impl Command {
     /// Adds arguments.
     #[must_use]
     pub fn args<T: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = T>) -> Self {
-        self.args
-            .extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
     /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
-        self.envs
-            .push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self.envs.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
         self
     }
 
@@ -277,10 +261,7 @@ mod tests {
             .directory("/tmp/d")
             .log("/tmp/log");
 
-        assert_eq!(
-            command.to_string(),
-            r#"(cd /tmp/d && A='b c' make -C "it's" >>/tmp/log 2>&1)"#
-        );
+        assert_eq!(command.to_string(), r#"(cd /tmp/d && A='b c' make -C "it's" >>/tmp/log 2>&1)"#);
     }
 
     #[test]
@@ -308,13 +289,9 @@ mod tests {
 
     #[test]
     fn a_command_is_terminated_at_its_deadline() {
-        let command = Command::new("sleeping", "sleep")
-            .arg("60")
-            .deadline(Duration::from_millis(50));
+        let command =
+            Command::new("sleeping", "sleep").arg("60").deadline(Duration::from_millis(50));
 
-        assert!(matches!(
-            command.run().unwrap_err(),
-            CommandError::Deadline { .. }
-        ));
+        assert!(matches!(command.run().unwrap_err(), CommandError::Deadline { .. }));
     }
 }

@@ -115,11 +115,7 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
         parallel: options.parallel,
     };
     let results: JobResults = queue.run(&kernels, &jobs);
-    let run = RunInfo {
-        kernels: &kernels,
-        jobs: &jobs,
-        emulator: &executor.emulator,
-    };
+    let run = RunInfo { kernels: &kernels, jobs: &jobs, emulator: &executor.emulator };
     let status = match options.matrix.test {
         Test::Selftests => {
             progress.finish();
@@ -153,11 +149,7 @@ fn check_programs(options: &Options) -> Result<(), LabError> {
         ("the counting plugin", &paths.plugin, "--plugin"),
     ] {
         if !path.is_file() && !options.dry_run {
-            return Err(LabError::NotBuilt {
-                program,
-                path: path.clone(),
-                option,
-            });
+            return Err(LabError::NotBuilt { program, path: path.clone(), option });
         }
     }
     Ok(())

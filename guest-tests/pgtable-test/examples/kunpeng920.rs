@@ -47,10 +47,7 @@ fn fit(costs: &mut CostTable, divisor: u64) -> Result<(), Box<dyn Error>> {
     }
     for fit in &FITS {
         let (published, simulated) = fit.measure(costs, divisor)?;
-        println!(
-            "{}: published {published:.3}, simulated {simulated:.3}",
-            fit.number
-        );
+        println!("{}: published {published:.3}, simulated {simulated:.3}", fit.number);
     }
     Ok(())
 }
@@ -86,10 +83,7 @@ fn table(costs: &CostTable, divisor: u64) -> Result<ExitCode, Box<dyn Error>> {
         );
     }
     for JudgedRow { row, .. } in rows.iter().filter(|judged| !judged.matches_expectation()) {
-        eprintln!(
-            "change {}, {}, {}: not as expected",
-            row.change, row.workload, row.phase
-        );
+        eprintln!("change {}, {}, {}: not as expected", row.change, row.workload, row.phase);
     }
     let all = rows.iter().all(JudgedRow::matches_expectation);
     Ok(ExitCode::from(u8::from(!all)))
@@ -97,9 +91,5 @@ fn table(costs: &CostTable, divisor: u64) -> Result<ExitCode, Box<dyn Error>> {
 
 /// Prints as many digits as the published figures have.
 fn digits(seconds: f64) -> String {
-    if seconds < 3.0 {
-        format!("{seconds:.3}")
-    } else {
-        format!("{seconds:.2}")
-    }
+    if seconds < 3.0 { format!("{seconds:.3}") } else { format!("{seconds:.2}") }
 }

@@ -76,12 +76,7 @@ impl PhaseSelection {
             });
             at += 1;
         }
-        Self(
-            Phase::ALL
-                .into_iter()
-                .filter(|phase| selected.contains(phase))
-                .collect(),
-        )
+        Self(Phase::ALL.into_iter().filter(|phase| selected.contains(phase)).collect())
     }
 
     /// Removes `create`, for a run that logs from untouched memory: the faults of `update` and
@@ -143,19 +138,12 @@ mod tests {
             ("create", "create"),
             ("update", "create,logging-on,update"),
             ("rebuild", "create,rebuild"),
-            (
-                "rebuild, update",
-                "create,logging-on,update,logging-off,rebuild",
-            ),
+            ("rebuild, update", "create,logging-on,update,logging-off,rebuild"),
             ("logging-off", "create,logging-on,logging-off"),
             ("exec", "exec"),
             ("unmap,create", "create,unmap"),
         ] {
-            assert_eq!(
-                text.parse::<PhaseSelection>().unwrap().to_string(),
-                expected,
-                "{text}"
-            );
+            assert_eq!(text.parse::<PhaseSelection>().unwrap().to_string(), expected, "{text}");
         }
     }
 
@@ -173,10 +161,7 @@ mod tests {
             rebuild.logging_untouched().unwrap().to_string(),
             "logging-on,update,logging-off,rebuild"
         );
-        assert_eq!(
-            create.clone().logging_untouched(),
-            Err(NothingLogged(create))
-        );
+        assert_eq!(create.clone().logging_untouched(), Err(NothingLogged(create)));
     }
 
     #[test]

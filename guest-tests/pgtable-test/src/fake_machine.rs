@@ -223,11 +223,8 @@ impl Machine for FakeMachine {
     fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>> {
         (0..std::mem::take(&mut self.vcpus))
             .map(|index| {
-                Box::new(FakeVcpu {
-                    index,
-                    state: self.state.clone(),
-                    kicked: Arc::default(),
-                }) as Box<dyn Vcpu>
+                Box::new(FakeVcpu { index, state: self.state.clone(), kicked: Arc::default() })
+                    as Box<dyn Vcpu>
             })
             .collect()
     }

@@ -19,11 +19,7 @@ pub struct LogLines<W> {
 impl<W: Write> LogLines<W> {
     /// Returns a printer of a run with this configuration.
     pub const fn new(to: W, config: RunConfig, iterations: u32) -> Self {
-        Self {
-            to,
-            config,
-            iterations,
-        }
+        Self { to, config, iterations }
     }
 
     /// Prints the lines of one step of the run and flushes them.
@@ -35,12 +31,7 @@ impl<W: Write> LogLines<W> {
             Progress::Ready(region) => self.head(region)?,
             Progress::Started => writeln!(self.to, "Started all vCPUs successfully")?,
             Progress::Iteration(index) if self.iterations > 1 => {
-                writeln!(
-                    self.to,
-                    "granule: iteration {} of {}",
-                    index + 1,
-                    self.iterations
-                )?;
+                writeln!(self.to, "granule: iteration {} of {}", index + 1, self.iterations)?;
             }
             Progress::Iteration(_) => {}
             Progress::Phase(record) => self.phase(record)?,
@@ -52,17 +43,9 @@ impl<W: Write> LogLines<W> {
         let Self { to, config, .. } = self;
         writeln!(to, "Testing guest mode: {}", config.mode)?;
         writeln!(to, "Testing memory backing src type: {}", config.backing)?;
-        writeln!(
-            to,
-            "Testing memory backing src granularity: {:#x}",
-            region.backing_page.0
-        )?;
+        writeln!(to, "Testing memory backing src granularity: {:#x}", region.backing_page.0)?;
         writeln!(to, "Testing memory size(aligned): {:#x}", region.size.0)?;
-        writeln!(
-            to,
-            "Guest physical test memory offset: {:#x}",
-            region.start.0
-        )?;
+        writeln!(to, "Guest physical test memory offset: {:#x}", region.start.0)?;
         if let Some(address) = region.host_address {
             writeln!(to, "Host  virtual  test memory offset: {address:#x}")?;
         }
@@ -82,11 +65,9 @@ impl<W: Write> LogLines<W> {
         }
         match record.phase.kernel_word() {
             // The kernel's test prints the empty line, too.
-            Some(word) => writeln!(
-                self.to,
-                "KVM_{word}_MAPPINGS: total execution time: {}\n",
-                record.ns
-            ),
+            Some(word) => {
+                writeln!(self.to, "KVM_{word}_MAPPINGS: total execution time: {}\n", record.ns)
+            }
             None => writeln!(self.to, "granule: {} took {}\n", record.phase, record.ns),
         }
     }
@@ -172,17 +153,8 @@ mod tests {
 
     #[test]
     fn other_lines_do_not_look_like_the_kernels() {
-        let text = printed(
-            2,
-            &[
-                Progress::Iteration(1),
-                Progress::Phase(&record(Phase::Unmap)),
-            ],
-        );
+        let text = printed(2, &[Progress::Iteration(1), Progress::Phase(&record(Phase::Unmap))]);
 
-        assert_eq!(
-            text,
-            "granule: iteration 2 of 2\ngranule: unmap took 0.042188640s\n\n"
-        );
+        assert_eq!(text, "granule: iteration 2 of 2\ngranule: unmap took 0.042188640s\n\n");
     }
 }

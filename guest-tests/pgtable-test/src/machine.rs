@@ -126,10 +126,7 @@ pub struct MachineError {
 impl MachineError {
     /// Wraps `source`, which occurred while `doing`.
     pub fn new(doing: impl Into<String>, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self {
-            doing: doing.into(),
-            source: source.into(),
-        }
+        Self { doing: doing.into(), source: source.into() }
     }
 }
 

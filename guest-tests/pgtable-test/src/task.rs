@@ -91,10 +91,7 @@ pub struct RandomWalk {
 impl RandomWalk {
     /// Returns the sequence of a seed over `count` pages.
     pub const fn new(seed: u64, count: u64) -> Self {
-        Self {
-            state: first_state(seed),
-            count,
-        }
+        Self { state: first_state(seed), count }
     }
 }
 

@@ -47,11 +47,7 @@ impl Arguments {
                 _ => return Err(ArgumentError::Invalid(argument.to_owned())),
             }
         }
-        Ok(Self {
-            out: out.ok_or(ArgumentError::MissingOutput)?,
-            functions,
-            instructions,
-        })
+        Ok(Self { out: out.ok_or(ArgumentError::MissingOutput)?, functions, instructions })
     }
 }
 
@@ -78,10 +74,7 @@ mod tests {
         let arguments = Arguments::parse(raw).unwrap();
 
         assert_eq!(arguments.out, PathBuf::from("/tmp/x"));
-        assert_eq!(
-            arguments.functions,
-            [("aborts".to_owned(), 0xffff_8000_1004_0000)]
-        );
+        assert_eq!(arguments.functions, [("aborts".to_owned(), 0xffff_8000_1004_0000)]);
         assert!(!arguments.instructions);
         let all = Arguments::parse(raw.into_iter().chain(["instructions=on"]));
         assert!(all.unwrap().instructions);
@@ -93,22 +86,10 @@ mod tests {
             (vec![], ArgumentError::MissingOutput),
             (vec!["out="], ArgumentError::Invalid("out=".to_owned())),
             (vec!["x=1"], ArgumentError::Invalid("x=1".to_owned())),
-            (
-                vec!["instructions=1"],
-                ArgumentError::Invalid("instructions=1".to_owned()),
-            ),
-            (
-                vec!["out=f", "at=aborts"],
-                ArgumentError::MalformedFunction("aborts".to_owned()),
-            ),
-            (
-                vec!["out=f", "at=:10"],
-                ArgumentError::MalformedFunction(":10".to_owned()),
-            ),
-            (
-                vec!["out=f", "at=a:xyz"],
-                ArgumentError::MalformedFunction("a:xyz".to_owned()),
-            ),
+            (vec!["instructions=1"], ArgumentError::Invalid("instructions=1".to_owned())),
+            (vec!["out=f", "at=aborts"], ArgumentError::MalformedFunction("aborts".to_owned())),
+            (vec!["out=f", "at=:10"], ArgumentError::MalformedFunction(":10".to_owned())),
+            (vec!["out=f", "at=a:xyz"], ArgumentError::MalformedFunction("a:xyz".to_owned())),
         ] {
             assert_eq!(Arguments::parse(raw), Err(error));
         }

@@ -59,10 +59,7 @@ pub const fn decode(word: u32) -> Option<Decoded> {
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "at most seven bits are kept"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "at most seven bits are kept")]
 const fn bits(word: u32, low: u32, count: u32) -> u8 {
     ((word >> low) & ((1 << count) - 1)) as u8
 }

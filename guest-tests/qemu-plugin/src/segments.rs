@@ -82,9 +82,7 @@ struct State<W> {
 
 impl<W> std::fmt::Debug for Segments<W> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Segments")
-            .field("cpus", &self.rows.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Segments").field("cpus", &self.rows.len()).finish_non_exhaustive()
     }
 }
 
@@ -92,9 +90,7 @@ impl<W: Write> Segments<W> {
     /// Returns counters for CPUs 0 to `cpus` - 1 that are written to `out`.
     pub fn new(cpus: usize, out: W) -> Self {
         Self {
-            rows: (0..cpus)
-                .map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect())
-                .collect(),
+            rows: (0..cpus).map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
             state: Mutex::new(State {
                 slots: HashMap::new(),
                 names: Vec::new(),
@@ -146,10 +142,7 @@ impl<W: Write> Segments<W> {
         if state.failed {
             return Err(io::Error::other("an earlier segment could not be written"));
         }
-        let end = End {
-            end: true,
-            segments: state.seq,
-        };
+        let end = End { end: true, segments: state.seq };
         write_line(&mut state.out, &end)
     }
 
@@ -191,12 +184,7 @@ fn write_line(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    const CIVAC: Event = Event::Maintenance(SysOperation {
-        op1: 3,
-        cn: 7,
-        cm: 14,
-        op2: 1,
-    });
+    const CIVAC: Event = Event::Maintenance(SysOperation { op1: 3, cn: 7, cm: 14, op2: 1 });
 
     #[test]
     fn counts_are_assigned_to_segment_and_cpu() {

@@ -35,9 +35,7 @@ fn log(factor: u64) -> String {
 }
 
 fn side(log: &str) -> Vec<Sample> {
-    samples(&page_table_log::records(
-        &page_table_log::read(log).unwrap(),
-    ))
+    samples(&page_table_log::records(&page_table_log::read(log).unwrap()))
 }
 
 fn compare(criterion: &mut Criterion) {

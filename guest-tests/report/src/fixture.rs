@@ -32,9 +32,7 @@ pub fn record() -> Record {
             prefault: false,
             options: Default::default(),
         },
-        obtained: Some(Obtained {
-            resident: [(2 << 20, 64 << 20)].into(),
-        }),
+        obtained: Some(Obtained { resident: [(2 << 20, 64 << 20)].into() }),
         phase: Phase::Create,
         round: None,
         ns: Nanoseconds(42_209_280),
@@ -72,10 +70,8 @@ pub fn patched(mut records: Vec<Record>) -> Vec<Record> {
     for record in &mut records {
         record.host.kernel = "5.10.262-granule".to_owned();
         record.host.image_sha256 = Some("f".repeat(64));
-        record.host.series = Some(vec![Series {
-            name: "stage2-fault-path".to_owned(),
-            patches: 6,
-        }]);
+        record.host.series =
+            Some(vec![Series { name: "stage2-fault-path".to_owned(), patches: 6 }]);
     }
     records
 }

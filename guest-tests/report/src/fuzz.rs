@@ -67,11 +67,7 @@ fn edit() -> impl Strategy<Value = Edit> {
 fn apply(bytes: &mut Vec<u8>, at: Index, edit: &Edit, inputs: &[Vec<u8>]) {
     let at = at.index(bytes.len() + 1);
     match *edit {
-        Edit::FlipBit(bit) => bytes
-            .iter_mut()
-            .skip(at)
-            .take(1)
-            .for_each(|b| *b ^= 1 << bit),
+        Edit::FlipBit(bit) => bytes.iter_mut().skip(at).take(1).for_each(|b| *b ^= 1 << bit),
         Edit::Truncate => bytes.truncate(at),
         Edit::Remove(count) => drop(bytes.drain(at..bytes.len().min(at + count))),
         Edit::Copy(from, start, count) => {
@@ -98,9 +94,7 @@ fn apply(bytes: &mut Vec<u8>, at: Index, edit: &Edit, inputs: &[Vec<u8>]) {
 #[test]
 fn mutated_inputs_are_read_or_refused() {
     let records = patched(runs(&[1, 2], &[3, 4]));
-    let records = records
-        .iter()
-        .map(|record| serde_json::to_string(record).unwrap() + "\n");
+    let records = records.iter().map(|record| serde_json::to_string(record).unwrap() + "\n");
     let inputs = [
         include_bytes!("../golden/console.log").to_vec(),
         include_bytes!("../golden/perf.log").to_vec(),
@@ -132,9 +126,5 @@ fn mutated_inputs_are_read_or_refused() {
         Ok(())
     });
     outcome.unwrap();
-    assert!(
-        read.get() > 100,
-        "only {} inputs are readable: mutate less",
-        read.get()
-    );
+    assert!(read.get() > 100, "only {} inputs are readable: mutate less", read.get());
 }

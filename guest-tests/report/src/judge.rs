@@ -124,11 +124,7 @@ impl Tested {
     /// Returns the corrected p below which a regression is shown. Student's test already assumes
     /// more than a rank test, so it stays two-sided.
     fn enough(&self) -> f64 {
-        if self.test == STUDENT {
-            ALPHA
-        } else {
-            ONE_SIDED
-        }
+        if self.test == STUDENT { ALPHA } else { ONE_SIDED }
     }
 }
 
@@ -157,12 +153,7 @@ impl Row {
         if !self.is_testable() {
             return None;
         }
-        let Self {
-            before,
-            after,
-            design,
-            ..
-        } = self;
+        let Self { before, after, design, .. } = self;
         let ratio = stats::ratio(*design, before, after);
         let least_p = || stats::least_p(*design, before.len(), after.len());
         let mut tested = match design {
@@ -171,12 +162,7 @@ impl Row {
                 let found = stats::mann_whitney(before, after)?;
                 if self.emulated && ratio.is_some() && least_p() * rows as f64 > ALPHA {
                     let (t, p) = stats::student(&logarithms(before), &logarithms(after))?;
-                    let found = RankTest {
-                        statistic: t,
-                        p,
-                        exact: false,
-                        ..found
-                    };
+                    let found = RankTest { statistic: t, p, exact: false, ..found };
                     Tested::new(STUDENT, found)
                 } else {
                     Tested::new("mann-whitney", found)

@@ -33,10 +33,8 @@ pub struct Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = |values: &BTreeSet<Option<String>>| {
-            let values: Vec<_> = values
-                .iter()
-                .map(|value| value.as_deref().unwrap_or("unknown"))
-                .collect();
+            let values: Vec<_> =
+                values.iter().map(|value| value.as_deref().unwrap_or("unknown")).collect();
             values.join(" and ")
         };
         let (before, after) = (text(&self.before), text(&self.after));
@@ -59,9 +57,7 @@ const FIELDS: [Field; 7] = [
     ("kernel version", |r| known(version(&r.host.kernel))),
     ("CPU", |r| r.host.cpu.clone()),
     ("CPU features", |r| features(&r.host)),
-    ("base page", |r| {
-        r.host.page_size.map(|size| size.to_string())
-    }),
+    ("base page", |r| r.host.page_size.map(|size| size.to_string())),
     ("emulator", |r| is_known(&r.host).then(|| emulator(&r.host))),
     (ENGINE_FIELD, |r| known(&r.engine)),
 ];
@@ -84,18 +80,11 @@ pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
         .collect();
     // Huge pages vary between runs of one side, so only different sets of values are a difference.
     let backing = |samples: &[&Sample]| -> BTreeSet<_> {
-        samples
-            .iter()
-            .map(|sample| sample.obtained.as_ref().map(backed_by))
-            .collect()
+        samples.iter().map(|sample| sample.obtained.as_ref().map(backed_by)).collect()
     };
     let (before, after) = (backing(before), backing(after));
     if before != after {
-        found.push(Difference {
-            field: "backing page sizes",
-            before,
-            after,
-        });
+        found.push(Difference { field: "backing page sizes", before, after });
     }
     found
 }
@@ -107,13 +96,8 @@ fn is_known(host: &Host) -> bool {
 
 /// Returns the version in a kernel release, with its `-rc`: `5.10.262` of `5.10.262-granule+`.
 fn version(release: &str) -> &str {
-    let digits = |text: &str| {
-        text.find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(text.len())
-    };
-    let end = release
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(release.len());
+    let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let end = release.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(release.len());
     match release[end..].strip_prefix("-rc") {
         Some(rest) => &release[..end + "-rc".len() + digits(rest)],
         None => &release[..end],
@@ -125,11 +109,7 @@ pub fn features(host: &Host) -> Option<String> {
     let features = host.features.iter();
     let features = features.map(|(name, value)| format!("{name}={value}"));
     let features = features.collect::<Vec<_>>().join(" ");
-    let named = if features.is_empty() {
-        "none".to_owned()
-    } else {
-        features
-    };
+    let named = if features.is_empty() { "none".to_owned() } else { features };
     is_known(host).then_some(named)
 }
 
@@ -143,11 +123,7 @@ fn known(text: &str) -> Option<String> {
 
 /// Returns the page sizes that back the memory, smallest first: `4K and 2M pages`.
 fn backed_by(obtained: &Obtained) -> String {
-    let total: u128 = obtained
-        .resident
-        .values()
-        .map(|&bytes| u128::from(bytes))
-        .sum();
+    let total: u128 = obtained.resident.values().map(|&bytes| u128::from(bytes)).sum();
     let sizes: Vec<_> = obtained
         .resident
         .iter()
@@ -191,16 +167,12 @@ mod tests {
             ("architecture", |r| r.host.arch = "x86_64".to_owned()),
             ("kernel version", |r| r.host.kernel = "5.10.263".to_owned()),
             ("CPU", |r| r.host.cpu = Some("cortex-a72".to_owned())),
-            ("CPU features", |r| {
-                r.host.features.extend([("fwb".to_owned(), 1)])
-            }),
+            ("CPU features", |r| r.host.features.extend([("fwb".to_owned(), 1)])),
             ("base page", |r| r.host.page_size = Some(Bytes::kib(64))),
             ("emulator", |r| r.host.emulator = None),
             (ENGINE_FIELD, |r| r.engine = "model".to_owned()),
             ("backing page sizes", |r| {
-                r.obtained = Some(Obtained {
-                    resident: [(4096, 64 << 20)].into(),
-                });
+                r.obtained = Some(Obtained { resident: [(4096, 64 << 20)].into() });
             }),
         ];
         for (field, edit) in edits {
@@ -230,9 +202,7 @@ mod tests {
 
     #[test]
     fn a_few_small_pages_do_not_change_the_backing() {
-        let obtained = |small, huge| Obtained {
-            resident: [(4096, small), (2 << 20, huge)].into(),
-        };
+        let obtained = |small, huge| Obtained { resident: [(4096, small), (2 << 20, huge)].into() };
         assert_eq!(backed_by(&obtained(4096, 64 << 20)), "2M pages");
         assert_eq!(backed_by(&obtained(32 << 20, 32 << 20)), "4K and 2M pages");
         assert_eq!(backed_by(&obtained(0, 0)), "nothing");

@@ -25,13 +25,8 @@ pub mod engine {
     /// Criterion benchmarks.
     pub const CRITERION: &str = "criterion";
 
-    pub(super) const WITHOUT_HOST: [&str; 5] = [
-        PAGE_TABLE_TEST,
-        BENCH_LINES,
-        DIRTY_LOG_TEST,
-        DEMAND_PAGING_TEST,
-        CRITERION,
-    ];
+    pub(super) const WITHOUT_HOST: [&str; 5] =
+        [PAGE_TABLE_TEST, BENCH_LINES, DIRTY_LOG_TEST, DEMAND_PAGING_TEST, CRITERION];
 }
 
 /// One step of one run.
@@ -116,10 +111,7 @@ pub struct Step {
 impl Step {
     /// Returns a step of another test at place `rank` of its order.
     pub const fn of_other_test(rank: usize, name: &'static str) -> Self {
-        Self {
-            rank: Phase::IN_ORDER.len() * ROUNDS + rank,
-            name: Cow::Borrowed(name),
-        }
+        Self { rank: Phase::IN_ORDER.len() * ROUNDS + rank, name: Cow::Borrowed(name) }
     }
 
     /// Returns the step of a record: its phase, or the round of it.
@@ -257,13 +249,7 @@ mod tests {
 
     #[test]
     fn steps_and_rounds_sort_as_they_run() {
-        let of = |phase, round| {
-            Step::of(&Record {
-                phase,
-                round,
-                ..record()
-            })
-        };
+        let of = |phase, round| Step::of(&Record { phase, round, ..record() });
         let mut steps = [
             Step::of_other_test(0, "populate"),
             of(Phase::Stop, None),
@@ -276,19 +262,14 @@ mod tests {
         steps.sort();
         assert_eq!(
             steps.each_ref().map(Step::name),
-            [
-                "create", "update", "round-9", "round-10", "stop", "whole", "populate"
-            ]
+            ["create", "update", "round-9", "round-10", "stop", "whole", "populate"]
         );
     }
 
     #[test]
     fn a_setup_is_named_by_its_known_parts() {
         let sample = Sample::from(&record());
-        let other = Setup {
-            subject: "demand_paging_test".to_owned(),
-            ..Setup::default()
-        };
+        let other = Setup { subject: "demand_paging_test".to_owned(), ..Setup::default() };
         assert_eq!(sample.setup.name(), "anonymous_hugetlb_2mb, 64M, 16 vCPUs");
         assert_eq!(sample.setup.mode, "PA-bits:48, VA-bits:48, 4K pages");
         assert_eq!(other.name(), "demand_paging_test");

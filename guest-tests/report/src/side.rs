@@ -66,11 +66,7 @@ impl Side {
         let series = series.unwrap_or_else(|| "series not known".to_owned());
         let image = self.image_sha256.as_deref().and_then(|hash| hash.get(..12));
         let image = image.map(|start| format!(", image {start}"));
-        Some(format!(
-            "Linux {}, {series}{}",
-            self.kernel,
-            image.unwrap_or_default()
-        ))
+        Some(format!("Linux {}, {series}{}", self.kernel, image.unwrap_or_default()))
     }
 }
 

@@ -68,11 +68,7 @@ impl Spread {
 
     /// Returns the quartiles, or the least and greatest value.
     pub const fn ends(&self, quartiles: bool) -> [f64; 2] {
-        if quartiles {
-            [self.q1, self.q3]
-        } else {
-            [self.min, self.max]
-        }
+        if quartiles { [self.q1, self.q3] } else { [self.min, self.max] }
     }
 
     /// Reports whether there are enough runs for quartiles.
@@ -96,14 +92,8 @@ impl Change {
     /// Returns the change between two spreads.
     pub fn between(before: Option<Spread>, after: Option<Spread>) -> Self {
         let base = before.filter(|before| before.median != 0.0);
-        let ratio = base
-            .zip(after)
-            .map(|(before, after)| after.median / before.median);
-        Self {
-            before,
-            after,
-            ratio,
-        }
+        let ratio = base.zip(after).map(|(before, after)| after.median / before.median);
+        Self { before, after, ratio }
     }
 
     /// Returns the reduction in percent of before: 70 for a ratio of 0.3, negative for growth.
@@ -153,9 +143,6 @@ mod tests {
     fn whole_figures_are_written_without_a_decimal_point() {
         let spread = Spread::of([1.0, 2.0]).unwrap();
         let json = serde_json::to_string(&spread).unwrap();
-        assert!(
-            json.contains(r#""median":1.5"#) && json.contains(r#""max":2,"#),
-            "{json}"
-        );
+        assert!(json.contains(r#""median":1.5"#) && json.contains(r#""max":2,"#), "{json}");
     }
 }

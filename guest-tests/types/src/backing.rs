@@ -73,9 +73,8 @@ impl Backing {
         let mut names: Vec<String> = Self::FIXED.iter().map(Self::to_string).collect();
         names.push(format!("{SIZED_HUGETLB}SIZE (64kb, 2mb, 1gb)"));
         let aliases = Self::ALIASES.iter();
-        let aliases: Vec<String> = aliases
-            .map(|(alias, backing)| format!("{alias} = {backing}"))
-            .collect();
+        let aliases: Vec<String> =
+            aliases.map(|(alias, backing)| format!("{alias} = {backing}")).collect();
         format!("{}; short: {}", names.join(", "), aliases.join(", "))
     }
 }
@@ -153,13 +152,9 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_refused_with_all_names_and_aliases() {
-        for name in [
-            "",
-            "THP",
-            "anonymous_hugetlb_",
-            "anonymous_hugetlb_3mb",
-            "anonymous_hugetlb_2m",
-        ] {
+        for name in
+            ["", "THP", "anonymous_hugetlb_", "anonymous_hugetlb_3mb", "anonymous_hugetlb_2m"]
+        {
             assert!(name.parse::<Backing>().is_err(), "{name}");
         }
         let error = "hugepages".parse::<Backing>().unwrap_err().to_string();

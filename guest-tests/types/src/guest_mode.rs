@@ -27,13 +27,7 @@ pub struct GuestMode {
 pub struct ParseGuestModeError(String);
 
 const fn mode(id: u32, name: &'static str, pa_bits: u8, va_bits: u8, page_shift: u8) -> GuestMode {
-    GuestMode {
-        id,
-        name,
-        pa_bits,
-        va_bits,
-        page_shift,
-    }
+    GuestMode { id, name, pa_bits, va_bits, page_shift }
 }
 
 impl GuestMode {
@@ -103,10 +97,8 @@ impl GuestMode {
 }
 
 fn known_modes() -> String {
-    let all: Vec<String> = GuestMode::ALL
-        .iter()
-        .map(|mode| format!("{} ({})", mode.id, mode.name))
-        .collect();
+    let all: Vec<String> =
+        GuestMode::ALL.iter().map(|mode| format!("{} ({})", mode.id, mode.name)).collect();
     all.join(", ")
 }
 
@@ -129,11 +121,7 @@ impl fmt::Display for GuestMode {
         if self.id == Self::PXXV48_4K.id {
             return write!(f, "PA-bits:ANY, VA-bits:{va_bits}, {kib:>2}K pages");
         }
-        write!(
-            f,
-            "PA-bits:{},  VA-bits:{va_bits}, {kib:>2}K pages",
-            self.pa_bits
-        )
+        write!(f, "PA-bits:{},  VA-bits:{va_bits}, {kib:>2}K pages", self.pa_bits)
     }
 }
 
@@ -162,10 +150,7 @@ mod tests {
 
     #[test]
     fn a_mode_prints_as_in_the_kernels_test() {
-        assert_eq!(
-            GuestMode::P48V48_4K.to_string(),
-            "PA-bits:48,  VA-bits:48,  4K pages"
-        );
+        assert_eq!(GuestMode::P48V48_4K.to_string(), "PA-bits:48,  VA-bits:48,  4K pages");
         assert_eq!(
             GuestMode::PXXV48_4K.with_pa_bits(46).to_string(),
             "PA-bits:ANY, VA-bits:48,  4K pages"

@@ -78,11 +78,7 @@ impl FromStr for Bytes {
             Some(hex) => u64::from_str_radix(hex, 16),
             None => digits.parse(),
         };
-        number
-            .ok()
-            .and_then(|n| n.checked_mul(1 << shift))
-            .map(Self)
-            .ok_or_else(wrong)
+        number.ok().and_then(|n| n.checked_mul(1 << shift)).map(Self).ok_or_else(wrong)
     }
 }
 
@@ -100,12 +96,7 @@ impl fmt::Display for Bytes {
 impl fmt::Display for Nanoseconds {
     /// Prints seconds with nine decimal places, as the kernel's test does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}.{:09}s",
-            self.0 / 1_000_000_000,
-            self.0 % 1_000_000_000
-        )
+        write!(f, "{}.{:09}s", self.0 / 1_000_000_000, self.0 % 1_000_000_000)
     }
 }
 

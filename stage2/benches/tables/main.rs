@@ -132,13 +132,7 @@ fn alone<T: Table>(c: &mut Criterion) {
         table.protect(0, GIB);
     });
     if T::SPLITS {
-        timed(
-            c,
-            "split of 2M, each",
-            BLOCKS,
-            by_blocks,
-            each_block(T::split),
-        );
+        timed(c, "split of 2M, each", BLOCKS, by_blocks, each_block(T::split));
     }
     if T::COALESCES {
         let split = each_block(T::split);
@@ -153,13 +147,7 @@ fn alone<T: Table>(c: &mut Criterion) {
             |table: &mut T| table.coalesce_each(BLOCKS),
         );
     }
-    timed(
-        c,
-        "unmap of 1G, per 4K",
-        PAGES,
-        by_pages,
-        |table: &mut T| table.unmap(0, GIB),
-    );
+    timed(c, "unmap of 1G, per 4K", PAGES, by_pages, |table: &mut T| table.unmap(0, GIB));
 }
 
 /// The least that a shared map does.
@@ -207,9 +195,7 @@ fn in_threads<A: FnOnce()>(threads: u64, begin: impl Fn(u64) -> A + Sync) -> Dur
                 })
             })
             .collect();
-        let times = threads
-            .into_iter()
-            .map(|thread| thread.join().expect("it does not panic"));
+        let times = threads.into_iter().map(|thread| thread.join().expect("it does not panic"));
         times.max().unwrap_or_default()
     })
 }
@@ -219,12 +205,8 @@ fn together(c: &mut Criterion) {
     const EACH: u64 = SINGLE / 2;
     let places: [(&str, u64, Place); 3] = [
         ("one thread", 1, |_, n| n * PAGE),
-        ("two threads, disjoint", 2, |thread, n| {
-            thread * GIB + n * PAGE
-        }),
-        ("two threads, interleaved", 2, |thread, n| {
-            (2 * n + thread) * PAGE
-        }),
+        ("two threads, disjoint", 2, |thread, n| thread * GIB + n * PAGE),
+        ("two threads, interleaved", 2, |thread, n| (2 * n + thread) * PAGE),
     ];
     for (group, threads, place) in places {
         let group = &format!("shared map, {group}");
@@ -353,29 +335,17 @@ fn two_own(c: &mut Criterion) {
     let nothing = |_: &mut Own| {};
     let range = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
         hand.ready(2);
-        table
-            .lock()
-            .expect("the lock is not poisoned")
-            .0
-            .map_with(hand, ipa);
+        table.lock().expect("the lock is not poisoned").0.map_with(hand, ipa);
     };
     in_turns(c, "range map, per 4K", PAGES, nothing, Hand::new, range);
     let split = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
         hand.ready(1);
-        table
-            .lock()
-            .expect("the lock is not poisoned")
-            .0
-            .split_with(hand, ipa);
+        table.lock().expect("the lock is not poisoned").0.split_with(hand, ipa);
     };
     in_turns(c, "split of 2M, each", BLOCKS, by_blocks, Hand::new, split);
     let coalesce = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
         hand.ready(1);
-        table
-            .lock()
-            .expect("the lock is not poisoned")
-            .0
-            .coalesce_with(hand, ipa);
+        table.lock().expect("the lock is not poisoned").0.coalesce_with(hand, ipa);
     };
     let group = "coalesce to 2M, each";
     in_turns(c, group, BLOCKS, split_all, Hand::new, coalesce);

@@ -37,10 +37,7 @@ fn collect(dir: &Path, found: &mut Figures) {
 
 /// Returns the engine's figure of a group.
 fn engine(names: &BTreeMap<String, f64>) -> Option<f64> {
-    names
-        .get("granule")
-        .or(names.get("granule, one walk"))
-        .copied()
+    names.get("granule").or(names.get("granule, one walk")).copied()
 }
 
 /// Returns the name and figure of the fastest other crate of a group.

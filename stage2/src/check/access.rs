@@ -59,12 +59,7 @@ impl Checker {
         let current = self.tables.walk(ipa).filter(|(e, level)| e.is_leaf(*level));
         let current = current.map(|(leaf, level)| {
             let size = self.setup.geometry.span(level);
-            Candidate {
-                leaf,
-                ipa: ipa.align_down(size),
-                size,
-                is_current: true,
-            }
+            Candidate { leaf, ipa: ipa.align_down(size), size, is_current: true }
         });
         let stale = self.tlbs.stale.iter().filter(|stale| {
             let is_leaf = stale.entry.table.is_none();

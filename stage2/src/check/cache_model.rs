@@ -47,9 +47,7 @@ fn around_hole(
     let end = at + len;
     let before = hole.clamp(at, end);
     let after = (hole + size).clamp(at, end);
-    [(at, before - at), (after, end - after)]
-        .into_iter()
-        .filter(|(_, size)| *size > 0)
+    [(at, before - at), (after, end - after)].into_iter().filter(|(_, size)| *size > 0)
 }
 
 impl CacheModel {
@@ -126,11 +124,7 @@ impl CacheModel {
         let (phys, size) = range.unwrap_or((PhysAddr(0), 1 << 52));
         let mut effect = false;
         for (at, len) in self.stale.overlaps(phys, size) {
-            let clean = if is_coherent {
-                vec![(at, len)]
-            } else {
-                self.dirty.gaps(at, len)
-            };
+            let clean = if is_coherent { vec![(at, len)] } else { self.dirty.gaps(at, len) };
             effect |= !clean.is_empty();
             let pending = clean.into_iter().map(|(at, len)| (Clears::Stale, at, len));
             self.pending[cpu].extend(pending);
@@ -183,9 +177,7 @@ impl CacheModel {
             }
         }
         let touched = self.touched.iter();
-        let unmapped: Vec<_> = touched
-            .flat_map(|(at, len)| self.mapped.gaps(at, len))
-            .collect();
+        let unmapped: Vec<_> = touched.flat_map(|(at, len)| self.mapped.gaps(at, len)).collect();
         for (at, len) in &unmapped {
             self.touched.remove(*at, *len);
         }

@@ -46,11 +46,7 @@ struct Writer {
 impl Writer {
     fn line(&mut self, cpu: u8, kind: &str, rest: core::fmt::Arguments<'_>) {
         // A String accepts every write.
-        let _ = writeln!(
-            self.out.text,
-            "({kind} (id {}) (tid {cpu}) {rest})",
-            self.id
-        );
+        let _ = writeln!(self.out.text, "({kind} (id {}) (tid {cpu}) {rest})", self.id);
         self.id += 1;
     }
 
@@ -68,11 +64,7 @@ impl Writer {
         let (lock, size) = (self.lock(), geometry.granule().size());
         for table in 0..geometry.root_tables() {
             let at = root + table * size;
-            self.line(
-                0,
-                "mem-init",
-                format_args!("(address {at:#x}) (size {size:#x})"),
-            );
+            self.line(0, "mem-init", format_args!("(address {at:#x}) (size {size:#x})"));
         }
         self.line(
             0,
@@ -98,11 +90,7 @@ impl Writer {
 
     fn context(&mut self, cpu: u8) {
         let value = u64::from(self.setup.vmid.0) << 48 | self.setup.root.0;
-        self.line(
-            cpu,
-            "sysreg-write",
-            format_args!("(sysreg vttbr_el2) (value {value:#x})"),
-        );
+        self.line(cpu, "sysreg-write", format_args!("(sysreg vttbr_el2) (value {value:#x})"));
     }
 
     fn tlbi(&mut self, cpu: u8, kind: Tlbi) {
@@ -111,19 +99,10 @@ impl Writer {
             Scope::Local => "",
         };
         match kind {
-            Tlbi::Ipa {
-                ipa,
-                ttl,
-                leaf_only,
-                scope,
-            } => {
+            Tlbi::Ipa { ipa, ttl, leaf_only, scope } => {
                 let l = if leaf_only { "l" } else { "" };
                 let value = operand(self.setup.geometry.granule(), ipa.0, ttl);
-                self.line(
-                    cpu,
-                    "tlbi",
-                    format_args!("ipas2{l}e1{} (value {value:#x})", is(scope)),
-                );
+                self.line(cpu, "tlbi", format_args!("ipas2{l}e1{} (value {value:#x})", is(scope)));
             }
             Tlbi::Stage1 { scope } => self.line(cpu, "tlbi", format_args!("vmalle1{}", is(scope))),
             Tlbi::Range { scope, .. } | Tlbi::All { scope } => {
@@ -174,10 +153,7 @@ impl Trace {
     /// Converts the trace to casemate's format.
     pub fn casemate(&self) -> Casemate {
         let mut writer = Writer {
-            out: Casemate {
-                text: String::new(),
-                omitted: BTreeMap::new(),
-            },
+            out: Casemate { text: String::new(), omitted: BTreeMap::new() },
             id: 0,
             setup: self.setup,
         };
@@ -186,9 +162,7 @@ impl Trace {
         for event in &self.events {
             let cpu = event.cpu;
             match event.action {
-                Action::Store {
-                    entry, new, kind, ..
-                } => {
+                Action::Store { entry, new, kind, .. } => {
                     let order = match kind {
                         StoreKind::Plain => "plain",
                         StoreKind::Release | StoreKind::Swap => "release",

@@ -41,12 +41,7 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            rule,
-            event,
-            cpu,
-            detail,
-        } = self;
+        let Self { rule, event, cpu, detail } = self;
         let source = rule.source();
         write!(f, "event {event}, CPU {cpu}: {rule} ({source}): {detail}")
     }
@@ -197,12 +192,7 @@ impl Checker {
 
     fn act(&mut self, cpu: usize, action: Action) {
         match action {
-            Action::Store {
-                entry,
-                old,
-                new,
-                kind,
-            } => self.store(cpu, entry, (old, new), kind),
+            Action::Store { entry, old, new, kind } => self.store(cpu, entry, (old, new), kind),
             Action::Dsb(kind) => self.barrier(cpu, kind),
             Action::Isb => {
                 self.effect.any = core::mem::take(&mut self.cpus[cpu].needs_isb);
@@ -221,30 +211,20 @@ impl Checker {
             Action::References(table, change) => self.tables.change_references(table, change),
             Action::Note(note) => self.note(cpu, note),
             Action::HostWrite { phys, size } => self.caches.host_write(phys, size),
-            Action::AddMemory {
-                ipa,
-                phys,
-                size,
-                device,
-            } => self.add_memory(ipa, phys, size, device),
+            Action::AddMemory { ipa, phys, size, device } => {
+                self.add_memory(ipa, phys, size, device)
+            }
             Action::RemoveMemory { ipa, size } => self.remove_memory(ipa, size),
             Action::Logging { ipa, size, on } => self.set_logging(ipa, size, on),
             Action::ReadLog { ipa, size } => self.read_log(ipa, size),
-            Action::Access {
-                ipa,
-                access,
-                uncached,
-            } => {
+            Action::Access { ipa, access, uncached } => {
                 for outcome in self.possible_outcomes(cpu, ipa, access, uncached) {
                     *self.outcomes.entry(outcome).or_default() += 1;
                 }
             }
-            Action::Resume {
-                ipa,
-                access,
-                status: FaultStatus::Permission,
-                level,
-            } => self.resume(cpu, ipa, access, level),
+            Action::Resume { ipa, access, status: FaultStatus::Permission, level } => {
+                self.resume(cpu, ipa, access, level)
+            }
             Action::Resume { .. } => {}
         }
     }
@@ -263,18 +243,12 @@ impl Checker {
         let since = self.now;
         let walk = self.cpus[cpu].walk;
         let outer = walk.unwrap_or(SharedWalk { since, depth: 0 });
-        self.cpus[cpu].walk = Some(SharedWalk {
-            depth: outer.depth + 1,
-            ..outer
-        });
+        self.cpus[cpu].walk = Some(SharedWalk { depth: outer.depth + 1, ..outer });
     }
 
     fn end_walk(&mut self, cpu: usize) {
         let outer = self.cpus[cpu].walk.filter(|walk| walk.depth > 1);
-        self.cpus[cpu].walk = outer.map(|walk| SharedWalk {
-            depth: walk.depth - 1,
-            ..walk
-        });
+        self.cpus[cpu].walk = outer.map(|walk| SharedWalk { depth: walk.depth - 1, ..walk });
         self.check_end_of_walk(cpu);
     }
 }

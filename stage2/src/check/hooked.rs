@@ -17,16 +17,8 @@ use crate::{
 #[allow(missing_docs, reason = "each variant is the method of its name")]
 pub enum Call {
     Load(EntryAddress),
-    Store {
-        entry: EntryAddress,
-        new: Descriptor,
-        order: Order,
-    },
-    CompareExchange {
-        entry: EntryAddress,
-        old: Descriptor,
-        new: Descriptor,
-    },
+    Store { entry: EntryAddress, new: Descriptor, order: Order },
+    CompareExchange { entry: EntryAddress, old: Descriptor, new: Descriptor },
     Allocate,
     Free(TableAddress),
     Defer(Unlinked),
@@ -39,10 +31,7 @@ pub enum Call {
     Isb,
     Tlbi(Tlbi),
     SwitchVmid(Vmid),
-    CleanInvalidate {
-        phys: PhysAddr,
-        size: u64,
-    },
+    CleanInvalidate { phys: PhysAddr, size: u64 },
     InvalidateInstructions(Option<(PhysAddr, u64)>),
     Pause,
     Note(Note),

@@ -35,9 +35,7 @@ impl<A: Copy + Ord + Add<u64, Output = A> + Sub<Output = u64>> Ranges<A> {
     pub(super) fn overlaps(&self, start: A, size: u64) -> Vec<(A, u64)> {
         let end = start + size;
         let found = self.0.overlapping(start..end);
-        found
-            .map(|range| with_size(range.start.max(start)..range.end.min(end)))
-            .collect()
+        found.map(|range| with_size(range.start.max(start)..range.end.min(end))).collect()
     }
 
     /// Returns the parts of a range that are missing from the set, by address and size.

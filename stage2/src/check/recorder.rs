@@ -46,10 +46,7 @@ pub type Recorder<'a, O, S> = Hooked<O, Record<'a, S>>;
 impl<'a, O, S: Sink> Recorder<'a, O, S> {
     /// Reports the operations of CPU `cpu` to `sink`.
     pub const fn new(inner: O, cpu: u8, sink: &'a Mutex<S>) -> Self {
-        Self {
-            inner,
-            hook: Record { cpu, sink },
-        }
+        Self { inner, hook: Record { cpu, sink } }
     }
 
     /// Reports an event that is no operation of the engine.
@@ -72,10 +69,8 @@ impl<S> Record<'_, S> {
 
 impl<O: Operations, S: Sink> Hook<O> for Record<'_, S> {
     fn call(&self, inner: &O, call: Call) -> Reply {
-        let unrecorded = matches!(
-            call,
-            Call::Load(_) | Call::References(_) | Call::Defer(_) | Call::Pause
-        );
+        let unrecorded =
+            matches!(call, Call::Load(_) | Call::References(_) | Call::Defer(_) | Call::Pause);
         if unrecorded {
             return call.run(inner);
         }
@@ -97,12 +92,7 @@ impl<O: Operations, S: Sink> Hook<O> for Record<'_, S> {
             },
             Call::CompareExchange { entry, old, new } if reply == Reply::Exchanged(Ok(())) => {
                 let kind = StoreKind::Swap;
-                Action::Store {
-                    entry,
-                    old,
-                    new,
-                    kind,
-                }
+                Action::Store { entry, old, new, kind }
             }
             Call::Allocate if let Reply::Table(Some(table)) = reply => Action::Allocate(table),
             Call::Free(table) => Action::Free(table),

@@ -41,9 +41,7 @@ impl Trace {
                 tables.insert(at)
             }
             Action::Free(table) => tables.remove(&table.0),
-            Action::Store {
-                entry, old, new, ..
-            } => {
+            Action::Store { entry, old, new, .. } => {
                 let allocated = tables.contains(&(entry.0 & !(granule - 1)));
                 allocated && memory.insert(entry.0, new).unwrap_or_default() == old
             }

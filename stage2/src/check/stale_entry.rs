@@ -44,11 +44,7 @@ struct Issued {
 impl Issued {
     /// Notes an invalidation; returns whether none was under way.
     fn issue(&mut self, cpu: usize, is_broadcast: bool) -> bool {
-        let by = if is_broadcast {
-            &mut self.broadcast
-        } else {
-            &mut self.local
-        };
+        let by = if is_broadcast { &mut self.broadcast } else { &mut self.local };
         let first = *by >> cpu & 1 == 0;
         *by |= 1 << cpu;
         first
@@ -176,11 +172,8 @@ pub(super) enum Coverage {
 
 impl StaleEntry {
     pub(super) fn new(entry: ChangedEntry, since: u64, by: usize, cpus: usize) -> Self {
-        let held = Progress {
-            held: Held::Both,
-            stage2: Issued::default(),
-            last: Issued::default(),
-        };
+        let held =
+            Progress { held: Held::Both, stage2: Issued::default(), last: Issued::default() };
         Self {
             entry,
             since,
@@ -228,12 +221,7 @@ impl StaleEntry {
     pub(super) fn coverage(&self, kind: Tlbi) -> Coverage {
         let (ipa, size, ttl, leaf_only) = match kind {
             Tlbi::Stage1 { .. } | Tlbi::All { .. } => return Coverage::Covered,
-            Tlbi::Ipa {
-                ipa,
-                ttl,
-                leaf_only,
-                ..
-            } => (ipa, 1, ttl, leaf_only),
+            Tlbi::Ipa { ipa, ttl, leaf_only, .. } => (ipa, 1, ttl, leaf_only),
             Tlbi::Range { ipa, size, ttl, .. } => (ipa, size, ttl, false),
         };
         if !self.overlaps(ipa, size) {
@@ -243,11 +231,7 @@ impl StaleEntry {
             Some(_) => !leaf_only && ttl.is_none(),
             None => ttl.is_none_or(|level: Level| level == self.entry.place.level),
         };
-        if fits {
-            Coverage::Covered
-        } else {
-            Coverage::Excluded
-        }
+        if fits { Coverage::Covered } else { Coverage::Excluded }
     }
 
     /// Notes an invalidation that covers the entry.
@@ -292,10 +276,7 @@ impl StaleEntry {
         for (at, progress) in self.progress.iter_mut().enumerate() {
             if progress.complete(cpu, kind == Dsb::Ish) {
                 let needed = self.entry.change != Change::Relaxed || at == cpu;
-                effect.add(Effect {
-                    any: needed,
-                    strong: needed,
-                });
+                effect.add(Effect { any: needed, strong: needed });
             }
         }
         effect

@@ -80,10 +80,7 @@ impl TableModel {
         let root = Table {
             level: Some(geometry.start()),
             linked: true,
-            ..Table::new(
-                tables * geometry.granule().size(),
-                i64::try_from(tables).unwrap_or(1),
-            )
+            ..Table::new(tables * geometry.granule().size(), i64::try_from(tables).unwrap_or(1))
         };
         Self {
             all: [(setup.root, root)].into(),
@@ -103,10 +100,7 @@ impl TableModel {
     }
 
     pub(super) fn allocate(&mut self, cpu: usize, table: TableAddress) {
-        let zeroed = Table {
-            writer: Some(cpu),
-            ..Table::new(self.geometry.granule().size(), 1)
-        };
+        let zeroed = Table { writer: Some(cpu), ..Table::new(self.geometry.granule().size(), 1) };
         self.all.insert(table, zeroed);
     }
 

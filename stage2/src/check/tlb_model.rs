@@ -18,10 +18,7 @@ pub(super) struct TlbModel {
 
 impl TlbModel {
     pub(super) fn new(cpus: usize) -> Self {
-        Self {
-            stale: Vec::new(),
-            cpus,
-        }
+        Self { stale: Vec::new(), cpus }
     }
 
     /// Notes a store to an entry by any CPU.
@@ -102,12 +99,7 @@ mod tests {
         for (cpu, ipa) in [(0, 0), (1, 1 << 21)] {
             tlbs.add(cpu, 0, page(ipa, Change::Removed));
             tlbs.barrier(cpu, Dsb::IshSt);
-            let page = Tlbi::Ipa {
-                ipa: Ipa(ipa),
-                ttl: None,
-                leaf_only: false,
-                scope: BROADCAST,
-            };
+            let page = Tlbi::Ipa { ipa: Ipa(ipa), ttl: None, leaf_only: false, scope: BROADCAST };
             tlbs.invalidate(cpu, page);
         }
         tlbs
@@ -119,10 +111,7 @@ mod tests {
 
     #[test]
     fn a_cpu_completes_its_own_invalidation_beside_one_of_another_cpu() {
-        for last in [
-            Tlbi::Stage1 { scope: BROADCAST },
-            Tlbi::All { scope: BROADCAST },
-        ] {
+        for last in [Tlbi::Stage1 { scope: BROADCAST }, Tlbi::All { scope: BROADCAST }] {
             let mut tlbs = two_removed_pages();
             tlbs.barrier(0, Dsb::Ish);
             tlbs.invalidate(1, last);

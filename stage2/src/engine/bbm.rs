@@ -125,11 +125,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Returns the FEAT_BBM level to use: 0 if CPUs or policy want a break.
     #[inline]
     pub(super) fn bbm_level(&self) -> u8 {
-        if self.stage2.policy.use_bbm {
-            self.stage2.features.bbm
-        } else {
-            0
-        }
+        if self.stage2.policy.use_bbm { self.stage2.features.bbm } else { 0 }
     }
 
     /// Invalidates the cached copies of an entry that has been broken or replaced, on all CPUs.

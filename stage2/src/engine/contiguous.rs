@@ -33,11 +33,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         let (count, span) = (slot.level.contiguous(granule), slot.level.span(granule));
         let ipa = slot.ipa.align_down(count * span);
         let back = (slot.ipa - ipa) >> slot.level.shift(granule);
-        let first = Slot {
-            entry: EntryAddress(slot.entry.0 - back * 8),
-            ipa,
-            ..*slot
-        };
+        let first = Slot { entry: EntryAddress(slot.entry.0 - back * 8), ipa, ..*slot };
         (count, first)
     }
 
@@ -64,8 +60,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             self.cmo(leaf.address(), count * span, leaf.attributes());
         }
         let leaf = leaf.contiguous(true);
-        self.ops
-            .store_run(slot.entry, count, leaf, span, Order::Release);
+        self.ops.store_run(slot.entry, count, leaf, span, Order::Release);
         count
     }
 

@@ -117,12 +117,7 @@ fn walk_rare<O: Operations>(
     if ipa.0 < size {
         return walk(ops, root, shape, ipa, access);
     }
-    Err(Fault {
-        ipa,
-        access,
-        status: FaultStatus::Translation,
-        level: shape.1,
-    })
+    Err(Fault { ipa, access, status: FaultStatus::Translation, level: shape.1 })
 }
 
 #[inline(always)]
@@ -135,12 +130,7 @@ fn walk<O: Operations>(
 ) -> Result<Translation, Fault> {
     let (_, entry, level) = find_in(ops, root, (granule, start), ipa);
     if let Some(status) = entry.missing(access) {
-        return Err(Fault {
-            ipa,
-            access,
-            status,
-            level,
-        });
+        return Err(Fault { ipa, access, status, level });
     }
     Ok(Translation {
         // Most walks end at a page: no shift.
@@ -194,10 +184,7 @@ impl Descriptor {
 impl Stage2 {
     /// Returns the walker that a CPU uses.
     pub const fn walker(&self) -> Walker {
-        Walker {
-            geometry: self.geometry,
-            root: self.root,
-        }
+        Walker { geometry: self.geometry, root: self.root }
     }
 
     /// Walks the table as a CPU does: [`Walker::translate`].

@@ -37,13 +37,7 @@ pub struct MapRequest {
 impl MapRequest {
     /// Creates a request for the largest leaves that fit.
     pub const fn new(ipa: Ipa, phys: PhysAddr, size: u64, attributes: Attributes) -> Self {
-        Self {
-            ipa,
-            phys,
-            size,
-            attributes,
-            largest: u64::MAX,
-        }
+        Self { ipa, phys, size, attributes, largest: u64::MAX }
     }
 
     /// Returns whether both addresses are multiples of the size, a power of two, and lie below 48
@@ -110,12 +104,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             return Some(Ok(()));
         }
         let ipa = r.ipa;
-        Some(self.map_leaf(
-            &Slot { entry, level, ipa },
-            new,
-            SplitState::default(),
-            memcache,
-        ))
+        Some(self.map_leaf(&Slot { entry, level, ipa }, new, SplitState::default(), memcache))
     }
 
     /// Walks down to the entry of the one leaf that the request is for. Returns `None` if it is for
@@ -199,11 +188,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
                 return Ok(());
             }
             let Some(below) = level.down() else {
-                return Err(MapError::Unaligned {
-                    ipa: c.ipa,
-                    phys: c.phys,
-                    size: c.end - c.ipa,
-                });
+                return Err(MapError::Unaligned { ipa: c.ipa, phys: c.phys, size: c.end - c.ipa });
             };
             let old = self.ops.load(slot.entry);
             let child = match old.kind(level) {
@@ -287,11 +272,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         let before = (slot.ipa.0 >> span.trailing_zeros()).wrapping_neg() & (run - 1);
         let head = if contiguous { before.min(count) } else { count };
         let body = (count - head) & !(run - 1);
-        let parts = [
-            (0, head, false),
-            (head, body, true),
-            (head + body, count - head - body, false),
-        ];
+        let parts =
+            [(0, head, false), (head, body, true), (head + body, count - head - body, false)];
         for (from, count, hint) in parts.into_iter().filter(|(_, count, _)| *count > 0) {
             let leaf = leaf.after(from * span).contiguous(hint);
             let first = slot.skip(from, span).entry;

@@ -31,12 +31,7 @@ struct TableSpan {
 
 impl TableSpan {
     /// Translates no address.
-    const EMPTY: Self = Self {
-        table: TableAddress(0),
-        level: Level::PAGE,
-        ipa: Ipa(0),
-        bytes: 0,
-    };
+    const EMPTY: Self = Self { table: TableAddress(0), level: Level::PAGE, ipa: Ipa(0), bytes: 0 };
 
     /// Returns the table of `level` that holds the entry of `ipa`. A single root may have more
     /// entries than the IPA space has addresses.
@@ -73,23 +68,14 @@ pub struct Mapper<'a, O: Operations, M: WalkMode> {
 /// Returns size and attributes in the bits above an address, if the request is for one leaf.
 #[inline(always)]
 fn leaf_key(r: &MapRequest) -> Option<u64> {
-    let Attributes {
-        memory,
-        read,
-        write,
-        execute,
-        accessed,
-        contiguous: _,
-        software,
-    } = r.attributes;
+    let Attributes { memory, read, write, execute, accessed, contiguous: _, software } =
+        r.attributes;
     let one_leaf = r.size.is_power_of_two() && r.size >= 4096 && r.size <= r.largest;
     if !one_leaf || !r.is_aligned() {
         return None;
     }
     let flags = [read, write, execute, accessed];
-    let bits = flags
-        .into_iter()
-        .fold(memory as u64, |bits, flag| bits << 1 | u64::from(flag));
+    let bits = flags.into_iter().fold(memory as u64, |bits, flag| bits << 1 | u64::from(flag));
     let bits = bits << 3 | u64::from(software & 7);
     Some((bits << 6 | u64::from(r.size.trailing_zeros())) << ADDRESS_BITS)
 }

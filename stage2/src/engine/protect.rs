@@ -187,8 +187,7 @@ impl Stage2 {
         self.check_range(ipa, size)?;
         let (root, start) = (self.root, self.geometry.start());
         let change = &Descriptor::without_access_flag;
-        self.exclusive(ops)
-            .change_in(root, start, (ipa, ipa + size), change)
+        self.exclusive(ops).change_in(root, start, (ipa, ipa + size), change)
     }
 
     /// Sets the access flag of the leaf at an address, after an access flag fault. TLBs hold no
@@ -200,10 +199,7 @@ impl Stage2 {
         let walk = self.exclusive(ops);
         let (slot, old) = walk.find(ipa);
         if old.is_leaf(slot.level) && !old.attributes().accessed {
-            let new = old.with_permissions(Attributes {
-                accessed: true,
-                ..old.attributes()
-            });
+            let new = old.with_permissions(Attributes { accessed: true, ..old.attributes() });
             // An exclusive walk has no conflicts.
             let _ = walk.replace(&slot, old, new, Order::Plain);
         }

@@ -62,8 +62,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         let geometry = &self.stage2.geometry;
         let (span, count) = (geometry.span(below), geometry.granule().entries());
         let first = block.part(below, 0);
-        self.ops
-            .store_run(child.entry(0), count, first, span, Order::Plain);
+        self.ops.store_run(child.entry(0), count, first, span, Order::Plain);
         self.add_references(child, u32::try_from(count).unwrap_or(u32::MAX));
     }
 
@@ -94,10 +93,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         let Some(level) = slot.level.down() else {
             return Err(MapError::Again);
         };
-        let unlinked = Unlinked {
-            table: child,
-            level,
-        };
+        let unlinked = Unlinked { table: child, level };
         if self.needs_no_break(child, level, new) {
             self.change_size(slot, old, new)?;
             self.free_replaced(unlinked, memcache);
@@ -167,15 +163,10 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
                 return None;
             }
             address += span;
-            all = Attributes {
-                accessed: all.accessed || one.accessed,
-                ..all.restricted(one)
-            };
+            all = Attributes { accessed: all.accessed || one.accessed, ..all.restricted(one) };
         }
         let block = self.leaf(first.address(), slot.level, all);
-        block
-            .is_aligned(slot.level, self.stage2.geometry.granule())
-            .then_some(block)
+        block.is_aligned(slot.level, self.stage2.geometry.granule()).then_some(block)
     }
 }
 
@@ -284,9 +275,7 @@ impl Stage2 {
         let (root, start) = (self.root, self.geometry.start());
         let mut batch = TableFreeBatch::new();
         let range = (ipa, ipa + size);
-        let done = self
-            .exclusive(ops)
-            .recover_in(root, start, range, largest, &mut batch);
+        let done = self.exclusive(ops).recover_in(root, start, range, largest, &mut batch);
         batch.free_all(ops);
         done
     }
@@ -306,7 +295,6 @@ impl Stage2 {
     ) -> Result<(), MapError> {
         self.check_range(ipa, size)?;
         let (root, start) = (self.root, self.geometry.start());
-        self.exclusive(ops)
-            .split_in(root, start, (ipa, ipa + size), memcache)
+        self.exclusive(ops).split_in(root, start, (ipa, ipa + size), memcache)
     }
 }

@@ -67,23 +67,13 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     }
 
     fn tlbi_ipa(&self, ipa: Ipa, ttl: Option<Level>, scope: Scope) {
-        self.ops.tlbi(Tlbi::Ipa {
-            ipa,
-            ttl,
-            leaf_only: false,
-            scope,
-        });
+        self.ops.tlbi(Tlbi::Ipa { ipa, ttl, leaf_only: false, scope });
     }
 
     /// Issues one range TLBI; the instruction must be able to encode the size.
     #[inline]
     fn tlbi_range(&self, ipa: Ipa, size: u64) {
-        self.ops.tlbi(Tlbi::Range {
-            ipa,
-            size,
-            ttl: None,
-            scope: Scope::Broadcast,
-        });
+        self.ops.tlbi(Tlbi::Range { ipa, size, ttl: None, scope: Scope::Broadcast });
     }
 
     /// Issues as many TLBIs as the encoding of ranges takes.

@@ -97,12 +97,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                     (EntryKind::Table(table), Some(below))
                         if !batch.whole_tables || ipa < start || next > end =>
                     {
-                        parents.push(Parent {
-                            entry,
-                            ipa,
-                            old,
-                            end: table_end,
-                        });
+                        parents.push(Parent { entry, ipa, old, end: table_end });
                         (level, shift) = (below, shift - granule.level_bits());
                         let index = start.0.saturating_sub(ipa.0) >> shift;
                         (entry, ipa) = (table.entry(index), ipa + (index << shift));
@@ -175,12 +170,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         if self.stage2.policy.count_references {
             self.ops.drop_references(self.table_of(slot.entry), 1);
         }
-        batch.unmapped.push(Unmapped {
-            ipa: slot.ipa,
-            level: slot.level,
-            empty_table,
-            old,
-        });
+        batch.unmapped.push(Unmapped { ipa: slot.ipa, level: slot.level, empty_table, old });
         if batch.unmapped.len() == batch.limit {
             self.flush_full(batch);
         }
@@ -277,11 +267,8 @@ impl Stage2 {
             Unmap::Batch(limit) => (false, usize::from(limit)),
             Unmap::Tables(limit) => (true, usize::from(limit)),
         };
-        let mut batch = Batch {
-            unmapped: ArrayVec::new(),
-            limit: limit.clamp(1, MAX_BATCH),
-            whole_tables,
-        };
+        let mut batch =
+            Batch { unmapped: ArrayVec::new(), limit: limit.clamp(1, MAX_BATCH), whole_tables };
         let walk = self.exclusive(ops);
         let done = walk.unmap_range(ipa, ipa + size, &mut batch);
         walk.flush(&mut batch);

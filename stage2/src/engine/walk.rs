@@ -101,8 +101,7 @@ impl WalkMode for SharedWalk {
         new: Descriptor,
         _: Order,
     ) -> Result<(), MapError> {
-        ops.compare_exchange(entry, old, new)
-            .map_err(|_| MapError::Again)
+        ops.compare_exchange(entry, old, new).map_err(|_| MapError::Again)
     }
 
     #[inline(always)]
@@ -137,11 +136,7 @@ impl Slot {
 
     /// Returns the slot `count` entries further in the same table.
     pub(super) fn skip(self, count: u64, span: u64) -> Self {
-        Self {
-            entry: self.entry.skip(count),
-            ipa: self.ipa + count * span,
-            ..self
-        }
+        Self { entry: self.entry.skip(count), ipa: self.ipa + count * span, ..self }
     }
 }
 
@@ -164,20 +159,12 @@ impl<O, M> Copy for Walk<'_, O, M> {}
 impl Stage2 {
     /// Returns a walk that other walkers may run beside.
     pub(super) const fn shared<'a, O>(&'a self, ops: &'a O) -> Walk<'a, O, SharedWalk> {
-        Walk {
-            stage2: self,
-            ops,
-            mode: PhantomData,
-        }
+        Walk { stage2: self, ops, mode: PhantomData }
     }
 
     /// Returns the walk of the sole walker.
     pub(super) const fn exclusive<'a, O>(&'a mut self, ops: &'a O) -> Walk<'a, O, ExclusiveWalk> {
-        Walk {
-            stage2: self,
-            ops,
-            mode: PhantomData,
-        }
+        Walk { stage2: self, ops, mode: PhantomData }
     }
 }
 
@@ -215,10 +202,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Returns a leaf without the contiguous hint.
     #[inline]
     pub(super) fn leaf(&self, phys: PhysAddr, level: Level, attributes: Attributes) -> Descriptor {
-        let attributes = Attributes {
-            contiguous: false,
-            ..attributes
-        };
+        let attributes = Attributes { contiguous: false, ..attributes };
         Descriptor::leaf(phys, level, attributes, self.stage2.features.fwb)
     }
 
@@ -237,10 +221,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         new: Descriptor,
         order: Order,
     ) -> Result<(), MapError> {
-        debug_assert!(
-            !old.is_valid() || new.is_valid(),
-            "a break is break_entry()'s"
-        );
+        debug_assert!(!old.is_valid() || new.is_valid(), "a break is break_entry()'s");
         M::replace(self.ops, slot.entry, old, new, order)
     }
 
@@ -251,11 +232,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     #[inline]
     pub(super) fn load_settled(&self, slot: &Slot) -> Result<Descriptor, MapError> {
         let entry = self.ops.load(slot.entry);
-        if entry.is_locked() {
-            self.wait_for(slot)
-        } else {
-            Ok(entry)
-        }
+        if entry.is_locked() { self.wait_for(slot) } else { Ok(entry) }
     }
 
     /// Waits as the policy says until a locked entry has changed, and returns the new entry.

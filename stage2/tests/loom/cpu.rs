@@ -30,10 +30,7 @@ impl Memory {
     pub fn new() -> Self {
         let all = 0..4 + TABLES;
         Self {
-            hot: all
-                .clone()
-                .map(|_| [AtomicU64::new(0), AtomicU64::new(0)])
-                .collect(),
+            hot: all.clone().map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect(),
             counts: all.map(|_| AtomicU64::new(1)).collect(),
             cold: Mutex::default(),
         }
@@ -70,14 +67,7 @@ impl Operations for Cpu {
     fn load(&self, entry: EntryAddress) -> Descriptor {
         match self.memory.hot(entry) {
             Some(hot) => Descriptor(hot.load(Ordering::Acquire)),
-            None => self
-                .memory
-                .cold
-                .lock()
-                .unwrap()
-                .get(&entry)
-                .copied()
-                .unwrap_or_default(),
+            None => self.memory.cold.lock().unwrap().get(&entry).copied().unwrap_or_default(),
         }
     }
 
@@ -98,10 +88,7 @@ impl Operations for Cpu {
         old: Descriptor,
         new: Descriptor,
     ) -> Result<(), Descriptor> {
-        let hot = self
-            .memory
-            .hot(entry)
-            .expect("only the first two are changed");
+        let hot = self.memory.hot(entry).expect("only the first two are changed");
         hot.compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire)
             .map(drop)
             .map_err(Descriptor)

@@ -73,10 +73,7 @@ const SHARED: [Op; 8] = [
 const EXCLUSIVE: [Op; 5] = [Op::Unmap, Op::Protect, Op::Age, Op::Split, Op::Recover];
 
 fn request(op: Op) -> MapRequest {
-    let all = Attributes {
-        execute: true,
-        ..Attributes::READ_WRITE
-    };
+    let all = Attributes { execute: true, ..Attributes::READ_WRITE };
     let (at, size, attributes) = match op {
         Op::Block | Op::Moved => (0, BLOCK, Attributes::READ_WRITE),
         Op::Read(page) => (page, PAGE, Attributes::READ),
@@ -85,12 +82,7 @@ fn request(op: Op) -> MapRequest {
         _ => (0, BLOCK, Attributes::READ),
     };
     let elsewhere = if op == Op::Moved { ELSEWHERE } else { 0 };
-    MapRequest::new(
-        Ipa(at * PAGE),
-        PhysAddr(MEMORY + elsewhere + at * PAGE),
-        size,
-        attributes,
-    )
+    MapRequest::new(Ipa(at * PAGE), PhysAddr(MEMORY + elsewhere + at * PAGE), size, attributes)
 }
 
 /// Does an operation as a shared walker, or as the `exclusive` one beside walks.
@@ -114,20 +106,14 @@ fn act(table: &Stage2, exclusive: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Res
         _ => table.map_shared(cpu, &mut memcache, &r),
     };
     memcache.drain(cpu);
-    assert!(
-        matches!(done, Ok(()) | Err(MapError::Again)),
-        "{op:?}: {done:?}"
-    );
+    assert!(matches!(done, Ok(()) | Err(MapError::Again)), "{op:?}: {done:?}");
     done
 }
 
 fn table(policy: Policy, features: Features) -> Stage2 {
     let geometry = Geometry::new(Granule::K4, 32).unwrap();
     // Shared walkers do not change a contiguous run.
-    let policy = Policy {
-        contiguous: false,
-        ..policy
-    };
+    let policy = Policy { contiguous: false, ..policy };
     Stage2::new(geometry, features, policy, Vmid(1), TableAddress(ROOT))
 }
 
@@ -160,10 +146,7 @@ fn check(
     for index in 0..512 {
         let entry = cpu.load(table.entry(index));
         let at = ipa + (index << level.shift(Granule::K4));
-        assert!(
-            !entry.is_locked() && !entry.is_break_pending(),
-            "{what}: {at:#x}: {entry:?}"
-        );
+        assert!(!entry.is_locked() && !entry.is_break_pending(), "{what}: {at:#x}: {entry:?}");
         valid += u32::from(entry.is_valid());
         match entry.kind(level) {
             EntryKind::Table(child) => {
@@ -207,10 +190,7 @@ fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64
         let (second, own, deferred) = thread.join().unwrap();
         let all = [cpu.own.take(), own].concat();
         let waiting: Vec<_> = [cpu.deferred.take(), deferred].concat();
-        assert!(
-            first.is_ok() || second.is_ok() || !must_succeed,
-            "{what}: no CPU succeeds"
-        );
+        assert!(first.is_ok() || second.is_ok() || !must_succeed, "{what}: no CPU succeeds");
         for unlinked in &waiting {
             exclusive.free_unlinked(&cpu, *unlinked);
         }
@@ -240,10 +220,7 @@ fn policies() -> [Policy; 2] {
 }
 
 fn all_pairs(policy: Policy, bbm: u8) {
-    let features = Features {
-        bbm,
-        ..Features::default()
-    };
+    let features = Features { bbm, ..Features::default() };
     let (mut pairs, mut orders) = (0, 0);
     for before in [Before::Nothing, Before::Block, Before::Pages] {
         for (index, first) in SHARED.into_iter().enumerate() {
@@ -302,10 +279,7 @@ fn a_pool_allocates_no_table_twice() {
         };
         let first = pool.allocate();
         let second = other.join().unwrap();
-        assert!(
-            first.is_some() && second.is_some() && first != second,
-            "{first:?} {second:?}"
-        );
+        assert!(first.is_some() && second.is_some() && first != second, "{first:?} {second:?}");
         assert_eq!(pool.available(), FREE - 2);
     });
 }
@@ -328,10 +302,7 @@ fn a_table_outlives_every_walk_below_it() {
             })
         };
         link.store(0, Ordering::Release);
-        reclaim.defer(Unlinked {
-            table: TableAddress(ROOT),
-            level: Level::PAGE,
-        });
+        reclaim.defer(Unlinked { table: TableAddress(ROOT), level: Level::PAGE });
         if reclaim.take().is_some() {
             freed.store(1, Ordering::Release);
         }

@@ -28,13 +28,8 @@ pub enum Mutation {
     Late,
 }
 
-pub const MUTATIONS: [Mutation; 5] = [
-    Mutation::Drop,
-    Mutation::Weaken,
-    Mutation::Shorten,
-    Mutation::Misplace,
-    Mutation::Late,
-];
+pub const MUTATIONS: [Mutation; 5] =
+    [Mutation::Drop, Mutation::Weaken, Mutation::Shorten, Mutation::Misplace, Mutation::Late];
 
 /// The hook, shared by all CPUs of a run.
 #[derive(Debug, Default)]
@@ -51,10 +46,7 @@ pub struct Mutator {
 
 impl Mutator {
     pub fn new(target: Option<(u64, Mutation)>) -> Self {
-        Self {
-            target,
-            ..Self::default()
-        }
+        Self { target, ..Self::default() }
     }
 
     fn next_mutation(&self) -> Option<Mutation> {
@@ -73,10 +65,9 @@ impl Mutator {
                 | Call::DropReferences(..)
                 | Call::SwitchVmid(_)
         );
-        self.effects.borrow_mut().push(Effect {
-            any: of_checker.any || counts,
-            strong: of_checker.strong || counts,
-        });
+        self.effects
+            .borrow_mut()
+            .push(Effect { any: of_checker.any || counts, strong: of_checker.strong || counts });
     }
 
     fn mutate<O: Operations>(&self, inner: &O, call: Call, mutation: Mutation) -> Reply {
@@ -122,10 +113,7 @@ impl<'a> Hook<Recorder<'a, Cpu<'a>, Checker>> for &Mutator {
             reply
         };
         let ends_delay = is_delayable(call)
-            || matches!(
-                call,
-                Call::Store { .. } | Call::CompareExchange { .. } | Call::Free(_)
-            );
+            || matches!(call, Call::Store { .. } | Call::CompareExchange { .. } | Call::Free(_));
         if ends_delay && let Some(late) = self.late.take() {
             late.run(inner);
         }
@@ -137,10 +125,8 @@ const fn is_mutable(call: Call) -> bool {
     is_delayable(call)
         || matches!(
             call,
-            Call::Store {
-                order: Order::Release,
-                ..
-            } | Call::Defer(_)
+            Call::Store { order: Order::Release, .. }
+                | Call::Defer(_)
                 | Call::TakeReferences(..)
                 | Call::DropReferences(..)
                 | Call::Isb

@@ -62,11 +62,7 @@ impl<O: Operations> Hook<O> for CpuState<'_> {
 pub fn cpu<'a>(pool: &'a Pool, reclaim: &'a EpochReclaim, index: u8) -> Cpu<'a> {
     Hooked {
         inner: NoMaintenance(pool),
-        hook: CpuState {
-            reclaim,
-            index: index.into(),
-            vmid: AtomicU16::new(0),
-        },
+        hook: CpuState { reclaim, index: index.into(), vmid: AtomicU16::new(0) },
     }
 }
 
@@ -94,30 +90,15 @@ pub fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2,
 
 /// Returns the setup of a checker for a table in a pool.
 pub fn setup(geometry: Geometry, features: Features, pool: &Pool, cpus: u8) -> Setup {
-    Setup {
-        geometry,
-        features,
-        vmid: VMID,
-        root: pool.root(),
-        cpus,
-    }
+    Setup { geometry, features, vmid: VMID, root: pool.root(), cpus }
 }
 
 /// CPUs that need no cache maintenance and change block sizes without a break.
-pub const ALL_FEATURES: Features = Features {
-    fwb: true,
-    dic: true,
-    tlb_range: true,
-    bbm: 3,
-};
+pub const ALL_FEATURES: Features = Features { fwb: true, dic: true, tlb_range: true, bbm: 3 };
 
 /// Returns CPUs without a feature, with some, with all.
 pub fn features() -> [Features; 3] {
-    let some = Features {
-        tlb_range: true,
-        bbm: 1,
-        ..Features::default()
-    };
+    let some = Features { tlb_range: true, bbm: 1, ..Features::default() };
     [Features::default(), some, ALL_FEATURES]
 }
 

@@ -32,11 +32,7 @@ impl Sink for RecordingChecker {
 
 impl RecordingChecker {
     pub fn new(setup: Setup) -> Self {
-        Self {
-            setup,
-            checker: Checker::new(setup),
-            events: Vec::new(),
-        }
+        Self { setup, checker: Checker::new(setup), events: Vec::new() }
     }
 
     /// Panics if the run violates a rule that its policy keeps, after writing the trace to a file.
@@ -53,10 +49,7 @@ impl RecordingChecker {
         if unexpected.peek().is_none() {
             return;
         }
-        let trace = Trace {
-            setup: self.setup,
-            events: self.events.clone(),
-        };
+        let trace = Trace { setup: self.setup, events: self.events.clone() };
         let path = format!("{}/{name}-{seed}.trace", env!("CARGO_TARGET_TMPDIR"));
         let place = match std::fs::write(&path, trace.to_string()) {
             Ok(()) => path,

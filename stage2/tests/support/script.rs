@@ -43,28 +43,16 @@ const SERIES: &[(&str, u64, u64)] = &[
 /// Lists of events, which may contain others.
 const EVENTS: &[(&str, &str)] = &[
     // Tables of level 2 and 3, neither linked; the lock is held.
-    (
-        "TABLES",
-        "allocate T2; allocate T3; add-memory 0 PHYS 0x200000; lock exclusive",
-    ),
+    ("TABLES", "allocate T2; allocate T3; add-memory 0 PHYS 0x200000; lock exclusive"),
     ("LINK_T2", "store ROOT 0 LINK2 release; ref ROOT 1"),
     ("LINK_T3", "store T2 0 LINK3 release; ref T2 1"),
     ("LINKED", "TABLES; LINK_T2; LINK_T3"),
-    (
-        "TWO_PAGES",
-        "store ENTRY0 0 PAGE0 release; store ENTRY1 0 PAGE1 release; ref T3 2; unlock",
-    ),
-    (
-        "ONE_BLOCK",
-        "TABLES; LINK_T2; store T2 0 BLOCK release; ref T2 1; unlock",
-    ),
+    ("TWO_PAGES", "store ENTRY0 0 PAGE0 release; store ENTRY1 0 PAGE1 release; ref T3 2; unlock"),
+    ("ONE_BLOCK", "TABLES; LINK_T2; store T2 0 BLOCK release; ref T2 1; unlock"),
     ("UNMAP0", "store ENTRY0 PAGE0 0 plain; ref T3 -1"),
     ("UNMAP1", "store ENTRY1 PAGE1 0 plain; ref T3 -1"),
     ("UNLINK_T3", "store T2 LINK3 0 plain; ref T2 -1"),
-    (
-        "PROTECT0",
-        "lock exclusive; store ENTRY0 PAGE0 RPAGE0 plain; FLUSH; unlock",
-    ),
+    ("PROTECT0", "lock exclusive; store ENTRY0 PAGE0 RPAGE0 plain; FLUSH; unlock"),
     ("COALESCE", "UNLINK_T3; FLUSH"),
     ("FREE_T3", "ref T2 1; ref T3 -1; free T3"),
     // The switch to the guest's VMID, and back.

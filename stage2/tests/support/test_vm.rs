@@ -107,12 +107,7 @@ impl<S: Sink, L: RawRwLock> Host for VmHost<'_, S, L> {
         });
         let size = if is_small(block) { PAGE } else { BLOCK };
         let ipa = ipa.align_down(size);
-        Some(Page {
-            ipa,
-            phys: phys_of(ipa),
-            size,
-            writable: true,
-        })
+        Some(Page { ipa, phys: phys_of(ipa), size, writable: true })
     }
 
     fn logging(&self, _: Ipa) -> bool {

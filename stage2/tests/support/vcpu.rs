@@ -48,12 +48,7 @@ impl<L: RawRwLock> TestVm<L> {
         wrap: impl FnOnce(Recorder<'a, Cpu<'a>, S>) -> O,
     ) -> Vcpu<'a, O, S, L> {
         let recorder = || Recorder::new(cpu(&self.pool, &self.reclaim, index), index, sink);
-        Vcpu {
-            vm: self,
-            ops: wrap(recorder()),
-            recorder: recorder(),
-            memcache: Memcache::new(),
-        }
+        Vcpu { vm: self, ops: wrap(recorder()), recorder: recorder(), memcache: Memcache::new() }
     }
 }
 
@@ -61,38 +56,18 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     /// Accesses an address until it succeeds and returns the number of faults.
     pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
         let ipa = Ipa(ipa);
-        let host = VmHost {
-            vm: self.vm,
-            recorder: &self.recorder,
-        };
+        let host = VmHost { vm: self.vm, recorder: &self.recorder };
         for faults in 0..10_000 {
             let translated = self.vm.mmu.walker().translate(&self.ops, ipa, access);
             let Err(fault) = translated else {
                 let uncached = true;
-                self.recorder.record(Action::Access {
-                    ipa,
-                    access,
-                    uncached,
-                });
+                self.recorder.record(Action::Access { ipa, access, uncached });
                 return Ok(faults);
             };
-            let handled = self
-                .vm
-                .mmu
-                .fault(&self.ops, &host, &mut self.memcache, fault)?;
+            let handled = self.vm.mmu.fault(&self.ops, &host, &mut self.memcache, fault)?;
             if handled == Resolution::Resolved {
-                let Fault {
-                    ipa,
-                    access,
-                    status,
-                    level,
-                } = fault;
-                self.recorder.record(Action::Resume {
-                    ipa,
-                    access,
-                    status,
-                    level,
-                });
+                let Fault { ipa, access, status, level } = fault;
+                self.recorder.record(Action::Resume { ipa, access, status, level });
             } else {
                 self.ops.pause();
                 // The walker that holds the entry may be preempted on a busy machine.
@@ -126,11 +101,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
                     table.recover_blocks(&self.ops, ipa, BLOCK, BLOCK).unwrap();
                 }
             }
-            self.recorder.record(Action::Logging {
-                ipa: Ipa(0),
-                size,
-                on,
-            });
+            self.recorder.record(Action::Logging { ipa: Ipa(0), size, on });
         });
     }
 
@@ -186,9 +157,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         self.memcache.top_up(&self.ops, 8, 8);
         let memcache = &mut self.memcache;
         self.vm.mmu.exclusive(&self.ops, |table| {
-            table
-                .split(&self.ops, memcache, Ipa(block * BLOCK), BLOCK)
-                .unwrap();
+            table.split(&self.ops, memcache, Ipa(block * BLOCK), BLOCK).unwrap();
         });
     }
 
@@ -197,10 +166,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     pub fn populate(&mut self, block: u64) {
         self.memcache.top_up(&self.ops, 8, 8);
         let (ops, memcache) = (&self.ops, &mut self.memcache);
-        let host = VmHost {
-            vm: self.vm,
-            recorder: &self.recorder,
-        };
+        let host = VmHost { vm: self.vm, recorder: &self.recorder };
         self.vm.mmu.exclusive(ops, |table| {
             if !table.policy().contiguous {
                 return;
@@ -208,10 +174,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
             let ipa = Ipa(block * BLOCK);
             host.page(ipa, Access::Read).unwrap();
             let write = !host.logging(ipa);
-            let attributes = Attributes {
-                write,
-                ..Attributes::READ
-            };
+            let attributes = Attributes { write, ..Attributes::READ };
             let request = MapRequest {
                 largest: PAGE,
                 ..MapRequest::new(ipa, phys_of(ipa), BLOCK, attributes)

@@ -49,9 +49,7 @@ unsafe impl lock_api::RawRwLock for YieldingLock {
 
     fn try_lock_shared(&self) -> bool {
         let more = |readers: usize| (readers != WRITER).then(|| readers + 1);
-        let done = self
-            .0
-            .fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
+        let done = self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
         done.is_ok()
     }
 
@@ -66,9 +64,7 @@ unsafe impl lock_api::RawRwLock for YieldingLock {
     }
 
     fn try_lock_exclusive(&self) -> bool {
-        let done = self
-            .0
-            .compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed);
+        let done = self.0.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed);
         done.is_ok()
     }
 

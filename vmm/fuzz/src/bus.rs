@@ -147,15 +147,9 @@ pub fn device_bus() -> DeviceBus {
         let transport = Transport::new(name, device, Arc::clone(&memory), event()).expect("events");
         let start = GuestAddress(VIRTIO + u64::from(index) * VIRTIO_STEP);
         let info = transport.describe(start, 4 + index);
-        bus.add(info, Arc::new(Mutex::new(transport)))
-            .expect("a free address");
+        bus.add(info, Arc::new(Mutex::new(transport))).expect("a free address");
     }
-    DeviceBus {
-        bus,
-        memory,
-        serial,
-        _packets: packets,
-    }
+    DeviceBus { bus, memory, serial, _packets: packets }
 }
 
 /// Returns a disk in memory with these contents, and its file.

@@ -36,10 +36,7 @@ pub fn block(data: &[u8]) {
     file.seek(SeekFrom::Start(0)).expect("a file");
     file.read_to_end(&mut after).expect("a file");
     assert_eq!(after.len(), DISK_SIZE);
-    assert!(
-        !read_only || after == contents,
-        "a read-only disk was written"
-    );
+    assert!(!read_only || after == contents, "a read-only disk was written");
 }
 
 pub fn net(data: &[u8]) {

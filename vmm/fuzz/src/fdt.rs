@@ -53,10 +53,7 @@ impl FdtInputs {
                 redistributors: range(u)?,
                 its: u.arbitrary::<bool>()?.then(|| range(u)).transpose()?,
             },
-            false => GicRanges::V2 {
-                distributor: range(u)?,
-                cpu_interface: range(u)?,
-            },
+            false => GicRanges::V2 { distributor: range(u)?, cpu_interface: range(u)? },
         };
         let mut devices = Vec::new();
         for number in 0..u.int_in_range(0..=12u32)? {
@@ -115,9 +112,7 @@ impl FdtInputs {
         assert_eq!(count("/memory@") / 2, self.memory.len());
         assert_eq!(count("/cpus/cpu@") / 4, self.cpus.len());
         let has = |node: &str, name: &str, value: &[u8]| {
-            properties
-                .iter()
-                .any(|p| p.0 == node && p.1 == name && p.2 == value)
+            properties.iter().any(|p| p.0 == node && p.1 == name && p.2 == value)
         };
         let line = [self.command_line.as_bytes(), b"\0"].concat();
         assert!(has("/chosen", "bootargs", &line), "{}", self.command_line);
@@ -132,9 +127,8 @@ impl FdtInputs {
     fn has_unique_names(&self) -> bool {
         let memory = self.memory.iter().map(|(start, _)| format!("{start:?}"));
         let devices = self.devices.iter();
-        let mut names: Vec<String> = memory
-            .chain(devices.map(|d| format!("{}@{:x}", d.name, d.start.0)))
-            .collect();
+        let mut names: Vec<String> =
+            memory.chain(devices.map(|d| format!("{}@{:x}", d.name, d.start.0))).collect();
         let all = names.len();
         names.sort_unstable();
         names.dedup();

@@ -17,11 +17,8 @@ use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 /// Memory regions: two adjacent ones, and one after a gap.
-const REGIONS: [(u64, u64); 3] = [
-    (START, 0x2_0000),
-    (START + 0x2_0000, 0x2_0000),
-    (START + 0x8_0000, 0x1_0000),
-];
+const REGIONS: [(u64, u64); 3] =
+    [(START, 0x2_0000), (START + 0x2_0000, 0x2_0000), (START + 0x8_0000, 0x1_0000)];
 /// First address of guest memory.
 pub const START: u64 = 0x4000_0000;
 const END: u64 = START + 0x9_0000;
@@ -46,10 +43,7 @@ pub fn memory() -> Arc<GuestMemory> {
     for (start, size) in REGIONS {
         let zeros = vec![0; usize::try_from(size).unwrap_or(0)];
         let address = GuestAddress(start);
-        memory
-            .map()
-            .write_slice(&zeros, address)
-            .expect("mapped memory");
+        memory.map().write_slice(&zeros, address).expect("mapped memory");
     }
     memory
 }

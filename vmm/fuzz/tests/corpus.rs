@@ -101,10 +101,6 @@ fn targets_accept_the_corpus_and_mutations_of_it() {
             runs += 1;
         }
         assert!(runs > 0, "{}: no mutation was run", target.name);
-        println!(
-            "{}: {} inputs and {runs} mutations",
-            target.name,
-            inputs.len()
-        );
+        println!("{}: {} inputs and {runs} mutations", target.name, inputs.len());
     }
 }

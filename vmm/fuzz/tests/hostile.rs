@@ -103,10 +103,7 @@ fn write_random_registers(bus: &Bus, random: &mut Generator) {
             if random.next_u64().is_multiple_of(4) {
                 bus.read(GuestAddress(start + offset), &mut [0; 8][..length]);
             } else {
-                bus.write(
-                    GuestAddress(start + offset),
-                    &value(random).to_le_bytes()[..length],
-                );
+                bus.write(GuestAddress(start + offset), &value(random).to_le_bytes()[..length]);
             }
         }
     }

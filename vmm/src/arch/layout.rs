@@ -47,9 +47,7 @@ pub fn place_memory(
     ranges
         .into_iter()
         .map(|(size, align)| {
-            let start = end
-                .checked_next_multiple_of(align.0.max(1))
-                .ok_or(AddressOverflow)?;
+            let start = end.checked_next_multiple_of(align.0.max(1)).ok_or(AddressOverflow)?;
             end = start.checked_add(size.0).ok_or(AddressOverflow)?;
             Ok(GuestAddress(start))
         })
@@ -69,13 +67,7 @@ mod tests {
         ])
         .unwrap();
 
-        assert_eq!(
-            starts,
-            [0x4000_0000, 0x8000_0000, 0x1_0000_0000].map(GuestAddress)
-        );
-        assert_eq!(
-            place_memory([(Bytes(u64::MAX), Bytes(1))]),
-            Err(AddressOverflow)
-        );
+        assert_eq!(starts, [0x4000_0000, 0x8000_0000, 0x1_0000_0000].map(GuestAddress));
+        assert_eq!(place_memory([(Bytes(u64::MAX), Bytes(1))]), Err(AddressOverflow));
     }
 }

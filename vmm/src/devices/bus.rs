@@ -114,16 +114,12 @@ impl Bus {
     /// Handles a load; an access that no device handles reads as zero.
     pub fn read(&self, address: GuestAddress, data: &mut [u8]) {
         data.fill(0);
-        self.dispatch(address, data.len(), |device, offset| {
-            device.read(offset, data)
-        });
+        self.dispatch(address, data.len(), |device, offset| device.read(offset, data));
     }
 
     /// Handles a store.
     pub fn write(&self, address: GuestAddress, data: &[u8]) {
-        self.dispatch(address, data.len(), |device, offset| {
-            device.write(offset, data)
-        });
+        self.dispatch(address, data.len(), |device, offset| device.write(offset, data));
     }
 
     /// Returns how many accesses no device handled.
@@ -182,10 +178,7 @@ mod tests {
     }
 
     fn info(name: &str, start: u64, size: u64) -> MmioDeviceInfo {
-        MmioDeviceInfo {
-            size,
-            ..MmioDeviceInfo::new(name, GuestAddress(start), None, &["test"])
-        }
+        MmioDeviceInfo { size, ..MmioDeviceInfo::new(name, GuestAddress(start), None, &["test"]) }
     }
 
     fn device() -> Arc<Mutex<RecordingDevice>> {
@@ -214,16 +207,9 @@ mod tests {
     fn a_refused_access_reads_as_zero_and_is_counted() {
         let device = device();
         let mut bus = Bus::new();
-        bus.add(info("device", 0x1000, 0x10), device.clone())
-            .unwrap();
+        bus.add(info("device", 0x1000, 0x10), device.clone()).unwrap();
 
-        for (address, size) in [
-            (0x1004, 3),
-            (0x100e, 4),
-            (0x100f, 1),
-            (0xff8, 8),
-            (u64::MAX, 8),
-        ] {
+        for (address, size) in [(0x1004, 3), (0x100e, 4), (0x100f, 1), (0xff8, 8), (u64::MAX, 8)] {
             let mut data = [9; 8];
             bus.read(GuestAddress(address), &mut data[..size]);
             assert_eq!(data[..size], [0; 8][..size], "{address:#x}");
@@ -233,10 +219,7 @@ mod tests {
         bus.write(GuestAddress(0x1000), &[]);
 
         assert_eq!(device.lock().0, []);
-        let refused = RefusedAccesses {
-            unclaimed: 3,
-            malformed: 5,
-        };
+        let refused = RefusedAccesses { unclaimed: 3, malformed: 5 };
         assert_eq!(bus.refused(), refused);
     }
 

@@ -138,13 +138,7 @@ mod tests {
         let port = Serial::new(irq.try_clone().unwrap(), output);
         let port = Arc::new(Mutex::new(port));
         let (input, keyboard) = io::pipe().unwrap();
-        Setup {
-            sink: SerialSink::new(Arc::clone(&port)).unwrap(),
-            port,
-            irq,
-            input,
-            keyboard,
-        }
+        Setup { sink: SerialSink::new(Arc::clone(&port)).unwrap(), port, irq, input, keyboard }
     }
 
     /// Reads `count` bytes from the port as a guest driver does.
@@ -181,11 +175,7 @@ mod tests {
             drop(setup.keyboard);
             let received = read_port(&setup.port, 199);
 
-            assert!(
-                received
-                    .into_iter()
-                    .eq((0..200).filter(|byte| *byte != 100))
-            );
+            assert!(received.into_iter().eq((0..200).filter(|byte| *byte != 100)));
             assert!(setup.irq.read().unwrap() > 0);
             drop(thread.unwrap());
         }

@@ -81,15 +81,13 @@ impl ConsoleOutput {
         let output = Self(Arc::default());
         let buffer = Arc::clone(&output.0);
         let (sender, prepared) = mpsc::sync_channel(1);
-        thread::Builder::new()
-            .name("console-out".to_owned())
-            .spawn(move || {
-                let result = prepare();
-                let ready = result.is_ok();
-                if sender.send(result).is_ok() && ready {
-                    buffer.run(&fd);
-                }
-            })?;
+        thread::Builder::new().name("console-out".to_owned()).spawn(move || {
+            let result = prepare();
+            let ready = result.is_ok();
+            if sender.send(result).is_ok() && ready {
+                buffer.run(&fd);
+            }
+        })?;
         prepared
             .recv()
             .map_err(|_| io::Error::other("the console thread ended before its first write"))??;

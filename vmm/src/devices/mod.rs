@@ -73,12 +73,6 @@ impl MmioDeviceInfo {
         irq: Option<u32>,
         compatible: &'static [&'static str],
     ) -> Self {
-        Self {
-            name: name.to_owned(),
-            start,
-            size: REGISTER_SPACE,
-            irq,
-            compatible,
-        }
+        Self { name: name.to_owned(), start, size: REGISTER_SPACE, irq, compatible }
     }
 }

@@ -63,10 +63,7 @@ mod tests {
 
         assert!(Rtc::new().read(0, &mut word));
 
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap()
-            .as_secs();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         assert!(now - u64::from(u32::from_le_bytes(word)) <= 1);
     }
 

@@ -41,10 +41,7 @@ pub(super) struct PortOutput {
 
 impl PortOutput {
     pub(super) const fn new(output: SerialOutput) -> Self {
-        Self {
-            output,
-            failed: false,
-        }
+        Self { output, failed: false }
     }
 }
 
@@ -114,9 +111,7 @@ impl Serial {
     #[must_use]
     pub fn new(irq: EventFd, output: SerialOutput) -> Self {
         let (drained, output) = (Arc::default(), PortOutput::new(output));
-        Self {
-            port: vm_superio::Serial::with_events(InterruptLine(irq), drained, output),
-        }
+        Self { port: vm_superio::Serial::with_events(InterruptLine(irq), drained, output) }
     }
 
     /// Describes the port for the device tree, with one register per byte. The node also needs

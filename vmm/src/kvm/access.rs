@@ -111,11 +111,7 @@ fn driver_minor(misc: &str) -> Option<u32> {
 
 /// Returns the hint for a loaded driver whose node is missing or belongs to another driver.
 fn node_hint(missing: bool, minor: u32) -> String {
-    let node = if missing {
-        "the node is missing"
-    } else {
-        "the node belongs to another driver"
-    };
+    let node = if missing { "the node is missing" } else { "the node belongs to another driver" };
     format!(
         "the kernel has KVM, {node}: in a container, pass the device in (docker run --device {PATH}); \
          elsewhere create it (sudo rm -f {PATH}; sudo mknod {PATH} c {MISC} {minor})"

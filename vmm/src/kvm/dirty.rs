@@ -82,11 +82,7 @@ impl DirtyLog {
                 KvmError::call("KVM_ENABLE_CAP (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2)", error)
             })?;
         }
-        Ok(Self {
-            mode,
-            rings,
-            seen: None,
-        })
+        Ok(Self { mode, rings, seen: None })
     }
 
     /// Starts or stops logging of `slot`.

@@ -60,9 +60,7 @@ struct Harvest {
 
 impl fmt::Debug for DirtyRings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirtyRings")
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
+        f.debug_struct("DirtyRings").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
@@ -88,10 +86,7 @@ impl DirtyRings {
             return Err(KvmError::NoDirtyRing);
         }
         let enable = |number: u32, argument: u64| {
-            let mut cap = kvm_enable_cap {
-                cap: number,
-                ..kvm_enable_cap::default()
-            };
+            let mut cap = kvm_enable_cap { cap: number, ..kvm_enable_cap::default() };
             cap.args[0] = argument;
             vm.enable_capability(&cap)
                 .map_err(|error| KvmError::call("KVM_ENABLE_CAP (dirty rings)", error))
@@ -123,14 +118,7 @@ impl DirtyRings {
         let fd = vcpu.as_raw_fd();
         // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory.
         let entries = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                self.bytes,
-                protection,
-                libc::MAP_SHARED,
-                fd,
-                offset,
-            )
+            libc::mmap(ptr::null_mut(), self.bytes, protection, libc::MAP_SHARED, fd, offset)
         };
         if entries == libc::MAP_FAILED {
             return Err(KvmError::Call {
@@ -179,9 +167,7 @@ impl DirtyRings {
                 harvested += 1;
             }
             if ring.next - before >= ring.entries() {
-                return Err(KvmError::DirtyRingOverrun {
-                    entries: ring.entries(),
-                });
+                return Err(KvmError::DirtyRingOverrun { entries: ring.entries() });
             }
         }
         if harvested == 0 {
@@ -238,17 +224,9 @@ mod tests {
                 0,
             )
         };
-        let mut ring = VcpuRing {
-            entries: memory.cast(),
-            bytes,
-            next: 0,
-        };
+        let mut ring = VcpuRing { entries: memory.cast(), bytes, next: 0 };
         let put = |ring: &VcpuRing, at: usize, offset: u64| {
-            let entry = kvm_dirty_gfn {
-                flags: DIRTY,
-                slot: 7,
-                offset,
-            };
+            let entry = kvm_dirty_gfn { flags: DIRTY, slot: 7, offset };
             // SAFETY: `at` is one of the four entries, which only this test accesses.
             unsafe { ring.entries.wrapping_add(at).write_volatile(entry) };
         };

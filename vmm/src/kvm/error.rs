@@ -70,9 +70,6 @@ pub enum KvmError {
 impl KvmError {
     /// Returns the error of a failed `call`.
     pub fn call(call: &'static str, error: errno::Error) -> Self {
-        Self::Call {
-            call,
-            source: error.into(),
-        }
+        Self::Call { call, source: error.into() }
     }
 }

@@ -41,10 +41,7 @@ pub fn name(reason: u32) -> String {
     usize::try_from(reason)
         .ok()
         .and_then(|index| NAMES.get(index))
-        .map_or_else(
-            || format!("KVM exit reason {reason}"),
-            |name| (*name).to_owned(),
-        )
+        .map_or_else(|| format!("KVM exit reason {reason}"), |name| (*name).to_owned())
 }
 
 #[cfg(test)]

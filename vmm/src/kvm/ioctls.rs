@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! VM ioctls that `kvm-ioctls` 0.25 lacks on some architecture, as a trait on its `VmFd`.
 
-#![allow(
-    missing_docs,
-    reason = "the ioctl macros define undocumented functions"
-)]
+#![allow(missing_docs, reason = "the ioctl macros define undocumented functions")]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 

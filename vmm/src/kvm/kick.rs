@@ -62,13 +62,8 @@ impl KickTarget {
         let immediate_exit = &raw mut vcpu.get_kvm_run().immediate_exit;
         // SAFETY: gettid takes nothing and cannot fail.
         let thread = unsafe { libc::gettid() };
-        *self.lock() = Some(BoundVcpu {
-            immediate_exit,
-            thread,
-        });
-        Ok(Kicker {
-            state: Arc::clone(&self.state),
-        })
+        *self.lock() = Some(BoundVcpu { immediate_exit, thread });
+        Ok(Kicker { state: Arc::clone(&self.state) })
     }
 
     /// Returns whether the vCPU was kicked since the last [`Self::clear_kicks`].
@@ -92,10 +87,7 @@ impl KickTarget {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<BoundVcpu>> {
-        self.state
-            .vcpu
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.state.vcpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,11 +101,7 @@ impl Kicker {
     /// Forces the vCPU out of the guest until [`KickTarget::clear_kicks`].
     pub fn kick(&self) {
         self.state.kicked.store(true, Ordering::Release);
-        let guard = self
-            .state
-            .vcpu
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let guard = self.state.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(target) = guard.as_ref() else {
             return;
         };

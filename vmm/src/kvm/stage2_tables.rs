@@ -63,10 +63,7 @@ mod tests {
     #[test]
     fn a_missing_line_has_no_value() {
         assert_eq!(parse_kib("MemTotal: 5 kB\n", "SecPageTables:"), None);
-        assert_eq!(
-            parse_kib("SecPageTables:     12 kB\n", "SecPageTables:"),
-            Some(12288)
-        );
+        assert_eq!(parse_kib("SecPageTables:     12 kB\n", "SecPageTables:"), Some(12288));
     }
 
     #[test]

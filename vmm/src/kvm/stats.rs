@@ -101,10 +101,9 @@ impl Statistics {
     /// # Errors
     /// A file cannot be read.
     pub fn leave_out_uncounted(&mut self) -> Result<(), StatisticsError> {
-        for (kind, family) in [
-            (StatisticKind::Cumulative, ".pf_"),
-            (StatisticKind::Instant, ".pages_"),
-        ] {
+        for (kind, family) in
+            [(StatisticKind::Cumulative, ".pf_"), (StatisticKind::Instant, ".pages_")]
+        {
             let is_of = |name: &str| name.contains(family);
             if self.read(kind)?.iter().any(|(n, sum)| is_of(n) && *sum > 0) {
                 continue;
@@ -153,10 +152,8 @@ fn describe(owner: &str, mut file: File) -> io::Result<StatisticsFile> {
     let size = size_of::<kvm_stats_desc>() + usize::try_from(name_size).unwrap_or(0);
     let mut bytes = vec![0; size * usize::try_from(count).unwrap_or(0)];
     file.read_exact_at(&mut bytes, descriptors.into())?;
-    let fields = bytes
-        .chunks_exact(size)
-        .filter_map(|descriptor| field(owner, data, descriptor))
-        .collect();
+    let fields =
+        bytes.chunks_exact(size).filter_map(|descriptor| field(owner, data, descriptor)).collect();
     Ok(StatisticsFile { file, fields })
 }
 
@@ -190,9 +187,7 @@ fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<StatisticField> {
 
 /// Selects statistics of faults, mappings, TLB flushes and exits.
 fn is_selected(name: &str) -> bool {
-    ["pf_", "pages_", "mmu_", "nx_lpage"]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+    ["pf_", "pages_", "mmu_", "nx_lpage"].iter().any(|prefix| name.starts_with(prefix))
         || name.contains("tlb_flush")
         || name == "exits"
 }
@@ -214,28 +209,12 @@ mod tests {
 
     #[test]
     fn a_descriptor_yields_name_type_and_offset() {
-        let taken = field(
-            "vcpu",
-            0x100,
-            &descriptor(KVM_STATS_TYPE_CUMULATIVE, 1, 8, "pf_taken"),
-        );
-        let pages = field(
-            "vm",
-            0x80,
-            &descriptor(KVM_STATS_TYPE_INSTANT, 1, 16, "pages_2m"),
-        );
+        let taken = field("vcpu", 0x100, &descriptor(KVM_STATS_TYPE_CUMULATIVE, 1, 8, "pf_taken"));
+        let pages = field("vm", 0x80, &descriptor(KVM_STATS_TYPE_INSTANT, 1, 16, "pages_2m"));
 
-        let expected = |name: &str, kind, offset| {
-            Some(StatisticField {
-                name: name.to_owned(),
-                kind,
-                offset,
-            })
-        };
-        assert_eq!(
-            taken,
-            expected("vcpu.pf_taken", StatisticKind::Cumulative, 0x108)
-        );
+        let expected =
+            |name: &str, kind, offset| Some(StatisticField { name: name.to_owned(), kind, offset });
+        assert_eq!(taken, expected("vcpu.pf_taken", StatisticKind::Cumulative, 0x108));
         assert_eq!(pages, expected("vm.pages_2m", StatisticKind::Instant, 0x90));
     }
 
@@ -256,16 +235,11 @@ mod tests {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.2.to_le_bytes()).collect();
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&bytes, 0).unwrap();
-        let field =
-            |(index, (name, kind, _)): (usize, &(&str, StatisticKind, u64))| StatisticField {
-                name: (*name).to_owned(),
-                kind: *kind,
-                offset: index as u64 * 8,
-            };
+        let field = |(index, (name, kind, _)): (usize, &(&str, StatisticKind, u64))| {
+            StatisticField { name: (*name).to_owned(), kind: *kind, offset: index as u64 * 8 }
+        };
         let fields = values.iter().enumerate().map(field).collect();
-        Statistics {
-            files: vec![StatisticsFile { file, fields }],
-        }
+        Statistics { files: vec![StatisticsFile { file, fields }] }
     }
 
     fn names(statistics: &Statistics) -> Vec<String> {
@@ -299,11 +273,6 @@ mod tests {
 
     #[test]
     fn empty_statistics_have_no_values() {
-        assert!(
-            Statistics::none()
-                .read(StatisticKind::Cumulative)
-                .unwrap()
-                .is_empty()
-        );
+        assert!(Statistics::none().read(StatisticKind::Cumulative).unwrap().is_empty());
     }
 }

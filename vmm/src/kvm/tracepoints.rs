@@ -123,10 +123,7 @@ impl EventCounters {
 }
 
 fn tracefs() -> Option<&'static Path> {
-    TRACEFS
-        .iter()
-        .map(Path::new)
-        .find(|path| path.join("events").is_dir())
+    TRACEFS.iter().map(Path::new).find(|path| path.join("events").is_dir())
 }
 
 /// Sets the event filter of a counter.
@@ -142,11 +139,7 @@ fn filtered(counter: Counter, filter: &CStr) -> Result<Counter, EventOpenError> 
 }
 
 fn open(tracefs: Option<&Path>, name: &str) -> Result<Counter, EventOpenError> {
-    let path = tracefs
-        .ok_or(EventOpenError::NoTracefs)?
-        .join("events/kvm")
-        .join(name)
-        .join("id");
+    let path = tracefs.ok_or(EventOpenError::NoTracefs)?.join("events/kvm").join(name).join("id");
     let id = fs::read_to_string(&path)
         .and_then(|text| text.trim().parse().map_err(io::Error::other))
         .map_err(|source| EventOpenError::Id { path, source })?;

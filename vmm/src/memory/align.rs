@@ -27,13 +27,8 @@ mod tests {
     use super::*;
     use granule_types::units::Bytes;
 
-    const BLOCKS: [Bytes; 5] = [
-        Bytes::kib(4),
-        Bytes::mib(2),
-        Bytes::mib(32),
-        Bytes::mib(512),
-        Bytes::gib(1),
-    ];
+    const BLOCKS: [Bytes; 5] =
+        [Bytes::kib(4), Bytes::mib(2), Bytes::mib(32), Bytes::mib(512), Bytes::gib(1)];
 
     #[test]
     fn the_address_is_congruent_and_less_than_a_block_away() {

@@ -192,12 +192,8 @@ mod tests {
 
     #[test]
     fn a_short_pool_names_the_missing_pages_and_the_remedy() {
-        let error = MemoryError::PoolShort {
-            page: Bytes::mib(2),
-            needed: 32,
-            available: 5,
-            total: 37,
-        };
+        let error =
+            MemoryError::PoolShort { page: Bytes::mib(2), needed: 32, available: 5, total: 37 };
 
         let text = error.to_string();
 

@@ -22,10 +22,7 @@ impl GuestMemory {
     /// # Errors
     /// [`MemoryError::Range`]: a region exceeds 64 bits or overlaps another.
     pub fn new(rams: Vec<Arc<GuestRam>>) -> Result<Self, MemoryError> {
-        let regions = rams
-            .iter()
-            .map(|ram| region(ram))
-            .collect::<Result<_, _>>()?;
+        let regions = rams.iter().map(|ram| region(ram)).collect::<Result<_, _>>()?;
         let map = GuestMemoryMmap::from_regions(regions).map_err(|error| MemoryError::Range {
             start: rams.first().map_or(GuestAddress(0), |ram| ram.start()),
             size: Bytes(rams.iter().map(|ram| ram.size().0).sum()),
@@ -52,11 +49,7 @@ impl GuestMemory {
 
 /// Returns a region that refers to the mapping of `ram` without owning it.
 fn region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
-    let range = |why: String| MemoryError::Range {
-        start: ram.start(),
-        size: ram.size(),
-        why,
-    };
+    let range = |why: String| MemoryError::Range { start: ram.start(), size: ram.size(), why };
     let mapping = ram.mapping();
     let builder = MmapRegionBuilder::new(mapping.len())
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)

@@ -50,10 +50,7 @@ impl GuestRam {
         size: Bytes,
         prefault: bool,
     ) -> Result<Arc<Self>, MemoryError> {
-        let options = RamOptions {
-            prefault,
-            ..RamOptions::default()
-        };
+        let options = RamOptions { prefault, ..RamOptions::default() };
         Self::with_options(plan, host, start, size, options)
     }
 
@@ -94,12 +91,7 @@ impl GuestRam {
             }
             false => 1,
         };
-        let ram = Self {
-            start,
-            mapping,
-            prefault: options.prefault,
-            threads,
-        };
+        let ram = Self { start, mapping, prefault: options.prefault, threads };
         ram.populate()?;
         Ok(Arc::new(ram))
     }
@@ -243,10 +235,7 @@ impl GuestRam {
         }
         let resident = Bytes(self.obtained()?.resident.values().sum());
         if self.prefault && resident < self.size() {
-            return Err(MemoryError::NotPopulated {
-                size: self.size(),
-                resident,
-            });
+            return Err(MemoryError::NotPopulated { size: self.size(), resident });
         }
         Ok(())
     }

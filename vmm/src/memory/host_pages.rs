@@ -57,18 +57,13 @@ impl HostPages {
         match fs::read_dir(&folder) {
             Ok(entries) => {
                 hugetlb.extend(
-                    entries
-                        .flatten()
-                        .filter_map(|entry| folder_size(entry.file_name().to_str()?)),
+                    entries.flatten().filter_map(|entry| folder_size(entry.file_name().to_str()?)),
                 );
                 hugetlb.sort_unstable();
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(source) => {
-                return Err(MemoryError::Read {
-                    path: folder,
-                    source,
-                });
+                return Err(MemoryError::Read { path: folder, source });
             }
         }
         let enabled = fs::read_to_string(root.join("transparent_hugepage/enabled"));
@@ -98,13 +93,7 @@ impl HostPages {
         let pool = format!("node{node}/hugepages/hugepages-{}kB", page.0 >> 10);
         let pool = self.nodes.join(pool);
         // A host without NUMA has one pool, which the caller checks.
-        let number = |name| {
-            fs::read_to_string(pool.join(name))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
-        };
+        let number = |name| fs::read_to_string(pool.join(name)).ok()?.trim().parse().ok();
         let (Some(free), Some(total)) = (number("free_hugepages"), number("nr_hugepages")) else {
             return Ok(());
         };
@@ -126,9 +115,7 @@ impl HostPages {
     /// # Errors
     /// The host has no such pool, or a file has unexpected contents.
     pub fn pool(&self, page: Bytes) -> Result<HugetlbPool, MemoryError> {
-        let folder = self
-            .root
-            .join(format!("hugepages/hugepages-{}kB", page.0 >> 10));
+        let folder = self.root.join(format!("hugepages/hugepages-{}kB", page.0 >> 10));
         let number = |name: &str| {
             let path = folder.join(name);
             let text = read(&path)?;
@@ -161,10 +148,7 @@ pub(super) fn base_page() -> Bytes {
 }
 
 fn read(path: &Path) -> Result<String, MemoryError> {
-    fs::read_to_string(path).map_err(|source| MemoryError::Read {
-        path: path.to_owned(),
-        source,
-    })
+    fs::read_to_string(path).map_err(|source| MemoryError::Read { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -255,18 +239,10 @@ mod tests {
     #[test]
     fn a_pool_file_without_a_number_is_named() {
         let (root, pages) = host("[never]", [0; 5]);
-        fs::write(
-            root.path()
-                .join("hugepages/hugepages-2048kB/free_hugepages"),
-            "many\n",
-        )
-        .unwrap();
+        fs::write(root.path().join("hugepages/hugepages-2048kB/free_hugepages"), "many\n").unwrap();
 
         let error = pages.pool(Bytes::mib(2)).unwrap_err();
 
-        assert!(
-            error.to_string().contains("free_hugepages holds 'many'"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("free_hugepages holds 'many'"), "{error}");
     }
 }

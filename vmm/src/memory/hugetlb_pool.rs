@@ -52,14 +52,7 @@ mod tests {
     use super::*;
 
     fn pool([total, free, reserved, surplus, overcommit]: [u64; 5]) -> HugetlbPool {
-        HugetlbPool {
-            page: Bytes::mib(2),
-            total,
-            free,
-            reserved,
-            surplus,
-            overcommit,
-        }
+        HugetlbPool { page: Bytes::mib(2), total, free, reserved, surplus, overcommit }
     }
 
     #[test]
@@ -79,13 +72,7 @@ mod tests {
     fn a_short_pool_reports_a_sufficient_size() {
         let error = pool([40, 10, 5, 0, 0]).check(Bytes::mib(64)).unwrap_err();
 
-        let MemoryError::PoolShort {
-            needed,
-            available,
-            total,
-            ..
-        } = error
-        else {
+        let MemoryError::PoolShort { needed, available, total, .. } = error else {
             panic!("{error}")
         };
         assert_eq!((needed, available, total), (32, 5, 67));

@@ -66,14 +66,7 @@ impl Mapping {
             return Err(failed(io::Error::last_os_error()));
         }
         // From here on, dropping `mapping` releases the reservation.
-        let mut mapping = Self {
-            plan,
-            reserved,
-            reserved_len,
-            memory: reserved,
-            len,
-            file: None,
-        };
+        let mut mapping = Self { plan, reserved, reserved_len, memory: reserved, len, file: None };
         let address = congruent_from(reserved.addr() as u64 + base, guest.0, block.0)
             .and_then(|address| usize::try_from(address).ok())
             .ok_or_else(|| {
@@ -218,10 +211,9 @@ impl Mapping {
         let range = (usize::try_from(offset), usize::try_from(length));
         let (true, (Ok(start), Ok(size))) = (end.is_some_and(|end| end <= self.len as u64), range)
         else {
-            return Err(self.error(
-                "dropping a part of the memory",
-                io::ErrorKind::InvalidInput.into(),
-            ));
+            return Err(
+                self.error("dropping a part of the memory", io::ErrorKind::InvalidInput.into())
+            );
         };
         match &self.file {
             Some(file) => {
@@ -256,10 +248,5 @@ impl Drop for Mapping {
 }
 
 fn call_error(plan: &Plan, size: Bytes, doing: &'static str, source: io::Error) -> MemoryError {
-    MemoryError::Call {
-        doing,
-        size,
-        backing: plan.backing(),
-        source,
-    }
+    MemoryError::Call { doing, size, backing: plan.backing(), source }
 }

@@ -51,13 +51,8 @@ impl BlockBacking {
         let mut address = range.start.0;
         while address < range.end.0 {
             map.read_exact_at(&mut bytes, address / base.0 * 8)?;
-            let entries: Vec<u64> = bytes
-                .as_chunks()
-                .0
-                .iter()
-                .copied()
-                .map(u64::from_ne_bytes)
-                .collect();
+            let entries: Vec<u64> =
+                bytes.as_chunks().0.iter().copied().map(u64::from_ne_bytes).collect();
             match first_frame(&entries) {
                 Some(0) => return Ok(None),
                 Some(frame) => {
@@ -86,10 +81,7 @@ impl BlockBacking {
 
 /// Returns the page frame number of the first present page, or 0 if the kernel hides it.
 fn first_frame(entries: &[u64]) -> Option<u64> {
-    entries
-        .iter()
-        .find(|entry| *entry & PRESENT != 0)
-        .map(|entry| entry & FRAME)
+    entries.iter().find(|entry| *entry & PRESENT != 0).map(|entry| entry & FRAME)
 }
 
 /// Returns whether all pages are present and contiguous from an aligned frame on.

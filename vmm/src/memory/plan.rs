@@ -60,20 +60,12 @@ impl Plan {
                     Backing::AnonymousHugetlb(Some(size)) => Some(size),
                     _ => host.default_hugetlb,
                 };
-                size.filter(|size| host.hugetlb.contains(size))
-                    .ok_or_else(|| MemoryError::NoHugetlb {
-                        backing,
-                        offered: host.hugetlb.clone(),
-                    })?
+                size.filter(|size| host.hugetlb.contains(size)).ok_or_else(|| {
+                    MemoryError::NoHugetlb { backing, offered: host.hugetlb.clone() }
+                })?
             }
         };
-        Ok(Self {
-            backing,
-            page_type,
-            shared,
-            base: host.base,
-            page,
-        })
+        Ok(Self { backing, page_type, shared, base: host.base, page })
     }
 
     /// Returns the backing.
@@ -163,13 +155,7 @@ impl Plan {
     pub(super) fn check(&self, residency: &Residency) -> Result<(), MemoryError> {
         let resident = residency.resident();
         let wrong_pages = |wrong: Bytes, what, advice| {
-            Err(MemoryError::WrongPages {
-                backing: self.backing,
-                wrong,
-                resident,
-                what,
-                advice,
-            })
+            Err(MemoryError::WrongPages { backing: self.backing, wrong, resident, what, advice })
         };
         let Residency { small, huge, .. } = *residency;
         match self.page_type {
@@ -217,12 +203,7 @@ mod tests {
     }
 
     fn residency(kernel_page: Bytes, small: Bytes, huge: Bytes, hugetlb: Bytes) -> Residency {
-        Residency {
-            kernel_page,
-            small,
-            huge,
-            hugetlb,
-        }
+        Residency { kernel_page, small, huge, hugetlb }
     }
 
     #[test]

@@ -93,11 +93,7 @@ fn transparent_huge_pages_are_touched_dropped_and_restored() {
 /// One test, so that no two threads use the pool at the same time.
 #[test]
 fn hugetlb_backings_are_touched_dropped_and_restored() {
-    for name in [
-        "anonymous_hugetlb",
-        "anonymous_hugetlb_1gb",
-        "shared_hugetlb",
-    ] {
+    for name in ["anonymous_hugetlb", "anonymous_hugetlb_1gb", "shared_hugetlb"] {
         check_touch_drop_and_restore(name, 2);
         check_prefault(name, 2);
     }

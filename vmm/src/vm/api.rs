@@ -61,21 +61,15 @@ impl Api {
         let wake = event.try_clone()?;
         let (sender, requests) = mpsc::channel();
         let (ready, setup_result) = mpsc::sync_channel(1);
-        thread::Builder::new()
-            .name("api".to_owned())
-            .spawn(move || {
-                let result = setup();
-                let proceed = result.is_ok();
-                if ready.send(result).is_ok() && proceed {
-                    serve_clients(&listener, &sender, &wake);
-                }
-            })?;
+        thread::Builder::new().name("api".to_owned()).spawn(move || {
+            let result = setup();
+            let proceed = result.is_ok();
+            if ready.send(result).is_ok() && proceed {
+                serve_clients(&listener, &sender, &wake);
+            }
+        })?;
         setup_result.recv().map_err(io::Error::other)??;
-        Ok(Self {
-            file,
-            requests,
-            event,
-        })
+        Ok(Self { file, requests, event })
     }
 
     /// Returns the socket's file.
@@ -211,10 +205,7 @@ mod tests {
 
         let response = client.join().unwrap();
         assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
-        assert!(
-            response.ends_with("\r\n\r\n{\"state\":\"paused\"}"),
-            "{response}"
-        );
+        assert!(response.ends_with("\r\n\r\n{\"state\":\"paused\"}"), "{response}");
         drop(api);
         assert!(!path.exists());
     }

@@ -91,10 +91,7 @@ pub fn parse(bytes: &[u8]) -> ParseResult {
         }
         _ => return too_large(),
     }
-    match route(
-        head.method.unwrap_or_default(),
-        head.path.unwrap_or_default(),
-    ) {
+    match route(head.method.unwrap_or_default(), head.path.unwrap_or_default()) {
         Ok(request) => ParseResult::Complete(request),
         Err(response) => ParseResult::Rejected(response),
     }
@@ -177,10 +174,7 @@ mod tests {
         for (request, status) in [
             ("GET /v2/state HTTP/1.1\r\n\r\n", 404),
             ("GET /v1/pause HTTP/1.1\r\n\r\n", 405),
-            (
-                "POST /v1/state HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-                400,
-            ),
+            ("POST /v1/state HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
             ("POST /v1/stop HTTP/1.1\r\nContent-Length: x\r\n\r\n", 400),
             ("\x7f\r\n\r\n", 400),
         ] {

@@ -204,7 +204,5 @@ fn new_event() -> Result<EventFd, RunError> {
 }
 
 fn clone_event(event: &EventFd) -> Result<EventFd, RunError> {
-    event
-        .try_clone()
-        .map_err(io_error("duplicating an eventfd"))
+    event.try_clone().map_err(io_error("duplicating an eventfd"))
 }

@@ -156,9 +156,7 @@ mod tests {
         boot.end_phase("run", at(400), snapshot(900, 2 << 20));
 
         let phases = boot.phases().iter().map(|phase| {
-            let Snapshot {
-                faults, resident, ..
-            } = &phase.statistics;
+            let Snapshot { faults, resident, .. } = &phase.statistics;
             let faults = faults["translation.level3"];
             (phase.name, phase.ns, faults, resident[0][&4096])
         });

@@ -233,10 +233,8 @@ fn read_kernel(kernel: &BootFile) -> Result<Image, BuildError> {
         file.take(MAX_KERNEL_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
     })?;
-    guest::parse_image(bytes).map_err(|source| BuildError::Kernel {
-        path: kernel.path().to_owned(),
-        source,
-    })
+    guest::parse_image(bytes)
+        .map_err(|source| BuildError::Kernel { path: kernel.path().to_owned(), source })
 }
 
 fn initrd_size(initrd: &BootFile) -> Result<Bytes, OpenError> {

@@ -68,11 +68,7 @@ impl ConsoleChannels {
             Some((text, on_match)) => Box::new(PatternMatcher::new(output.clone(), text, on_match)),
         };
         if !virtio_console {
-            return Ok(Self {
-                serial_output: terminal_output,
-                console: None,
-                console_input: None,
-            });
+            return Ok(Self { serial_output: terminal_output, console: None, console_input: None });
         }
         let serial_output = Box::new(output.clone());
         let console_output = mem::replace(&mut terminal_output, serial_output);

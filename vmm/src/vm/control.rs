@@ -147,10 +147,7 @@ impl<'a> VmController<'a> {
             return error_response(409, "the VM has no balloon: start it with --balloon on");
         };
         balloon.set_target(size);
-        (
-            200,
-            json!({ "wanted_bytes": size.0, "actual_bytes": balloon.actual().0 }),
-        )
+        (200, json!({ "wanted_bytes": size.0, "actual_bytes": balloon.actual().0 }))
     }
 
     fn counters(&mut self) -> Response {
@@ -188,8 +185,7 @@ impl<'a> VmController<'a> {
     fn stop_logging(&mut self) -> Result<(), KvmError> {
         let vm = &self.vm.fd;
         let logs = self.vm.slots.iter().zip(self.dirty.drain(..));
-        logs.map(|(slot, mut log)| log.switch(vm, slot, false))
-            .fold(Ok(()), Result::and)
+        logs.map(|(slot, mut log)| log.switch(vm, slot, false)).fold(Ok(()), Result::and)
     }
 
     fn dirty_pages(&mut self) -> Result<Value, KvmError> {

@@ -65,9 +65,7 @@ mod tests {
             let proc = fs::read("/proc/self/status").map(drop);
             let removed = fs::remove_file(folder.join("socket"));
             let created = fs::write(folder.join("other"), "").map_err(|error| error.kind());
-            let other = fs::read("/etc/hostname")
-                .map(drop)
-                .map_err(|error| error.kind());
+            let other = fs::read("/etc/hostname").map(drop).map_err(|error| error.kind());
             println!("RESULT {proc:?} {removed:?} {created:?} {other:?}");
             return;
         }

@@ -53,26 +53,16 @@ pub fn allocate(zones: &[MemoryZone]) -> Result<VmMemory, MemoryZoneError> {
     let host = HostPages::of_this_host()?;
     let failed = |index: usize, zone: &MemoryZone| {
         let (size, backing) = (zone.size, zone.backing);
-        move |source| MemoryZoneError::Zone {
-            index,
-            size,
-            backing,
-            source,
-        }
+        move |source| MemoryZoneError::Zone { index, size, backing, source }
     };
     let mut plans = Vec::new();
     for (index, zone) in zones.iter().enumerate() {
         let plan = Plan::new(zone.backing, &host).map_err(failed(index, zone))?;
-        let size = zone
-            .size
-            .checked_align_up(plan.page())
-            .ok_or(AddressOverflow)?;
+        let size = zone.size.checked_align_up(plan.page()).ok_or(AddressOverflow)?;
         plans.push((plan, size));
     }
     let starts = layout::place_memory(plans.iter().zip(zones).map(|((plan, size), zone)| {
-        let align = zone
-            .align
-            .map_or(plan.page(), |align| align.max(plan.page()));
+        let align = zone.align.map_or(plan.page(), |align| align.max(plan.page()));
         (*size, align)
     }))?;
     let mut rams = Vec::new();

@@ -57,11 +57,7 @@ impl OpenError {
     /// Returns a conversion of the error of a file that `option` names.
     pub(super) fn file(option: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
         let path = path.to_owned();
-        move |source| Self::File {
-            option,
-            path: path.clone(),
-            source,
-        }
+        move |source| Self::File { option, path: path.clone(), source }
     }
 }
 
@@ -101,9 +97,7 @@ impl BootFile {
     /// The error of `read`, with the option that names the file.
     pub fn read<T>(&self, read: impl FnOnce(&File) -> io::Result<T>) -> Result<T, OpenError> {
         let mut file = &self.file;
-        file.rewind()
-            .and_then(|()| read(file))
-            .map_err(OpenError::file(self.option, &self.path))
+        file.rewind().and_then(|()| read(file)).map_err(OpenError::file(self.option, &self.path))
     }
 }
 
@@ -137,18 +131,12 @@ impl OpenFiles {
         Ok(Self {
             kvm: kvm::open(host::explain_missing_driver)?,
             kernel: BootFile::open("--kernel", &config.kernel)?,
-            initrd: initrd
-                .map(|path| BootFile::open("--initrd", path))
-                .transpose()?,
+            initrd: initrd.map(|path| BootFile::open("--initrd", path)).transpose()?,
             disks: disks
                 .map(|disk| Disk::open(&disk.path, disk.read_only))
                 .collect::<Result<_, _>>()?,
-            taps: nets
-                .map(|net| Tap::open(&net.tap))
-                .collect::<Result<_, _>>()?,
-            vsock: vsock
-                .map(|vsock| VsockBackend::open(vsock.cid))
-                .transpose()?,
+            taps: nets.map(|net| Tap::open(&net.tap)).collect::<Result<_, _>>()?,
+            vsock: vsock.map(|vsock| VsockBackend::open(vsock.cid)).transpose()?,
         })
     }
 }

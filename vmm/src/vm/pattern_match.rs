@@ -18,9 +18,7 @@ pub struct PatternMatcher<W> {
 
 impl<W> fmt::Debug for PatternMatcher<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PatternMatcher")
-            .field("pattern", &self.pattern)
-            .finish_non_exhaustive()
+        f.debug_struct("PatternMatcher").field("pattern", &self.pattern).finish_non_exhaustive()
     }
 }
 

@@ -96,10 +96,7 @@ impl Identity {
     /// [`PrivilegeError`].
     pub fn assume(self) -> Result<(), PrivilegeError> {
         let failed = |call| {
-            move |error: rustix::io::Errno| PrivilegeError::Call {
-                call,
-                source: error.into(),
-            }
+            move |error: rustix::io::Errno| PrivilegeError::Call { call, source: error.into() }
         };
         let threads = fs::read_dir("/proc/self/task")
             .map_err(|error| PrivilegeError::Names("/proc/self/task", error))?;
@@ -157,9 +154,8 @@ fn find(
     groups: impl Fn() -> Result<String, PrivilegeError>,
 ) -> Result<Option<Identity>, PrivilegeError> {
     let Some(name) = user else {
-        return group.map_or(Ok(None), |group| {
-            Err(PrivilegeError::GroupWithoutUser(group.to_owned()))
-        });
+        return group
+            .map_or(Ok(None), |group| Err(PrivilegeError::GroupWithoutUser(group.to_owned())));
     };
     let unknown = |option, name: &str, file| PrivilegeError::UnknownName {
         option,
@@ -203,9 +199,7 @@ fn find(
 
 /// Returns the first row of colon-separated fields that `matches` accepts.
 fn row(file: &str, matches: impl Fn(&[&str]) -> bool) -> Option<Vec<&str>> {
-    file.lines()
-        .map(|line| line.split(':').collect::<Vec<_>>())
-        .find(|row| matches(row))
+    file.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|row| matches(row))
 }
 
 fn field(row: &[&str], at: usize) -> Option<u32> {
@@ -258,11 +252,7 @@ mod tests {
         // SAFETY: the child makes system calls only and exits.
         let child = match unsafe { libc::fork() } {
             0 => {
-                let assumed = Identity {
-                    user: 4242,
-                    group: 4343,
-                }
-                .assume();
+                let assumed = Identity { user: 4242, group: 4343 }.assume();
                 let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
                 let has = |name: &str, value: &str| {
                     let line = status.lines().find_map(|line| line.strip_prefix(name));

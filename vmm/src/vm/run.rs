@@ -83,10 +83,7 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, RunErro
 /// Raises the limit of open files to its maximum: each vCPU needs several.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
+    let raised = Rlimit { current: limit.maximum, ..limit };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         log::debug!("the limit of open files is not raised: {error}");
     }
@@ -107,17 +104,13 @@ fn confine_process(
     if confine {
         let folder = socket.as_ref().map(|_| {
             let folder = path.parent();
-            folder
-                .filter(|folder| !folder.as_os_str().is_empty())
-                .unwrap_or(Path::new("."))
+            folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
         });
         restrict_files(folder)?;
     }
     if let Some(identity) = options.identity {
         if let Some(socket) = &socket {
-            socket
-                .set_owner(identity)
-                .map_err(OpenError::file("--api-socket", path))?;
+            socket.set_owner(identity).map_err(OpenError::file("--api-socket", path))?;
         }
         identity.assume()?;
     }

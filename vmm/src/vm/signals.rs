@@ -16,13 +16,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::scoped_thread::{ScopedThread, borrow_event};
 
 /// The termination signals, and `SIGCONT`, after which the terminal must be set raw again.
-const SIGNALS: [i32; 5] = [
-    libc::SIGINT,
-    libc::SIGTERM,
-    libc::SIGHUP,
-    libc::SIGQUIT,
-    libc::SIGCONT,
-];
+const SIGNALS: [i32; 5] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGCONT];
 
 /// The request that a signal stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -231,11 +225,7 @@ mod tests {
         if std::env::var_os(CHILD).is_some() {
             let signals = Signals::block().unwrap();
             // A dropped thread has no effect.
-            drop(
-                signals
-                    .terminate_on_signal(|_| std::process::exit(2))
-                    .unwrap(),
-            );
+            drop(signals.terminate_on_signal(|_| std::process::exit(2)).unwrap());
             let _thread = signals.terminate_on_signal(|signal| {
                 println!("\nterminated by {signal}");
                 std::process::exit(3);

@@ -24,11 +24,7 @@ pub struct SocketFile {
 impl SocketFile {
     fn of(path: &Path) -> io::Result<Self> {
         let file = fs::symlink_metadata(path)?;
-        Ok(Self {
-            path: path.to_owned(),
-            device: file.dev(),
-            inode: file.ino(),
-        })
+        Ok(Self { path: path.to_owned(), device: file.dev(), inode: file.ino() })
     }
 
     /// Removes the file, if it has not been replaced. A process that has changed its user may lack the

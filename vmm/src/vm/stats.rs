@@ -37,10 +37,7 @@ impl HostCounters {
     pub fn open() -> Self {
         let mut aborts = EventCounters::none();
         aborts.add_filtered(faults::TRACEPOINT, faults::FILTERS);
-        Self {
-            events: EventCounters::open(host::TRACEPOINTS),
-            aborts,
-        }
+        Self { events: EventCounters::open(host::TRACEPOINTS), aborts }
     }
 
     /// Returns whether no event is counted.
@@ -50,10 +47,7 @@ impl HostCounters {
 
     /// Returns an empty set of counters.
     pub fn none() -> Self {
-        Self {
-            events: EventCounters::none(),
-            aborts: EventCounters::none(),
-        }
+        Self { events: EventCounters::none(), aborts: EventCounters::none() }
     }
 }
 
@@ -130,10 +124,7 @@ impl StatsReader {
         Ok(Snapshot {
             events,
             faults: self.counters.aborts.read()?,
-            exits: exits
-                .into_iter()
-                .map(|(name, count)| (name.to_owned(), count))
-                .collect(),
+            exits: exits.into_iter().map(|(name, count)| (name.to_owned(), count)).collect(),
             gauges: self.statistics.read(StatisticKind::Instant)?,
             resident,
             stage2_tables: refreshed_stage2_table_bytes()

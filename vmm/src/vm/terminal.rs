@@ -26,10 +26,8 @@ static SAVED: OnceLock<Termios> = OnceLock::new();
 static RAW: AtomicBool = AtomicBool::new(false);
 
 /// Modes of a terminal with line editing and signals.
-const COOKED: LocalModes = LocalModes::ICANON
-    .union(LocalModes::ECHO)
-    .union(LocalModes::ISIG)
-    .union(LocalModes::IEXTEN);
+const COOKED: LocalModes =
+    LocalModes::ICANON.union(LocalModes::ECHO).union(LocalModes::ISIG).union(LocalModes::IEXTEN);
 
 /// A raw terminal on standard input. Dropping it restores the settings.
 #[derive(Debug)]
@@ -161,10 +159,7 @@ mod tests {
     fn keys_including_control_c_go_to_the_guest() {
         let mut escape = EscapeKey::default();
 
-        assert_eq!(
-            typed(&mut escape, b"ls\r\x03x"),
-            (b"ls\r\x03x".to_vec(), true)
-        );
+        assert_eq!(typed(&mut escape, b"ls\r\x03x"), (b"ls\r\x03x".to_vec(), true));
     }
 
     #[test]
@@ -179,10 +174,7 @@ mod tests {
     fn control_a_a_and_a_second_control_a_send_control_a() {
         let mut escape = EscapeKey::default();
 
-        assert_eq!(
-            typed(&mut escape, b"\x01a\x01\x01\x01qx"),
-            (b"\x01\x01qx".to_vec(), true)
-        );
+        assert_eq!(typed(&mut escape, b"\x01a\x01\x01\x01qx"), (b"\x01\x01qx".to_vec(), true));
     }
 
     #[test]

@@ -73,10 +73,7 @@ impl RunControl {
     /// Returns the control of `vcpus` vCPUs, which are requested to pause.
     pub const fn new(vcpus: usize) -> Self {
         Self {
-            state: Mutex::new(ControlState {
-                requested: RunState::Paused,
-                paused_vcpus: 0,
-            }),
+            state: Mutex::new(ControlState { requested: RunState::Paused, paused_vcpus: 0 }),
             changed: Condvar::new(),
             vcpus,
         }

@@ -147,17 +147,9 @@ mod tests {
             exits: Arc::default(),
             guest_exit: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
         });
-        let reporter = ExitReporter {
-            index: 7,
-            context: Arc::clone(&context),
-            exits,
-        };
-        let threads = VcpuThreads {
-            context,
-            kickers: Vec::new(),
-            threads: Vec::new(),
-            guest_exits,
-        };
+        let reporter = ExitReporter { index: 7, context: Arc::clone(&context), exits };
+        let threads =
+            VcpuThreads { context, kickers: Vec::new(), threads: Vec::new(), guest_exits };
         threads.request(RunState::Running);
         (threads, reporter)
     }
@@ -185,8 +177,7 @@ mod tests {
         let serial = Serial::new(irq, Box::new(output.clone()));
         let serial = Arc::new(Mutex::new(serial));
         let mut bus = Bus::new();
-        bus.add(Serial::describe(PORT, 0), Arc::clone(&serial) as _)
-            .unwrap();
+        bus.add(Serial::describe(PORT, 0), Arc::clone(&serial) as _).unwrap();
         let backpressure = ConsoleBackpressure {
             registers: PORT..GuestAddress(PORT.0 + REGISTER_SPACE),
             output: output.clone(),

@@ -86,10 +86,7 @@ impl Boot {
     pub fn command(&self) -> Command {
         let Hardware { cpu, memory, .. } = &self.hardware;
         Command::new("the emulated host", PROGRAM)
-            .args([
-                "-M",
-                "virt,virtualization=on,gic-version=3,dtb-randomness=off",
-            ])
+            .args(["-M", "virt,virtualization=on,gic-version=3,dtb-randomness=off"])
             .args(["-cpu", cpu])
             .args(["-smp", &self.hardware.all_cpus().to_string()])
             .args(["-m", &(memory.0 >> 20).to_string()])
@@ -146,9 +143,7 @@ fn with_path(option: &str, path: &Path) -> OsString {
 
 /// Returns the emulator's version.
 pub fn version() -> Result<String, CommandError> {
-    let text = Command::new("querying QEMU's version", PROGRAM)
-        .arg("--version")
-        .query()?;
+    let text = Command::new("querying QEMU's version", PROGRAM).arg("--version").query()?;
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 

@@ -25,10 +25,7 @@ pub struct Exchange {
 impl Exchange {
     /// Returns an exchange.
     pub fn new(expect: &str, send: &str) -> Self {
-        Self {
-            expect: expect.to_owned(),
-            send: send.to_owned(),
-        }
+        Self { expect: expect.to_owned(), send: send.to_owned() }
     }
 }
 
@@ -45,10 +42,7 @@ impl Unmatched {
     /// Removes the output up to and including the first `text` and returns the part before it.
     pub fn take_until(&mut self, text: &str) -> Option<Vec<u8>> {
         let length = text.len();
-        let at = self
-            .0
-            .windows(length.max(1))
-            .position(|part| part == text.as_bytes())?;
+        let at = self.0.windows(length.max(1)).position(|part| part == text.as_bytes())?;
         let rest = self.0.split_off(at + length);
         let mut before = std::mem::replace(&mut self.0, rest);
         before.truncate(at);
@@ -127,15 +121,9 @@ mod tests {
 
     #[test]
     fn each_line_is_sent_after_its_text_however_the_output_is_split() {
-        let script = [
-            Exchange::new("login: ", "root"),
-            Exchange::new("# ", "poweroff"),
-        ];
+        let script = [Exchange::new("login: ", "root"), Exchange::new("# ", "poweroff")];
 
-        let [log, input] = run(
-            &script,
-            ["# Debian\nhost lo", "gin: ", "root\r\nhost:~", "# bye"],
-        );
+        let [log, input] = run(&script, ["# Debian\nhost lo", "gin: ", "root\r\nhost:~", "# bye"]);
 
         assert_eq!(log, "# Debian\nhost login: root\r\nhost:~# bye");
         assert_eq!(input, "root\npoweroff\n");

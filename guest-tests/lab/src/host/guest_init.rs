@@ -53,9 +53,8 @@ fn check() -> std::io::Result<String> {
         .unwrap_or(0);
     // Every vCPU touches a part, so that all of them fault.
     let part = TOUCHED.min((kib << 10) / 4) / cpus.get();
-    let threads: Vec<_> = (0..cpus.get())
-        .map(|cpu| std::thread::spawn(move || touch_memory(cpu, part)))
-        .collect();
+    let threads: Vec<_> =
+        (0..cpus.get()).map(|cpu| std::thread::spawn(move || touch_memory(cpu, part))).collect();
     let wrong = threads
         .into_iter()
         .map(|thread| thread.join().unwrap_or(usize::MAX))

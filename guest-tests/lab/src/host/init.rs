@@ -55,10 +55,7 @@ trait Context<T> {
 
 impl<T, E: Into<Box<dyn std::error::Error + Send + Sync>>> Context<T> for Result<T, E> {
     fn context(self, operation: impl FnOnce() -> String) -> Result<T, InitError> {
-        self.map_err(|error| InitError {
-            operation: operation(),
-            source: error.into(),
-        })
+        self.map_err(|error| InitError { operation: operation(), source: error.into() })
     }
 }
 
@@ -69,17 +66,15 @@ pub fn is_wanted() -> bool {
 
 /// Runs the job and powers the machine off; returns only if that fails.
 pub fn run() {
-    let ending = mount_all()
-        .and_then(|()| run_job())
-        .unwrap_or_else(|error| {
-            let mut text = error.to_string();
-            let mut cause = std::error::Error::source(&error);
-            while let Some(error) = cause {
-                text.push_str(&format!(": {error}"));
-                cause = error.source();
-            }
-            Ending::Init { error: text }
-        });
+    let ending = mount_all().and_then(|()| run_job()).unwrap_or_else(|error| {
+        let mut text = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(error) = cause {
+            text.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+        Ending::Init { error: text }
+    });
     if let Err(error) = send(&ending) {
         eprintln!("granule: cannot send the results: {error}");
     }
@@ -162,15 +157,10 @@ fn walk(seed: u64, cpus: &[usize]) -> Result<(), InitError> {
 /// pages) is left unchanged.
 fn reserve_pools(job: &Job) -> Result<Option<Ending>, InitError> {
     for (&page, &wanted) in &job.pools {
-        let path = format!(
-            "/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
-            page >> 10
-        );
+        let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", page >> 10);
         let count = || -> Result<u64, InitError> {
             let text = fs::read_to_string(&path).context(|| format!("cannot read {path}"))?;
-            text.trim()
-                .parse()
-                .context(|| format!("{path} is not a number"))
+            text.trim().parse().context(|| format!("{path} is not a number"))
         };
         if count()? < wanted {
             // Fails for pages that can only be reserved at boot; the count is checked below.
@@ -208,9 +198,8 @@ fn run_test(job: &Job) -> Result<Ending, InitError> {
         mark::foreign();
     }
     let start = Instant::now();
-    let mut child = command
-        .spawn()
-        .context(|| format!("cannot run {program}; is it in the initramfs?"))?;
+    let mut child =
+        command.spawn().context(|| format!("cannot run {program}; is it in the initramfs?"))?;
     let script = log.zip(child.stdout.take()).zip(child.stdin.take());
     let script = script.map(|((log, output), input)| {
         let exchanges = job.expect.clone();
@@ -239,9 +228,7 @@ fn ending(child: &mut Child, elapsed: Duration, job: &Job) -> io::Result<Ending>
             ns: Nanoseconds(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)),
         },
         (None, Some(9)) if elapsed.as_secs() >= seconds => Ending::Deadline { seconds },
-        (None, signal) => Ending::Killed {
-            signal: signal.unwrap_or(0),
-        },
+        (None, signal) => Ending::Killed { signal: signal.unwrap_or(0) },
     })
 }
 
@@ -253,11 +240,9 @@ fn send(ending: &Ending) -> io::Result<()> {
     // If this fails, the checksums detect messages inside a frame.
     let _ = fs::write(LEVELS, "1");
     let mut console = io::stdout().lock();
-    for (name, path) in [
-        (STDOUT_FRAME, STDOUT_PATH),
-        (STDERR_FRAME, STDERR_PATH),
-        (RESULTS_FRAME, RESULTS_PATH),
-    ] {
+    for (name, path) in
+        [(STDOUT_FRAME, STDOUT_PATH), (STDERR_FRAME, STDERR_PATH), (RESULTS_FRAME, RESULTS_PATH)]
+    {
         if let Ok(payload) = fs::read(path) {
             serial_framing::send(&mut console, name, &payload)?;
         }

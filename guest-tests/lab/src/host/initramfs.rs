@@ -46,11 +46,7 @@ pub struct Initramfs<W> {
 impl<W: Write> Initramfs<W> {
     /// Starts an archive with the directories and the console that PID 1 needs before it mounts.
     pub fn new(to: W) -> io::Result<Self> {
-        let mut archive = Self {
-            to,
-            inode: 0,
-            written: 0,
-        };
+        let mut archive = Self { to, inode: 0, written: 0 };
         for name in ["dev", "proc", "sys", "tmp"] {
             archive.entry(name, DIRECTORY, (0, 0), &[])?;
         }
@@ -95,9 +91,7 @@ impl<W: Write> Initramfs<W> {
         let name_size = u32::try_from(name.len() + 1).map_err(too_large)?;
         let mut head = String::from("070701");
         // inode, mode, uid, gid, links, mtime, size, device ×2, rdev ×2, name size, check
-        for field in [
-            inode, mode, 0, 0, 1, 0, size, 0, 0, major, minor, name_size, 0,
-        ] {
+        for field in [inode, mode, 0, 0, 1, 0, size, 0, 0, major, minor, name_size, 0] {
             head.push_str(&format!("{field:08X}"));
         }
         self.write(head.as_bytes())?;
@@ -154,9 +148,8 @@ mod tests {
     #[test]
     fn entries_are_aligned_to_four_bytes_and_followed_by_the_trailer() {
         let bytes = archive();
-        let heads: Vec<usize> = (0..bytes.len())
-            .filter(|at| bytes[*at..].starts_with(b"070701"))
-            .collect();
+        let heads: Vec<usize> =
+            (0..bytes.len()).filter(|at| bytes[*at..].starts_with(b"070701")).collect();
 
         assert_eq!(heads.len(), 8);
         assert!(heads.iter().all(|at| at % 4 == 0));
@@ -169,10 +162,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("archive");
         std::fs::write(&path, archive()).unwrap();
-        let Ok(output) = std::process::Command::new("cpio")
-            .args(["-it", "--quiet", "-F"])
-            .arg(&path)
-            .output()
+        let Ok(output) =
+            std::process::Command::new("cpio").args(["-it", "--quiet", "-F"]).arg(&path).output()
         else {
             return granule_types::testing::skip("cpio is not installed");
         };
@@ -181,15 +172,7 @@ mod tests {
 
         assert_eq!(
             names.lines().collect::<Vec<_>>(),
-            [
-                "dev",
-                "proc",
-                "sys",
-                "tmp",
-                "dev/console",
-                "init",
-                "job.json"
-            ]
+            ["dev", "proc", "sys", "tmp", "dev/console", "init", "job.json"]
         );
     }
 }

@@ -92,10 +92,7 @@ pub struct Walk {
 impl Walk {
     /// Returns the walk of a seed.
     pub fn new(seed: u64, cpus: &[usize]) -> Self {
-        Self {
-            generator: SplitMix64::seed_from_u64(seed),
-            remaining: cpus.to_vec(),
-        }
+        Self { generator: SplitMix64::seed_from_u64(seed), remaining: cpus.to_vec() }
     }
 }
 

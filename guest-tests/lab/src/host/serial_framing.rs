@@ -44,10 +44,7 @@ pub enum FrameError {
 pub fn send(to: &mut impl Write, name: &str, payload: &[u8]) -> io::Result<()> {
     let payload = String::from_utf8_lossy(payload).replace('\r', "");
     let (length, sum) = (payload.len(), sha256(payload.as_bytes()));
-    write!(
-        to,
-        "\n{BEGIN}{name} {length} {sum}\n{payload}\n{END}{name}\n"
-    )?;
+    write!(to, "\n{BEGIN}{name} {length} {sum}\n{payload}\n{END}{name}\n")?;
     to.flush()
 }
 
@@ -57,10 +54,7 @@ pub fn receive(console: &[u8]) -> Result<Frames, FrameError> {
     let mut frames = Frames::new();
     let mut rest = text.as_slice();
     while let Some(at) = find_line(rest, BEGIN.as_bytes()) {
-        let line_end = rest[at..]
-            .iter()
-            .position(|b| *b == b'\n')
-            .map_or(rest.len(), |n| at + n);
+        let line_end = rest[at..].iter().position(|b| *b == b'\n').map_or(rest.len(), |n| at + n);
         let header = String::from_utf8_lossy(&rest[at + BEGIN.len()..line_end]).into_owned();
         let malformed = || FrameError::Header(header.clone());
         let mut words = header.split(' ');
@@ -103,10 +97,7 @@ mod tests {
         for (name, payload) in frames {
             send(&mut sent, name, payload.as_bytes()).unwrap();
         }
-        String::from_utf8(sent)
-            .unwrap()
-            .replace('\n', "\r\n")
-            .into_bytes()
+        String::from_utf8(sent).unwrap().replace('\n', "\r\n").into_bytes()
     }
 
     #[test]
@@ -142,17 +133,11 @@ mod tests {
         let text = String::from_utf8(console(&[("results", "{\"a\":1}\n{\"b\":2}\n")])).unwrap();
         let broken = text.replace("{\"b\"", "[    1.0] BUG: x\r\n{\"b\"");
 
-        assert_eq!(
-            receive(broken.as_bytes()),
-            Err(FrameError::Damaged("results".to_owned()))
-        );
+        assert_eq!(receive(broken.as_bytes()), Err(FrameError::Damaged("results".to_owned())));
     }
 
     #[test]
     fn a_console_log_without_frames_is_empty() {
-        assert_eq!(
-            receive(b"Kernel panic - not syncing\r\n"),
-            Ok(Frames::new())
-        );
+        assert_eq!(receive(b"Kernel panic - not syncing\r\n"), Ok(Frames::new()));
     }
 }

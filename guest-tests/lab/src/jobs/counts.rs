@@ -29,10 +29,7 @@ pub struct Segment {
 /// The end line.
 #[derive(Deserialize)]
 struct End {
-    #[expect(
-        dead_code,
-        reason = "its presence distinguishes this line from a segment"
-    )]
+    #[expect(dead_code, reason = "its presence distinguishes this line from a segment")]
     end: bool,
     segments: u64,
 }
@@ -70,10 +67,7 @@ pub fn read_segments(text: &str) -> Result<Vec<Segment>, CountError> {
     let mut segments = Vec::new();
     let mut expected = None;
     for (index, line) in text.lines().enumerate() {
-        let malformed = |source| CountError::Line {
-            line: index + 1,
-            source,
-        };
+        let malformed = |source| CountError::Line { line: index + 1, source };
         if let Ok(end) = serde_json::from_str::<End>(line) {
             expected = Some(end.segments);
             continue;
@@ -87,32 +81,24 @@ pub fn read_segments(text: &str) -> Result<Vec<Segment>, CountError> {
     }
     match expected {
         None => Err(CountError::Truncated(segments.len())),
-        Some(expected) if expected != segments.len() as u64 => Err(CountError::Lost {
-            found: segments.len(),
-            expected,
-        }),
+        Some(expected) if expected != segments.len() as u64 => {
+            Err(CountError::Lost { found: segments.len(), expected })
+        }
         Some(_) => Ok(segments),
     }
 }
 
 /// Returns the phase that a mark starts.
 fn phase_of(mark: u8) -> Option<Phase> {
-    Phase::IN_ORDER
-        .into_iter()
-        .find(|phase| mark::immediate(*phase) == mark)
+    Phase::IN_ORDER.into_iter().find(|phase| mark::immediate(*phase) == mark)
 }
 
 /// Copies the counts of each marked segment into the record of the same phase.
 pub fn merge(segments: &[Segment], records: &mut [Record]) -> Result<(), CountError> {
-    let marked: Vec<(Phase, &Segment)> = segments
-        .iter()
-        .filter_map(|segment| Some((phase_of(segment.mark)?, segment)))
-        .collect();
+    let marked: Vec<(Phase, &Segment)> =
+        segments.iter().filter_map(|segment| Some((phase_of(segment.mark)?, segment))).collect();
     let same = marked.len() == records.len()
-        && marked
-            .iter()
-            .zip(&*records)
-            .all(|((phase, _), record)| *phase == record.phase);
+        && marked.iter().zip(&*records).all(|((phase, _), record)| *phase == record.phase);
     if !same {
         let list = |phases: &mut dyn Iterator<Item = Phase>| {
             phases.map(Phase::name).collect::<Vec<_>>().join(" ")
@@ -174,13 +160,7 @@ mod tests {
     fn a_lost_segment_is_an_error() {
         let lost: String = WHOLE.lines().skip(1).map(|l| format!("{l}\n")).collect();
 
-        assert!(matches!(
-            read_segments(&lost),
-            Err(CountError::Lost {
-                found: 2,
-                expected: 3
-            })
-        ));
+        assert!(matches!(read_segments(&lost), Err(CountError::Lost { found: 2, expected: 3 })));
     }
 
     #[test]
@@ -191,10 +171,7 @@ mod tests {
             vec![record(Phase::Update)],
             vec![record(Phase::Create), record(Phase::Update)],
         ] {
-            assert!(matches!(
-                merge(&segments, &mut records),
-                Err(CountError::Mismatch { .. })
-            ));
+            assert!(matches!(merge(&segments, &mut records), Err(CountError::Mismatch { .. })));
         }
     }
 }

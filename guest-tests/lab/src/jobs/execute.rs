@@ -156,32 +156,23 @@ impl Executor {
             }
             other => other?,
         }
-        let frames = serial_framing::receive(&bytes).map_err(|source| JobError::Frame {
-            console: console.clone(),
-            source,
-        })?;
-        for (frame, file) in [
-            (STDOUT_FRAME, "stdout"),
-            (STDERR_FRAME, "stderr"),
-            (RESULTS_FRAME, "raw.jsonl"),
-        ] {
+        let frames = serial_framing::receive(&bytes)
+            .map_err(|source| JobError::Frame { console: console.clone(), source })?;
+        for (frame, file) in
+            [(STDOUT_FRAME, "stdout"), (STDERR_FRAME, "stderr"), (RESULTS_FRAME, "raw.jsonl")]
+        {
             if let Some(payload) = frames.get(frame) {
                 let path = directory.join(file);
                 fs::write(&path, payload).map_err(|e| CommandError::file("write", path, e))?;
             }
         }
         let Some(ending) = frames.get(ENDING_FRAME) else {
-            return Err(JobError::NoEnding {
-                console: console.clone(),
-                tail: tail(console),
-            });
+            return Err(JobError::NoEnding { console: console.clone(), tail: tail(console) });
         };
         let ending = serde_json::from_slice(ending).map_err(JobError::Ending)?;
         let counts = &boot.plugin.out;
-        let counts = fs::read_to_string(counts).map_err(|source| CountError::Missing {
-            path: counts.clone(),
-            source,
-        })?;
+        let counts = fs::read_to_string(counts)
+            .map_err(|source| CountError::Missing { path: counts.clone(), source })?;
         Ok(Outcome::new(ending, frames, read_segments(&counts)?))
     }
 }

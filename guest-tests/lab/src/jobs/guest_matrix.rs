@@ -74,9 +74,7 @@ fn script(guest: &Guest) -> Vec<Exchange> {
 
 /// Returns the jobs of a matrix.
 pub fn jobs(matrix: &Matrix) -> Vec<PlannedJob> {
-    combinations(matrix, |backing, vcpus, seed| {
-        job(matrix, backing, vcpus, seed)
-    })
+    combinations(matrix, |backing, vcpus, seed| job(matrix, backing, vcpus, seed))
 }
 
 fn job(matrix: &Matrix, backing: Backing, vcpus: u32, seed: u64) -> PlannedJob {
@@ -154,12 +152,7 @@ mod tests {
             ]
         );
         assert_eq!(jobs[2].job.pools, [(1 << 30, 1)].into());
-        assert!(
-            jobs[2]
-                .job
-                .argv
-                .contains(&"1G,backing=anonymous_hugetlb_1gb".to_owned())
-        );
+        assert!(jobs[2].job.argv.contains(&"1G,backing=anonymous_hugetlb_1gb".to_owned()));
         assert!(jobs.iter().all(|job| job.guest == Some(Guest::Own)));
     }
 

@@ -54,16 +54,10 @@ impl JobQueue<'_> {
         self.progress.jobs(queue.len());
         let queue = Mutex::new(queue);
         let failed_boots = Mutex::new(vec![0; kernels.len()]);
-        let results: JobResults = kernels
-            .iter()
-            .map(|_| jobs.iter().map(|_| None).collect())
-            .collect();
+        let results: JobResults =
+            kernels.iter().map(|_| jobs.iter().map(|_| None).collect()).collect();
         let results = Mutex::new(results);
-        let workers = if self.shell.is_dry() {
-            1
-        } else {
-            self.parallel
-        };
+        let workers = if self.shell.is_dry() { 1 } else { self.parallel };
         std::thread::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|| {
@@ -86,10 +80,7 @@ impl JobQueue<'_> {
     fn run_one(&self, kernel: &Kernel, job: &PlannedJob) -> JobResult {
         let start = Instant::now();
         let directory = self.run_directory.job(kernel, job);
-        let result = self
-            .executor
-            .run(self.shell, kernel, job, &directory)
-            .transpose();
+        let result = self.executor.run(self.shell, kernel, job, &directory).transpose();
         if !self.shell.is_dry() {
             let name = format!("{} {}", kernel.name, job.name);
             self.progress.job_done(&name, start.elapsed().as_secs_f64());

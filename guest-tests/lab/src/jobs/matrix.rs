@@ -32,9 +32,7 @@ fn default_memory(backing: Backing) -> Bytes {
 
 /// Returns the jobs of a matrix. `kernel_test` is the path of the kernel's page-table test.
 pub fn jobs(matrix: &Matrix, kernel_test: Option<&PathBuf>) -> Vec<PlannedJob> {
-    combinations(matrix, |backing, vcpus, seed| {
-        job(matrix, kernel_test, backing, vcpus, seed)
-    })
+    combinations(matrix, |backing, vcpus, seed| job(matrix, kernel_test, backing, vcpus, seed))
 }
 
 fn job(
@@ -71,9 +69,7 @@ fn job(
         hardware: Hardware {
             cpu: matrix.cpu.clone(),
             cpus: matrix.cpus.unwrap_or(vcpus.max(2)),
-            memory: matrix
-                .host_memory
-                .unwrap_or_else(|| host_memory(memory, &pools)),
+            memory: matrix.host_memory.unwrap_or_else(|| host_memory(memory, &pools)),
         },
         append: append(&pools),
         job: Job {
@@ -176,10 +172,7 @@ pub mod tests {
 
     #[test]
     fn the_seed_of_a_foreign_test_is_applied_by_pid_1_only() {
-        let foreign = Matrix {
-            test: Test::KernelPageTableTest,
-            ..matrix()
-        };
+        let foreign = Matrix { test: Test::KernelPageTableTest, ..matrix() };
 
         let jobs = jobs(&foreign, Some(&PathBuf::from("/x/kvm_page_table_test")));
 

@@ -71,19 +71,12 @@ pub struct Outcome {
 impl Outcome {
     /// Returns the outcome with these frames and counts.
     pub fn new(ending: Ending, frames: Frames, segments: Vec<Segment>) -> Self {
-        Self {
-            ending,
-            stdout: text(&frames, STDOUT_FRAME),
-            segments,
-            frames,
-        }
+        Self { ending, stdout: text(&frames, STDOUT_FRAME), segments, frames }
     }
 
     /// Returns the raw results of the test.
     pub fn results(&self) -> &[u8] {
-        self.frames
-            .get(RESULTS_FRAME)
-            .map_or(&[][..], Vec::as_slice)
+        self.frames.get(RESULTS_FRAME).map_or(&[][..], Vec::as_slice)
     }
 
     /// Returns the records of the test, with the counts of each phase.
@@ -105,11 +98,7 @@ impl Outcome {
             .flat_map(|(iteration, run)| run.records(&host, job.job.seed, iteration))
             .collect();
         if let Some(first) = records.first() {
-            let mut whole = [Record {
-                phase: Phase::Whole,
-                ns,
-                ..first.clone()
-            }];
+            let mut whole = [Record { phase: Phase::Whole, ns, ..first.clone() }];
             counts::merge(&self.segments, &mut whole)?;
             records.extend(whole);
         }

@@ -38,9 +38,7 @@ impl Contents<'_> {
         let init = shell::read(self.init)?;
         let foreign = self.job.foreign.as_deref().map(shell::read).transpose()?;
         let own_guest = self.has_own_guest();
-        let image = own_guest
-            .then(|| shell::read(&self.kernel.image))
-            .transpose()?;
+        let image = own_guest.then(|| shell::read(&self.kernel.image)).transpose()?;
         let files = self.job.guest.iter().flat_map(Guest::files);
         let files = files
             .map(|(file, path)| Ok((shell::read(&file)?, path)))

@@ -84,10 +84,7 @@ pub fn page_of(backing: Backing) -> Option<u64> {
 
 /// Returns the pool of huge pages that holds this much memory: page size and number of pages.
 pub fn pools(backing: Backing, memory: Bytes) -> BTreeMap<u64, u64> {
-    page_of(backing)
-        .map(|page| (page, memory.0.div_ceil(page)))
-        .into_iter()
-        .collect()
+    page_of(backing).map(|page| (page, memory.0.div_ceil(page))).into_iter().collect()
 }
 
 /// Returns settings of a backing. `granule bench` requires huge pages, and a read that maps the huge

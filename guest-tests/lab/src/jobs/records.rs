@@ -52,9 +52,5 @@ pub fn write(
             shell.write(&run_directory.results(kernel), record_lines(&all)?)?;
         }
     }
-    if any {
-        Ok(failed)
-    } else {
-        Err(LabError::NoResults(run_directory.path().to_owned()))
-    }
+    if any { Ok(failed) } else { Err(LabError::NoResults(run_directory.path().to_owned())) }
 }

@@ -35,9 +35,7 @@ const SPLATS: [&str; 14] = [
 
 /// Returns the first oops or panic with the lines after it.
 pub fn oops(console: &str) -> Option<String> {
-    find(console, |line| {
-        OOPSES.iter().any(|word| line.contains(word))
-    })
+    find(console, |line| OOPSES.iter().any(|word| line.contains(word)))
 }
 
 /// Returns the first splat of any kind with the lines after it.

@@ -78,14 +78,7 @@ impl<'a> Builder<'a> {
             Err(_) if shell.is_dry() => String::new(),
             version => version?.lines().next().unwrap_or_default().to_owned(),
         };
-        Ok(Self {
-            shell,
-            cache,
-            tree,
-            fragments,
-            fragment_texts,
-            compiler,
-        })
+        Ok(Self { shell, cache, tree, fragments, fragment_texts, compiler })
     }
 
     fn key(&self, patches: &[Patch]) -> String {
@@ -111,10 +104,7 @@ impl<'a> Builder<'a> {
     /// Builds the kernel of a stack, unless it is in the cache. Returns it with the symbols whose
     /// value differs from the fragments.
     pub fn kernel(&self, stack: &Stack) -> Result<(Kernel, Vec<Mismatch>), BuildError> {
-        let failed = |source| BuildError::Command {
-            kernel: stack.name.clone(),
-            source,
-        };
+        let failed = |source| BuildError::Command { kernel: stack.name.clone(), source };
         let directory = self.kernel_dir(&stack.patches);
         let image = directory.join("Image");
         if !self.is_built(stack) {

@@ -75,10 +75,8 @@ mod tests {
 
         let mismatches = mismatches([lab, debug], config);
 
-        let found: Vec<_> = mismatches
-            .iter()
-            .map(|m| (m.symbol.as_str(), m.actual.as_str(), m.required))
-            .collect();
+        let found: Vec<_> =
+            mismatches.iter().map(|m| (m.symbol.as_str(), m.actual.as_str(), m.required)).collect();
         assert_eq!(
             found,
             [

@@ -5,23 +5,11 @@
 /// versions name them differently.
 const FUNCTIONS: [(&str, &[&str]); 6] = [
     ("guest_aborts", &["kvm_handle_guest_abort"]),
-    (
-        "page_lookups",
-        &["__gfn_to_pfn_memslot", "__kvm_faultin_pfn"],
-    ),
-    (
-        "notifier_unmaps",
-        &["kvm_unmap_hva_range", "kvm_unmap_gfn_range"],
-    ),
+    ("page_lookups", &["__gfn_to_pfn_memslot", "__kvm_faultin_pfn"]),
+    ("notifier_unmaps", &["kvm_unmap_hva_range", "kvm_unmap_gfn_range"]),
     ("stage2_maps", &["kvm_pgtable_stage2_map"]),
-    (
-        "memcache_topups",
-        &["kvm_mmu_topup_memory_cache", "__kvm_mmu_topup_memory_cache"],
-    ),
-    (
-        "permission_relaxations",
-        &["kvm_pgtable_stage2_relax_perms"],
-    ),
+    ("memcache_topups", &["kvm_mmu_topup_memory_cache", "__kvm_mmu_topup_memory_cache"]),
+    ("permission_relaxations", &["kvm_pgtable_stage2_relax_perms"]),
 ];
 
 /// Returns the counts and the addresses of their functions in a `System.map`.

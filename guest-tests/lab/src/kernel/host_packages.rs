@@ -73,11 +73,7 @@ pub enum PackageError {
     #[error("'{0}' is not a Linux source tree")]
     NotLinux(PathBuf),
     #[error("'{tree}' is Linux {found}, but the series is for {base}")]
-    OtherVersion {
-        tree: PathBuf,
-        found: String,
-        base: String,
-    },
+    OtherVersion { tree: PathBuf, found: String, base: String },
     #[error("'{0}' contains build results: set a clean tree with --source")]
     NotClean(PathBuf),
     #[error(transparent)]
@@ -92,10 +88,8 @@ pub enum PackageError {
 const TOOLS: &str = "make gcc bc flex bison rsync cpio patch perl python3 fakeroot depmod:kmod \
                      dpkg-buildpackage:dpkg-dev";
 const CROSS_COMPILER: &str = "aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu";
-const HEADERS: [(&str, &str); 2] = [
-    ("/usr/include/libelf.h", "libelf-dev"),
-    ("/usr/include/openssl/ssl.h", "libssl-dev"),
-];
+const HEADERS: [(&str, &str); 2] =
+    [("/usr/include/libelf.h", "libelf-dev"), ("/usr/include/openssl/ssl.h", "libssl-dev")];
 
 /// Builds the packages and returns their paths.
 pub fn build(options: &PackageOptions) -> Result<Vec<PathBuf>, PackageError> {
@@ -116,10 +110,9 @@ pub fn build(options: &PackageOptions) -> Result<Vec<PathBuf>, PackageError> {
     let out = absolute(&options.out)?;
     shell.create_dir(&out)?;
     let mut packages = Vec::new();
-    for (name, wanted, patches) in [
-        ("plain", options.plain, &[][..]),
-        (&options.series, options.patched, &patches),
-    ] {
+    for (name, wanted, patches) in
+        [("plain", options.plain, &[][..]), (&options.series, options.patched, &patches)]
+    {
         if !wanted {
             continue;
         }
@@ -145,24 +138,17 @@ pub fn build(options: &PackageOptions) -> Result<Vec<PathBuf>, PackageError> {
 /// Checks for all tools at once, instead of one failed build after another.
 fn check_tools(cross: bool) -> Result<(), PackageError> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let directories: Vec<PathBuf> = env::split_paths(&path)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
-        .collect();
+    let directories: Vec<PathBuf> =
+        env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();
     let tools = TOOLS.split(' ').chain(cross.then_some(CROSS_COMPILER));
     let mut missing: Vec<&str> = tools
         .map(|tool| tool.split_once(':').unwrap_or((tool, tool)))
         .filter(|(tool, _)| !directories.iter().any(|path| path.join(tool).is_file()))
         .map(|(_, package)| package)
         .collect();
-    let headers = HEADERS
-        .iter()
-        .filter(|(file, _)| !Path::new(file).is_file());
+    let headers = HEADERS.iter().filter(|(file, _)| !Path::new(file).is_file());
     missing.extend(headers.map(|(_, package)| *package));
-    if missing.is_empty() {
-        Ok(())
-    } else {
-        Err(PackageError::MissingTools(missing.join(" ")))
-    }
+    if missing.is_empty() { Ok(()) } else { Err(PackageError::MissingTools(missing.join(" "))) }
 }
 
 /// Returns the configuration: a path and its content.
@@ -194,9 +180,7 @@ fn running_config() -> Result<(PathBuf, String), PackageError> {
         return Ok((path, text));
     }
     let compressed = PathBuf::from("/proc/config.gz");
-    let text = Command::new("reading the configuration", "zcat")
-        .arg(&compressed)
-        .query();
+    let text = Command::new("reading the configuration", "zcat").arg(&compressed).query();
     match text {
         Ok(text) => Ok((compressed, text)),
         Err(_) => Err(PackageError::NoConfig(path)),

@@ -57,16 +57,10 @@ pub fn lock(shell: Shell, cache: &Path) -> Result<Option<File>, KernelError> {
     if shell.is_dry() {
         return Ok(None);
     }
-    let failed = |source| KernelError::Lock {
-        path: cache.to_owned(),
-        source,
-    };
+    let failed = |source| KernelError::Lock { path: cache.to_owned(), source };
     let file = File::create(cache.join("lock")).map_err(failed)?;
     if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
-        eprintln!(
-            "lab: waiting for another run that prepares kernels in {}",
-            cache.display()
-        );
+        eprintln!("lab: waiting for another run that prepares kernels in {}", cache.display());
     }
     file.lock().map_err(failed)?;
     Ok(Some(file))
@@ -98,16 +92,9 @@ pub fn prepare(
         return Ok((open_images(images)?, Vec::new()));
     }
     let _lock = lock(shell, &options.paths.cache)?;
-    let tests = if has_kernel_test {
-        kernel_tests(shell, options, progress)?
-    } else {
-        Vec::new()
-    };
-    let kernels = if images.is_empty() {
-        built(shell, options, progress)?
-    } else {
-        open_images(images)?
-    };
+    let tests = if has_kernel_test { kernel_tests(shell, options, progress)? } else { Vec::new() };
+    let kernels =
+        if images.is_empty() { built(shell, options, progress)? } else { open_images(images)? };
     Ok((kernels, tests))
 }
 
@@ -131,12 +118,7 @@ fn kernel_tests(
     let source = if kernels.base == suite.version {
         kernels.clone()
     } else {
-        Kernels {
-            base: suite.version.to_owned(),
-            source: None,
-            suite: None,
-            ..kernels.clone()
-        }
+        Kernels { base: suite.version.to_owned(), source: None, suite: None, ..kernels.clone() }
     };
     let tree = sources::tree(shell, cache, &source)?;
     let directory = selftest_build::build(shell, cache, &tree, suite)?;

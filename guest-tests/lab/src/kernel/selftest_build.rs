@@ -22,10 +22,7 @@ pub fn build(
 ) -> Result<PathBuf, CommandError> {
     let directory = cache.join("selftests").join(&tree.id);
     // A directory that an older list built lacks tests.
-    if suite
-        .tests()
-        .all(|test| directory.join(test.program).is_file())
-    {
+    if suite.tests().all(|test| directory.join(test.program).is_file()) {
         return Ok(directory);
     }
     let partial = partial(&directory);

@@ -61,9 +61,7 @@ impl Suite {
         };
         if named.is_empty() {
             let all = self.tests();
-            return Ok(all
-                .map(|test| invocation(test.program, test.arguments))
-                .collect());
+            return Ok(all.map(|test| invocation(test.program, test.arguments)).collect());
         }
         named
             .iter()
@@ -86,10 +84,7 @@ impl Suite {
 
 /// Returns the suite of a base.
 pub fn suite(base: &str) -> &'static Suite {
-    [&LINUX_6_12, &LINUX_7_3]
-        .into_iter()
-        .find(|suite| suite.version == base)
-        .unwrap_or(&LINUX_6_1)
+    [&LINUX_6_12, &LINUX_7_3].into_iter().find(|suite| suite.version == base).unwrap_or(&LINUX_6_1)
 }
 
 /// The suite of the page-table test, and of bases whose own tests are too few.
@@ -183,10 +178,7 @@ const COMMON: [Selftest; 12] = [
     selftest("demand_paging_test", "-m MODE -v 2 -b 16M"),
     selftest("memslot_perf_test", "-l 1 -s 100"),
     selftest("access_tracking_perf_test", "-m MODE -v 2 -b 16M"),
-    selftest(
-        "memslot_modification_stress_test",
-        "-m MODE -v 2 -b 16M -i 10",
-    ),
+    selftest("memslot_modification_stress_test", "-m MODE -v 2 -b 16M -i 10"),
     selftest("set_memory_region_test", ""),
     selftest("kvm_create_max_vcpus", ""),
     selftest("kvm_binary_stats_test", ""),
@@ -202,11 +194,7 @@ mod tests {
 
     #[test]
     fn given_arguments_replace_those_of_the_list() {
-        let named = [
-            "rseq_test",
-            "kvm_page_table_test",
-            "dirty_log_test -m 2 -i 9",
-        ];
+        let named = ["rseq_test", "kvm_page_table_test", "dirty_log_test -m 2 -i 9"];
 
         let all = LINUX_6_1.invocations(&[]).unwrap();
         let some = LINUX_6_1.invocations(&named.map(str::to_owned)).unwrap();
@@ -224,9 +212,6 @@ mod tests {
 
         assert!(suite("7.3").tests().any(|t| t.program == "arm64/at"));
         let error = error.unwrap_err().to_string();
-        assert!(
-            error.contains("Linux 6.1; expected one of: kvm_page"),
-            "{error}"
-        );
+        assert!(error.contains("Linux 6.1; expected one of: kvm_page"), "{error}");
     }
 }

@@ -18,17 +18,9 @@ use crate::{command::CommandError, shell};
 #[derive(Debug, Error)]
 pub enum SeriesError {
     #[error("unknown series '{name}' for Linux {base}; expected one of: {known}")]
-    Unknown {
-        name: String,
-        base: String,
-        known: String,
-    },
+    Unknown { name: String, base: String, known: String },
     #[error("series '{name}' has {count} patches; --patches {requested} is too large")]
-    TooFew {
-        name: String,
-        count: usize,
-        requested: usize,
-    },
+    TooFew { name: String, count: usize, requested: usize },
     #[error(transparent)]
     File(#[from] CommandError),
 }
@@ -84,9 +76,7 @@ pub fn names(linux: &Path, base: &str) -> Vec<String> {
 /// Returns the versions that have a series.
 pub fn bases(linux: &Path) -> Vec<String> {
     let directories = directories(linux).into_iter();
-    directories
-        .filter(|base| !names(linux, base).is_empty())
-        .collect()
+    directories.filter(|base| !names(linux, base).is_empty()).collect()
 }
 
 /// Returns the names of the entries of a directory, sorted.
@@ -156,12 +146,6 @@ mod tests {
 
         let files: Vec<_> = patch.files().into_iter().collect();
 
-        assert_eq!(
-            files,
-            [
-                PathBuf::from("arch/arm64/kvm/mmu.c"),
-                PathBuf::from("new.h")
-            ]
-        );
+        assert_eq!(files, [PathBuf::from("arch/arm64/kvm/mmu.c"), PathBuf::from("new.h")]);
     }
 }

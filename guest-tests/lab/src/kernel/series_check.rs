@@ -45,11 +45,7 @@ pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bo
                 scratch: cache.join("check-series").join(format!("{base}-{name}")),
             };
             let patches = series::patches(linux, &base, &name)?;
-            println!(
-                "{base}/{name}: {} patches against {}",
-                patches.len(),
-                source.display()
-            );
+            println!("{base}/{name}: {} patches against {}", patches.len(), source.display());
             let problems = check.problems(&patches)?;
             clean &= problems.is_empty();
             for problem in problems {
@@ -94,10 +90,7 @@ impl SeriesCheck<'_> {
     fn apply_problem(&self) -> Result<Option<String>, KernelError> {
         let patches = all_patches(self.linux, self.base, self.name)?;
         let tree = self.scratch.join("tree");
-        Command::new("creating a repository", "git")
-            .args(["init", "-q"])
-            .arg(&tree)
-            .run()?;
+        Command::new("creating a repository", "git").args(["init", "-q"]).arg(&tree).run()?;
         let shell = Shell::new(false);
         let files: BTreeSet<PathBuf> = patches.iter().flat_map(Patch::files).collect();
         for file in files {
@@ -184,19 +177,13 @@ fn subject_problems(patches: &[Patch], cover: &str) -> Vec<String> {
 /// Returns the subject of a patch without `[PATCH n/m]`.
 fn subject(patch: &Patch) -> String {
     let text = String::from_utf8_lossy(&patch.content);
-    let mut lines = text
-        .lines()
-        .skip_while(|line| !line.starts_with("Subject: "));
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("Subject: "));
     let first = lines.next().unwrap_or_default();
     let continuation = lines.take_while(|line| line.starts_with([' ', '\t']));
     let header: String = std::iter::once(first).chain(continuation).collect();
     let subject = header.strip_prefix("Subject: ").unwrap_or_default();
-    let subject = subject
-        .strip_prefix("[PATCH")
-        .and_then(|rest| rest.split_once("] "));
-    subject
-        .map(|(_, subject)| subject.to_owned())
-        .unwrap_or_default()
+    let subject = subject.strip_prefix("[PATCH").and_then(|rest| rest.split_once("] "));
+    subject.map(|(_, subject)| subject.to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -230,13 +217,7 @@ mod tests {
             patches: patches.iter().map(|name| (*name).to_owned()).collect(),
         };
 
-        assert_eq!(
-            list_problems(directory.path(), &file(&["1.patch"])),
-            [""; 0]
-        );
-        assert_eq!(
-            list_problems(directory.path(), &file(&["2.patch"])).len(),
-            2
-        );
+        assert_eq!(list_problems(directory.path(), &file(&["1.patch"])), [""; 0]);
+        assert_eq!(list_problems(directory.path(), &file(&["2.patch"])).len(), 2);
     }
 }

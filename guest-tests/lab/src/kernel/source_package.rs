@@ -39,11 +39,8 @@ pub enum DownloadError {
 }
 
 /// Debian suites of versions that are not the machine's own.
-const SUITES: [(&str, &str); 3] = [
-    ("5.10", "bullseye"),
-    ("6.12", "trixie"),
-    ("7.3", "trixie-backports"),
-];
+const SUITES: [(&str, &str); 3] =
+    [("5.10", "bullseye"), ("6.12", "trixie"), ("7.3", "trixie-backports")];
 
 /// Returns the newest package of a version in the cache, or downloads it from a suite.
 pub fn download(
@@ -65,12 +62,7 @@ pub fn download(
     };
     let private = cache.join("apt").join(&suite);
     let incoming = private.join("incoming");
-    for directory in [
-        "lists/partial",
-        "cache/archives/partial",
-        "parts",
-        "incoming",
-    ] {
+    for directory in ["lists/partial", "cache/archives/partial", "parts", "incoming"] {
         shell.create_dir(&private.join(directory))?;
     }
     shell.create_dir(&packages)?;
@@ -81,28 +73,18 @@ pub fn download(
         ("downloading the kernel source", &["download", &name]),
     ] {
         let apt_get = apt_get(task, &private).args(arguments).directory(&incoming);
-        shell
-            .run(&apt_get)
-            .map_err(|source| DownloadError::Failed {
-                package: name.clone(),
-                suite: suite.clone(),
-                source: Box::new(source),
-            })?;
+        shell.run(&apt_get).map_err(|source| DownloadError::Failed {
+            package: name.clone(),
+            suite: suite.clone(),
+            source: Box::new(source),
+        })?;
     }
     if shell.is_dry() {
-        shell.print(format_args!(
-            "mv {}/*.deb {}/",
-            incoming.display(),
-            packages.display()
-        ));
+        shell.print(format_args!("mv {}/*.deb {}/", incoming.display(), packages.display()));
         return Ok(packages.join(format!("{name}_VERSION_all.deb")));
     }
     let downloaded = newest(&incoming, &name).ok_or_else(|| {
-        CommandError::file(
-            "find the package in",
-            &incoming,
-            io::ErrorKind::NotFound.into(),
-        )
+        CommandError::file("find the package in", &incoming, io::ErrorKind::NotFound.into())
     })?;
     let kept = packages.join(downloaded.file_name().unwrap_or_default());
     shell.rename(&downloaded, &kept)?;

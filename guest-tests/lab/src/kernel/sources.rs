@@ -56,17 +56,11 @@ pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, Sourc
     };
     let directory = cache.join("sources").join(&id);
     let path = directory.join("tree");
-    let tree = Tree {
-        id,
-        directory,
-        path,
-    };
+    let tree = Tree { id, directory, path };
     if !tree.path.is_dir() {
         unpack(shell, &tree, &origin)?;
     }
-    let is_linux = ["Makefile", "arch/arm64"]
-        .iter()
-        .all(|name| tree.path.join(name).exists());
+    let is_linux = ["Makefile", "arch/arm64"].iter().all(|name| tree.path.join(name).exists());
     if !shell.is_dry() && !is_linux {
         let _ = fs::remove_dir_all(&tree.directory);
         return Err(SourceError::NotLinux(origin));
@@ -115,10 +109,8 @@ fn unpack(shell: Shell, tree: &Tree, origin: &Path) -> Result<(), CommandError> 
     shell.create_dir(&partial)?;
     let unpacked = partial.join("tree");
     if origin.is_dir() {
-        let copy = Command::new("copying the source", "cp")
-            .arg("-a")
-            .args([origin, &unpacked])
-            .log(&log);
+        let copy =
+            Command::new("copying the source", "cp").arg("-a").args([origin, &unpacked]).log(&log);
         shell.run(&copy)?;
     } else {
         let mut tarball = origin.to_owned();
@@ -159,10 +151,7 @@ mod tests {
     use super::*;
 
     fn kernels(source: PathBuf) -> Kernels {
-        Kernels {
-            source: Some(source),
-            ..Kernels::of_base("5.10")
-        }
+        Kernels { source: Some(source), ..Kernels::of_base("5.10") }
     }
 
     fn small_tree(at: &Path) {
@@ -193,10 +182,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         small_tree(&directory.path().join("linux-5.10"));
         let tarball = directory.path().join("linux.tar");
-        let pack = Command::new("packing", "tar")
-            .arg("-cf")
-            .arg(&tarball)
-            .args(["-C".as_ref(), directory.path(), "linux-5.10".as_ref()]);
+        let pack = Command::new("packing", "tar").arg("-cf").arg(&tarball).args([
+            "-C".as_ref(),
+            directory.path(),
+            "linux-5.10".as_ref(),
+        ]);
         pack.run().unwrap();
 
         let cache = directory.path().join("cache");

@@ -33,11 +33,8 @@ pub struct StackRequest<'a> {
 
 /// Returns the requested stacks, the base first.
 pub fn stacks(linux: &Path, request: StackRequest) -> Result<Vec<Stack>, SeriesError> {
-    let mut stacks = vec![Stack {
-        name: "base".to_owned(),
-        series: Vec::new(),
-        patches: Vec::new(),
-    }];
+    let mut stacks =
+        vec![Stack { name: "base".to_owned(), series: Vec::new(), patches: Vec::new() }];
     let mut below = stacks[0].clone();
     let mut below_is_required = false;
     let series = with_required(linux, request);
@@ -57,11 +54,7 @@ pub fn stacks(linux: &Path, request: StackRequest) -> Result<Vec<Stack>, SeriesE
         }
         let with = |count: usize| {
             let mut stack = below.clone();
-            let part = if count == all.len() {
-                name.clone()
-            } else {
-                format!("{name}-{count}")
-            };
+            let part = if count == all.len() { name.clone() } else { format!("{name}-{count}") };
             stack.name = if below.patches.is_empty() || below_is_required {
                 part
             } else {
@@ -89,12 +82,7 @@ pub fn stacks(linux: &Path, request: StackRequest) -> Result<Vec<Stack>, SeriesE
 
 /// Returns the patches of one series, after those of the series that it requires.
 pub fn all_patches(linux: &Path, base: &str, series: &str) -> Result<Vec<Patch>, SeriesError> {
-    let request = StackRequest {
-        base,
-        series: &[series.to_owned()],
-        patches: None,
-        each: false,
-    };
+    let request = StackRequest { base, series: &[series.to_owned()], patches: None, each: false };
     let last = stacks(linux, request)?.pop();
     Ok(last.map(|stack| stack.patches).unwrap_or_default())
 }
@@ -124,19 +112,14 @@ mod tests {
 
     fn linux() -> tempfile::TempDir {
         let linux = tempfile::tempdir().unwrap();
-        for (name, after, patches) in [
-            ("one", "order", 3),
-            ("two", "order", 2),
-            ("up", "after: one", 2),
-        ] {
+        for (name, after, patches) in
+            [("one", "order", 3), ("two", "order", 2), ("up", "after: one", 2)]
+        {
             let directory = linux.path().join("5.10").join(name);
             fs::create_dir_all(&directory).unwrap();
             let files: Vec<String> = (1..=patches).map(|n| format!("000{n}.patch")).collect();
-            fs::write(
-                directory.join("series"),
-                format!("# {after}\n{}\n", files.join("\n")),
-            )
-            .unwrap();
+            fs::write(directory.join("series"), format!("# {after}\n{}\n", files.join("\n")))
+                .unwrap();
             for file in files {
                 fs::write(directory.join(&file), format!("{name} {file}")).unwrap();
             }
@@ -147,12 +130,7 @@ mod tests {
     fn names_of(series: &[&str], patches: Option<usize>, each: bool) -> Vec<(String, usize)> {
         let linux = linux();
         let series: Vec<String> = series.iter().map(|s| (*s).to_owned()).collect();
-        let request = StackRequest {
-            base: "5.10",
-            series: &series,
-            patches,
-            each,
-        };
+        let request = StackRequest { base: "5.10", series: &series, patches, each };
         stacks(linux.path(), request)
             .unwrap()
             .into_iter()
@@ -168,10 +146,7 @@ mod tests {
 
         assert_eq!(names_of(&[], None, false), pairs(&[("base", 0)]));
         assert_eq!(names_of(&["one"], Some(0), false), pairs(&[("base", 0)]));
-        assert_eq!(
-            names_of(&["one"], None, false),
-            pairs(&[("base", 0), ("one", 3)])
-        );
+        assert_eq!(names_of(&["one"], None, false), pairs(&[("base", 0), ("one", 3)]));
         assert_eq!(
             names_of(&["one", "two"], Some(1), false),
             pairs(&[("base", 0), ("one+two-1", 4)])
@@ -201,12 +176,8 @@ mod tests {
     fn an_unknown_series_is_refused_with_the_known_ones() {
         let linux = linux();
         let refused = |series: &str, patches| {
-            let request = StackRequest {
-                base: "5.10",
-                series: &[series.to_owned()],
-                patches,
-                each: false,
-            };
+            let request =
+                StackRequest { base: "5.10", series: &[series.to_owned()], patches, each: false };
             stacks(linux.path(), request).unwrap_err().to_string()
         };
 

@@ -117,23 +117,12 @@ mod tests {
     fn fixture(patch: &str) -> Fixture {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().to_owned();
-        let tree = Tree {
-            id: "x".to_owned(),
-            path: root.join("tree"),
-            directory: root.clone(),
-        };
+        let tree = Tree { id: "x".to_owned(), path: root.join("tree"), directory: root.clone() };
         fs::create_dir(&tree.path).unwrap();
         fs::write(tree.path.join("one.c"), "old\n").unwrap();
         let path = root.join("0001.patch");
         fs::write(&path, patch).unwrap();
-        Fixture {
-            _directory: directory,
-            tree,
-            patch: Patch {
-                path,
-                content: patch.into(),
-            },
-        }
+        Fixture { _directory: directory, tree, patch: Patch { path, content: patch.into() } }
     }
 
     fn content(fixture: &Fixture) -> (String, bool) {
@@ -177,12 +166,9 @@ mod tests {
     fn a_patch_that_does_not_apply_leaves_the_original_tree() {
         let fixture = fixture(&PATCH.replace("-old", "-other"));
 
-        let error = switch_to(
-            Shell::new(false),
-            &fixture.tree,
-            std::slice::from_ref(&fixture.patch),
-        )
-        .unwrap_err();
+        let error =
+            switch_to(Shell::new(false), &fixture.tree, std::slice::from_ref(&fixture.patch))
+                .unwrap_err();
 
         assert!(error.to_string().contains("0001.patch"), "{error}");
         assert_eq!(content(&fixture), ("old\n".to_owned(), false));

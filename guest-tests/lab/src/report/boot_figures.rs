@@ -255,9 +255,6 @@ pub mod tests {
             "30.106 | 290.000 | 306.102 | 869.893 | 108 | 912156 | 305 | 80K | 36100K | 3332K"
         );
         let levels = [("translation.level2", 14), ("translation.level3", 101)];
-        assert_eq!(
-            figures.levels,
-            levels.map(|(name, n)| (name.to_owned(), n)).into()
-        );
+        assert_eq!(figures.levels, levels.map(|(name, n)| (name.to_owned(), n)).into());
     }
 }

@@ -25,11 +25,7 @@ pub fn compare(
     if options.dry_run {
         for pair in pairs {
             let [before, after] = pair.map(|kernel| run_directory.results(kernel));
-            print(&format!(
-                "granule compare {} {}\n",
-                before.display(),
-                after.display()
-            ))?;
+            print(&format!("granule compare {} {}\n", before.display(), after.display()))?;
         }
         return Ok(RunStatus::Passed);
     }
@@ -77,11 +73,7 @@ pub fn compare(
 fn pairs(kernels: &[Kernel]) -> Vec<[&Kernel; 2]> {
     let mut pairs: Vec<[&Kernel; 2]> = Vec::new();
     if kernels.len() > 2 {
-        pairs.extend(
-            kernels
-                .array_windows()
-                .map(|[before, after]| [before, after]),
-        );
+        pairs.extend(kernels.array_windows().map(|[before, after]| [before, after]));
     }
     if let [first, .., last] = kernels {
         pairs.push([first, last]);
@@ -137,11 +129,7 @@ mod tests {
             ["base", "series"].map(|name| Kernel::planned(name.to_owned(), "Image".into(), None));
         let run_directory =
             RunDirectory::create(Shell::new(false), directory.path(), &kernels).unwrap();
-        assert_eq!(
-            last_kernel(&run_directory, &kernels).unwrap(),
-            None,
-            "nothing ran"
-        );
+        assert_eq!(last_kernel(&run_directory, &kernels).unwrap(), None, "nothing ran");
         let record: Record = serde_json::from_value(serde_json::json!({
             "schema": granule_types::record::SCHEMA, "engine": "kvm", "phase": "create", "ns": 1_234_567,
             "config": {"mode": "", "backing": "anonymous", "memory": 65536, "vcpus": 1,
@@ -149,23 +137,14 @@ mod tests {
             "counters": {"DC CIVAC": 5},
         }))
         .unwrap();
-        std::fs::write(
-            run_directory.results(&kernels[0]),
-            record_lines(&[record]).unwrap(),
-        )
-        .unwrap();
+        std::fs::write(run_directory.results(&kernels[0]), record_lines(&[record]).unwrap())
+            .unwrap();
 
         let page = last_kernel(&run_directory, &kernels).unwrap().unwrap();
         publish_html(&run_directory, &page).unwrap();
 
         let page = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
-        assert!(
-            page.contains("Figures of base") && page.contains("1.235 ms"),
-            "{page}"
-        );
-        assert!(
-            page.contains("anonymous, 64K, 1 vCPU, by kvm; 1 run"),
-            "{page}"
-        );
+        assert!(page.contains("Figures of base") && page.contains("1.235 ms"), "{page}");
+        assert!(page.contains("anonymous, 64K, 1 vCPU, by kvm; 1 run"), "{page}");
     }
 }

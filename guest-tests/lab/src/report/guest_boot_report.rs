@@ -42,15 +42,13 @@ pub fn report(
     }
     let mut columns: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
     let mut boots_of = |job: &PlannedJob| {
-        let boots = columns
-            .iter_mut()
-            .map(|column| match column.next().flatten() {
-                Some(Ok(outcome)) => {
-                    BootFigures::of(job, &outcome).map_err(|error| with_causes(&error))
-                }
-                Some(Err(error)) => Err(with_causes(&error)),
-                None => Err(NO_BOOT.to_owned()),
-            });
+        let boots = columns.iter_mut().map(|column| match column.next().flatten() {
+            Some(Ok(outcome)) => {
+                BootFigures::of(job, &outcome).map_err(|error| with_causes(&error))
+            }
+            Some(Err(error)) => Err(with_causes(&error)),
+            None => Err(NO_BOOT.to_owned()),
+        });
         boots.collect()
     };
     let boots: Boots = run.jobs.iter().map(&mut boots_of).collect();
@@ -120,11 +118,7 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     };
     let (first, rest) = BootFigures::HEADINGS.split_at(FIRST_TABLE);
     let tables = [
-        Table {
-            name: "All boots",
-            head: [&NAMES, first].concat(),
-            rows: costs,
-        },
+        Table { name: "All boots", head: [&NAMES, first].concat(), rows: costs },
         Table {
             name: "Memory, and faults by level",
             head: [&NAMES, rest, &["faults by level"]].concat(),
@@ -173,10 +167,7 @@ fn lanes(
                 Some((value as f64, format!("{}: {text}", kernel.name)))
             })
             .collect();
-        (!bars.is_empty()).then(|| Lane {
-            name: job.name.clone(),
-            bars,
-        })
+        (!bars.is_empty()).then(|| Lane { name: job.name.clone(), bars })
     };
     run.jobs.iter().zip(boots).filter_map(lane).collect()
 }
@@ -197,9 +188,7 @@ fn cells_with_ratio(figures: &BootFigures, first: Option<&BootFigures>) -> [Stri
 
 fn levels(figures: &BootFigures) -> String {
     let levels = figures.levels.iter();
-    let levels: Vec<_> = levels
-        .map(|(name, count)| format!("{} {count}", escaped(name)))
-        .collect();
+    let levels: Vec<_> = levels.map(|(name, count)| format!("{} {count}", escaped(name))).collect();
     levels.join(", ")
 }
 
@@ -217,25 +206,14 @@ mod tests {
 
     /// Returns text, status and HTML of two guests on two kernels with one failed boot.
     fn report_with_failure() -> (String, RunStatus, String) {
-        let matrix = Matrix {
-            test: Test::Guest,
-            vcpus: vec![1],
-            seeds: 1,
-            ..matrix::tests::matrix()
-        };
+        let matrix =
+            Matrix { test: Test::Guest, vcpus: vec![1], seeds: 1, ..matrix::tests::matrix() };
         let jobs = &guest_matrix::jobs(&matrix)[..2];
         let kernels =
             ["base", "series"].map(|name| Kernel::planned(name.to_owned(), "Image".into(), None));
-        let run = RunInfo {
-            kernels: &kernels,
-            jobs,
-            emulator: "QEMU 7.2",
-        };
+        let run = RunInfo { kernels: &kernels, jobs, emulator: "QEMU 7.2" };
         let lost = Err("the guest died\n  | <oops>".to_owned());
-        let boots = vec![
-            vec![Ok(sample(100)), Ok(sample(46))],
-            vec![Ok(sample(100)), lost],
-        ];
+        let boots = vec![vec![Ok(sample(100)), Ok(sample(46))], vec![Ok(sample(100)), lost]];
 
         let (text, status) = table(run, &boots);
         (text, status, html(run, &boots))
@@ -271,13 +249,7 @@ mod tests {
         }
         assert!(!page.contains("<script") && !page.contains("http"));
         assert_eq!(status, RunStatus::Failed);
-        assert_eq!(
-            text.lines()
-                .filter(|line| line.starts_with("| guest-"))
-                .count(),
-            3,
-            "{text}"
-        );
+        assert_eq!(text.lines().filter(|line| line.starts_with("| guest-")).count(), 3, "{text}");
         assert!(text.starts_with("| guest | kernel | start M instr. |"));
     }
 }

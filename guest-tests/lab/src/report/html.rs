@@ -53,10 +53,7 @@ impl RunInfo<'_> {
         let mut head = vec!["selftest"];
         head.extend(self.kernels.iter().map(|kernel| kernel.name.as_str()));
         head.push("");
-        let mut out: String = summary
-            .iter()
-            .map(|line| page::verdict(class, line))
-            .collect();
+        let mut out: String = summary.iter().map(|line| page::verdict(class, line)).collect();
         out.push_str("<h2>All selftests</h2>\n");
         out.push_str(&page::table(&head, rows));
         self.finish(&mut out, failures);
@@ -75,16 +72,12 @@ impl RunInfo<'_> {
         out.push_str(
             "<ul>\n<li>time: virtual, one nanosecond an instruction of any CPU; not hardware time</li>\n<li>×: ratio to the first kernel</li>\n</ul>\n",
         );
-        let charts = charts
-            .iter()
-            .filter_map(|chart| bars(chart.title, chart.subtitle, &chart.lanes));
+        let charts =
+            charts.iter().filter_map(|chart| bars(chart.title, chart.subtitle, &chart.lanes));
         let charts: String = charts.collect();
         // Writing to a String cannot fail.
         if !charts.is_empty() {
-            let _ = write!(
-                out,
-                "<h2>At a glance</h2>\n<div class=\"charts\">\n{charts}</div>\n"
-            );
+            let _ = write!(out, "<h2>At a glance</h2>\n<div class=\"charts\">\n{charts}</div>\n");
         }
         for Table { name, head, rows } in tables.iter().filter(|table| !table.rows.is_empty()) {
             let _ = write!(out, "<h2>{name}</h2>\n{}", page::table(head, rows));
@@ -95,11 +88,7 @@ impl RunInfo<'_> {
 
     /// Returns `series against base`.
     fn names(self) -> String {
-        let names: Vec<&str> = self
-            .kernels
-            .iter()
-            .map(|kernel| kernel.name.as_str())
-            .collect();
+        let names: Vec<&str> = self.kernels.iter().map(|kernel| kernel.name.as_str()).collect();
         match names.as_slice() {
             [first, rest @ ..] if !rest.is_empty() => {
                 format!("{} against {first}", rest.join(", "))
@@ -123,22 +112,12 @@ impl RunInfo<'_> {
                 rest => out.push_str(&page::details(&summary, rest)),
             }
         }
-        let columns: Vec<&str> = self
-            .kernels
-            .iter()
-            .map(|kernel| kernel.name.as_str())
-            .collect();
+        let columns: Vec<&str> = self.kernels.iter().map(|kernel| kernel.name.as_str()).collect();
         let of = |fact: &dyn Fn(&Kernel) -> Option<String>| self.kernels.iter().map(fact).collect();
         let emulator = format!("{} {}", self.emulator, self.hardware());
         let rows = [
-            (
-                "series",
-                of(&|kernel| series_line(kernel.series.as_deref())),
-            ),
-            (
-                "image, SHA-256",
-                of(&|kernel| Some(kernel.image_sha256.clone())),
-            ),
+            ("series", of(&|kernel| series_line(kernel.series.as_deref()))),
+            ("image, SHA-256", of(&|kernel| Some(kernel.image_sha256.clone()))),
             ("emulator", of(&|_| Some(emulator.clone()))),
         ];
         out.push_str("<h2>Provenance</h2>\n");
@@ -157,10 +136,7 @@ impl RunInfo<'_> {
         }
         match kinds.as_slice() {
             [first, rest @ ..] if !rest.is_empty() => {
-                format!(
-                    "{first} (and {} of other sizes)",
-                    counted(rest.len(), "host")
-                )
+                format!("{first} (and {} of other sizes)", counted(rest.len(), "host"))
             }
             kinds => kinds.concat(),
         }

@@ -83,10 +83,7 @@ fn remark(row: &[&Verdict]) -> &'static str {
     };
     if row.iter().any(|verdict| !equal(verdict, row[0])) {
         "differs"
-    } else if row
-        .iter()
-        .any(|verdict| matches!(verdict, Verdict::Broken(_)))
-    {
+    } else if row.iter().any(|verdict| matches!(verdict, Verdict::Broken(_))) {
         "no verdict"
     } else {
         ""
@@ -103,10 +100,8 @@ pub fn report(
     if shell.is_dry() {
         return Ok(RunStatus::Passed);
     }
-    let verdicts: Vec<Vec<Verdict>> = results
-        .into_iter()
-        .map(|results| results.into_iter().map(Verdict::of).collect())
-        .collect();
+    let verdicts: Vec<Vec<Verdict>> =
+        results.into_iter().map(|results| results.into_iter().map(Verdict::of).collect()).collect();
     let names: Vec<&str> = run.kernels.iter().map(|k| k.name.as_str()).collect();
     let tests: Vec<&str> = run.jobs.iter().map(|job| job.name.as_str()).collect();
     let (table, status) = table(&names, &tests, &verdicts);
@@ -233,14 +228,8 @@ mod tests {
         for (before, after) in [
             (Verdict::Pass, Verdict::Skip),
             (Verdict::Pass, Verdict::Fail("x".to_owned())),
-            (
-                Verdict::Fail("exit 1".to_owned()),
-                Verdict::Fail("signal 9".to_owned()),
-            ),
-            (
-                Verdict::Broken("oops".to_owned()),
-                Verdict::Broken("oops".to_owned()),
-            ),
+            (Verdict::Fail("exit 1".to_owned()), Verdict::Fail("signal 9".to_owned())),
+            (Verdict::Broken("oops".to_owned()), Verdict::Broken("oops".to_owned())),
         ] {
             let verdicts = vec![vec![before], vec![after]];
 
@@ -254,25 +243,15 @@ mod tests {
 
     /// Returns the report of four tests on two kernels, with one differing verdict or none.
     fn sample(differing: bool) -> String {
-        let matrix = Matrix {
-            test: Test::Selftests,
-            ..matrix::tests::matrix()
-        };
+        let matrix = Matrix { test: Test::Selftests, ..matrix::tests::matrix() };
         let jobs = ["a_test", "b_test", "c_test", "d_test"]
             .map(|name| matrix::selftest(&matrix, name.as_ref(), &[]));
         let kernel = |name: &str, patches: u32| Kernel {
-            series: Some(vec![Series {
-                name: name.to_owned(),
-                patches,
-            }]),
+            series: Some(vec![Series { name: name.to_owned(), patches }]),
             ..Kernel::planned(name.to_owned(), "Image".into(), None)
         };
         let kernels = [kernel("base", 0), kernel("<series>", 3)];
-        let run = RunInfo {
-            kernels: &kernels,
-            jobs: &jobs,
-            emulator: "QEMU 7.2",
-        };
+        let run = RunInfo { kernels: &kernels, jobs: &jobs, emulator: "QEMU 7.2" };
         let fail = |why: &str| Verdict::Fail(why.to_owned());
         let broken = Verdict::Broken("lost\n  | <console>".to_owned());
         let lost = Verdict::Broken("lost elsewhere".to_owned());
@@ -309,9 +288,6 @@ mod tests {
             assert!(page.contains(wanted), "{wanted}\n{page}");
         }
         assert!(!page.contains("<script") && !page.contains("http"));
-        assert!(
-            alike.contains("<p class=\"verdict inconclusive\">No verdict differs"),
-            "{alike}"
-        );
+        assert!(alike.contains("<p class=\"verdict inconclusive\">No verdict differs"), "{alike}");
     }
 }

@@ -158,10 +158,7 @@ mod tests {
 
         let table = phases(&records);
 
-        let lines: Vec<Vec<&str>> = table
-            .lines()
-            .map(|l| l.split_whitespace().collect())
-            .collect();
+        let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(lines.len(), 4);
         assert_eq!(lines[2], ["create", "2.000", "20", "5", "0", "0"]);
         assert_eq!(lines[3], ["update", "0.008", "1", "5", "0", "0"]);
@@ -170,21 +167,12 @@ mod tests {
     #[test]
     fn each_kernel_is_one_row_with_the_counts_of_all_phases() {
         let run = |aborts| {
-            vec![
-                record("create", 0, 1_000_000, aborts),
-                record("update", 0, 2_000_000, 1),
-            ]
+            vec![record("create", 0, 1_000_000, aborts), record("update", 0, 2_000_000, 1)]
         };
 
         let table = kernels(&[("base".to_owned(), run(10)), ("one-1".to_owned(), run(4))]);
 
-        assert!(
-            table.contains("| base | 1.000 | 2.000 | 11 | 10 | 0 | 0 |"),
-            "{table}"
-        );
-        assert!(
-            table.contains("| one-1 | 1.000 | 2.000 | 5 | 10 | 0 | 0 |"),
-            "{table}"
-        );
+        assert!(table.contains("| base | 1.000 | 2.000 | 11 | 10 | 0 | 0 |"), "{table}");
+        assert!(table.contains("| one-1 | 1.000 | 2.000 | 5 | 10 | 0 | 0 |"), "{table}");
     }
 }

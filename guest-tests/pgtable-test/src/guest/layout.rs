@@ -179,22 +179,13 @@ impl Layout {
         let free =
             (tables_at.0 + most_tables(size, granule, map) * granule.0).next_multiple_of(unit);
         if region.0 < free {
-            return Err(LayoutError::Covers {
-                start: region.0,
-                free,
-            });
+            return Err(LayoutError::Covers { start: region.0, free });
         }
         let bits = abi.format.address_bits();
         let address = region.0 & mask(bits);
         let last = (1u64 << bits).saturating_sub(size.0) & !(granule.0 - 1);
         if address < free || address > last {
-            return Err(LayoutError::Virtual {
-                start: region.0,
-                address,
-                bits,
-                free,
-                last,
-            });
+            return Err(LayoutError::Virtual { start: region.0, address, bits, free, last });
         }
         let low = Bytes(tables_at.0 - LOW_MEMORY.0);
         let blocks = GuestMap::Blocks;
@@ -235,11 +226,7 @@ impl Layout {
     /// Returns the guest-physical address of a virtual one; outside the region the two are equal.
     pub fn physical_of(&self, address: u64) -> GuestAddress {
         let offset = address.wrapping_sub(self.virtual_of(self.region));
-        GuestAddress(if offset < self.size.0 {
-            self.region.0 + offset
-        } else {
-            address
-        })
+        GuestAddress(if offset < self.size.0 { self.region.0 + offset } else { address })
     }
 
     /// Returns the size of low memory, a multiple of the host page.

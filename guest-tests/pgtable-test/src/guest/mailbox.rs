@@ -140,11 +140,7 @@ impl Mailbox {
         Self {
             access,
             start: virtual_start,
-            count: if task.access == Access::Nothing {
-                0
-            } else {
-                task.count
-            },
+            count: if task.access == Access::Nothing { 0 } else { task.count },
             stride: task.stride.0,
             inner_first: task.inner_first.0,
             inner_count: task.inner_count,
@@ -165,10 +161,7 @@ mod tests {
     use granule_types::units::{Bytes, GuestAddress};
 
     fn task(start: u64) -> Task {
-        Task {
-            seed: 0x5eed,
-            ..Task::new(Access::Write, GuestAddress(start), 3, Bytes::kib(4))
-        }
+        Task { seed: 0x5eed, ..Task::new(Access::Write, GuestAddress(start), 3, Bytes::kib(4)) }
     }
 
     #[test]
@@ -188,10 +181,7 @@ mod tests {
 
     #[test]
     fn a_task_without_access_visits_no_address() {
-        let nothing = Task {
-            access: Access::Nothing,
-            ..task(0)
-        };
+        let nothing = Task { access: Access::Nothing, ..task(0) };
 
         assert_eq!(Mailbox::of_task(&nothing, 0, 0).count, 0);
     }

@@ -71,12 +71,7 @@ pub struct Tables {
 impl Tables {
     /// Returns empty tables at guest-physical `base`, which must be aligned to the granule.
     pub fn new(base: GuestAddress, format: Arc<dyn Format>) -> Self {
-        Self {
-            base,
-            map: GuestMap::Blocks,
-            words: vec![0; 1 << (format.page_shift() - 3)],
-            format,
-        }
+        Self { base, map: GuestMap::Blocks, words: vec![0; 1 << (format.page_shift() - 3)], format }
     }
 
     /// Selects blocks or pages for subsequent mappings.

@@ -14,9 +14,7 @@ use granule_types::{
 #[test]
 fn the_default_region_equals_that_of_the_kernels_test() {
     let at = |bits, size, align| {
-        place_region(GuestAddress(1u64 << bits), Bytes::kib(4), size, align, None)
-            .unwrap()
-            .0
+        place_region(GuestAddress(1u64 << bits), Bytes::kib(4), size, align, None).unwrap().0
     };
 
     // Printed by kvm_page_table_test of Linux 6.1 as "Guest physical test memory offset".
@@ -46,10 +44,7 @@ fn a_region_beyond_the_last_address_is_refused() {
     };
 
     assert_eq!(place(Bytes(0), None), LayoutError::Empty);
-    assert!(matches!(
-        place(Bytes::gib(64), None),
-        LayoutError::TooLarge { .. }
-    ));
+    assert!(matches!(place(Bytes::gib(64), None), LayoutError::TooLarge { .. }));
     assert!(matches!(
         place(Bytes::mib(4), Some(GuestAddress((1 << 36) - 0x1000))),
         LayoutError::TooLarge { .. }
@@ -86,14 +81,7 @@ fn an_overlap_with_low_memory_is_refused_with_the_first_free_address() {
     let size = Bytes::mib(64);
     let start = GuestAddress(0x20_0000 - 0x1000);
     let try_at = |start| {
-        Layout::new(
-            abi(GuestMode::P40V48_4K),
-            Bytes::kib(4),
-            1000,
-            start,
-            size,
-            GuestMap::Blocks,
-        )
+        Layout::new(abi(GuestMode::P40V48_4K), Bytes::kib(4), 1000, start, size, GuestMap::Blocks)
     };
 
     let error = try_at(start).unwrap_err();

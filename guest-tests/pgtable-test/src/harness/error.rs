@@ -133,18 +133,12 @@ pub(super) fn phase(phase: Phase) -> String {
 
 /// Returns the conversion of an error of the vCPU threads in a phase or step.
 pub(super) fn threads_error(doing: &str) -> impl FnOnce(VcpuThreadsError) -> HarnessError {
-    |source| HarnessError::Vcpus {
-        doing: doing.to_owned(),
-        source,
-    }
+    |source| HarnessError::Vcpus { doing: doing.to_owned(), source }
 }
 
 /// Returns the conversion of an error of the machine in a phase or step.
 pub(super) fn host_error(doing: &str) -> impl FnOnce(MachineError) -> HarnessError {
-    |source| HarnessError::Host {
-        doing: doing.to_owned(),
-        source,
-    }
+    |source| HarnessError::Host { doing: doing.to_owned(), source }
 }
 
 /// Prints the page sizes that back a region.

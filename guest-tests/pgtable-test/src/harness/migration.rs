@@ -65,17 +65,13 @@ pub(super) fn run(
     runner.guest_phase(Phase::Create)?;
     let mut copy = Destination::new(runner.region);
     runner.host_phase(Phase::LoggingOn, |machine| machine.set_dirty_logging(true))?;
-    let tasks: Vec<_> = (0..vcpus)
-        .map(|vcpu| runner.tasks.write_at_random(vcpu))
-        .collect();
+    let tasks: Vec<_> = (0..vcpus).map(|vcpu| runner.tasks.write_at_random(vcpu)).collect();
     let measured = rounds_and_stop(runner, config, &tasks, &mut copy)?;
     let writes: Vec<_> = measured.iter().map(|m| m.writes.clone()).collect();
     for m in measured {
         runner.observe_phase(m.phase, m.round, m.times, m.events, m.gauges)?;
     }
-    runner.host_phase(Phase::LoggingOff, |machine| {
-        machine.set_dirty_logging(false)
-    })?;
+    runner.host_phase(Phase::LoggingOff, |machine| machine.set_dirty_logging(false))?;
     copy.check(migration_ops(runner.machine)?, &tasks, &writes)?;
     runner.finish()
 }
@@ -105,11 +101,7 @@ fn rounds_and_stop(
     let mut log = copy.all_pages();
     let events = events(machine)?;
     mark::phase(Phase::Round);
-    let mut start = RoundStart {
-        events,
-        writes: 0,
-        time: armed.open(),
-    };
+    let mut start = RoundStart { events, writes: 0, time: armed.open() };
     for round in 1..=config.rounds {
         copy.copy_pages(migration_ops(machine)?, &log)?;
         let spent = Duration::from_nanos(clock::between(start.time, clock::now()).0);
@@ -170,19 +162,12 @@ fn collect(
     let measurement = RoundMeasurement {
         phase: Phase::Round,
         round: Some(round),
-        times: TaskTimes {
-            total: clock::between(collecting, end),
-            vcpus: Vec::new(),
-        },
+        times: TaskTimes { total: clock::between(collecting, end), vcpus: Vec::new() },
         events,
         gauges,
         writes,
     };
-    let next = RoundStart {
-        events: after,
-        writes: total,
-        time: start.time,
-    };
+    let next = RoundStart { events: after, writes: total, time: start.time };
     Ok((measurement, next, log))
 }
 

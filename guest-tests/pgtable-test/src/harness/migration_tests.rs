@@ -22,10 +22,7 @@ const ROUNDS: u32 = 3;
 
 fn migration(iterations: u32) -> Plan {
     Plan {
-        migration: Some(Migration {
-            rounds: ROUNDS,
-            round_time: Duration::from_millis(2),
-        }),
+        migration: Some(Migration { rounds: ROUNDS, round_time: Duration::from_millis(2) }),
         ..plan(iterations, "create")
     }
 }
@@ -66,14 +63,7 @@ fn a_page_missing_from_the_dirty_bitmap_is_reported_with_round_and_values() {
     let error = error_of(Defect::LosesDirty(5));
 
     let text = error.to_string();
-    let HarnessError::LostWrite {
-        pages,
-        address,
-        source_holds,
-        copied,
-        round,
-        logged_in,
-    } = error
+    let HarnessError::LostWrite { pages, address, source_holds, copied, round, logged_in } = error
     else {
         panic!("{text}");
     };
@@ -104,9 +94,7 @@ fn a_page_changed_after_its_last_copy_is_reported() {
     copy.note(&[0b10], 4);
     fake.state.poke(0x10_1000 + 8 * 300, 7);
 
-    let error = copy
-        .check(fake.migration_ops().unwrap(), &[], &[vec![9]])
-        .unwrap_err();
+    let error = copy.check(fake.migration_ops().unwrap(), &[], &[vec![9]]).unwrap_err();
 
     let text = error.to_string();
     assert!(text.starts_with("1 pages differ"), "{text}");
@@ -117,23 +105,14 @@ fn a_page_changed_after_its_last_copy_is_reported() {
 fn a_host_failure_kicks_the_running_vcpus() {
     let error = error_of(Defect::RefusesLog);
 
-    assert_eq!(
-        error.to_string(),
-        "the host failed collecting the dirty bitmap"
-    );
+    assert_eq!(error.to_string(), "the host failed collecting the dirty bitmap");
 }
 
 #[test]
 fn more_vcpus_than_words_in_a_page_are_refused() {
     let mut fake = FakeMachine::new(513, BLOCK, Defect::None);
     let (_, result) = run_fake(&mut fake, &migration(1));
-    assert!(matches!(
-        result,
-        Err(HarnessError::TooManyVcpus {
-            vcpus: 513,
-            most: 512
-        })
-    ));
+    assert!(matches!(result, Err(HarnessError::TooManyVcpus { vcpus: 513, most: 512 })));
 }
 
 #[test]

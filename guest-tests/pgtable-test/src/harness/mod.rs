@@ -174,9 +174,7 @@ fn create_and_update(runner: &mut Runner<'_, '_>) -> Result<Option<WrittenRange>
         written = Some(update);
     }
     if runner.selects(Phase::LoggingOff) {
-        runner.host_phase(Phase::LoggingOff, |machine| {
-            machine.set_dirty_logging(false)
-        })?;
+        runner.host_phase(Phase::LoggingOff, |machine| machine.set_dirty_logging(false))?;
     } else if runner.selects(Phase::LoggingOn) {
         let off = runner.machine.set_dirty_logging(false);
         off.map_err(host_error("switching dirty logging off"))?;
@@ -213,11 +211,7 @@ fn check_contents(machine: &dyn Machine, written: WrittenRange) -> Result<(), Ha
         let found = found.map_err(host_error("reading the region"))?;
         let expected = Task::value_at(written.seed, address);
         if found != expected {
-            return Err(HarnessError::Contents {
-                address,
-                expected,
-                found,
-            });
+            return Err(HarnessError::Contents { address, expected, found });
         }
     }
     Ok(())

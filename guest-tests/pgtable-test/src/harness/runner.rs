@@ -107,9 +107,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         doing: &str,
         task: impl Fn(Tasks, usize) -> Task,
     ) -> Result<(), HarnessError> {
-        let tasks: Vec<_> = (0..self.vcpus())
-            .map(|vcpu| task(self.tasks, vcpu))
-            .collect();
+        let tasks: Vec<_> = (0..self.vcpus()).map(|vcpu| task(self.tasks, vcpu)).collect();
         if let Some(result) = self.machine.run_tasks(&tasks, 0, self.plan.deadline) {
             return result.map(drop).map_err(vcpu_error(doing));
         }
@@ -122,9 +120,7 @@ impl<'a, 'o> Runner<'a, 'o> {
 
     /// Runs a phase in which the vCPUs work.
     pub(super) fn guest_phase(&mut self, phase: Phase) -> Result<(), HarnessError> {
-        let tasks: Vec<_> = (0..self.vcpus())
-            .map(|vcpu| self.tasks.of(phase, vcpu))
-            .collect();
+        let tasks: Vec<_> = (0..self.vcpus()).map(|vcpu| self.tasks.of(phase, vcpu)).collect();
         let seed = self.plan.config.seed;
         let doing = error::phase(phase);
         let before = self.events()?;
@@ -192,10 +188,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             schema: SCHEMA.to_owned(),
             host: self.machine.host().clone(),
             engine: self.machine.engine().to_owned(),
-            config: RunConfig {
-                iteration: self.iteration,
-                ..self.plan.config.clone()
-            },
+            config: RunConfig { iteration: self.iteration, ..self.plan.config.clone() },
             obtained: self.obtained.clone(),
             phase,
             round,
@@ -215,9 +208,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         let checked = check_backing(self.plan.config.backing, &self.region, &obtained);
         self.obtained = Some(obtained);
         match checked {
-            Err(HarnessError::Backing {
-                backing, obtained, ..
-            }) if self.plan.accept_fallback => {
+            Err(HarnessError::Backing { backing, obtained, .. }) if self.plan.accept_fallback => {
                 log::warn!("{backing} fell back to {}", error::PageList(&obtained));
                 Ok(())
             }

@@ -43,10 +43,7 @@ pub(super) struct Tasks {
 
 impl Tasks {
     pub(super) fn new(region: Region, seed: u64, iteration: u32) -> Self {
-        Self {
-            region,
-            seed: mix(seed ^ ((u64::from(iteration) + 1) << 32)),
-        }
+        Self { region, seed: mix(seed ^ ((u64::from(iteration) + 1) << 32)) }
     }
 
     /// Returns a vCPU's task in a phase; [`Access::Nothing`] in phases in which no vCPU works.
@@ -69,10 +66,7 @@ impl Tasks {
 
     /// Returns a task without accesses.
     pub(super) fn nothing(self) -> Task {
-        Task {
-            count: 0,
-            ..self.walk(self.region.host_page, 0)
-        }
+        Task { count: 0, ..self.walk(self.region.host_page, 0) }
     }
 
     /// Returns the task that plants the instructions of [`Phase::Exec`].
@@ -114,11 +108,7 @@ impl Tasks {
     }
 
     fn update(self) -> Task {
-        let Region {
-            host_page,
-            backing_page,
-            ..
-        } = self.region;
+        let Region { host_page, backing_page, .. } = self.region;
         let blocks = self.walk(backing_page, self.written_by(Phase::Update).seed);
         if backing_page <= host_page {
             return with(Access::Write, blocks);
@@ -134,10 +124,7 @@ impl Tasks {
 
     fn walk(self, stride: Bytes, seed: u64) -> Task {
         let count = self.region.size.0 / stride.0;
-        Task {
-            seed,
-            ..Task::new(Access::Nothing, self.region.start, count, stride)
-        }
+        Task { seed, ..Task::new(Access::Nothing, self.region.start, count, stride) }
     }
 }
 

@@ -15,11 +15,7 @@ use granule_types::{backing::Backing, phase::Phase, record::Record, units::Bytes
 pub(super) fn plan(iterations: u32, phases: &str) -> Plan {
     let mut plan = Plan::new("fake".to_owned(), Backing::AnonymousThp, Bytes::kib(256), 4);
     plan.config.seed = 5;
-    Plan {
-        iterations,
-        phases: phases.parse().unwrap(),
-        ..plan
-    }
+    Plan { iterations, phases: phases.parse().unwrap(), ..plan }
 }
 
 const BLOCK: Bytes = Bytes::kib(64);
@@ -110,16 +106,10 @@ fn the_backing_of_untouched_memory_is_read_after_update() {
 
     let (_, records) = run_sound(&logging);
 
-    let known: Vec<_> = records
-        .iter()
-        .map(|record| (record.phase.name(), record.obtained.is_some()))
-        .collect();
-    let expected = [
-        ("logging-on", false),
-        ("update", true),
-        ("logging-off", true),
-        ("rebuild", true),
-    ];
+    let known: Vec<_> =
+        records.iter().map(|record| (record.phase.name(), record.obtained.is_some())).collect();
+    let expected =
+        [("logging-on", false), ("update", true), ("logging-off", true), ("rebuild", true)];
     assert_eq!(known, expected);
 }
 
@@ -155,10 +145,7 @@ fn the_host_detects_wrong_contents() {
 
     let error = check_contents(&fake, written).unwrap_err();
 
-    assert!(
-        matches!(error, HarnessError::Contents { found: 0, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, HarnessError::Contents { found: 0, .. }), "{error}");
 }
 
 #[test]
@@ -169,12 +156,7 @@ fn a_page_missing_from_the_dirty_bitmap_is_reported() {
 
         let error = error_of(Defect::LosesDirty(page), backing_page);
 
-        let HarnessError::DirtyLog {
-            missing,
-            written: all,
-            first,
-        } = error
-        else {
+        let HarnessError::DirtyLog { missing, written: all, first } = error else {
             panic!("{error}");
         };
         assert_eq!((missing, all), (1, written));
@@ -191,10 +173,7 @@ fn a_fallback_to_small_pages_is_an_error_unless_accepted() {
     let (records, result) = run_fake(&mut fake, &accepting);
 
     let text = error.to_string();
-    assert!(
-        text.contains("64K in pages of 4K and 192K in pages of 64K"),
-        "{text}"
-    );
+    assert!(text.contains("64K in pages of 4K and 192K in pages of 64K"), "{text}");
     result.unwrap();
     assert_eq!(records[0].obtained.as_ref().unwrap().resident.len(), 2);
 }
@@ -205,29 +184,21 @@ fn a_hanging_vcpu_is_reported_with_its_program_counter() {
 
     assert_eq!(error.to_string(), "the vCPUs failed entering the guest");
     let source = error.source().unwrap().to_string();
-    assert!(
-        source.contains("vCPU 3 failed: KICKED, PC 0x1003"),
-        "{source}"
-    );
+    assert!(source.contains("vCPU 3 failed: KICKED, PC 0x1003"), "{source}");
 }
 
 #[test]
 fn a_vcpu_that_cannot_be_bound_is_a_start_error() {
     let error = error_of(Defect::CannotBind(2), BLOCK);
 
-    assert!(
-        matches!(error, HarnessError::Start(VcpuThreadsError::Bind(2, _))),
-        "{error}"
-    );
+    assert!(matches!(error, HarnessError::Start(VcpuThreadsError::Bind(2, _))), "{error}");
 }
 
 #[test]
 fn a_failing_observer_ends_the_run() {
     let mut fake = FakeMachine::new(2, BLOCK, Defect::None);
 
-    let result = run(&mut fake, &plan(1, ALL), &mut |_| {
-        Err("the disk is full".into())
-    });
+    let result = run(&mut fake, &plan(1, ALL), &mut |_| Err("the disk is full".into()));
 
     assert!(matches!(result, Err(HarnessError::Observer(_))));
 }

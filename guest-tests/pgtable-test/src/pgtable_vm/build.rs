@@ -123,22 +123,13 @@ fn load_memory(
     let size = config
         .memory
         .checked_align_up(align)
-        .ok_or(LayoutError::TooLarge {
-            size: config.memory,
-            end: end.0,
-        })
+        .ok_or(LayoutError::TooLarge { size: config.memory, end: end.0 })
         .map_err(doing(placing))?;
     let start = place_region(end, mode.page_size(), size, align, config.phys_offset)
         .map_err(doing(placing))?;
-    let layout = Layout::new(
-        native::abi(mode),
-        pages.base,
-        config.vcpus,
-        start,
-        size,
-        config.guest_map,
-    )
-    .map_err(doing(placing))?;
+    let layout =
+        Layout::new(native::abi(mode), pages.base, config.vcpus, start, size, config.guest_map)
+            .map_err(doing(placing))?;
     let ipa_bits = choose_ipa_bits(kvm, GuestAddress(start.0 + size.0), config.ipa_bits)
         .map_err(doing(placing))?;
 
@@ -150,13 +141,7 @@ fn load_memory(
     let memory = GuestMemory::new(vec![Arc::clone(&low), Arc::clone(&region)])
         .map_err(doing("describing guest memory"))?;
     load_program(&layout, &memory)?;
-    Ok(LoadedMemory {
-        layout,
-        low,
-        region,
-        memory,
-        ipa_bits,
-    })
+    Ok(LoadedMemory { layout, low, region, memory, ipa_bits })
 }
 
 /// Creates the vCPUs, and opens their statistics where configured.
@@ -172,9 +157,7 @@ fn add_vcpus(
     for index in 0..usize::try_from(config.vcpus).unwrap_or(usize::MAX) {
         let fd = native::make_vcpu(kvm, &parts.vm, index, &parts.layout)?;
         if let Some(rings) = rings {
-            rings
-                .add_vcpu(&fd)
-                .map_err(doing("preparing dirty logging"))?;
+            rings.add_vcpu(&fd).map_err(doing("preparing dirty logging"))?;
         }
         if index == 0 {
             parts.features = native::features(&fd).map_err(doing("reading CPU features"))?;
@@ -203,12 +186,10 @@ fn load_program(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineErro
         return Err(MachineError::new(loading, "the program exceeds its area"));
     }
     let map = memory.map();
-    map.write_slice(program, layout.program())
-        .map_err(doing(loading))?;
+    map.write_slice(program, layout.program()).map_err(doing(loading))?;
     map.write_slice(&bytes(layout.tables().words()), layout.tables().base())
         .map_err(doing(loading))?;
-    map.write_slice(&bytes(&native::extra(layout)), layout.extra())
-        .map_err(doing(loading))
+    map.write_slice(&bytes(&native::extra(layout)), layout.extra()).map_err(doing(loading))
 }
 
 /// Returns words as little-endian bytes.

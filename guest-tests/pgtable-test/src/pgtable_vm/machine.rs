@@ -60,11 +60,8 @@ impl KvmMachine {
                 ),
             ));
         }
-        let mut events = if config.events {
-            EventCounters::open(TRACEPOINTS)
-        } else {
-            EventCounters::none()
-        };
+        let mut events =
+            if config.events { EventCounters::open(TRACEPOINTS) } else { EventCounters::none() };
         let mut parts = build(&config)?;
         let mut host = Host::of_this_machine()
             .map_err(|error| MachineError::new("detecting the properties of this host", error))?;
@@ -76,13 +73,8 @@ impl KvmMachine {
             let time = time_per_read(vcpu.as_mut(), LOW_MEMORY)
                 .map_err(|error| MachineError::new("entering the guest", error))?;
             warn_if_emulated(time);
-            parts
-                .statistics
-                .leave_out_uncounted()
-                .map_err(doing("reading KVM's statistics"))?;
-            events
-                .leave_out_uncounted()
-                .map_err(doing("reading tracepoints"))?;
+            parts.statistics.leave_out_uncounted().map_err(doing("reading KVM's statistics"))?;
+            events.leave_out_uncounted().map_err(doing("reading tracepoints"))?;
         }
         Ok(Self {
             vcpus: parts.vcpus.len(),
@@ -110,10 +102,7 @@ impl KvmMachine {
     }
 
     fn statistics(&self, kind: StatisticKind) -> Result<EventCounts, MachineError> {
-        self.parts
-            .statistics
-            .read(kind)
-            .map_err(doing("reading KVM's statistics"))
+        self.parts.statistics.read(kind).map_err(doing("reading KVM's statistics"))
     }
 }
 
@@ -156,28 +145,18 @@ impl Machine for KvmMachine {
 
     fn obtained(&self) -> Result<Obtained, MachineError> {
         let ram = self.parts.slot.ram();
-        let obtained = if self.accept_fallback {
-            ram.resident()
-        } else {
-            ram.obtained()
-        };
+        let obtained = if self.accept_fallback { ram.resident() } else { ram.obtained() };
         obtained.map_err(|error| MachineError::new("checking the memory under test", error))
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
-        let Parts {
-            vm, slot, dirty, ..
-        } = &mut self.parts;
+        let Parts { vm, slot, dirty, .. } = &mut self.parts;
         clock::timed(|| dirty.switch(vm, slot, on)).map_err(doing("switching dirty logging"))
     }
 
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let Parts {
-            vm, slot, dirty, ..
-        } = &mut self.parts;
-        dirty
-            .read(vm, slot)
-            .map_err(doing("reading the dirty bitmap"))
+        let Parts { vm, slot, dirty, .. } = &mut self.parts;
+        dirty.read(vm, slot).map_err(doing("reading the dirty bitmap"))
     }
 
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {
@@ -200,10 +179,8 @@ impl Machine for KvmMachine {
     }
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
-        let mut counts = self
-            .events
-            .read()
-            .map_err(|error| MachineError::new("reading event counts", error))?;
+        let mut counts =
+            self.events.read().map_err(|error| MachineError::new("reading event counts", error))?;
         counts.extend(self.statistics(StatisticKind::Cumulative)?);
         Ok(counts)
     }
@@ -230,13 +207,11 @@ impl MigrationOps for KvmMachine {
         let writing = "writing the stop request to the mailboxes";
         if !stop {
             for word in self.words(WRITES_OFFSET) {
-                map.store(0_u64, word, Ordering::Release)
-                    .map_err(doing(writing))?;
+                map.store(0_u64, word, Ordering::Release).map_err(doing(writing))?;
             }
         }
         for word in self.words(STOP_OFFSET) {
-            map.store(u64::from(stop), word, Ordering::Release)
-                .map_err(doing(writing))?;
+            map.store(u64::from(stop), word, Ordering::Release).map_err(doing(writing))?;
         }
         Ok(())
     }
@@ -250,12 +225,8 @@ impl MigrationOps for KvmMachine {
     }
 
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let Parts {
-            vm, slot, dirty, ..
-        } = &mut self.parts;
-        dirty
-            .collect(vm, slot)
-            .map_err(doing("collecting the dirty bitmap"))
+        let Parts { vm, slot, dirty, .. } = &mut self.parts;
+        dirty.collect(vm, slot).map_err(doing("collecting the dirty bitmap"))
     }
 
     fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError> {

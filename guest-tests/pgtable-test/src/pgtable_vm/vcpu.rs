@@ -125,10 +125,7 @@ impl GuestVcpu {
     }
 
     fn failure(&self, exit: impl Into<String>, detail: impl Into<String>) -> VcpuFailure {
-        VcpuFailure {
-            pc: program_counter(&self.fd),
-            ..VcpuFailure::new(self.index, exit, detail)
-        }
+        VcpuFailure { pc: program_counter(&self.fd), ..VcpuFailure::new(self.index, exit, detail) }
     }
 
     /// Returns the result that the guest reports through a doorbell.
@@ -154,9 +151,8 @@ impl GuestVcpu {
             let crash = native::explain(&mailbox);
             failure.pc = Some(mailbox.pc);
             failure.syndrome = Some(mailbox.syndrome);
-            failure.address = crash
-                .has_address
-                .then(|| self.layout.physical_of(mailbox.fault_address));
+            failure.address =
+                crash.has_address.then(|| self.layout.physical_of(mailbox.fault_address));
             failure.detail = crash.detail;
         }
         Err(failure)
@@ -192,11 +188,8 @@ impl Vcpu for GuestVcpu {
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
-        let mailbox = Mailbox::of_task(
-            task,
-            self.layout.virtual_of(task.start),
-            native::DOORBELL_IN_MAILBOX,
-        );
+        let mailbox =
+            Mailbox::of_task(task, self.layout.virtual_of(task.start), native::DOORBELL_IN_MAILBOX);
         self.memory
             .map()
             .write_obj(mailbox, self.layout.mailbox(self.index))

@@ -23,9 +23,8 @@ unsafe impl Sync for HostMemory {}
 impl HostMemory {
     /// Maps and populates `len` bytes at a multiple of `align`, a power of two not below a page.
     pub(super) fn new(len: usize, align: usize) -> io::Result<Self> {
-        let mapped_len = len
-            .checked_add(align)
-            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let mapped_len =
+            len.checked_add(align).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps no other mapping.
         let mapped = unsafe {
             mmap_anonymous(
@@ -37,12 +36,7 @@ impl HostMemory {
         }?
         .cast::<u8>();
         let start = mapped.wrapping_add(mapped.align_offset(align));
-        let memory = Self {
-            mapped,
-            mapped_len,
-            start,
-            len,
-        };
+        let memory = Self { mapped, mapped_len, start, len };
         memory.populate()?;
         Ok(memory)
     }
@@ -58,8 +52,7 @@ impl HostMemory {
             // Linux before 5.14 has no such advice.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 for offset in (0..self.len).step_by(4096) {
-                    self.word(offset)
-                        .fetch_or(0, std::sync::atomic::Ordering::Relaxed);
+                    self.word(offset).fetch_or(0, std::sync::atomic::Ordering::Relaxed);
                 }
                 Ok(())
             }

@@ -136,9 +136,7 @@ impl Machine for SoftwareMachine {
 
     /// Returns the page size that the fault path sees, not that of this process's memory.
     fn obtained(&self) -> Result<Obtained, MachineError> {
-        Ok(Obtained {
-            resident: [(self.state.backing_page, self.state.size)].into(),
-        })
+        Ok(Obtained { resident: [(self.state.backing_page, self.state.size)].into() })
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {

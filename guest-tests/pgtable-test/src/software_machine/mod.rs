@@ -107,10 +107,7 @@ impl SoftwareMachineConfig {
     /// Returns the policy as a series in the provenance of results: like a series, it is the change
     /// between two runs.
     fn series(&self) -> Vec<Series> {
-        vec![Series {
-            name: format!("model:{}", self.policy),
-            patches: 0,
-        }]
+        vec![Series { name: format!("model:{}", self.policy), patches: 0 }]
     }
 }
 

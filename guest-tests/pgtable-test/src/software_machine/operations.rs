@@ -97,10 +97,7 @@ impl Host for MachineState {
         }
         let first = (ipa - Ipa(START)) / PAGE;
         for page in first..first + size / PAGE {
-            if let Some(word) = usize::try_from(page / 64)
-                .ok()
-                .and_then(|at| self.dirty.get(at))
-            {
+            if let Some(word) = usize::try_from(page / 64).ok().and_then(|at| self.dirty.get(at)) {
                 word.fetch_or(1 << (page % 64), Ordering::Relaxed);
             }
         }
@@ -117,11 +114,7 @@ pub(super) struct CpuOperations {
 
 impl CpuOperations {
     pub(super) fn new(state: Arc<MachineState>, cpu: usize) -> Self {
-        Self {
-            state,
-            cpu,
-            vmid: Cell::default(),
-        }
+        Self { state, cpu, vmid: Cell::default() }
     }
 
     /// Frees unlinked tables that no walk can reach any more.

@@ -11,12 +11,7 @@ use crate::{
 use granule_types::{backing::Backing, phase::Phase, record::Record, units::Bytes};
 
 fn config(backing: Backing, policy: &str) -> SoftwareMachineConfig {
-    SoftwareMachineConfig {
-        backing,
-        memory: Bytes::mib(8),
-        vcpus: 4,
-        policy: policy.to_owned(),
-    }
+    SoftwareMachineConfig { backing, memory: Bytes::mib(8), vcpus: 4, policy: policy.to_owned() }
 }
 
 fn run(config: &SoftwareMachineConfig) -> Vec<Record> {
@@ -88,10 +83,8 @@ fn unsupported_configurations_are_refused() {
     let size = Backing::AnonymousHugetlb(Some(Bytes::kib(64)));
     assert!(error(&config(size, "granule")).contains("support anonymous_hugetlb_64kb"));
     assert!(error(&config(Backing::Anonymous, "linux-2.6")).contains("--policy linux-2.6"));
-    let huge = SoftwareMachineConfig {
-        memory: Bytes::gib(300),
-        ..config(Backing::Anonymous, "granule")
-    };
+    let huge =
+        SoftwareMachineConfig { memory: Bytes::gib(300), ..config(Backing::Anonymous, "granule") };
     assert!(error(&huge).contains("300G is too large"));
 }
 
@@ -99,8 +92,5 @@ fn unsupported_configurations_are_refused() {
 fn too_many_vcpus_are_refused() {
     let mut config = config(Backing::Anonymous, "linux-5.10");
     config.vcpus = 99_999_999;
-    assert!(matches!(
-        SoftwareMachine::new(&config),
-        Err(SoftwareMachineError::Vcpus(99_999_999))
-    ));
+    assert!(matches!(SoftwareMachine::new(&config), Err(SoftwareMachineError::Vcpus(99_999_999))));
 }

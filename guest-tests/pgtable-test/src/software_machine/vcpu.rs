@@ -171,18 +171,12 @@ impl TranslatedMemory for SoftwareVcpu {
 
     fn load(&self, place: u64) -> u64 {
         let state = &self.ops.state;
-        state
-            .memory
-            .word(state.offset(place))
-            .load(Ordering::Relaxed)
+        state.memory.word(state.offset(place)).load(Ordering::Relaxed)
     }
 
     fn store(&self, place: u64, value: u64) {
         let state = &self.ops.state;
-        state
-            .memory
-            .word(state.offset(place))
-            .store(value, Ordering::Relaxed);
+        state.memory.word(state.offset(place)).store(value, Ordering::Relaxed);
     }
 }
 

@@ -85,11 +85,7 @@ impl Gate {
     pub(super) fn open(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         // The call fails only for arguments that it is not given here.
-        let _ = futex::wake(
-            &self.generation,
-            futex::Flags::PRIVATE,
-            i32::MAX.unsigned_abs(),
-        );
+        let _ = futex::wake(&self.generation, futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
     }
 
     /// Closes the gate for good: threads that wait or will wait end.

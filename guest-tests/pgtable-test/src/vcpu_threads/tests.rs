@@ -42,12 +42,7 @@ fn run(threads: &mut VcpuThreads, seed: u64) -> Result<TaskTimes, VcpuThreadsErr
 fn every_vcpu_runs_its_own_task_once() {
     let (mut threads, machine) = start(8, Defect::None).unwrap();
     for number in 0..50_u64 {
-        let tasks: Vec<_> = (0..8)
-            .map(|vcpu| Task {
-                seed: number * 8 + vcpu,
-                ..task()
-            })
-            .collect();
+        let tasks: Vec<_> = (0..8).map(|vcpu| Task { seed: number * 8 + vcpu, ..task() }).collect();
 
         let times = threads.arm(&tasks, number).unwrap().release().unwrap();
 
@@ -66,19 +61,13 @@ fn threads_have_their_vcpus_names_and_are_joined_on_drop() {
     let (mut threads, machine) = start(3, Defect::None).unwrap();
     run(&mut threads, 0).unwrap();
     let handles = threads.threads.iter().map(|t| t.handle.as_ref().unwrap());
-    let names: Vec<_> = handles
-        .map(|h| h.thread().name().unwrap().to_owned())
-        .collect();
+    let names: Vec<_> = handles.map(|h| h.thread().name().unwrap().to_owned()).collect();
     assert_eq!(names, ["vcpu 0", "vcpu 1", "vcpu 2"]);
     assert!(Arc::strong_count(&machine.state) > 1);
 
     drop(threads);
 
-    assert_eq!(
-        Arc::strong_count(&machine.state),
-        1,
-        "all threads have ended"
-    );
+    assert_eq!(Arc::strong_count(&machine.state), 1, "all threads have ended");
 }
 
 #[test]
@@ -88,20 +77,12 @@ fn a_hanging_vcpu_is_reported_with_its_program_counter_after_the_deadline() {
     let error = run(&mut threads, 0).unwrap_err();
 
     let text = error.to_string();
-    let VcpuThreadsError::Deadline {
-        unfinished,
-        vcpus: 4,
-        ..
-    } = error
-    else {
+    let VcpuThreadsError::Deadline { unfinished, vcpus: 4, .. } = error else {
         panic!("{text}");
     };
     assert_eq!(unfinished.len(), 1);
     assert_eq!(unfinished[0].failure.as_ref().unwrap().pc, Some(0x1002));
-    assert!(
-        text.starts_with("1 of 4 vCPUs did not finish within 200ms"),
-        "{text}"
-    );
+    assert!(text.starts_with("1 of 4 vCPUs did not finish within 200ms"), "{text}");
     assert!(text.contains("vCPU 2 failed: KICKED, PC 0x1002"), "{text}");
 }
 
@@ -134,10 +115,7 @@ fn threads_accept_no_tasks_after_a_failure() {
     let (mut threads, _machine) = start(2, Defect::Fails(0)).unwrap();
     run(&mut threads, 0).unwrap_err();
 
-    assert!(matches!(
-        run(&mut threads, 0),
-        Err(VcpuThreadsError::Stopped)
-    ));
+    assert!(matches!(run(&mut threads, 0), Err(VcpuThreadsError::Stopped)));
 }
 
 #[test]
@@ -153,10 +131,7 @@ fn armed_tasks_that_are_dropped_run_nothing() {
 
     drop(threads.arm(&[task(); 3], 0).unwrap());
 
-    assert!(matches!(
-        run(&mut threads, 0),
-        Err(VcpuThreadsError::Stopped)
-    ));
+    assert!(matches!(run(&mut threads, 0), Err(VcpuThreadsError::Stopped)));
     drop(threads);
     assert!(machine.state.log.lock().unwrap().is_empty());
 }

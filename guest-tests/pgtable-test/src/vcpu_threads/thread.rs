@@ -111,11 +111,7 @@ impl VcpuThread {
             .spawn(move || serve(index, vcpu, &shared, bound, received, events))
             .map_err(|error| VcpuThreadsError::Spawn(index, error))?;
         match kick.recv() {
-            Ok(Ok(kick)) => Ok(Self {
-                assignments,
-                kick,
-                handle: Some(handle),
-            }),
+            Ok(Ok(kick)) => Ok(Self { assignments, kick, handle: Some(handle) }),
             Ok(Err(error)) => Err(VcpuThreadsError::Bind(index, error)),
             Err(_) => {
                 let message = "while it was bound".to_owned();

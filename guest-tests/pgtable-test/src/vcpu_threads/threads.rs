@@ -88,21 +88,11 @@ impl VcpuThreads {
         let generation = self.shared.gate.generation();
         self.shared.unarmed.store(tasks.len(), Ordering::Release);
         self.shared.running.store(tasks.len(), Ordering::Release);
-        let armed = ArmedTasks {
-            all: self,
-            opened: None,
-            released: false,
-        };
+        let armed = ArmedTasks { all: self, opened: None, released: false };
         for (vcpu, (thread, task)) in armed.all.threads.iter().zip(tasks).enumerate() {
-            let assignment = Assignment {
-                task: *task,
-                generation,
-                delay: vcpu_delay(seed, generation, vcpu),
-            };
-            thread
-                .assignments
-                .send(assignment)
-                .map_err(|_| VcpuThreadsError::Stopped)?;
+            let assignment =
+                Assignment { task: *task, generation, delay: vcpu_delay(seed, generation, vcpu) };
+            thread.assignments.send(assignment).map_err(|_| VcpuThreadsError::Stopped)?;
         }
         // Between its assignment and the gate a thread does nothing that fails or takes long.
         match armed.all.events.recv() {
@@ -152,9 +142,7 @@ impl VcpuThreads {
 
     /// Returns the vCPUs whose completion is not stored.
     fn running(&self) -> Vec<usize> {
-        (0..self.threads.len())
-            .filter(|vcpu| self.shared.completion(*vcpu).is_none())
-            .collect()
+        (0..self.threads.len()).filter(|vcpu| self.shared.completion(*vcpu).is_none()).collect()
     }
 
     fn times(&self, opened: Nanoseconds) -> TaskTimes {
@@ -164,10 +152,7 @@ impl VcpuThreads {
         let last = completions.iter().map(|c| c.end).max().unwrap_or(opened);
         TaskTimes {
             total: clock::between(opened, last),
-            vcpus: completions
-                .iter()
-                .map(|c| clock::between(c.start, c.end))
-                .collect(),
+            vcpus: completions.iter().map(|c| clock::between(c.start, c.end)).collect(),
         }
     }
 
@@ -236,10 +221,7 @@ impl Drop for ArmedTasks<'_> {
         if self.opened.is_none() {
             self.all.shared.gate.close();
         } else {
-            self.all
-                .threads
-                .iter()
-                .for_each(|thread| thread.kick.kick());
+            self.all.threads.iter().for_each(|thread| thread.kick.kick());
         }
     }
 }

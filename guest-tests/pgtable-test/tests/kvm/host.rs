@@ -24,17 +24,10 @@ use super::{SIZE, machine_and_vcpu, made, small, task};
 /// Returns the modes of dirty logging that this host supports.
 fn dirty_modes() -> Vec<DirtyMode> {
     let dirty = DirtyMode::Ring;
-    let mut modes = vec![
-        DirtyMode::Plain,
-        DirtyMode::Manual,
-        DirtyMode::ManualInitiallySet,
-    ];
+    let mut modes = vec![DirtyMode::Plain, DirtyMode::Manual, DirtyMode::ManualInitiallySet];
     match KvmMachine::new(KvmConfig { dirty, ..small(1) }) {
         Ok(_) => modes.push(dirty),
-        Err(error) => skip(format_args!(
-            "{dirty:?} logging: {error}: {:?}",
-            error.source()
-        )),
+        Err(error) => skip(format_args!("{dirty:?} logging: {error}: {:?}", error.source())),
     }
     modes
 }
@@ -49,12 +42,7 @@ fn written_pages_are_logged_in_every_mode() {
         assert!(machine.dirty_log().is_err(), "logging is off");
 
         machine.set_dirty_logging(true).unwrap();
-        vcpu.run(&Task {
-            count: 3,
-            stride: Bytes(2 * all.stride.0),
-            ..all
-        })
-        .unwrap();
+        vcpu.run(&Task { count: 3, stride: Bytes(2 * all.stride.0), ..all }).unwrap();
 
         for _ in 0..2 {
             let log = machine.dirty_log().unwrap();
@@ -75,11 +63,8 @@ fn a_full_ring_loses_no_page_silently() {
         return;
     }
     let memory = Bytes::mib(300);
-    let (mut machine, mut vcpu) = machine_and_vcpu(KvmConfig {
-        dirty: DirtyMode::Ring,
-        memory,
-        ..small(1)
-    });
+    let (mut machine, mut vcpu) =
+        machine_and_vcpu(KvmConfig { dirty: DirtyMode::Ring, memory, ..small(1) });
     let all = task(&machine, Access::Write);
     vcpu.run(&all).unwrap();
 
@@ -101,17 +86,11 @@ fn a_full_ring_loses_no_page_silently() {
 fn a_migration_loses_no_write_in_any_mode() {
     for dirty in dirty_modes() {
         let vcpus = 3;
-        let mut machine = made(KvmConfig {
-            dirty,
-            ..small(vcpus)
-        });
+        let mut machine = made(KvmConfig { dirty, ..small(vcpus) });
         let mode = machine.mode().to_string();
         let mut plan = Plan {
             iterations: 2,
-            migration: Some(Migration {
-                rounds: 6,
-                round_time: Duration::from_millis(20),
-            }),
+            migration: Some(Migration { rounds: 6, round_time: Duration::from_millis(20) }),
             ..Plan::new(mode, Backing::Anonymous, SIZE, vcpus)
         };
         plan.config.seed = 7;
@@ -138,10 +117,7 @@ fn a_migration_loses_no_write_in_any_mode() {
 #[ignore = "needs /dev/kvm"]
 fn dropped_memory_is_empty_and_usable_again() {
     for backing in [Backing::Anonymous, Backing::Shmem] {
-        let (mut machine, mut vcpu) = machine_and_vcpu(KvmConfig {
-            backing,
-            ..small(1)
-        });
+        let (mut machine, mut vcpu) = machine_and_vcpu(KvmConfig { backing, ..small(1) });
         let start = machine.region().start;
         vcpu.run(&task(&machine, Access::Write)).unwrap();
 
@@ -184,11 +160,7 @@ fn the_address_width_is_configurable() {
 
 #[test]
 fn a_pin_list_of_another_length_is_refused() {
-    let error = KvmMachine::new(KvmConfig {
-        pin: vec![0],
-        ..small(2)
-    })
-    .unwrap_err();
+    let error = KvmMachine::new(KvmConfig { pin: vec![0], ..small(2) }).unwrap_err();
 
     assert_eq!(error.to_string(), "pinning vCPUs");
 }

@@ -25,20 +25,14 @@ fn made(config: KvmConfig) -> KvmMachine {
 }
 
 fn small(vcpus: u32) -> KvmConfig {
-    KvmConfig {
-        events: false,
-        ..KvmConfig::new(Backing::Anonymous, SIZE, vcpus)
-    }
+    KvmConfig { events: false, ..KvmConfig::new(Backing::Anonymous, SIZE, vcpus) }
 }
 
 /// Returns a task that accesses every host page of the region.
 fn task(machine: &KvmMachine, access: Access) -> Task {
     let region = machine.region();
     let pages = region.size.0 / region.host_page.0;
-    Task {
-        seed: SEED,
-        ..Task::new(access, region.start, pages, region.host_page)
-    }
+    Task { seed: SEED, ..Task::new(access, region.start, pages, region.host_page) }
 }
 
 /// Makes a machine and binds its first vCPU to this thread.
@@ -101,21 +95,12 @@ fn a_difference_is_reported_with_its_address() {
     let write = task(&machine, Access::Write);
     let wrong = GuestAddress(write.start.0 + 3 * write.stride.0);
     vcpu.run(&write).unwrap();
-    vcpu.run(&Task {
-        start: wrong,
-        count: 1,
-        seed: 0,
-        ..write
-    })
-    .unwrap();
+    vcpu.run(&Task { start: wrong, count: 1, seed: 0, ..write }).unwrap();
 
     let failure = vcpu.run(&task(&machine, Access::Verify)).unwrap_err();
 
     assert_eq!(failure.address, Some(wrong));
-    assert!(
-        failure.detail.contains(&format!("{:#x}", wrong.0)),
-        "{failure}"
-    );
+    assert!(failure.detail.contains(&format!("{:#x}", wrong.0)), "{failure}");
 }
 
 #[test]
@@ -134,12 +119,7 @@ fn an_unmapped_stage_1_address_is_reported_as_a_fault() {
     let (machine, mut vcpu) = machine_and_vcpu(small(1));
     let outside = GuestAddress(0x4000_0000);
 
-    let failure = vcpu
-        .run(&Task {
-            start: outside,
-            ..task(&machine, Access::Read)
-        })
-        .unwrap_err();
+    let failure = vcpu.run(&Task { start: outside, ..task(&machine, Access::Read) }).unwrap_err();
 
     assert_eq!(failure.address, Some(outside));
     assert!(failure.pc.is_some() && failure.syndrome.is_some());
@@ -150,10 +130,8 @@ fn an_unmapped_stage_1_address_is_reported_as_a_fault() {
 #[ignore = "needs /dev/kvm"]
 fn executing_an_unplanted_page_is_reported_with_its_address() {
     // Below the width of virtual addresses, so that they equal the physical ones.
-    let (machine, mut vcpu) = machine_and_vcpu(KvmConfig {
-        phys_offset: Some(GuestAddress(0x4000_0000)),
-        ..small(1)
-    });
+    let (machine, mut vcpu) =
+        machine_and_vcpu(KvmConfig { phys_offset: Some(GuestAddress(0x4000_0000)), ..small(1) });
 
     let failure = vcpu.run(&task(&machine, Access::Execute)).unwrap_err();
 
@@ -167,11 +145,7 @@ fn a_store_without_memory_is_reported_with_its_address() {
     let (machine, mut vcpu) = machine_and_vcpu(small(1));
 
     let failure = vcpu
-        .run(&Task {
-            start: GuestAddress(0x8100),
-            count: 1,
-            ..task(&machine, Access::Write)
-        })
+        .run(&Task { start: GuestAddress(0x8100), count: 1, ..task(&machine, Access::Write) })
         .unwrap_err();
 
     assert!(failure.to_string().contains("0x8100"), "{failure}");
@@ -181,11 +155,7 @@ fn a_store_without_memory_is_reported_with_its_address() {
 #[ignore = "needs /dev/kvm"]
 fn a_kicked_vcpu_never_enters_the_guest_again() {
     let mut machine = made(small(1));
-    let endless = Task {
-        count: u64::MAX,
-        stride: Bytes(0),
-        ..task(&machine, Access::Read)
-    };
+    let endless = Task { count: u64::MAX, stride: Bytes(0), ..task(&machine, Access::Read) };
     let nothing = task(&machine, Access::Nothing);
     let mut vcpu = machine.take_vcpus().remove(0);
     let (sender, receiver) = mpsc::channel();

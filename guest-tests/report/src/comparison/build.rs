@@ -48,13 +48,8 @@ impl Comparison {
         });
         let partner = |key: &Key| groups_after.iter().find(|group| group.key == *key);
         let pairs = groups_before.iter();
-        let pairs: Vec<Pair> = pairs
-            .filter_map(|one| Some((one, partner(&one.key)?)))
-            .collect();
-        let raw = before
-            .iter()
-            .chain(after)
-            .all(|sample| sample.is_without_host());
+        let pairs: Vec<Pair> = pairs.filter_map(|one| Some((one, partner(&one.key)?))).collect();
+        let raw = before.iter().chain(after).all(|sample| sample.is_without_host());
         let differences = differences(&pairs, raw);
         if !differences.is_empty() && !options.force {
             return Err(CompareError::Unequal(differences));
@@ -117,17 +112,12 @@ impl Comparison {
             }
             let mut configuration = Configuration::of(before, after);
             for phase in &mut configuration.phases {
-                let row = row(
-                    &phase.phase,
-                    before,
-                    after,
-                    options.metric.as_deref(),
-                    self.design(),
-                );
-                phase.counted = row.as_ref().filter(|row| !row.time).map(|row| Runs {
-                    before: row.before.clone(),
-                    after: row.after.clone(),
-                });
+                let row =
+                    row(&phase.phase, before, after, options.metric.as_deref(), self.design());
+                phase.counted = row
+                    .as_ref()
+                    .filter(|row| !row.time)
+                    .map(|row| Runs { before: row.before.clone(), after: row.after.clone() });
                 rows.push(row);
             }
             if !configuration.phases.is_empty() {
@@ -213,9 +203,7 @@ fn row(
             return Some(samples.iter().map(|sample| sample.ns).collect());
         };
         let figures = samples.iter().map(|sample| sample.count(name));
-        figures
-            .map(|count| count.map(|count| count as f64))
-            .collect()
+        figures.map(|count| count.map(|count| count as f64)).collect()
     };
     let is_emulated = |group: &Group| group.samples.iter().all(|s| s.host.emulator.is_some());
     let row = Row {
@@ -242,12 +230,7 @@ fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
             })
             .collect();
         let (ratio, interval) = stats::geometric_mean(&rows).filter(|_| rows.len() > 1)?;
-        Some(GeometricMean {
-            phase: wanted.cloned(),
-            rows: rows.len(),
-            ratio,
-            interval,
-        })
+        Some(GeometricMean { phase: wanted.cloned(), rows: rows.len(), ratio, interval })
     };
     let steps = comparison.steps().into_iter().map(Some);
     steps.chain([None]).filter_map(mean).collect()

@@ -70,9 +70,7 @@ impl Configuration {
         Self {
             engine: before.key.engine.clone(),
             setup: before.key.setup.clone(),
-            phases: common
-                .map(|step| PhaseChange::of(step, before, after))
-                .collect(),
+            phases: common.map(|step| PhaseChange::of(step, before, after)).collect(),
         }
     }
 
@@ -100,9 +98,7 @@ impl PhaseChange {
                 group.spread(step, |sample| counts(sample).get(name).copied().or(missing))
             };
             let change = |name: &str| Change::between(spread(before, name), spread(after, name));
-            let named = names
-                .into_iter()
-                .map(|name| (name.to_owned(), change(name)));
+            let named = names.into_iter().map(|name| (name.to_owned(), change(name)));
             named.collect()
         };
         Self {

@@ -50,9 +50,7 @@ impl Group<'_> {
 
     /// Reports whether instructions were counted.
     pub fn has_counters(&self) -> bool {
-        self.samples
-            .iter()
-            .any(|sample| !sample.counters.is_empty())
+        self.samples.iter().any(|sample| !sample.counters.is_empty())
     }
 
     /// Returns the names of counts above 0 in a step.
@@ -82,20 +80,14 @@ pub fn is_by_engine(before: &[Sample], after: &[Sample]) -> bool {
 pub fn groups(samples: &[Sample], by_engine: bool) -> Vec<Group<'_>> {
     let mut groups: Vec<Group> = Vec::new();
     for sample in samples {
-        let mut key = Key {
-            engine: sample.engine.clone(),
-            setup: sample.setup.clone(),
-        };
+        let mut key = Key { engine: sample.engine.clone(), setup: sample.setup.clone() };
         if !by_engine {
             key.engine.clear();
             key.setup.options.clear();
         }
         match groups.iter_mut().find(|group| group.key == key) {
             Some(group) => group.samples.push(sample),
-            None => groups.push(Group {
-                key,
-                samples: vec![sample],
-            }),
+            None => groups.push(Group { key, samples: vec![sample] }),
         }
     }
     groups

@@ -115,14 +115,11 @@ impl Sweep<'_> {
             [|phase| phase.time.before, |phase| phase.time.after];
         sides.map(|side| {
             let points = self.points.iter();
-            let spreads: Option<Vec<(u64, Spread)>> = points
-                .map(|(value, phase)| Some((*value, side(phase)?)))
-                .collect();
+            let spreads: Option<Vec<(u64, Spread)>> =
+                points.map(|(value, phase)| Some((*value, side(phase)?))).collect();
             let spreads = spreads?;
             let single = spreads.iter().any(|(_, spread)| spread.runs == 1);
-            let medians = spreads
-                .iter()
-                .map(|(value, spread)| (*value as f64, spread.median));
+            let medians = spreads.iter().map(|(value, spread)| (*value as f64, spread.median));
             Fit::of(&medians.collect::<Vec<_>>(), single, self.exact)
         })
     }
@@ -171,13 +168,7 @@ impl Fit {
         let kinds = [(0.0, "flat"), (1.0, "linear"), (2.0, "quadratic")];
         let held = |(power, _): &(f64, _)| (low - SLACK..=high + SLACK).contains(power);
         let held: Vec<_> = kinds.into_iter().filter(held).collect();
-        let mut fit = Self {
-            exponent,
-            interval,
-            kind: None,
-            single,
-            exact,
-        };
+        let mut fit = Self { exponent, interval, kind: None, single, exact };
         if let [(power, kind)] = held.as_slice()
             && (exponent - power).abs() < 0.5
             && high - low <= 1.0
@@ -210,10 +201,7 @@ impl Fit {
         // Avoids "-0.00".
         let digits = |value: f64| format!("{:.2}", if value.abs() < 0.005 { 0.0 } else { value });
         let [low, high] = self.interval.map(digits);
-        let kind = self
-            .kind
-            .map(|kind| format!(", {kind}"))
-            .unwrap_or_default();
+        let kind = self.kind.map(|kind| format!(", {kind}")).unwrap_or_default();
         let of = if self.single { ", of one schedule" } else { "" };
         format!("{} ({low} to {high}){kind}{of}", digits(self.exponent))
     }
@@ -222,10 +210,7 @@ impl Fit {
 impl Growth {
     /// Reports whether the fit of either side is conclusive.
     pub fn is_conclusive(&self) -> bool {
-        [self.before, self.after]
-            .iter()
-            .flatten()
-            .any(Fit::is_conclusive)
+        [self.before, self.after].iter().flatten().any(Fit::is_conclusive)
     }
 }
 
@@ -273,10 +258,7 @@ mod tests {
         assert_eq!(bent(0.5, 0.4).kind, None, "too wide");
         let wild = fit([(1.0, 10.0), (2.0, 3.0), (4.0, 4.0), (8.0, 3.0)]);
         assert!(wild.interval[0] < -1.0 && (0.0..1.0).contains(&wild.interval[1]));
-        assert_eq!(
-            wild.kind, None,
-            "it holds 0 and no other power, but is too wide"
-        );
+        assert_eq!(wild.kind, None, "it holds 0 and no other power, but is too wide");
         assert_eq!(wild.words(), "inconclusive", "neither flat nor quadratic");
     }
 
@@ -285,10 +267,7 @@ mod tests {
         let points = [1.0, 2.0, 4.0].map(|x: f64| (x, x));
         let of = |exact| Fit::of(&points, true, exact).unwrap();
 
-        assert_eq!(
-            of(true).words(),
-            "1.00 (1.00 to 1.00), linear, of one schedule"
-        );
+        assert_eq!(of(true).words(), "1.00 (1.00 to 1.00), linear, of one schedule");
         assert_eq!(of(false).words(), "inconclusive: one run a point");
         assert!(!of(false).is_conclusive() && of(false).kind.is_none());
     }

@@ -32,10 +32,7 @@ pub fn notes(comparison: &Comparison, before: &[Group], after: &[Group], raw: bo
     let notes = [
         (raw, RAW),
         (!raw && unknown && one.kernel == two.kernel, SAME_RELEASE),
-        (
-            image.is_some() && image == two.image_sha256.as_ref(),
-            SAME_IMAGE,
-        ),
+        (image.is_some() && image == two.image_sha256.as_ref(), SAME_IMAGE),
         (!raw && !is_obtained, NOT_OBTAINED),
         (single && comparison.is_emulated(), ONE_EMULATED_RUN),
         (single && !comparison.is_emulated(), ONE_RUN),
@@ -46,10 +43,7 @@ pub fn notes(comparison: &Comparison, before: &[Group], after: &[Group], raw: bo
     for (label, here, there) in [(&one.label, before, after), (&two.label, after, before)] {
         let alone = only_in(here, there);
         if !alone.is_empty() {
-            notes.push(format!(
-                "Only in {label}, not compared: {}.",
-                alone.join("; ")
-            ));
+            notes.push(format!("Only in {label}, not compared: {}.", alone.join("; ")));
         }
     }
     notes
@@ -70,10 +64,7 @@ fn only_in(here: &[Group], there: &[Group]) -> Vec<String> {
             continue;
         };
         let (steps, known) = (group.steps(), other.steps());
-        let missing: Vec<_> = steps
-            .difference(&known)
-            .map(|step| Step::name(step))
-            .collect();
+        let missing: Vec<_> = steps.difference(&known).map(|step| Step::name(step)).collect();
         if !missing.is_empty() {
             alone.push(format!("{} of {name}", missing.join(", ")));
         }

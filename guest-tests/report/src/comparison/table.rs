@@ -97,10 +97,6 @@ impl Comparison {
 
     /// Returns the relation between runs of both sides.
     pub const fn design(&self) -> Design {
-        if self.paired {
-            Design::Paired
-        } else {
-            Design::Independent
-        }
+        if self.paired { Design::Paired } else { Design::Independent }
     }
 }

@@ -37,11 +37,7 @@ pub fn check(records: &[Record]) -> Result<(), Incomplete> {
             configurations.len() - 1
         });
         let run = (record.config.seed, record.config.iteration);
-        configurations[at]
-            .1
-            .entry(run)
-            .or_default()
-            .insert(record.phase);
+        configurations[at].1.entry(run).or_default().insert(record.phase);
     }
     check_last(records)?;
     for ((setup, _), runs) in configurations {

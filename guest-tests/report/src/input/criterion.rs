@@ -107,23 +107,15 @@ fn search(folder: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) -> 
         }
     }
     inner.sort();
-    inner
-        .iter()
-        .try_for_each(|folder| search(folder, name, depth - 1, found))
+    inner.iter().try_for_each(|folder| search(folder, name, depth - 1, found))
 }
 
 fn benchmark(folder: &Path) -> Result<Vec<Sample>, Defect> {
-    let name = parsed(
-        &folder.join(BENCHMARK),
-        |about: Benchmark| Ok(about.full_id),
-    )?;
+    let name = parsed(&folder.join(BENCHMARK), |about: Benchmark| Ok(about.full_id))?;
     let runs = parsed(&folder.join(SAMPLE), |samples: Samples| samples.runs())?;
     let sample = |(iteration, ns): (u32, f64)| Sample {
         engine: engine::CRITERION.to_owned(),
-        setup: Setup {
-            subject: printable(&name),
-            ..Setup::default()
-        },
+        setup: Setup { subject: printable(&name), ..Setup::default() },
         iteration,
         step: STEP,
         ns,
@@ -179,10 +171,7 @@ mod tests {
             fs::create_dir_all(&folder).unwrap();
             let samples = format!(r#"{{"iters":[10,10],"times":[{time},{time}]}}"#);
             for (file, text) in [
-                (
-                    BENCHMARK,
-                    r#"{"group_id":"table","full_id":"table/map 4K"}"#,
-                ),
+                (BENCHMARK, r#"{"group_id":"table","full_id":"table/map 4K"}"#),
                 (SAMPLE, &samples),
             ] {
                 fs::write(folder.join(file), text).unwrap();
@@ -209,11 +198,7 @@ mod tests {
     #[test]
     fn errors_name_the_file_and_other_folders_are_ignored() {
         let dir = tree();
-        fs::write(
-            dir.path().join("table/map/new/sample.json"),
-            r#"{"iters":[10"#,
-        )
-        .unwrap();
+        fs::write(dir.path().join("table/map/new/sample.json"), r#"{"iters":[10"#).unwrap();
         let (path, _) = read(dir.path(), "results").unwrap_err();
         assert!(path.ends_with("sample.json"), "{}", path.display());
         let other = tempfile::tempdir().unwrap();

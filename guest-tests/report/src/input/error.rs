@@ -33,10 +33,7 @@ impl error::Error for InputError {
 
 impl InputError {
     pub(super) fn new(path: &Path, defect: impl Into<Defect>) -> Self {
-        Self {
-            path: path.to_owned(),
-            defect: defect.into(),
-        }
+        Self { path: path.to_owned(), defect: defect.into() }
     }
 }
 

@@ -103,9 +103,7 @@ pub fn seconds(text: &str) -> Option<Nanoseconds> {
     }
     let whole: u64 = whole.parse().ok()?;
     let part: u64 = part.parse().ok()?;
-    Some(Nanoseconds(
-        whole.checked_mul(1_000_000_000)?.checked_add(part)?,
-    ))
+    Some(Nanoseconds(whole.checked_mul(1_000_000_000)?.checked_add(part)?))
 }
 
 /// Reads a time of a line.

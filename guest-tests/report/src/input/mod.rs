@@ -134,9 +134,7 @@ impl Content {
             return Ok(Self::Records(records));
         }
         let log = terminal::plain_text(text);
-        let json = (1..)
-            .zip(log.lines())
-            .find(|(_, line)| page_table_log::is_json(line));
+        let json = (1..).zip(log.lines()).find(|(_, line)| page_table_log::is_json(line));
         match (page_table_log::is_log(&log), json) {
             (true, None) => {
                 page_table_log::check_end(&log)?;

@@ -101,16 +101,12 @@ pub fn records(runs: &[Run]) -> Vec<Record> {
 
 /// Reports whether a text has a line of the test.
 pub fn is_log(text: &str) -> bool {
-    [MODE, BACKING, TIME]
-        .iter()
-        .any(|words| text.contains(words))
+    [MODE, BACKING, TIME].iter().any(|words| text.contains(words))
 }
 
 /// Reports whether a line is of this test and of no other.
 pub(super) fn is_distinctive(line: &str) -> bool {
-    [BACKING, MEMORY, TIME]
-        .iter()
-        .any(|words| line.contains(words))
+    [BACKING, MEMORY, TIME].iter().any(|words| line.contains(words))
 }
 
 /// Reports whether a line is of results, or a part of one.
@@ -181,8 +177,7 @@ impl Log {
         run.engine = engine::BENCH_LINES;
         let Some(value) = behind(text, ITERATION) else {
             let own = behind(text, BENCH).and_then(|words| words.split_once(" took "));
-            run.bench_phases
-                .extend(own.map(|(name, _)| name.to_owned()));
+            run.bench_phases.extend(own.map(|(name, _)| name.to_owned()));
             return Ok(());
         };
         let (number, of) = iteration(line, value)?;
@@ -198,15 +193,9 @@ impl Log {
         }
         let last = last.map_or(0, |(last, _)| last);
         if number != last + 1 {
-            return Err(LogDefect::Iteration {
-                found: number,
-                last,
-            }
-            .at(line));
+            return Err(LogDefect::Iteration { found: number, last }.at(line));
         }
-        self.open
-            .iter_mut()
-            .for_each(|run| run.iteration = Some((number, of)));
+        self.open.iter_mut().for_each(|run| run.iteration = Some((number, of)));
         Ok(())
     }
 
@@ -229,8 +218,7 @@ impl Log {
     fn close(&mut self, run: Option<OpenRun>) -> Result<(), LogError> {
         let Some(run) = run else { return Ok(()) };
         if run.engine == engine::BENCH_LINES {
-            self.bench_phases
-                .push((run.head.clone(), run.bench_phases.clone()));
+            self.bench_phases.push((run.head.clone(), run.bench_phases.clone()));
         }
         self.runs.push(run.close()?);
         Ok(())
@@ -290,12 +278,7 @@ impl OpenRun {
         Self {
             line,
             engine: engine::PAGE_TABLE_TEST,
-            head: Head {
-                mode: mode.to_owned(),
-                backing: None,
-                memory: None,
-                vcpus: None,
-            },
+            head: Head { mode: mode.to_owned(), backing: None, memory: None, vcpus: None },
             times: [None; 3],
             iteration: None,
             bench_phases: Vec::new(),
@@ -304,12 +287,7 @@ impl OpenRun {
 
     /// Returns a run with the same head and no times.
     fn next_iteration(&self, line: usize) -> Self {
-        Self {
-            line,
-            times: [None; 3],
-            bench_phases: Vec::new(),
-            ..self.clone()
-        }
+        Self { line, times: [None; 3], bench_phases: Vec::new(), ..self.clone() }
     }
 
     fn lacks_no_iteration(&self) -> bool {
@@ -329,18 +307,13 @@ impl OpenRun {
             let value = parsed(line, value, "a number of vCPUs")?;
             (head.vcpus.replace(value).is_some(), VCPUS.to_owned())
         } else if let Some((front, value)) = text.split_once(TIME) {
-            let phase = PHASES
-                .iter()
-                .position(|&phase| front.ends_with(&time_words(phase)));
+            let phase = PHASES.iter().position(|&phase| front.ends_with(&time_words(phase)));
             let Some(at) = phase else {
                 let wanted = "a phase of kvm_page_table_test";
                 return Err(LogDefect::value(text.trim(), wanted).at(line));
             };
             let value = time(line, value.trim())?;
-            (
-                self.times[at].replace(value).is_some(),
-                time_words(PHASES[at]) + "_MAPPINGS",
-            )
+            (self.times[at].replace(value).is_some(), time_words(PHASES[at]) + "_MAPPINGS")
         } else {
             return Ok(());
         };

@@ -34,14 +34,8 @@ use crate::sample::{Sample, Setup, Step, engine, single_spaced};
 /// Lines of a time and their steps.
 const TIMES: [(&str, Step); 3] = [
     ("Populate memory time:", Step::of_other_test(0, "populate")),
-    (
-        "Enabling dirty logging time:",
-        Step::of_other_test(1, "logging-on"),
-    ),
-    (
-        "Disabling dirty logging time:",
-        Step::of_other_test(8, "logging-off"),
-    ),
+    ("Enabling dirty logging time:", Step::of_other_test(1, "logging-on")),
+    ("Disabling dirty logging time:", Step::of_other_test(8, "logging-off")),
 ];
 const ITERATION: &str = "Iteration ";
 /// Lines of an iteration, and the steps of the first and of the later iterations. The last one
@@ -194,10 +188,7 @@ impl OpenRun {
     }
 
     fn figure(&self, words: &str) -> Result<f64, LogError> {
-        self.figures
-            .get(words)
-            .copied()
-            .ok_or_else(|| self.lacks(words))
+        self.figures.get(words).copied().ok_or_else(|| self.lacks(words))
     }
 
     /// Returns engine and steps; `None` for a run of neither test.
@@ -284,10 +275,7 @@ fn read_run(
     run: Range<usize>,
 ) -> Result<Option<Run>, LogError> {
     let begun = run.start + 1;
-    let mut open = OpenRun {
-        line: begun,
-        ..OpenRun::default()
-    };
+    let mut open = OpenRun { line: begun, ..OpenRun::default() };
     for at in run.clone() {
         if let Some(line) = &known[at] {
             open.take(at + 1, line)?;
@@ -309,18 +297,10 @@ fn read_run(
 /// Adds the steps of a run, which is the next iteration of equal runs.
 fn push_run(samples: &mut Vec<Sample>, engine: &str, mode: String, steps: Vec<(Step, f64)>) {
     let is_equal = |s: &&Sample| s.engine == engine && s.setup.mode == mode;
-    let next = samples
-        .iter()
-        .filter(is_equal)
-        .map(|s| s.iteration + 1)
-        .max();
+    let next = samples.iter().filter(is_equal).map(|s| s.iteration + 1).max();
     samples.extend(steps.into_iter().map(|(step, ns)| Sample {
         engine: engine.to_owned(),
-        setup: Setup {
-            subject: engine.to_owned(),
-            mode: mode.clone(),
-            ..Setup::default()
-        },
+        setup: Setup { subject: engine.to_owned(), mode: mode.clone(), ..Setup::default() },
         iteration: next.unwrap_or(0),
         step,
         ns,

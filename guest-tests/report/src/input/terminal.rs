@@ -46,10 +46,7 @@ mod tests {
             ("\u{1b}[1;31mred\u{1b}[0m", "red"),
             ("\u{1b}[?25lhidden\u{1b}[?25h\r\n", "hidden\n"),
             ("bold\u{1b}(B\u{1b}[m", "bold"),
-            (
-                "\u{1b}#8\u{1b}=\u{1b}>\u{1b}7\u{1b}8\u{1b}Mtext\u{1b}c",
-                "text",
-            ),
+            ("\u{1b}#8\u{1b}=\u{1b}>\u{1b}7\u{1b}8\u{1b}Mtext\u{1b}c", "text"),
             ("\u{1b}]0;Testing guest mode: x\u{7}text", "text"),
             ("\u{1b}]8;;file\u{1b}\\text\u{1b}]8;;\u{1b}\\", "text"),
             ("\u{1b}P1$r0m\u{1b}\\text", "text"),
@@ -65,19 +62,8 @@ mod tests {
     #[test]
     fn a_broken_sequence_ends_with_its_line() {
         let title = "\u{1b}]0;title";
-        for noise in [
-            "\u{1b}",
-            "\u{1b}[",
-            "\u{1b}[12;",
-            title,
-            "\u{1b}(",
-            "\u{1b}]\u{1b}",
-        ] {
-            assert_eq!(
-                plain_text(&format!("{noise}\ntext\n")),
-                "\ntext\n",
-                "{noise:?}"
-            );
+        for noise in ["\u{1b}", "\u{1b}[", "\u{1b}[12;", title, "\u{1b}(", "\u{1b}]\u{1b}"] {
+            assert_eq!(plain_text(&format!("{noise}\ntext\n")), "\ntext\n", "{noise:?}");
         }
     }
 }

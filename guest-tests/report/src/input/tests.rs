@@ -59,10 +59,7 @@ fn results_that_record_their_number_must_be_complete() {
 
     let text = refusal(&file);
 
-    assert!(
-        text.contains("cut.jsonl: line 1: 1 record behind it is missing"),
-        "{text}"
-    );
+    assert!(text.contains("cut.jsonl: line 1: 1 record behind it is missing"), "{text}");
 }
 
 #[test]
@@ -88,10 +85,8 @@ fn a_capture_of_a_terminal_is_a_log() {
     let file = dir.path().join("typescript");
     let noise = "\u{1b}]0;root@host: Testing guest mode: none\u{7}\u{1b}[1m# \u{1b}(B\u{1b}[m";
     let log = include_str!("../../golden/console.log");
-    let noisy: String = log
-        .lines()
-        .map(|line| format!("{noise}{line}\u{1b}(B\u{1b}[m\r\n"))
-        .collect();
+    let noisy: String =
+        log.lines().map(|line| format!("{noise}{line}\u{1b}(B\u{1b}[m\r\n")).collect();
     fs::write(&file, noisy).unwrap();
     let plain = dir.path().join("plain");
     fs::write(&plain, log).unwrap();
@@ -112,17 +107,11 @@ fn a_console_with_stray_bytes_is_a_log() {
 
 #[test]
 fn a_log_that_ends_within_the_first_words_of_a_run_is_refused() {
-    for log in [
-        include_str!("../../golden/console.log"),
-        include_str!("../../golden/perf.log"),
-    ] {
+    for log in [include_str!("../../golden/console.log"), include_str!("../../golden/perf.log")] {
         assert!(samples(log).is_ok());
         for cut in ["Testing", "[    1.500] Testing guest mode:"] {
             let found = samples(&format!("{log}{cut}"));
-            let wanted = matches!(
-                found,
-                Err(Defect::Log(LogError::Line(_, LogDefect::CutOff(_))))
-            );
+            let wanted = matches!(found, Err(Defect::Log(LogError::Line(_, LogDefect::CutOff(_)))));
             assert!(wanted, "{cut}: {found:?}");
         }
     }
@@ -138,21 +127,13 @@ fn unusable_inputs_are_refused_with_file_and_remedy() {
         ("blank", "\n \r\n", "is empty"),
         ("foreign", "<html></html>", "is neither results"),
         ("other.json", "{\"a\": 1}", "line 1: its schema is ''"),
-        (
-            "cut",
-            &whole[..whole.len() - 20],
-            "line 4: the record is cut off",
-        ),
+        ("cut", &whole[..whole.len() - 20], "line 4: the record is cut off"),
         (
             "cut-between-lines",
             &whole[..whole[..whole.len() - 1].rfind('\n').unwrap() + 1],
             "seed 1, iteration 0 of anonymous_hugetlb_2mb, 64M, 16 vCPUs lacks update",
         ),
-        (
-            "cut.log",
-            &log[..log.rfind("KVM_ADJUST").unwrap()],
-            "has no 'KVM_ADJUST_MAPPINGS'",
-        ),
+        ("cut.log", &log[..log.rfind("KVM_ADJUST").unwrap()], "has no 'KVM_ADJUST_MAPPINGS'"),
     ] {
         let path = dir.path().join(name);
         fs::write(&path, content).unwrap();

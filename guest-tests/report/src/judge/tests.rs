@@ -38,33 +38,19 @@ fn a_regression_is_significant_and_beyond_the_minimum_effect() {
         // Three runs a side cannot differ.
         (&before[..3], &slower[..3], 0.03, Verdict::Inconclusive),
     ] {
-        assert_eq!(
-            verdict(row(before, after), effect),
-            wanted,
-            "{effect} {wanted:?}"
-        );
+        assert_eq!(verdict(row(before, after), effect), wanted, "{effect} {wanted:?}");
     }
 }
 
 #[test]
 fn emulated_figures_are_exact() {
-    let time = |before: &[f64], after: &[f64]| Row {
-        emulated: true,
-        ..row(before, after)
-    };
-    let count = |before: &[f64], after: &[f64]| Row {
-        time: false,
-        ..time(before, after)
-    };
+    let time = |before: &[f64], after: &[f64]| Row { emulated: true, ..row(before, after) };
+    let count = |before: &[f64], after: &[f64]| Row { time: false, ..time(before, after) };
     for (row, effect, wanted) in [
         (time(&[1e6], &[1.1e6]), 0.03, Verdict::Inconclusive),
         (time(&[1e6; 2], &[1.1e6; 2]), 0.03, Verdict::Regression),
         // Three seeds are enough where they hardly differ.
-        (
-            time(&[1e6, 1.01e6, 1.02e6], &[1.1e6, 1.11e6, 1.12e6]),
-            0.03,
-            Verdict::Regression,
-        ),
+        (time(&[1e6, 1.01e6, 1.02e6], &[1.1e6, 1.11e6, 1.12e6]), 0.03, Verdict::Regression),
         // Less than timer ticks may add.
         (time(&[1e6], &[1.05e6]), 0.03, Verdict::NoRegression),
         // Interleavings overlap.
@@ -80,25 +66,15 @@ fn emulated_figures_are_exact() {
 #[test]
 fn pairing_shows_a_difference_smaller_than_the_spread() {
     let before: Vec<f64> = (0..12).map(|at| 1e6 * f64::from(1 << at)).collect();
-    let after: Vec<f64> = runs(4, 12, 1.1)
-        .iter()
-        .zip(&before)
-        .map(|(a, b)| a * b)
-        .collect();
-    let paired = Row {
-        design: Design::Paired,
-        ..row(&before, &after)
-    };
+    let after: Vec<f64> = runs(4, 12, 1.1).iter().zip(&before).map(|(a, b)| a * b).collect();
+    let paired = Row { design: Design::Paired, ..row(&before, &after) };
     assert_eq!(verdict(paired, 0.03), Verdict::Regression);
     assert_eq!(verdict(row(&before, &after), 0.03), Verdict::Inconclusive);
 }
 
 #[test]
 fn longer_tables_need_more_runs() {
-    assert_eq!(
-        [1, 2, 7, 28].map(|rows| least_runs(rows, Design::Independent)),
-        [4, 5, 6, 7]
-    );
+    assert_eq!([1, 2, 7, 28].map(|rows| least_runs(rows, Design::Independent)), [4, 5, 6, 7]);
     assert_eq!(least_runs(1, Design::Paired), 6);
 }
 
@@ -109,10 +85,7 @@ fn table(normal: &mut Normal, rows: i32, runs: usize, emulated: bool) -> Vec<Row
             let centre = 1e6 * f64::from(1 + at * at);
             let before = normal.sample(runs, centre, 0.02);
             let after = normal.sample(runs, centre, 0.02);
-            Row {
-                emulated,
-                ..row(&before, &after)
-            }
+            Row { emulated, ..row(&before, &after) }
         })
         .collect()
 }
@@ -122,9 +95,7 @@ fn alarms(seed: u64, rows: i32, runs: usize, effect: f64, emulated: bool) -> usi
     let mut normal = Normal::new(seed);
     let reported = (0..1000).filter(|_| {
         let judged = judge(&table(&mut normal, rows, runs, emulated), effect);
-        judged
-            .iter()
-            .any(|(_, verdict)| *verdict == Verdict::Regression)
+        judged.iter().any(|(_, verdict)| *verdict == Verdict::Regression)
     });
     reported.count()
 }
@@ -135,10 +106,7 @@ fn finds(seed: u64, rows: i32) -> usize {
     let found = (0..1000).filter(|_| {
         let mut rows = table(&mut normal, rows, 20, false);
         let at = rows.len() / 2;
-        let (before, after) = (
-            normal.sample(20, 1e6, 0.02),
-            normal.sample(20, 1.03e6, 0.02),
-        );
+        let (before, after) = (normal.sample(20, 1e6, 0.02), normal.sample(20, 1.03e6, 0.02));
         rows[at] = row(&before, &after);
         judge(&rows, 0.01)[at].1 == Verdict::Regression
     });
@@ -157,10 +125,7 @@ fn at_most_5_percent_of_equal_tables_report_a_regression() {
     ] {
         let reported = alarms(seed, rows, runs, effect, emulated);
         println!("{runs} runs, {rows} rows: {reported} of 1000 tables report a regression");
-        assert!(
-            reported <= 50,
-            "{runs} runs, {rows} rows: {reported} of 1000"
-        );
+        assert!(reported <= 50, "{runs} runs, {rows} rows: {reported} of 1000");
     }
 }
 
@@ -183,9 +148,7 @@ fn error_rates_over_many_seeds() {
         (7, 5, 0.0, false),
         (28, 3, 0.01, true),
     ] {
-        let all: usize = (100..120)
-            .map(|seed| alarms(seed, rows, runs, effect, emulated))
-            .sum();
+        let all: usize = (100..120).map(|seed| alarms(seed, rows, runs, effect, emulated)).sum();
         println!("{rows} rows, {runs} runs: {all} of 20,000 report a regression");
         assert!(all <= 1000, "at most 5%");
     }

@@ -25,11 +25,7 @@ pub fn benchstat(comparison: &Comparison) -> String {
             let Some(runs) = times.or(phase.counted.as_ref()) else {
                 continue;
             };
-            let runs = if side == "before" {
-                &runs.before
-            } else {
-                &runs.after
-            };
+            let runs = if side == "before" { &runs.before } else { &runs.after };
             let benchmark = benchmark(configuration, phase);
             for figure in runs {
                 let _ = writeln!(out, "{benchmark} 1 {figure} {unit}");
@@ -50,12 +46,7 @@ fn benchmark(configuration: &Configuration, phase: &PhaseChange) -> String {
         ("subject", subject),
         ("mode", Some(setup.mode.clone())),
     ];
-    parts.extend(
-        setup
-            .options
-            .iter()
-            .map(|(key, value)| (key.as_str(), Some(value.clone()))),
-    );
+    parts.extend(setup.options.iter().map(|(key, value)| (key.as_str(), Some(value.clone()))));
     parts.extend([
         ("prefault", setup.prefault.then(|| "on".to_owned())),
         ("backing", setup.backing.map(|backing| backing.to_string())),
@@ -93,14 +84,8 @@ mod tests {
             records.iter_mut().for_each(&change);
             records
         };
-        let (before, after) = (
-            side(&[10, 12], &[30, 31]),
-            patched(side(&[8, 9], &[30, 33])),
-        );
-        let options = Options {
-            metric: metric.map(str::to_owned),
-            ..Options::default()
-        };
+        let (before, after) = (side(&[10, 12], &[30, 31]), patched(side(&[8, 9], &[30, 33])));
+        let options = Options { metric: metric.map(str::to_owned), ..Options::default() };
         benchstat(&Comparison::of(&samples(&before), &samples(&after), &options).unwrap())
     }
 
@@ -160,21 +145,10 @@ mod tests {
 
         for line in text.lines().filter(|line| line.starts_with("Benchmark")) {
             let words: Vec<&str> = line.split(' ').collect();
-            assert_eq!(
-                (words.len(), words[1], words[3]),
-                (4, "1", "ns/op"),
-                "{line}"
-            );
+            assert_eq!((words.len(), words[1], words[3]), (4, "1", "ns/op"), "{line}");
             assert!(!words[0].contains('-'), "{line}");
-            assert!(
-                line.contains("/dirty_log=manual/pin=0_3_8_9/prefault=on/"),
-                "{line}"
-            );
+            assert!(line.contains("/dirty_log=manual/pin=0_3_8_9/prefault=on/"), "{line}");
         }
-        assert_eq!(
-            text.matches("side:").count(),
-            2,
-            "a further line would split the table"
-        );
+        assert_eq!(text.matches("side:").count(), 2, "a further line would split the table");
     }
 }

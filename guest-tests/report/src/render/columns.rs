@@ -108,12 +108,8 @@ pub const COLUMNS: &[Column] = &[
         cell: |row| row.test_text(estimate),
         csv: &[
             ("hl_ratio", |row| field(row.tested()?.ratio)),
-            ("hl_low", |row| {
-                field(row.tested()?.interval.map(|[low, _]| low))
-            }),
-            ("hl_high", |row| {
-                field(row.tested()?.interval.map(|[_, high]| high))
-            }),
+            ("hl_low", |row| field(row.tested()?.interval.map(|[low, _]| low))),
+            ("hl_high", |row| field(row.tested()?.interval.map(|[_, high]| high))),
             ("test", |row| field(Some(row.tested()?.test))),
         ],
     },
@@ -158,11 +154,7 @@ fn field(value: Option<impl ToString>) -> Option<String> {
 /// Returns the Hodges-Lehmann ratio with its interval, which need not hold the ratio of medians.
 pub fn estimate(tested: &Tested) -> Option<String> {
     let (ratio, ends) = (tested.ratio?, tested.interval?);
-    Some(format!(
-        "{} ({})",
-        number::factor(ratio),
-        number::interval(ends)
-    ))
+    Some(format!("{} ({})", number::factor(ratio), number::interval(ends)))
 }
 
 /// Returns the rows of a step: its time, then its counts. Kernel events and functions come before
@@ -193,20 +185,12 @@ impl Row<'_> {
 
     /// Returns the unit of both sides.
     pub fn unit(&self) -> Unit {
-        if self.is_time() {
-            Unit::of_time(self.change)
-        } else {
-            Unit::Count
-        }
+        if self.is_time() { Unit::of_time(self.change) } else { Unit::Count }
     }
 
     /// Returns the name: that of the step for its time, or that of the count.
     pub fn name(&self) -> &str {
-        if self.is_time() {
-            self.phase.phase.name()
-        } else {
-            self.metric
-        }
+        if self.is_time() { self.phase.phase.name() } else { self.metric }
     }
 
     /// Returns the verdict on the figure.
@@ -238,20 +222,10 @@ impl Row<'_> {
             return Vec::new();
         };
         let ratio = tested.ratio.map(|ratio| {
-            let ends = tested
-                .interval
-                .map(|ends| format!(", 95% {}", number::interval(ends)));
-            format!(
-                "ratio {}{}; ",
-                number::factor(ratio),
-                ends.unwrap_or_default()
-            )
+            let ends = tested.interval.map(|ends| format!(", 95% {}", number::interval(ends)));
+            format!("ratio {}{}; ", number::factor(ratio), ends.unwrap_or_default())
         });
-        let test = if tested.test == "student" {
-            "p (t)"
-        } else {
-            "p"
-        };
+        let test = if tested.test == "student" { "p (t)" } else { "p" };
         let [p, holm] = [tested.p, tested.p_holm].map(number::p_value);
         let mut lines = vec![format!(
             "{}{test} {p}, Holm {holm}; delta {:+.2}",
@@ -264,10 +238,7 @@ impl Row<'_> {
 
     fn spread(&self, spread: Option<Spread>) -> Cell {
         let unit = self.unit();
-        Cell::Spread(
-            unit.median(spread),
-            unit.range(spread, self.change.has_quartiles()),
-        )
+        Cell::Spread(unit.median(spread), unit.range(spread, self.change.has_quartiles()))
     }
 
     fn test_text(&self, text: fn(&Tested) -> Option<String>) -> Cell {

@@ -23,10 +23,7 @@ const HEAD: [&str; 10] = [
 pub fn csv(comparison: &Comparison) -> String {
     let fields = || COLUMNS.iter().flat_map(|column| column.csv);
     let mut out = String::new();
-    push_line(
-        &mut out,
-        HEAD.into_iter().chain(fields().map(|(name, _)| *name)),
-    );
+    push_line(&mut out, HEAD.into_iter().chain(fields().map(|(name, _)| *name)));
     for (configuration, phase) in comparison.rows() {
         for row in rows(comparison, phase) {
             let mut line = setup_fields(configuration);
@@ -40,26 +37,14 @@ pub fn csv(comparison: &Comparison) -> String {
 
 fn setup_fields(configuration: &Configuration) -> Vec<String> {
     let setup = &configuration.setup;
-    let options = setup
-        .options
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"));
+    let options = setup.options.iter().map(|(name, value)| format!("{name}={value}"));
     vec![
         configuration.engine.clone(),
         setup.subject.clone(),
         setup.mode.clone(),
-        setup
-            .backing
-            .map(|backing| backing.to_string())
-            .unwrap_or_default(),
-        setup
-            .memory
-            .map(|memory| memory.0.to_string())
-            .unwrap_or_default(),
-        setup
-            .vcpus
-            .map(|vcpus| vcpus.to_string())
-            .unwrap_or_default(),
+        setup.backing.map(|backing| backing.to_string()).unwrap_or_default(),
+        setup.memory.map(|memory| memory.0.to_string()).unwrap_or_default(),
+        setup.vcpus.map(|vcpus| vcpus.to_string()).unwrap_or_default(),
         setup.prefault.to_string(),
         options.collect::<Vec<_>>().join(" "),
     ]

@@ -13,16 +13,10 @@ use crate::{
 /// Renders a comparison as KTAP.
 pub fn ktap(comparison: &Comparison) -> String {
     let rows = comparison.rows();
-    let judged: Vec<_> = rows
-        .filter_map(|(c, phase)| Some((c, phase, phase.verdict?)))
-        .collect();
+    let judged: Vec<_> = rows.filter_map(|(c, phase)| Some((c, phase, phase.verdict?))).collect();
     let mut out = format!("KTAP version 1\n1..{}\n", judged.len());
     for (number, (configuration, phase, verdict)) in (1..).zip(&judged) {
-        let name = format!(
-            "{} {}",
-            words::short_title(comparison, configuration),
-            phase.phase
-        );
+        let name = format!("{} {}", words::short_title(comparison, configuration), phase.phase);
         // A name ends where a directive begins.
         let name = name.replace('#', "").replace(", ", " ");
         let reason = reason(comparison, phase);
@@ -37,10 +31,8 @@ pub fn ktap(comparison: &Comparison) -> String {
             }
         };
     }
-    let (failed, skipped) = (
-        comparison.count(Verdict::Regression),
-        comparison.count(Verdict::Inconclusive),
-    );
+    let (failed, skipped) =
+        (comparison.count(Verdict::Regression), comparison.count(Verdict::Inconclusive));
     let _ = writeln!(
         out,
         "# Totals: pass:{} fail:{failed} xfail:0 xpass:0 skip:{skipped} error:0",

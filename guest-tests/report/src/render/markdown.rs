@@ -21,17 +21,9 @@ pub fn markdown(comparison: &Comparison) -> String {
         let title = escaped(&words::title(comparison, configuration));
         let headings = columns.iter().map(|column| column.heading.to_owned());
         let mut table = vec![["phase".to_owned()].into_iter().chain(headings).collect()];
-        for row in configuration
-            .phases
-            .iter()
-            .flat_map(|phase| rows(comparison, phase))
-        {
+        for row in configuration.phases.iter().flat_map(|phase| rows(comparison, phase)) {
             let name = escaped(row.name());
-            let name = if row.is_time() {
-                format!("**{name}**")
-            } else {
-                name
-            };
+            let name = if row.is_time() { format!("**{name}**") } else { name };
             let name = format!("{name} {}", row.mark()).trim_end().to_owned();
             let cells = columns.iter().map(|column| (column.cell)(&row).text());
             table.push([name].into_iter().chain(cells).collect());
@@ -57,18 +49,13 @@ fn overview(out: &mut String, comparison: &Comparison) {
         let ratios = steps.iter().map(|step| match configuration.phase(step) {
             Some(phase) => {
                 let (ratio, verdict) = words::time_ratio(comparison, phase);
-                format!("{ratio} {}", verdict.map_or("", Verdict::mark))
-                    .trim_end()
-                    .to_owned()
+                format!("{ratio} {}", verdict.map_or("", Verdict::mark)).trim_end().to_owned()
             }
             None => String::new(),
         });
         table.push([escaped(&title)].into_iter().chain(ratios).collect());
     }
-    let title = format!(
-        "Ratio of {}s, after to before",
-        words::time_name(comparison)
-    );
+    let title = format!("Ratio of {}s, after to before", words::time_name(comparison));
     push_table(out, &title, &table);
 }
 

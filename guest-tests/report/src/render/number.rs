@@ -19,20 +19,13 @@ pub const UNKNOWN: &str = "-";
 impl Unit {
     /// Returns the largest unit of time that keeps the greater median at 1 or more.
     pub fn of_time(change: &Change) -> Self {
-        Self::of_nanoseconds(
-            change
-                .sides()
-                .map(|spread| spread.median)
-                .fold(0.0, f64::max),
-        )
+        Self::of_nanoseconds(change.sides().map(|spread| spread.median).fold(0.0, f64::max))
     }
 
     /// Returns the largest unit of time that keeps `greatest` at 1 or more.
     pub fn of_nanoseconds(greatest: f64) -> Self {
         let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")];
-        let mut fitting = units
-            .into_iter()
-            .filter(|(size, _)| greatest >= f64::from(*size));
+        let mut fitting = units.into_iter().filter(|(size, _)| greatest >= f64::from(*size));
         let (size, name) = fitting.next().unwrap_or((1, "ns"));
         Self::Time(size, name)
     }
@@ -138,13 +131,9 @@ fn grouped(value: f64) -> String {
 
 /// Returns a count in at most six characters.
 fn short(value: f64) -> String {
-    for (from, size, name) in [
-        (1e15, 1e15, "P"),
-        (1e12, 1e12, "T"),
-        (1e9, 1e9, "G"),
-        (1e6, 1e6, "M"),
-        (1e4, 1e3, "K"),
-    ] {
+    for (from, size, name) in
+        [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "K")]
+    {
         if value >= from {
             return four_digits(value / size) + name;
         }
@@ -187,10 +176,7 @@ mod tests {
         assert_eq!(Unit::Count.median(counts), "34,625,989");
         assert_eq!(Unit::Count.range(counts, false).unwrap(), "34.60M..135.0M");
         assert_eq!(Unit::Count.range(spread(33, 33, 33), false), None);
-        assert_eq!(
-            Unit::Count.range(spread(33, 100, 10_000), false).unwrap(),
-            "33..10.00K"
-        );
+        assert_eq!(Unit::Count.range(spread(33, 100, 10_000), false).unwrap(), "33..10.00K");
     }
 
     #[test]
@@ -198,10 +184,7 @@ mod tests {
         let between = |one: u64, two: u64| Spread::of([one as f64, two as f64]);
         assert_eq!(Unit::Count.median(between(0, 1)), "0.5");
         assert_eq!(Unit::Count.median(between(1, 3)), "2");
-        assert_eq!(
-            Unit::Count.median(between(34_625_989, 34_625_990)),
-            "34,625,990"
-        );
+        assert_eq!(Unit::Count.median(between(34_625_989, 34_625_990)), "34,625,990");
     }
 
     #[test]
@@ -216,18 +199,12 @@ mod tests {
         assert_eq!(gain(&change(100_000, 25)), "+99.98%");
         assert_eq!(gain(&change(100_000_000, 1)), "+99.99%");
         assert_eq!(gain(&change(5, 0)), "+100.0%");
-        assert_eq!(
-            (ratio(&change(0, 3)), gain(&change(0, 3))),
-            ("-".into(), "-".into())
-        );
+        assert_eq!((ratio(&change(0, 3)), gain(&change(0, 3))), ("-".into(), "-".into()));
     }
 
     #[test]
     fn the_longest_figures_fit_into_a_column() {
-        let all = Some(Spread {
-            min: 0.0,
-            ..spread(u64::MAX, u64::MAX, u64::MAX).unwrap()
-        });
+        let all = Some(Spread { min: 0.0, ..spread(u64::MAX, u64::MAX, u64::MAX).unwrap() });
         for unit in [Unit::Count, Unit::Time(1_000_000_000, "s")] {
             assert!(unit.range(all, false).unwrap().len() <= 20);
         }

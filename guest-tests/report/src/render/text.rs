@@ -62,10 +62,7 @@ fn phase_lines(out: &mut String, comparison: &Comparison, phase: &PhaseChange) {
 }
 
 fn range_line(out: &mut String, row: &Row, cells: &[Cell]) {
-    if !cells
-        .iter()
-        .any(|cell| matches!(cell, Cell::Spread(_, Some(_))))
-    {
+    if !cells.iter().any(|cell| matches!(cell, Cell::Spread(_, Some(_)))) {
         return;
     }
     let ranges = cells.iter().map(|cell| match cell {
@@ -74,16 +71,7 @@ fn range_line(out: &mut String, row: &Row, cells: &[Cell]) {
         _ => String::new(),
     });
     let quartiles = row.change.has_quartiles();
-    line(
-        out,
-        if quartiles {
-            "      quartiles"
-        } else {
-            "      min..max"
-        },
-        ranges,
-        "",
-    );
+    line(out, if quartiles { "      quartiles" } else { "      min..max" }, ranges, "");
 }
 
 /// Writes one line of a table; a long name has a line of its own.
@@ -107,11 +95,7 @@ fn line(out: &mut String, name: &str, cells: impl Iterator<Item = String>, mark:
 /// Writes all ratios of times: a column for each step, two lines for each configuration. Steps that
 /// do not fit beside the others follow below.
 fn overview(out: &mut String, comparison: &Comparison) {
-    let _ = writeln!(
-        out,
-        "Ratio of {}s, after to before:",
-        words::time_name(comparison)
-    );
+    let _ = writeln!(out, "Ratio of {}s, after to before:", words::time_name(comparison));
     let steps: Vec<&Step> = comparison.steps().into_iter().collect();
     let mut steps = steps.as_slice();
     while !steps.is_empty() {

@@ -22,12 +22,7 @@ pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
     if let (Some(cpu), Some(page)) = (&after.cpu, after.page_size) {
         head.push(("CPU", format!("{cpu}, {page} pages; {}", after.features)));
     }
-    head.extend(
-        after
-            .emulator
-            .clone()
-            .map(|emulator| ("emulator", emulator)),
-    );
+    head.extend(after.emulator.clone().map(|emulator| ("emulator", emulator)));
     if comparison.is_emulated() {
         let time = time_words(after.emulator.as_deref());
         head.extend(time.map(|time| ("time", time.to_owned())));
@@ -46,11 +41,7 @@ pub fn time_words(emulator: Option<&str>) -> Option<&'static str> {
 
 /// Returns the name of a time: virtual under emulation.
 pub fn time_name(comparison: &Comparison) -> &'static str {
-    if comparison.is_emulated() {
-        "virtual time"
-    } else {
-        "time"
-    }
+    if comparison.is_emulated() { "virtual time" } else { "time" }
 }
 
 /// Returns the guest mode if all configurations share one.
@@ -122,9 +113,7 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
 /// Returns a geometric mean in one line.
 pub fn geometric_mean(mean: &GeometricMean) -> String {
     let of = mean.phase.as_ref().map_or("all", |step| step.name());
-    let ends = mean
-        .interval
-        .map(|ends| format!(", 95% {}", number::interval(ends)));
+    let ends = mean.interval.map(|ends| format!(", 95% {}", number::interval(ends)));
     format!(
         "Geometric mean of {} of {of}: {}{}.",
         counted(mean.rows, "ratio"),
@@ -147,9 +136,7 @@ fn growth(comparison: &Comparison) -> Vec<String> {
     for (count, reason) in [(single, "one run a point"), (other, "no power law")] {
         if count > 0 {
             let times = counted(all.len(), "time");
-            lines.push(format!(
-                "Growth of {count} of {times}: inconclusive, {reason}."
-            ));
+            lines.push(format!("Growth of {count} of {times}: inconclusive, {reason}."));
         }
     }
     lines
@@ -182,9 +169,7 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
         (true, false) => "slower".to_owned(),
         (false, _) => format!("higher in {}", comparison.metric),
     };
-    let judged = comparison
-        .rows()
-        .filter(|(_, phase)| phase.verdict.is_some());
+    let judged = comparison.rows().filter(|(_, phase)| phase.verdict.is_some());
     let judged = judged.count();
     let regressions = comparison.count(Verdict::Regression);
     let inconclusive = comparison.count(Verdict::Inconclusive);
@@ -209,10 +194,7 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
         _ => format!("Regression: {of} {more} by more than {effect}, marked with !."),
     }];
     let is_one_sided = |phase: &PhaseChange| phase.tested.is_some_and(|tested| !tested.is_found());
-    if comparison
-        .regressions()
-        .any(|(_, phase)| is_one_sided(phase))
-    {
+    if comparison.regressions().any(|(_, phase)| is_one_sided(phase)) {
         lines.push(ONE_SIDED.to_owned());
     }
     if inconclusive > 0 {
@@ -230,10 +212,7 @@ fn inconclusive_line(comparison: &Comparison, inconclusive: usize, rows: usize) 
     };
     let (of, table) = match rows {
         1 => (String::new(), "One phase".to_owned()),
-        rows => (
-            format!(" for {inconclusive} of {rows}"),
-            format!("A table of {rows}"),
-        ),
+        rows => (format!(" for {inconclusive} of {rows}"), format!("A table of {rows}")),
     };
     if comparison.rows().any(|(_, phase)| too_few(phase)) {
         format!(

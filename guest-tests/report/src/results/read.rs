@@ -93,11 +93,7 @@ fn read_record(line: usize, text: &str) -> Result<(Option<u64>, Record), ReadErr
         left: Option<u64>,
     }
     let tag: Tag = serde_json::from_str(text).map_err(|error| {
-        if error.is_eof() {
-            ReadError::Truncated(line)
-        } else {
-            ReadError::NotJson(line, error)
-        }
+        if error.is_eof() { ReadError::Truncated(line) } else { ReadError::NotJson(line, error) }
     })?;
     if tag.schema != SCHEMA {
         return Err(ReadError::Schema(line, tag.schema));
@@ -148,23 +144,15 @@ mod tests {
         let whole = record_lines(&vec![record(); 4]).unwrap();
         let lines: Vec<&str> = whole.lines().collect();
         let without = |gone: std::ops::Range<usize>| {
-            let kept = lines
-                .iter()
-                .enumerate()
-                .filter(|(at, _)| !gone.contains(at));
-            kept.map(|(_, line)| format!("{line}\n"))
-                .collect::<String>()
+            let kept = lines.iter().enumerate().filter(|(at, _)| !gone.contains(at));
+            kept.map(|(_, line)| format!("{line}\n")).collect::<String>()
         };
         for (text, line, missing) in [
             (without(1..4), 1, 3),
             (without(3..4), 3, 1),
             (without(1..3), 1, 2),
             (without(2..4) + &whole, 2, 2),
-            (
-                without(3..4) + &serde_json::to_string(&record()).unwrap(),
-                3,
-                1,
-            ),
+            (without(3..4) + &serde_json::to_string(&record()).unwrap(), 3, 1),
         ] {
             let found = match read_records(&text) {
                 Err(ReadError::Missing { line, missing }) => (line, missing),

@@ -84,16 +84,12 @@ impl RecordWriter {
         let to: Box<dyn Write> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {
-            Box::new(File::create(path).map_err(|source| WriteError::Create {
-                path: path.to_owned(),
-                source,
-            })?)
+            Box::new(
+                File::create(path)
+                    .map_err(|source| WriteError::Create { path: path.to_owned(), source })?,
+            )
         };
-        Ok(Self {
-            path: path.to_owned(),
-            to,
-            left: records,
-        })
+        Ok(Self { path: path.to_owned(), to, left: records })
     }
 
     /// Writes and flushes one record.
@@ -109,10 +105,7 @@ impl RecordWriter {
             self.to.write_all(&line)?;
             self.to.flush()
         };
-        write().map_err(|source| WriteError::Write {
-            path: self.path.clone(),
-            source,
-        })
+        write().map_err(|source| WriteError::Write { path: self.path.clone(), source })
     }
 }
 
@@ -147,10 +140,8 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_an_error() {
-        let error = RecordWriter::create(Path::new("/dev/full"), 1)
-            .unwrap()
-            .write(&record())
-            .unwrap_err();
+        let error =
+            RecordWriter::create(Path::new("/dev/full"), 1).unwrap().write(&record()).unwrap_err();
 
         assert!(matches!(error, WriteError::Write { .. }));
     }

@@ -39,10 +39,7 @@ impl Ranks {
     pub fn of(values: &[f64]) -> Self {
         let mut order: Vec<usize> = (0..values.len()).collect();
         order.sort_unstable_by(|&a, &b| values[a].total_cmp(&values[b]));
-        let mut ranks = Self {
-            doubled: vec![0; values.len()],
-            tie_term: 0.0,
-        };
+        let mut ranks = Self { doubled: vec![0; values.len()], tie_term: 0.0 };
         let mut start = 0;
         while start < order.len() {
             let value = values[order[start]];
@@ -61,10 +58,7 @@ impl Ranks {
 
     /// Returns the ranks of `count` different values in order.
     pub fn untied(count: usize) -> Self {
-        Self {
-            doubled: (1..=count as u64).map(|rank| 2 * rank).collect(),
-            tie_term: 0.0,
-        }
+        Self { doubled: (1..=count as u64).map(|rank| 2 * rank).collect(), tie_term: 0.0 }
     }
 }
 
@@ -100,10 +94,7 @@ mod tests {
     #[test]
     fn equal_values_share_the_middle_rank() {
         let ranks = Ranks::of(&[5.0, 1.0, 5.0, 9.0, 5.0]);
-        assert_eq!(
-            (ranks.doubled, ranks.tie_term),
-            (vec![6, 2, 6, 10, 6], 24.0)
-        );
+        assert_eq!((ranks.doubled, ranks.tie_term), (vec![6, 2, 6, 10, 6], 24.0));
         let ranks = Ranks::of(&[0.3, 0.1, 0.2]);
         assert_eq!((ranks.doubled, ranks.tie_term), (vec![6, 2, 4], 0.0));
     }

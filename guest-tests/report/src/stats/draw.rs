@@ -30,8 +30,6 @@ impl Normal {
 
     /// Returns log-normal runs about `centre`; `deviation` is that of their logarithms.
     pub fn sample(&mut self, runs: usize, centre: f64, deviation: f64) -> Vec<f64> {
-        (0..runs)
-            .map(|_| centre * (deviation * self.next()).exp())
-            .collect()
+        (0..runs).map(|_| centre * (deviation * self.next()).exp()).collect()
     }
 }

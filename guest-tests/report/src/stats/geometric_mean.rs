@@ -80,10 +80,7 @@ pub fn geometric_mean(rows: &[Resampled]) -> Option<(f64, Option<[f64; 2]>)> {
         .map(|_| mean(&mut |row| row.draw(&mut random)))
         .collect::<Option<Vec<f64>>>()?;
     means.sort_unstable_by(f64::total_cmp);
-    let ends = [
-        quantile(&means, ALPHA / 2.0)?,
-        quantile(&means, 1.0 - ALPHA / 2.0)?,
-    ];
+    let ends = [quantile(&means, ALPHA / 2.0)?, quantile(&means, 1.0 - ALPHA / 2.0)?];
     Some((ratio, Some(ends)))
 }
 
@@ -92,11 +89,7 @@ mod tests {
     use super::{super::draw::Normal, *};
 
     fn row<'a>(before: &'a [f64], after: &'a [f64]) -> Resampled<'a> {
-        Resampled {
-            before,
-            after,
-            design: Design::Independent,
-        }
+        Resampled { before, after, design: Design::Independent }
     }
 
     #[test]

@@ -34,10 +34,7 @@ impl Case {
         let close = (found - wanted).abs() <= 1e-6 * wanted.abs().max(1e-9);
         let (m, n) = (self.before.len(), self.after.len());
         let kind = &self.kind;
-        assert!(
-            close,
-            "{kind} {m} {n}: {what} is {found}, SciPy has {wanted}"
-        );
+        assert!(close, "{kind} {m} {n}: {what} is {found}, SciPy has {wanted}");
     }
 
     #[track_caller]

@@ -130,11 +130,7 @@ fn u_cases(small: usize, large: usize) -> Vec<i128> {
 /// Counts the cases of each sum of positive ranks, each rank being positive by even chance. Ties
 /// are exact too, since the ranks are taken as they are.
 fn signed_rank_cases(doubled: &[u64]) -> Vec<i128> {
-    let ranks = || {
-        doubled
-            .iter()
-            .filter_map(|&rank| usize::try_from(rank).ok())
-    };
+    let ranks = || doubled.iter().filter_map(|&rank| usize::try_from(rank).ok());
     let mut cases = vec![0_i128; ranks().sum::<usize>() + 1];
     cases[0] = 1;
     for rank in ranks() {
@@ -154,10 +150,7 @@ mod tests {
         // The ways to lay two values among three others.
         assert_eq!(u_cases(2, 3), [1, 1, 2, 2, 2, 1, 1]);
         let null = Null::mann_whitney(2, 3, 0.0);
-        assert_eq!(
-            [0.0, 1.0, 5.0, 6.0].map(|u| null.p(u)),
-            [0.2, 0.4, 0.4, 0.2]
-        );
+        assert_eq!([0.0, 1.0, 5.0, 6.0].map(|u| null.p(u)), [0.2, 0.4, 0.4, 0.2]);
         assert_eq!(null.p(3.0), 1.0);
     }
 

@@ -67,20 +67,14 @@ mod tests {
             let ratio = detectable(Independent, before, after, alpha).unwrap();
             // The ratio for the true deviation, of which the pilot's is an estimate.
             let truth = (reach(alpha) * 0.02 * (2.0 / runs as f64).sqrt()).exp();
-            assert!(
-                (ratio.ln() / truth.ln() - 1.0).abs() < 0.5,
-                "{ratio} {truth}"
-            );
+            assert!((ratio.ln() / truth.ln() - 1.0).abs() < 0.5, "{ratio} {truth}");
             let found = (0..500).filter(|_| {
                 let before = normal.sample(runs, 1.0, 0.02);
                 let after = normal.sample(runs, truth, 0.02);
                 mann_whitney(&before, &after).unwrap().p < alpha
             });
             let found = found.count();
-            assert!(
-                (335..=450).contains(&found),
-                "{runs} runs, {rows} rows: {found} of 500"
-            );
+            assert!((335..=450).contains(&found), "{runs} runs, {rows} rows: {found} of 500");
         }
     }
 
@@ -92,15 +86,10 @@ mod tests {
             let mut pairs = |ratio: f64, runs: usize| {
                 // Both runs of a pair share far more spread than each has alone.
                 let common = normal.sample(runs, 1.0, 0.5);
-                let own = [
-                    normal.sample(runs, 1.0, 0.02),
-                    normal.sample(runs, ratio, 0.02),
-                ];
+                let own = [normal.sample(runs, 1.0, 0.02), normal.sample(runs, ratio, 0.02)];
                 own.map(|own| -> Vec<f64> {
                     let pairs = own.iter().zip(&common);
-                    pairs
-                        .map(|(own, common)| own * common.abs().max(0.01))
-                        .collect()
+                    pairs.map(|(own, common)| own * common.abs().max(0.01)).collect()
                 })
             };
             let [before, after] = pairs(1.0, 400);
@@ -114,10 +103,7 @@ mod tests {
                 wilcoxon(&differences).unwrap().p < alpha
             });
             let found = found.count();
-            assert!(
-                (310..=450).contains(&found),
-                "{runs} runs, {rows} rows: {found} of 500"
-            );
+            assert!((310..=450).contains(&found), "{runs} runs, {rows} rows: {found} of 500");
         }
     }
 
@@ -128,10 +114,7 @@ mod tests {
         let is_found = |design, count: usize, alpha| {
             detectable(design, &runs[..count], &other[..count], alpha).is_some()
         };
-        assert_eq!(
-            [1, 3, 4].map(|n| is_found(Independent, n, ALPHA)),
-            [false, false, true]
-        );
+        assert_eq!([1, 3, 4].map(|n| is_found(Independent, n, ALPHA)), [false, false, true]);
         assert!(!is_found(Independent, 4, ALPHA / 9.0));
         assert_eq!([5, 6].map(|n| is_found(Paired, n, ALPHA)), [false, true]);
         assert_eq!(detectable(Paired, &runs, &other[..5], ALPHA), None);

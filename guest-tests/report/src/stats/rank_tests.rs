@@ -45,10 +45,7 @@ pub fn wilcoxon(differences: &[f64]) -> Option<RankTest> {
     }
     let ranks = Ranks::of(&kept.iter().map(|d| d.abs()).collect::<Vec<_>>());
     let signed = kept.iter().zip(&ranks.doubled);
-    let doubled: u64 = signed
-        .filter(|(d, _)| **d > 0.0)
-        .map(|(_, rank)| rank)
-        .sum();
+    let doubled: u64 = signed.filter(|(d, _)| **d > 0.0).map(|(_, rank)| rank).sum();
     let all: u64 = ranks.doubled.iter().sum();
     let null = Null::signed_ranks(&ranks, differences.len() - kept.len());
     let positive = doubled as f64 / 2.0;

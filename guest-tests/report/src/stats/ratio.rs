@@ -63,10 +63,7 @@ fn estimate(mut differences: Vec<f64>, null: &Null) -> Option<Estimate> {
     let values: Vec<usize> = (0..=count / 2).collect();
     let first = values.partition_point(|&value| null.p(value as f64) <= ALPHA);
     let low = first.checked_sub(1).filter(|_| first <= count / 2);
-    Some((
-        ratio,
-        low.map(|low| [differences[low].exp(), differences[count - first].exp()]),
-    ))
+    Some((ratio, low.map(|low| [differences[low].exp(), differences[count - first].exp()])))
 }
 
 #[cfg(test)]

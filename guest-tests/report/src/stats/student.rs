@@ -50,16 +50,10 @@ mod tests {
             let error = deviation * (2.0 / f64::from(values)).sqrt();
             let second: Vec<f64> = spread.iter().map(|value| value + t * error).collect();
             let (found, p) = student(&spread, &second).unwrap();
-            assert!(
-                (found - t).abs() < 1e-9 && (p - 0.05).abs() < 1e-6,
-                "{found} {p}"
-            );
+            assert!((found - t).abs() < 1e-9 && (p - 0.05).abs() < 1e-6, "{found} {p}");
         }
         for (freedom, point) in [(1.0, 12.706_205), (2.0, 4.302_653), (10.0, 2.228_139)] {
-            assert!(
-                (student_point(freedom).unwrap() - point).abs() < 1e-5,
-                "{freedom}"
-            );
+            assert!((student_point(freedom).unwrap() - point).abs() < 1e-5, "{freedom}");
         }
     }
 

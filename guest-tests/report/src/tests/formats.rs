@@ -15,10 +15,8 @@ fn golden(name: &str, text: &str) {
 #[test]
 fn text_markdown_and_json_match_the_golden_files() {
     let [before, after] = pair();
-    let options = Options {
-        labels: ["base".to_owned(), "stage2-fault-path".to_owned()],
-        ..options()
-    };
+    let options =
+        Options { labels: ["base".to_owned(), "stage2-fault-path".to_owned()], ..options() };
     let comparison = compare_by(&before, &after, &options).unwrap();
 
     golden("pair.txt", &render::text(&comparison));
@@ -48,9 +46,7 @@ fn assert_fits_into_a_mail(text: &str) {
 fn text_with_long_names_fits_into_a_mail() {
     let mut sides = pair();
     for record in sides.iter_mut().flatten() {
-        record
-            .counters
-            .insert("TLBI RVAALE1ISNXS and then some".to_owned(), 7);
+        record.counters.insert("TLBI RVAALE1ISNXS and then some".to_owned(), 7);
         record.host.emulator = Some("QEMU 7.2.22 ".to_owned() + &"-option value ".repeat(20));
     }
     let [before, after] = sides;
@@ -78,16 +74,12 @@ fn rounds(records: &[Record]) -> Vec<Record> {
 #[test]
 fn text_with_many_steps_fits_into_a_mail() {
     let [before, after] = pair().map(|records| rounds(&records));
-    let options = Options {
-        labels: ["/a/path/of/one/word".repeat(9), "b".to_owned()],
-        ..Options::default()
-    };
+    let options =
+        Options { labels: ["/a/path/of/one/word".repeat(9), "b".to_owned()], ..Options::default() };
     let text = render::text(&compare_by(&before, &after, &options).unwrap());
 
     assert_fits_into_a_mail(&text);
-    let (_, overview) = text
-        .split_once("Ratio of virtual times, after to before:")
-        .unwrap();
+    let (_, overview) = text.split_once("Ratio of virtual times, after to before:").unwrap();
     for round in 1..=9 {
         let ends = ["\n", " "].map(|end| format!(" round-{round}{end}"));
         let found: usize = ends.iter().map(|end| overview.matches(end).count()).sum();
@@ -113,10 +105,7 @@ fn with_text(text: &str) -> Comparison {
             counts.insert(text.to_owned(), 7);
         }
     }
-    let options = Options {
-        labels: [text.to_owned(), text.to_owned()],
-        ..Options::default()
-    };
+    let options = Options { labels: [text.to_owned(), text.to_owned()], ..Options::default() };
     let [before, after] = sides;
     compare_by(&before, &after, &options).unwrap()
 }
@@ -138,10 +127,7 @@ fn text_in_results_does_not_control_terminals_tables_or_test_runners() {
     ] {
         let bad = |c: char| c != '\n' && c.is_control() || c == '\u{202e}';
         assert!(!text.contains(bad), "{text:?}");
-        assert!(
-            !text.contains("\nnot ok 7") && !text.contains("\n| a"),
-            "{text}"
-        );
+        assert!(!text.contains("\nnot ok 7") && !text.contains("\n| a"), "{text}");
     }
     assert!(markdown.contains("\\&lt; \\~\\~c"), "{markdown}");
 }
@@ -168,13 +154,7 @@ fn csv_ktap_and_benchstat_agree() {
     ] {
         assert!(ktap.contains(wanted), "{ktap}");
     }
-    assert_eq!(
-        benchstat
-            .lines()
-            .filter(|line| line.starts_with("Benchmark"))
-            .count(),
-        12
-    );
+    assert_eq!(benchstat.lines().filter(|line| line.starts_with("Benchmark")).count(), 12);
     for wanted in ["/phase=create/", "/vcpus=16 1 42209000 ns/op"] {
         assert!(benchstat.contains(wanted), "{benchstat}");
     }

@@ -14,10 +14,7 @@ use granule_types::record::Record;
 
 /// Returns options with a minimum effect of 3%.
 fn options() -> Options {
-    Options {
-        min_effect: Some(0.03),
-        ..Options::default()
-    }
+    Options { min_effect: Some(0.03), ..Options::default() }
 }
 
 fn compare_by(
@@ -35,8 +32,5 @@ fn compare(before: &[Record], after: &[Record]) -> Result<Comparison, CompareErr
 /// Returns two sides of three seeds: create improves, update regresses.
 fn pair() -> [Vec<Record>; 2] {
     let after = runs(&[12_613, 11_900, 13_000], &[560_000, 559_000, 571_500]);
-    [
-        runs(&[42_209, 40_100, 43_000], &[522_255, 519_000, 530_000]),
-        patched(after),
-    ]
+    [runs(&[42_209, 40_100, 43_000], &[522_255, 519_000, 530_000]), patched(after)]
 }

@@ -27,10 +27,7 @@ fn unequal_provenance_is_refused_unless_forced() {
     after[0].host.page_size = None;
 
     let refused = compare(&before, &after).unwrap_err();
-    let force = Options {
-        force: true,
-        ..options()
-    };
+    let force = Options { force: true, ..options() };
     let forced = compare_by(&before, &after, &force).unwrap();
 
     assert!(matches!(&refused, CompareError::Unequal(list) if list.len() == 2));
@@ -60,10 +57,7 @@ fn logs_compare_with_logs_of_the_same_test_only() {
         let (before, after) = (slice::from_ref(before), slice::from_ref(after));
         let found = compare(before, after);
         assert_eq!(found.is_ok(), compares, "{found:?}");
-        let force = Options {
-            force: true,
-            ..options()
-        };
+        let force = Options { force: true, ..options() };
         assert!(compares || matches!(found, Err(CompareError::Unequal(_))));
         assert!(compare_by(before, after, &force).is_ok());
     }
@@ -81,11 +75,7 @@ fn engines_on_both_sides_are_not_mixed() {
     let comparison = compare(&both, &both).unwrap();
 
     assert_eq!(comparison.configurations.len(), 2);
-    assert!(
-        comparison
-            .rows()
-            .all(|(_, phase)| phase.time.ratio == Some(1.0))
-    );
+    assert!(comparison.rows().all(|(_, phase)| phase.time.ratio == Some(1.0)));
 }
 
 #[test]
@@ -99,11 +89,7 @@ fn phases_and_configurations_of_one_side_are_named() {
 
     let wanted = "Only in before, not compared: update of anonymous_hugetlb_2mb, 64M, 16 vCPUs; \
                   anonymous_hugetlb_2mb, 64M, 4 vCPUs.";
-    assert!(
-        comparison.notes.iter().any(|note| note == wanted),
-        "{:?}",
-        comparison.notes
-    );
+    assert!(comparison.notes.iter().any(|note| note == wanted), "{:?}", comparison.notes);
 }
 
 #[test]
@@ -113,12 +99,6 @@ fn sides_without_a_common_configuration_are_refused() {
 
     let error = compare(&[record()], &[other]).unwrap_err().to_string();
 
-    assert!(
-        error.contains("16 vCPUs. After: anonymous_hugetlb_2mb, 64M, 4 vCPUs"),
-        "{error}"
-    );
-    assert!(matches!(
-        compare(&[], &[record()]),
-        Err(CompareError::Empty(_))
-    ));
+    assert!(error.contains("16 vCPUs. After: anonymous_hugetlb_2mb, 64M, 4 vCPUs"), "{error}");
+    assert!(matches!(compare(&[], &[record()]), Err(CompareError::Empty(_))));
 }

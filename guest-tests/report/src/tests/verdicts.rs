@@ -17,10 +17,7 @@ fn medians_of_each_phase_are_compared() {
     assert_eq!(phases[0].phase, Phase::Create.into());
     let time = phases[0].time;
     let before = time.before.unwrap();
-    assert_eq!(
-        (before.median, before.min, before.max),
-        (42_209e3, 40_100e3, 43_000e3)
-    );
+    assert_eq!((before.median, before.min, before.max), (42_209e3, 40_100e3, 43_000e3));
     assert_eq!((before.q1, before.runs), (41_154.5e3, 3));
     assert_eq!(time.after.unwrap().median, 12_613e3);
     assert!((time.ratio.unwrap() - 0.2988).abs() < 1e-4);
@@ -60,10 +57,7 @@ fn one_run_is_inconclusive() {
 #[test]
 fn a_count_can_be_judged() {
     let [before, after] = pair();
-    let by = |metric: &str| Options {
-        metric: Some(metric.to_owned()),
-        ..options()
-    };
+    let by = |metric: &str| Options { metric: Some(metric.to_owned()), ..options() };
 
     let fewer = compare_by(&before, &after, &by("DC CIVAC")).unwrap();
     let once = compare_by(&after[..1], &before[..1], &by("DC CIVAC")).unwrap();
@@ -72,17 +66,8 @@ fn a_count_can_be_judged() {
     let verdict = |of: &Comparison, at: usize| of.configurations[0].phases[at].verdict;
     assert_eq!(verdict(&fewer, 0), Some(Verdict::Improvement));
     assert_eq!(verdict(&fewer, 1), Some(Verdict::Regression));
-    assert_eq!(
-        verdict(&once, 0),
-        Some(Verdict::Regression),
-        "counts are exact"
-    );
-    assert!(
-        missing
-            .to_string()
-            .contains("expected one of DC CIVAC, TLBI"),
-        "{missing}"
-    );
+    assert_eq!(verdict(&once, 0), Some(Verdict::Regression), "counts are exact");
+    assert!(missing.to_string().contains("expected one of DC CIVAC, TLBI"), "{missing}");
 }
 
 #[test]
@@ -90,23 +75,13 @@ fn phases_can_be_chosen() {
     let [before, after] = pair();
     let of = |phase: &str| {
         let phases = vec![phase.to_owned()];
-        compare_by(
-            &before,
-            &after,
-            &Options {
-                phases,
-                ..options()
-            },
-        )
+        compare_by(&before, &after, &Options { phases, ..options() })
     };
     let comparison = of("create").unwrap();
     assert_eq!(comparison.rows().count(), 1);
     assert_eq!(comparison.regressions().count(), 0);
     let error = of("exec").unwrap_err();
-    assert!(
-        error.to_string().starts_with("none of exec of any"),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("none of exec of any"), "{error}");
 }
 
 #[test]
@@ -121,19 +96,13 @@ fn paired_runs_show_more_and_must_be_equally_many() {
         records
     };
     let by = |paired, slower: &[u64]| {
-        let options = Options {
-            paired,
-            ..options()
-        };
+        let options = Options { paired, ..options() };
         compare_by(&real(&ramp), &patched(real(slower)), &options)
     };
 
     assert_eq!(by(true, &slower).unwrap().regressions().count(), 1);
     assert_eq!(by(false, &slower).unwrap().count(Verdict::Inconclusive), 1);
-    assert!(matches!(
-        by(true, &slower[1..]),
-        Err(CompareError::Unpaired(_))
-    ));
+    assert!(matches!(by(true, &slower[1..]), Err(CompareError::Unpaired(_))));
 }
 
 #[test]
@@ -169,10 +138,7 @@ fn counts_that_occur_are_shown_and_unknown_is_not_0() {
     let phase = &comparison.configurations[0].phases[0];
     let names: Vec<_> = phase.counters.keys().collect();
     assert_eq!(names, ["DC CIVAC", "TLBI IPAS2E1IS", "TLBI VMALLS12E1IS"]);
-    assert_eq!(
-        phase.counters["TLBI VMALLS12E1IS"].after.unwrap().median,
-        0.0
-    );
+    assert_eq!(phase.counters["TLBI VMALLS12E1IS"].after.unwrap().median, 0.0);
     assert_eq!(phase.counters["TLBI IPAS2E1IS"].before.unwrap().median, 0.0);
     assert_eq!(phase.events["kvm_guest_fault"].after, None);
 }
@@ -188,10 +154,7 @@ fn counts_of_a_foreign_test_belong_to_the_whole() {
     let comparison = compare(&records, &records).unwrap();
 
     let phases = &comparison.configurations[0].phases;
-    assert_eq!(
-        [&phases[0].phase, &phases[1].phase],
-        [&Phase::Create.into(), &Phase::Whole.into()]
-    );
+    assert_eq!([&phases[0].phase, &phases[1].phase], [&Phase::Create.into(), &Phase::Whole.into()]);
     assert!(phases[0].counters.is_empty());
     assert_eq!(phases[1].counters.len(), 2);
 }

@@ -108,14 +108,10 @@ impl Host {
     }
 
     fn overridden_by(self, path: &Path) -> Result<Self, FactsError> {
-        let text = fs::read_to_string(path).map_err(|source| FactsError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        let facts: Facts = serde_json::from_str(&text).map_err(|source| FactsError::Parse {
-            path: path.to_owned(),
-            source,
-        })?;
+        let text = fs::read_to_string(path)
+            .map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
+        let facts: Facts = serde_json::from_str(&text)
+            .map_err(|source| FactsError::Parse { path: path.to_owned(), source })?;
         let mut features = self.features;
         features.extend(facts.features);
         Ok(Self {
@@ -139,10 +135,7 @@ mod tests {
 
         assert!(!host.arch.is_empty() && !host.kernel.is_empty());
         assert!(host.page_size.unwrap().0.is_power_of_two());
-        assert_eq!(
-            host.series, None,
-            "a process cannot detect the applied series"
-        );
+        assert_eq!(host.series, None, "a process cannot detect the applied series");
     }
 
     #[test]

@@ -19,10 +19,7 @@ impl Translation<Stage2Attributes> for Pages {
         let page = page();
         // SAFETY: the page came from the pool and has no other owner.
         unsafe { std::ptr::write_bytes(page as *mut u8, 0, 4096) };
-        (
-            self.physical_to_virtual(PhysicalAddress(page)),
-            PhysicalAddress(page),
-        )
+        (self.physical_to_virtual(PhysicalAddress(page)), PhysicalAddress(page))
     }
 
     unsafe fn deallocate_table(&mut self, page_table: NonNull<PageTable<Stage2Attributes>>) {
@@ -56,15 +53,10 @@ impl Table for Aarch64Paging {
             | Stage2Attributes::SH_INNER
             | Stage2Attributes::ACCESS_FLAG
             | Stage2Attributes::XN;
-        let constraints = if blocks {
-            Constraints::empty()
-        } else {
-            Constraints::NO_BLOCK_MAPPINGS
-        };
+        let constraints =
+            if blocks { Constraints::empty() } else { Constraints::NO_BLOCK_MAPPINGS };
         let phys = PhysicalAddress((PHYS + ipa) as usize);
-        self.0
-            .map_range(&region(ipa, size), phys, attributes, constraints)
-            .expect("a range");
+        self.0.map_range(&region(ipa, size), phys, attributes, constraints).expect("a range");
     }
 
     fn map_each<const SIZE: u64>(&mut self, count: u64) {
@@ -80,9 +72,7 @@ impl Table for Aarch64Paging {
             found = entry.output_address().0 as u64 + ipa - region.start().0 as u64;
             Ok(())
         };
-        let _ = self
-            .0
-            .walk_range(&region(ipa & !(PAGE - 1), PAGE), &mut see);
+        let _ = self.0.walk_range(&region(ipa & !(PAGE - 1), PAGE), &mut see);
         found
     }
 
@@ -100,9 +90,7 @@ impl Table for Aarch64Paging {
     const SPLITS: bool = true;
 
     fn split(&mut self, ipa: u64) {
-        self.0
-            .modify_range(&region(ipa, PAGE), &|_, _| Ok(()))
-            .expect("a range");
+        self.0.modify_range(&region(ipa, PAGE), &|_, _| Ok(())).expect("a range");
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {

@@ -73,10 +73,7 @@ impl Table for Generic {
     const NAME: &'static str = "page-table-generic";
 
     fn new() -> Self {
-        Self {
-            table: PageTable::new(Pages).expect("a root"),
-            splits: Vec::with_capacity(1024),
-        }
+        Self { table: PageTable::new(Pages).expect("a root"), splits: Vec::with_capacity(1024) }
     }
 
     fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
@@ -110,10 +107,8 @@ impl Table for Generic {
     const SPLITS: bool = true;
 
     fn split(&mut self, ipa: u64) {
-        let deposit = self
-            .table
-            .prepare_huge_split(VirtAddr::from(ipa as usize))
-            .expect("a block is there");
+        let deposit =
+            self.table.prepare_huge_split(VirtAddr::from(ipa as usize)).expect("a block is there");
         let split = self.table.split_huge_page_with(deposit).expect("it fits");
         self.splits.push(Some(split));
     }
@@ -122,9 +117,7 @@ impl Table for Generic {
 
     fn coalesce(&mut self, ipa: u64) {
         let split = self.splits[(ipa / BLOCK) as usize].take();
-        self.table
-            .restore_huge_split(split.expect("it was split"))
-            .expect("a table is there");
+        self.table.restore_huge_split(split.expect("it was split")).expect("a table is there");
     }
 
     fn coalesce_each(&mut self, count: u64) {
@@ -136,8 +129,6 @@ impl Table for Generic {
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
-        self.table
-            .unmap(VirtAddr::from(ipa as usize), size as usize)
-            .expect("mapped");
+        self.table.unmap(VirtAddr::from(ipa as usize), size as usize).expect("mapped");
     }
 }

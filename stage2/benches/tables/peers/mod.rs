@@ -66,10 +66,7 @@ pub fn put_back(page: usize) {
 
 /// Returns pages to the pool together.
 pub fn put_all_back(pages: impl Iterator<Item = usize>) {
-    PAGES
-        .lock()
-        .expect("the lock is not poisoned")
-        .extend(pages);
+    PAGES.lock().expect("the lock is not poisoned").extend(pages);
 }
 
 /// A table to benchmark.

@@ -97,11 +97,7 @@ impl Table for Multiarch {
 
     fn map_each<const SIZE: u64>(&mut self, count: u64) {
         let flags = MappingFlags::READ | MappingFlags::WRITE;
-        let page_size = if SIZE == BLOCK {
-            PageSize::Size2M
-        } else {
-            PageSize::Size4K
-        };
+        let page_size = if SIZE == BLOCK { PageSize::Size2M } else { PageSize::Size4K };
         let mut cursor = self.0.cursor();
         for at in (0..count).map(|n| n * SIZE) {
             let (at, phys) = (at as usize, (PHYS + at) as usize);
@@ -119,17 +115,11 @@ impl Table for Multiarch {
 
     fn protect(&mut self, ipa: u64, size: u64) {
         let at = VirtAddr::from(ipa as usize);
-        self.0
-            .cursor()
-            .protect_region(at, size as usize, MappingFlags::READ)
-            .expect("mapped");
+        self.0.cursor().protect_region(at, size as usize, MappingFlags::READ).expect("mapped");
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
         let at = VirtAddr::from(ipa as usize);
-        self.0
-            .cursor()
-            .unmap_region(at, size as usize)
-            .expect("mapped");
+        self.0.cursor().unmap_region(at, size as usize).expect("mapped");
     }
 }

@@ -136,12 +136,7 @@ impl Operations for Direct {
 
 /// CPUs that need no cache maintenance, as the other crates do none; every change of a size is by
 /// break-before-make.
-const CPUS: Features = Features {
-    fwb: true,
-    dic: true,
-    tlb_range: true,
-    bbm: 0,
-};
+const CPUS: Features = Features { fwb: true, dic: true, tlb_range: true, bbm: 0 };
 
 /// Tables that a map may need, and how many more are fetched at once: few, so that a zeroed table is
 /// still in the nearest cache when it is used, as with the other crates.
@@ -177,10 +172,7 @@ pub struct Hand<P: Place> {
 
 impl<P: Place> Hand<P> {
     pub fn new() -> Self {
-        Self {
-            place: P::get(),
-            memcache: Memcache::new(),
-        }
+        Self { place: P::get(), memcache: Memcache::new() }
     }
 
     /// Tops the memcache up.
@@ -206,9 +198,7 @@ impl<P: Place> Exclusive<P> {
 
     /// Splits a block into a table from a thread's memcache.
     pub fn split_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
-        let done = self
-            .table
-            .split(&self.place, &mut hand.memcache, Ipa(ipa), BLOCK);
+        let done = self.table.split(&self.place, &mut hand.memcache, Ipa(ipa), BLOCK);
         done.expect("a block is there");
     }
 
@@ -228,11 +218,7 @@ impl<P: Place> Exclusive<P> {
 impl<P: Place> Exclusive<P> {
     fn on(cpus: Features) -> Self {
         let place = P::get();
-        Self {
-            table: table(&place, cpus),
-            place,
-            memcache: Memcache::new(),
-        }
+        Self { table: table(&place, cpus), place, memcache: Memcache::new() }
     }
 
     /// Creates a table for CPUs with FEAT_BBM.
@@ -275,11 +261,7 @@ impl<P: Place> Table for Exclusive<P> {
             let piece = PIECE.min(ipa + size - at);
             self.top_up(if piece == PIECE { 34 } else { LEAST });
             self.table
-                .map(
-                    &self.place,
-                    &mut self.memcache,
-                    &request(at, piece, largest),
-                )
+                .map(&self.place, &mut self.memcache, &request(at, piece, largest))
                 .expect("nothing is there");
             at += piece;
         }
@@ -289,9 +271,7 @@ impl<P: Place> Table for Exclusive<P> {
         let mut mapper = self.table.mapper(&self.place);
         for ipa in (0..count).map(|n| n * SIZE) {
             self.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
-            mapper
-                .map(&mut self.memcache, &request(ipa, SIZE, SIZE))
-                .expect("nothing is there");
+            mapper.map(&mut self.memcache, &request(ipa, SIZE, SIZE)).expect("nothing is there");
         }
     }
 
@@ -302,9 +282,7 @@ impl<P: Place> Table for Exclusive<P> {
     }
 
     fn protect(&mut self, ipa: u64, size: u64) {
-        self.table
-            .write_protect(&self.place, Ipa(ipa), size)
-            .expect("a range");
+        self.table.write_protect(&self.place, Ipa(ipa), size).expect("a range");
     }
 
     fn split(&mut self, ipa: u64) {
@@ -325,18 +303,14 @@ impl<P: Place> Table for Exclusive<P> {
     fn coalesce_each(&mut self, count: u64) {
         let mut mapper = self.table.mapper(&self.place);
         for ipa in (0..count).map(|n| n * BLOCK) {
-            mapper
-                .map(&mut self.memcache, &request(ipa, BLOCK, BLOCK))
-                .expect("a table is there");
+            mapper.map(&mut self.memcache, &request(ipa, BLOCK, BLOCK)).expect("a table is there");
         }
         drop(mapper);
         self.memcache.free_retired(&self.place);
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
-        self.table
-            .unmap(&self.place, Ipa(ipa), size)
-            .expect("a range");
+        self.table.unmap(&self.place, Ipa(ipa), size).expect("a range");
     }
 }
 
@@ -363,10 +337,7 @@ impl Shared {
     }
 
     pub fn walker(&self) -> Walker<'_> {
-        Walker {
-            table: &self.0,
-            memcache: Memcache::new(),
-        }
+        Walker { table: &self.0, memcache: Memcache::new() }
     }
 }
 

@@ -22,11 +22,7 @@ impl Checker {
         size: u64,
         is_device: bool,
     ) {
-        let slot = Memslot {
-            phys,
-            size,
-            is_device,
-        };
+        let slot = Memslot { phys, size, is_device };
         self.memslots.insert(ipa, slot);
         if !is_device {
             self.caches.add_memory(phys, size);

@@ -35,9 +35,7 @@ impl Checker {
             let entry = &stale.entry;
             stale.run_remains = entry.change == Change::Removed
                 && entry.was.is_contiguous()
-                && self
-                    .tables
-                    .run_remains(entry.place.entry, entry.place.level);
+                && self.tables.run_remains(entry.place.entry, entry.place.level);
         }
         let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, kind);
         self.effect = effect;

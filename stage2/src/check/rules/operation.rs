@@ -102,10 +102,7 @@ impl Checker {
                 Rule::ReductionNotComplete
             };
             let (ipa, size, was) = (entry.place.ipa, entry.size, entry.was);
-            self.report(
-                rule,
-                format!("{ipa:#x}, {size:#x} bytes: {was:?} may be held"),
-            );
+            self.report(rule, format!("{ipa:#x}, {size:#x} bytes: {was:?} may be held"));
         }
     }
 }

@@ -31,11 +31,7 @@ impl core::str::FromStr for Trace {
             if content.is_empty() {
                 continue;
             }
-            let error = |what| ParseTraceError {
-                line: index + 1,
-                text: line.into(),
-                what,
-            };
+            let error = |what| ParseTraceError { line: index + 1, text: line.into(), what };
             match setup {
                 None => setup = Some(parse_setup(content).map_err(error)?),
                 Some(_) => events.push(parse_event(content).map_err(error)?),
@@ -51,9 +47,8 @@ impl core::str::FromStr for Trace {
 }
 
 fn parse_setup(line: &str) -> Parsed<Setup> {
-    let rest = line
-        .strip_prefix("granule-trace 1 ")
-        .ok_or("expected 'granule-trace 1' and the setup")?;
+    let rest =
+        line.strip_prefix("granule-trace 1 ").ok_or("expected 'granule-trace 1' and the setup")?;
     let field = |name: &str| {
         let found = rest.split_whitespace().find_map(|word| {
             let (key, value) = word.split_once('=')?;
@@ -94,18 +89,13 @@ fn parse_event(line: &str) -> Parsed<Event> {
 
 fn parse_note(name: &str, a: &mut Arguments<'_>) -> Parsed<Option<Note>> {
     Ok(Some(match name {
-        "lock" => Note::Lock {
-            exclusive: a.one_of(LOCKS)?,
-        },
+        "lock" => Note::Lock { exclusive: a.one_of(LOCKS)? },
         "unlock" => Note::Unlock,
         "top-up" => Note::TopUp,
         "empty" => Note::Empty,
         "look-up" => Note::LookUp,
         "sequence" => Note::Sequence,
-        "mark-dirty" => Note::MarkDirty {
-            ipa: a.ipa()?,
-            size: a.number()?,
-        },
+        "mark-dirty" => Note::MarkDirty { ipa: a.ipa()?, size: a.number()? },
         _ => return Ok(None),
     }))
 }
@@ -122,10 +112,7 @@ fn parse_action(name: &str, a: &mut Arguments<'_>) -> Parsed<Action> {
         "isb" => Action::Isb,
         "tlbi" => Action::Tlbi(parse_tlbi(a)?),
         "vmid" => Action::Vmid(Vmid(in_range(a.number()?)?)),
-        "dc" => Action::Clean {
-            phys: a.phys()?,
-            size: a.number()?,
-        },
+        "dc" => Action::Clean { phys: a.phys()?, size: a.number()? },
         "ic" => Action::Instructions(match a.0.next() {
             Some(word) => Some((PhysAddr(number(word)?), a.number()?)),
             None => None,
@@ -138,10 +125,7 @@ fn parse_action(name: &str, a: &mut Arguments<'_>) -> Parsed<Action> {
             let change = a.word()?.parse().map_err(|_| "expected a number")?;
             Action::References(table, change)
         }
-        "write" => Action::HostWrite {
-            phys: a.phys()?,
-            size: a.number()?,
-        },
+        "write" => Action::HostWrite { phys: a.phys()?, size: a.number()? },
         "add-memory" => Action::AddMemory {
             ipa: a.ipa()?,
             phys: a.phys()?,
@@ -152,19 +136,9 @@ fn parse_action(name: &str, a: &mut Arguments<'_>) -> Parsed<Action> {
                 Some(_) => return Err("expected 'device' or nothing"),
             },
         },
-        "remove-memory" => Action::RemoveMemory {
-            ipa: a.ipa()?,
-            size: a.number()?,
-        },
-        "logging" => Action::Logging {
-            ipa: a.ipa()?,
-            size: a.number()?,
-            on: a.one_of(SWITCH)?,
-        },
-        "read-log" => Action::ReadLog {
-            ipa: a.ipa()?,
-            size: a.number()?,
-        },
+        "remove-memory" => Action::RemoveMemory { ipa: a.ipa()?, size: a.number()? },
+        "logging" => Action::Logging { ipa: a.ipa()?, size: a.number()?, on: a.one_of(SWITCH)? },
+        "read-log" => Action::ReadLog { ipa: a.ipa()?, size: a.number()? },
         "access" => Action::Access {
             ipa: a.ipa()?,
             access: a.one_of(ACCESSES)?,
@@ -187,18 +161,10 @@ fn parse_tlbi(a: &mut Arguments<'_>) -> Parsed<Tlbi> {
         None => (word, Scope::Local),
     };
     match kind {
-        "ipas2e1" | "ipas2le1" => Ok(Tlbi::Ipa {
-            ipa: a.ipa()?,
-            leaf_only: kind == "ipas2le1",
-            ttl: a.hint()?,
-            scope,
-        }),
-        "ripas2e1" => Ok(Tlbi::Range {
-            ipa: a.ipa()?,
-            size: a.number()?,
-            ttl: a.hint()?,
-            scope,
-        }),
+        "ipas2e1" | "ipas2le1" => {
+            Ok(Tlbi::Ipa { ipa: a.ipa()?, leaf_only: kind == "ipas2le1", ttl: a.hint()?, scope })
+        }
+        "ripas2e1" => Ok(Tlbi::Range { ipa: a.ipa()?, size: a.number()?, ttl: a.hint()?, scope }),
         "vmalle1" => Ok(Tlbi::Stage1 { scope }),
         "vmalls12e1" => Ok(Tlbi::All { scope }),
         _ => Err("the TLB invalidation is unknown"),

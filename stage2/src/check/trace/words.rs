@@ -9,25 +9,15 @@ use crate::{
 
 pub(super) type Words<T> = [(&'static str, T)];
 
-pub(super) const DSBS: &Words<Dsb> = &[
-    ("nshst", Dsb::NshSt),
-    ("nsh", Dsb::Nsh),
-    ("ishst", Dsb::IshSt),
-    ("ish", Dsb::Ish),
-];
-pub(super) const STORE_KINDS: &Words<StoreKind> = &[
-    ("plain", StoreKind::Plain),
-    ("release", StoreKind::Release),
-    ("swap", StoreKind::Swap),
-];
+pub(super) const DSBS: &Words<Dsb> =
+    &[("nshst", Dsb::NshSt), ("nsh", Dsb::Nsh), ("ishst", Dsb::IshSt), ("ish", Dsb::Ish)];
+pub(super) const STORE_KINDS: &Words<StoreKind> =
+    &[("plain", StoreKind::Plain), ("release", StoreKind::Release), ("swap", StoreKind::Swap)];
 pub(super) const CACHING: &Words<bool> = &[("cached", false), ("uncached", true)];
 pub(super) const LOCKS: &Words<bool> = &[("exclusive", true), ("shared", false)];
 pub(super) const SWITCH: &Words<bool> = &[("on", true), ("off", false)];
-pub(super) const ACCESSES: &Words<Access> = &[
-    ("read", Access::Read),
-    ("write", Access::Write),
-    ("fetch", Access::Fetch),
-];
+pub(super) const ACCESSES: &Words<Access> =
+    &[("read", Access::Read), ("write", Access::Write), ("fetch", Access::Fetch)];
 pub(super) const STATUSES: &Words<FaultStatus> = &[
     ("translation", FaultStatus::Translation),
     ("access-flag", FaultStatus::AccessFlag),

@@ -14,13 +14,7 @@ use crate::{
 
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setup {
-            geometry: g,
-            features: x,
-            vmid,
-            root,
-            cpus,
-        } = &self.setup;
+        let Setup { geometry: g, features: x, vmid, root, cpus } = &self.setup;
         writeln!(
             f,
             "granule-trace 1 granule={:#x} ipa-bits={} vmid={} root={:#x} cpus={cpus} fwb={} dic={} \
@@ -34,9 +28,7 @@ impl fmt::Display for Trace {
             u8::from(x.tlb_range),
             x.bbm
         )?;
-        self.events
-            .iter()
-            .try_for_each(|event| writeln!(f, "{event}"))
+        self.events.iter().try_for_each(|event| writeln!(f, "{event}"))
     }
 }
 
@@ -44,12 +36,7 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.cpu)?;
         match self.action {
-            Action::Store {
-                entry,
-                old,
-                new,
-                kind,
-            } => {
+            Action::Store { entry, old, new, kind } => {
                 let (entry, old, new) = (entry.0, old.0, new.0);
                 let kind = word(STORE_KINDS, kind);
                 write!(f, "store {entry:#x} {old:#x} {new:#x} {kind}")
@@ -68,12 +55,7 @@ impl fmt::Display for Event {
             Action::References(table, change) => write!(f, "ref {:#x} {change}", table.0),
             Action::Note(note) => write_note(f, note),
             Action::HostWrite { phys, size } => write!(f, "write {phys:#x} {size:#x}"),
-            Action::AddMemory {
-                ipa,
-                phys,
-                size,
-                device,
-            } => {
+            Action::AddMemory { ipa, phys, size, device } => {
                 let device = if device { " device" } else { "" };
                 write!(f, "add-memory {ipa:#x} {phys:#x} {size:#x}{device}")
             }
@@ -82,20 +64,11 @@ impl fmt::Display for Event {
                 write!(f, "logging {ipa:#x} {size:#x} {}", word(SWITCH, on))
             }
             Action::ReadLog { ipa, size } => write!(f, "read-log {ipa:#x} {size:#x}"),
-            Action::Access {
-                ipa,
-                access,
-                uncached,
-            } => {
+            Action::Access { ipa, access, uncached } => {
                 let (access, caching) = (word(ACCESSES, access), word(CACHING, uncached));
                 write!(f, "access {ipa:#x} {access} {caching}")
             }
-            Action::Resume {
-                ipa,
-                access,
-                status,
-                level,
-            } => {
+            Action::Resume { ipa, access, status, level } => {
                 let (access, status) = (word(ACCESSES, access), word(STATUSES, status));
                 write!(f, "resume {ipa:#x} {access} {status} {level}")
             }
@@ -106,22 +79,12 @@ impl fmt::Display for Event {
 fn write_tlbi(f: &mut fmt::Formatter<'_>, kind: Tlbi) -> fmt::Result {
     let is = |scope| if scope == Scope::Broadcast { "is" } else { "" };
     let ttl = match kind {
-        Tlbi::Ipa {
-            ipa,
-            leaf_only,
-            scope,
-            ttl,
-        } => {
+        Tlbi::Ipa { ipa, leaf_only, scope, ttl } => {
             let leaf = if leaf_only { "l" } else { "" };
             write!(f, "tlbi ipas2{leaf}e1{} {ipa:#x}", is(scope))?;
             ttl
         }
-        Tlbi::Range {
-            ipa,
-            size,
-            scope,
-            ttl,
-        } => {
+        Tlbi::Range { ipa, size, scope, ttl } => {
             write!(f, "tlbi ripas2e1{} {ipa:#x} {size:#x}", is(scope))?;
             ttl
         }

@@ -45,10 +45,8 @@ pub enum EagerSplitError {
 pub fn enable(vm: &VmFd, chunk: Bytes) -> Result<(), EagerSplitError> {
     let supported = vm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into());
     check(chunk, u64::try_from(supported).unwrap_or(0))?;
-    let mut cap = kvm_enable_cap {
-        cap: KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE,
-        ..kvm_enable_cap::default()
-    };
+    let mut cap =
+        kvm_enable_cap { cap: KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, ..kvm_enable_cap::default() };
     cap.args[0] = chunk.0;
     vm.enable_capability(&cap)
         .map_err(|error| KvmError::call("KVM_ENABLE_CAP (eager split)", error))?;
@@ -64,14 +62,9 @@ fn check(requested: Bytes, supported: u64) -> Result<(), EagerSplitError> {
         return Ok(());
     }
     let sizes = (0..u64::BITS).map(|bit| 1 << bit);
-    let sizes: Vec<String> = sizes
-        .filter(|size| supported & size != 0)
-        .map(|size| Bytes(size).to_string())
-        .collect();
-    Err(EagerSplitError::Size {
-        requested,
-        supported: sizes.join(", "),
-    })
+    let sizes: Vec<String> =
+        sizes.filter(|size| supported & size != 0).map(|size| Bytes(size).to_string()).collect();
+    Err(EagerSplitError::Size { requested, supported: sizes.join(", ") })
 }
 
 #[cfg(test)]
@@ -88,9 +81,6 @@ mod tests {
         assert!(check(Bytes::mib(2), supported).is_ok());
         assert!(wrong.to_string().ends_with("one of 4K, 2M, 1G"), "{wrong}");
         assert!(none.is_err());
-        assert!(matches!(
-            check(Bytes::mib(2), 0),
-            Err(EagerSplitError::Unsupported)
-        ));
+        assert!(matches!(check(Bytes::mib(2), 0), Err(EagerSplitError::Unsupported)));
     }
 }

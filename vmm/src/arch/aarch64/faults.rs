@@ -15,54 +15,18 @@ pub const TRACEPOINT: &str = "kvm_guest_fault";
 
 /// Counter names and their event filters.
 pub const FILTERS: &[(&str, &CStr)] = &[
-    (
-        "translation.level1",
-        c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 1 && !(hsr & 2)",
-    ),
-    (
-        "translation.level2",
-        c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 2 && !(hsr & 1)",
-    ),
-    (
-        "translation.level3",
-        c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 2 && hsr & 1",
-    ),
-    (
-        "access-flag.level1",
-        c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 1 && !(hsr & 2)",
-    ),
-    (
-        "access-flag.level2",
-        c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 2 && !(hsr & 1)",
-    ),
-    (
-        "access-flag.level3",
-        c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 2 && hsr & 1",
-    ),
-    (
-        "permission.level1",
-        c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 1 && !(hsr & 2)",
-    ),
-    (
-        "permission.level2",
-        c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 2 && !(hsr & 1)",
-    ),
-    (
-        "permission.level3",
-        c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 2 && hsr & 1",
-    ),
-    (
-        "by.instruction",
-        c"ipa >= 0x40000000 && !(hsr & 0x10000000)",
-    ),
-    (
-        "by.read",
-        c"ipa >= 0x40000000 && hsr & 0x10000000 && !(hsr & 0x40)",
-    ),
-    (
-        "by.write",
-        c"ipa >= 0x40000000 && hsr & 0x10000000 && hsr & 0x40",
-    ),
+    ("translation.level1", c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 1 && !(hsr & 2)"),
+    ("translation.level2", c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 2 && !(hsr & 1)"),
+    ("translation.level3", c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 2 && hsr & 1"),
+    ("access-flag.level1", c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 1 && !(hsr & 2)"),
+    ("access-flag.level2", c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 2 && !(hsr & 1)"),
+    ("access-flag.level3", c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 2 && hsr & 1"),
+    ("permission.level1", c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 1 && !(hsr & 2)"),
+    ("permission.level2", c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 2 && !(hsr & 1)"),
+    ("permission.level3", c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 2 && hsr & 1"),
+    ("by.instruction", c"ipa >= 0x40000000 && !(hsr & 0x10000000)"),
+    ("by.read", c"ipa >= 0x40000000 && hsr & 0x10000000 && !(hsr & 0x40)"),
+    ("by.write", c"ipa >= 0x40000000 && hsr & 0x10000000 && hsr & 0x40"),
 ];
 
 #[cfg(test)]
@@ -88,11 +52,7 @@ mod tests {
 
     #[test]
     fn each_abort_is_counted_once_by_type_and_once_by_access() {
-        for (status, kind) in [
-            (0x04, "translation"),
-            (0x08, "access-flag"),
-            (0x0c, "permission"),
-        ] {
+        for (status, kind) in [(0x04, "translation"), (0x08, "access-flag"), (0x0c, "permission")] {
             for level in 1..4 {
                 for (class, access) in [
                     (0x20 << 26, "by.instruction"),
@@ -115,10 +75,6 @@ mod tests {
     fn device_accesses_are_not_counted() {
         let start = format!("ipa >= {:#x} && ", MEMORY.0);
 
-        assert!(
-            FILTERS
-                .iter()
-                .all(|(_, filter)| filter.to_str().unwrap().starts_with(&start))
-        );
+        assert!(FILTERS.iter().all(|(_, filter)| filter.to_str().unwrap().starts_with(&start)));
     }
 }

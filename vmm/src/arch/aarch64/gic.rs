@@ -83,10 +83,7 @@ pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicError> {
 fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicError> {
     let limit = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / REDISTRIBUTOR_SIZE;
     if vcpus > limit {
-        return Err(GicError::RedistributorSpace {
-            requested: vcpus,
-            limit,
-        });
+        return Err(GicError::RedistributorSpace { requested: vcpus, limit });
     }
     set_address(&gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
     // One region for all redistributors: their number is in bits 63:52.
@@ -134,11 +131,7 @@ const fn range(start: GuestAddress, size: u64) -> Range<GuestAddress> {
 }
 
 fn create_device(vm: &VmFd, kind: u32) -> Result<DeviceFd, vmm_sys_util::errno::Error> {
-    vm.create_device(&mut kvm_create_device {
-        type_: kind,
-        fd: 0,
-        flags: 0,
-    })
+    vm.create_device(&mut kvm_create_device { type_: kind, fd: 0, flags: 0 })
 }
 
 fn set_address(gic: &DeviceFd, kind: u32, address: GuestAddress) -> Result<(), KvmError> {
@@ -177,6 +170,5 @@ fn set_attribute<T>(
         attr,
         addr: value.map_or(0, |value| std::ptr::from_ref(value).addr() as u64),
     };
-    gic.set_device_attr(&attribute)
-        .map_err(|error| KvmError::call(call, error))
+    gic.set_device_attr(&attribute).map_err(|error| KvmError::call(call, error))
 }

@@ -128,10 +128,8 @@ pub fn choose_ipa_bits(
     if requested.is_some() {
         return Ok(bits);
     }
-    let for_blocks = memory
-        .iter()
-        .map(|ram| ipa::for_blocks(ram.plan().page(), ram.plan().base_page()))
-        .max();
+    let for_blocks =
+        memory.iter().map(|ram| ipa::for_blocks(ram.plan().page(), ram.plan().base_page())).max();
     Ok(bits.max(for_blocks.unwrap_or(0).min(limit)))
 }
 
@@ -154,9 +152,8 @@ pub fn configure_vm(vm: &VmFd, eager_split: Option<Bytes>) -> Result<(), GuestEr
 /// The kernel's error.
 pub fn create_vcpus(vm: &VmFd, count: u32) -> Result<GuestVcpus, GuestError> {
     let features = VcpuFeatures::of_host(vm);
-    let fds = (0..count)
-        .map(|index| vcpu::create(vm, index, features))
-        .collect::<Result<_, _>>()?;
+    let fds =
+        (0..count).map(|index| vcpu::create(vm, index, features)).collect::<Result<_, _>>()?;
     Ok(GuestVcpus { fds, features })
 }
 
@@ -189,10 +186,7 @@ pub fn load_kernel(
     let mut file = Cursor::new(&image.bytes);
     PE::load(memory, Some(base), &mut file, None)
         .map(drop)
-        .map_err(|source| GuestError::Load {
-            object: "the kernel",
-            source,
-        })
+        .map_err(|source| GuestError::Load { object: "the kernel", source })
 }
 
 /// Writes the device tree and sets the registers of the boot vCPU.
@@ -206,15 +200,8 @@ pub fn write_boot_data(
     controller: &InterruptController,
     layout: &BootLayout,
 ) -> Result<(), GuestError> {
-    let cpus = vcpus
-        .fds
-        .iter()
-        .map(vcpu::affinity)
-        .collect::<Result<Vec<_>, _>>()?;
-    let command_line = vm
-        .command_line
-        .as_cstring()
-        .map_err(CommandLineError::Invalid)?;
+    let cpus = vcpus.fds.iter().map(vcpu::affinity).collect::<Result<Vec<_>, _>>()?;
+    let command_line = vm.command_line.as_cstring().map_err(CommandLineError::Invalid)?;
     let command_line = command_line.to_string_lossy();
     let seed = random_seed();
     let fdt = Fdt {
@@ -227,12 +214,8 @@ pub fn write_boot_data(
         initrd: layout.initrd.clone(),
         seed: seed.as_ref().map(<[u8; SEED_SIZE]>::as_slice),
     };
-    load_dtb(memory, layout.fdt, &mut Cursor::new(fdt.write()?)).map_err(|source| {
-        GuestError::Load {
-            object: "the device tree",
-            source,
-        }
-    })?;
+    load_dtb(memory, layout.fdt, &mut Cursor::new(fdt.write()?))
+        .map_err(|source| GuestError::Load { object: "the device tree", source })?;
     if let Some(boot) = vcpus.fds.first() {
         vcpu::set_entry(boot, layout.kernel, layout.fdt)?;
     }

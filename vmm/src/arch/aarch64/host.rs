@@ -3,13 +3,8 @@
 
 /// The tracepoints to count, of the kernel's `kvm` group: guest aborts and exits, and the
 /// mmu_notifier calls of the host's memory management.
-pub const TRACEPOINTS: &[&str] = &[
-    "kvm_guest_fault",
-    "kvm_access_fault",
-    "kvm_exit",
-    "kvm_unmap_hva_range",
-    "kvm_set_spte_hva",
-];
+pub const TRACEPOINTS: &[&str] =
+    &["kvm_guest_fault", "kvm_access_fault", "kvm_exit", "kvm_unmap_hva_range", "kvm_set_spte_hva"];
 
 /// Returns why the KVM driver may be missing.
 pub fn explain_missing_driver() -> String {

@@ -59,20 +59,13 @@ pub const fn choose(end: GuestAddress, requested: Option<u8>, limit: u8) -> Resu
     let needed = bits_of(end);
     let bits = match requested {
         Some(requested) if requested < needed => {
-            return Err(IpaError::TooFew {
-                requested,
-                needed,
-                end,
-            });
+            return Err(IpaError::TooFew { requested, needed, end });
         }
         Some(requested) => requested,
         None => needed,
     };
     if bits < MIN_BITS || bits > limit {
-        return Err(IpaError::Unsupported {
-            requested: bits,
-            limit,
-        });
+        return Err(IpaError::Unsupported { requested: bits, limit });
     }
     Ok(bits)
 }
@@ -133,17 +126,11 @@ mod tests {
     fn widths_above_the_host_limit_or_below_the_memory_are_refused() {
         assert_eq!(
             choose(GuestAddress(1 << 32), Some(49), 48),
-            Err(IpaError::Unsupported {
-                requested: 49,
-                limit: 48
-            })
+            Err(IpaError::Unsupported { requested: 49, limit: 48 })
         );
         assert_eq!(
             choose(GuestAddress(1 << 41), None, 40),
-            Err(IpaError::Unsupported {
-                requested: 41,
-                limit: 40
-            })
+            Err(IpaError::Unsupported { requested: 41, limit: 40 })
         );
         assert!(matches!(
             choose(GuestAddress(1 << 41), Some(40), 48),

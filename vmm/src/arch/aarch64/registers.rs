@@ -37,8 +37,7 @@ const fn id(register: SystemRegister) -> u64 {
 
 fn get_id(vcpu: &VcpuFd, id: u64) -> Result<u64, KvmError> {
     let mut bytes = [0; 8];
-    vcpu.get_one_reg(id, &mut bytes)
-        .map_err(|error| KvmError::call("KVM_GET_ONE_REG", error))?;
+    vcpu.get_one_reg(id, &mut bytes).map_err(|error| KvmError::call("KVM_GET_ONE_REG", error))?;
     Ok(u64::from_le_bytes(bytes))
 }
 

@@ -15,10 +15,7 @@ use kvm_ioctls::{Cap, VcpuFd, VmFd};
 use super::{boot::fdt::PMU_PPI, registers, system_register::SystemRegister};
 use crate::kvm::KvmError;
 
-const MPIDR_EL1: SystemRegister = SystemRegister {
-    name: "MPIDR_EL1",
-    encoding: [3, 0, 0, 0, 5],
-};
+const MPIDR_EL1: SystemRegister = SystemRegister { name: "MPIDR_EL1", encoding: [3, 0, 0, 0, 5] };
 /// The affinity fields of `MPIDR_EL1`: Aff3 and Aff2 to Aff0.
 const AFFINITY_MASK: u64 = 0xff_00ff_ffff;
 /// Interrupt ID of the first PPI.
@@ -62,10 +59,7 @@ impl VcpuFeatures {
 /// Enables `KVM_EXIT_ARM_NISV` (Linux 5.5), so that a device access by an instruction that KVM does
 /// not decode exits with its address instead of failing `KVM_RUN` with `ENOSYS`.
 pub fn enable_nisv_exits(vm: &VmFd) {
-    let cap = kvm_enable_cap {
-        cap: KVM_CAP_ARM_NISV_TO_USER,
-        ..Default::default()
-    };
+    let cap = kvm_enable_cap { cap: KVM_CAP_ARM_NISV_TO_USER, ..Default::default() };
     if let Err(error) = vm.enable_cap(&cap) {
         log::debug!("KVM_CAP_ARM_NISV_TO_USER: {error}");
     }
@@ -76,15 +70,13 @@ pub fn enable_nisv_exits(vm: &VmFd) {
 /// # Errors
 /// The kernel's error.
 pub fn create(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, KvmError> {
-    let fd = vm
-        .create_vcpu(index.into())
-        .map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
+    let fd =
+        vm.create_vcpu(index.into()).map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
     let mut target = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut target)
         .map_err(|error| KvmError::call("KVM_ARM_PREFERRED_TARGET", error))?;
     target.features[0] |= features.bits(index == 0);
-    fd.vcpu_init(&target)
-        .map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
+    fd.vcpu_init(&target).map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
     if features.sve {
         let feature = KVM_ARM_VCPU_SVE.cast_signed();
         fd.vcpu_finalize(&feature)
@@ -114,10 +106,9 @@ pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
         addr,
     };
     let pointer = std::ptr::from_ref(&interrupt).addr() as u64;
-    for attribute in [
-        attribute(KVM_ARM_VCPU_PMU_V3_IRQ, pointer),
-        attribute(KVM_ARM_VCPU_PMU_V3_INIT, 0),
-    ] {
+    for attribute in
+        [attribute(KVM_ARM_VCPU_PMU_V3_IRQ, pointer), attribute(KVM_ARM_VCPU_PMU_V3_INIT, 0)]
+    {
         fd.set_device_attr(&attribute)
             .map_err(|error| KvmError::call("KVM_SET_DEVICE_ATTR (PMU)", error))?;
     }

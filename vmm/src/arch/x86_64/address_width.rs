@@ -54,11 +54,7 @@ impl Amd {
     /// Returns the family: bits 11:8, plus bits 27:20 if all of those are set.
     const fn family(self) -> u32 {
         let base = self.signature >> 8 & 0xf;
-        if base == 0xf {
-            base + (self.signature >> 20 & 0xff)
-        } else {
-            base
-        }
+        if base == 0xf { base + (self.signature >> 20 & 0xff) } else { base }
     }
 
     /// Returns the start of the HyperTransport range.
@@ -95,11 +91,7 @@ pub fn choose(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8,
     match requested {
         None => Ok(limit),
         Some(requested) if requested <= limit && end <= 1 << requested => Ok(requested),
-        Some(requested) => Err(WidthError {
-            requested,
-            end,
-            limit,
-        }),
+        Some(requested) => Err(WidthError { requested, end, limit }),
     }
 }
 
@@ -119,11 +111,7 @@ mod tests {
     const NEWER: u32 = 0x00a0_0f11;
 
     fn amd(signature: u32, width: u8, encryption: u32) -> Option<Amd> {
-        Some(Amd {
-            signature,
-            width,
-            encryption,
-        })
+        Some(Amd { signature, width, encryption })
     }
 
     #[test]

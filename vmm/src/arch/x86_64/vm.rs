@@ -42,11 +42,7 @@ pub fn choose_ipa_bits(
     end: GuestAddress,
     requested: Option<u8>,
 ) -> Result<u8, AddressWidthError> {
-    Ok(address_width::choose(
-        end,
-        requested,
-        physical_width(&cpuid(kvm)?),
-    )?)
+    Ok(address_width::choose(end, requested, physical_width(&cpuid(kvm)?))?)
 }
 
 /// Creates a VM.
@@ -54,11 +50,8 @@ pub fn choose_ipa_bits(
 /// # Errors
 /// The kernel's error.
 pub fn create_vm(kvm: &Kvm, _ipa_bits: u8) -> Result<VmFd, KvmError> {
-    let vm = kvm
-        .create_vm()
-        .map_err(|error| KvmError::call("KVM_CREATE_VM", error))?;
-    vm.set_tss_address(TASK_SEGMENT)
-        .map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
+    let vm = kvm.create_vm().map_err(|error| KvmError::call("KVM_CREATE_VM", error))?;
+    vm.set_tss_address(TASK_SEGMENT).map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
     Ok(vm)
 }
 
@@ -73,10 +66,7 @@ pub fn cpuid(kvm: &Kvm) -> Result<CpuId, KvmError> {
 
 /// Returns the width of a guest-physical address in bits.
 pub fn physical_width(cpuid: &CpuId) -> u8 {
-    let leaf = cpuid
-        .as_slice()
-        .iter()
-        .find(|entry| entry.function == ADDRESS_LEAF);
+    let leaf = cpuid.as_slice().iter().find(|entry| entry.function == ADDRESS_LEAF);
     // Without the leaf a CPU has 36 bits (Intel SDM volume 3, 5.1.4).
     leaf.map_or(36, |entry| address_width::width(entry.eax))
 }

@@ -102,11 +102,9 @@ mod tests {
     fn reads_past_the_end_return_zeros() {
         let config = ConfigSpace::new(vec![1, 2, 3], 0..0);
 
-        for (offset, bytes, whole) in [
-            (1, [2, 3], true),
-            (2, [3, 0], false),
-            (u64::MAX, [0; 2], false),
-        ] {
+        for (offset, bytes, whole) in
+            [(1, [2, 3], true), (2, [3, 0], false), (u64::MAX, [0; 2], false)]
+        {
             let mut data = [9; 2];
             assert_eq!(config.read(offset, &mut data), whole, "{offset}");
             assert_eq!(data, bytes, "{offset}");

@@ -112,8 +112,7 @@ impl VirtioDevice for Console {
                     break;
                 }
                 if let Err(error) = self.output.write_all(&bytes[..count]) {
-                    self.log
-                        .warn(format_args!("console output is lost: {error}"));
+                    self.log.warn(format_args!("console output is lost: {error}"));
                     break;
                 }
                 done += count;

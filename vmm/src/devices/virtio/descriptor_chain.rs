@@ -40,11 +40,7 @@ impl DescriptorChain {
         chain: virtio_queue::DescriptorChain<&GuestMemoryMmap>,
         memory: &GuestMemory,
     ) -> Result<Self, DeviceError> {
-        let mut parsed = Self {
-            head: chain.head_index(),
-            buffers: Vec::new(),
-            readable: 0,
-        };
+        let mut parsed = Self { head: chain.head_index(), buffers: Vec::new(), readable: 0 };
         // The iterator ends at an invalid link; only the flag of the last descriptor reveals it.
         let mut complete = false;
         for descriptor in chain {
@@ -102,15 +98,13 @@ impl DescriptorChain {
         range: Range<usize>,
     ) -> impl Iterator<Item = (GuestAddress, usize)> + '_ {
         let (mut skip, mut left) = (range.start, range.len());
-        self.buffers(direction)
-            .iter()
-            .filter_map(move |&(address, size)| {
-                let skipped = skip.min(size);
-                let taken = (size - skipped).min(left);
-                skip -= skipped;
-                left -= taken;
-                (taken > 0).then(|| (GuestAddress(address.0 + skipped as u64), taken))
-            })
+        self.buffers(direction).iter().filter_map(move |&(address, size)| {
+            let skipped = skip.min(size);
+            let taken = (size - skipped).min(left);
+            skip -= skipped;
+            left -= taken;
+            (taken > 0).then(|| (GuestAddress(address.0 + skipped as u64), taken))
+        })
     }
 
     /// Copies device-readable bytes from byte `offset` on and returns how many there were.

@@ -18,11 +18,7 @@ impl Interrupt {
     /// Creates an interrupt that `line` raises.
     #[must_use]
     pub const fn new(line: EventFd) -> Self {
-        Self {
-            line,
-            status: AtomicU32::new(0),
-            needs_reset: AtomicBool::new(false),
-        }
+        Self { line, status: AtomicU32::new(0), needs_reset: AtomicBool::new(false) }
     }
 
     /// Reports used buffers in a queue.

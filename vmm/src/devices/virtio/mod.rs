@@ -62,10 +62,7 @@ pub enum DeviceError {
 impl DeviceError {
     /// Returns a conversion of host errors for `map_err`.
     fn host<E: Into<io::Error>>(doing: &'static str) -> impl Fn(E) -> Self {
-        move |error| Self::Host {
-            doing,
-            source: error.into(),
-        }
+        move |error| Self::Host { doing, source: error.into() }
     }
 }
 

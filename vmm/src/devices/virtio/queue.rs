@@ -111,8 +111,7 @@ impl Queue {
     /// The ring or the chain is invalid.
     pub fn pop(&mut self) -> Result<Option<DescriptorChain>, DeviceError> {
         let next = self.rings.iter(self.memory.map())?.next();
-        next.map(|chain| DescriptorChain::parse(chain, &self.memory))
-            .transpose()
+        next.map(|chain| DescriptorChain::parse(chain, &self.memory)).transpose()
     }
 
     /// Returns the chain taken last to the available ring.

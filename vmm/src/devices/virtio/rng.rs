@@ -17,9 +17,7 @@ pub struct Rng {
 
 impl Default for Rng {
     fn default() -> Self {
-        Self {
-            config: ConfigSpace::new(Vec::new(), 0..0),
-        }
+        Self { config: ConfigSpace::new(Vec::new(), 0..0) }
     }
 }
 

@@ -109,13 +109,7 @@ impl<'m> Driver<'m> {
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let line = irq.try_clone().unwrap();
         let transport = Transport::new("test", device, Arc::clone(memory), line).unwrap();
-        Self {
-            transport,
-            irq,
-            memory: memory.map(),
-            queues: Vec::new(),
-            next_buffer: BUFFERS,
-        }
+        Self { transport, irq, memory: memory.map(), queues: Vec::new(), next_buffer: BUFFERS }
     }
 
     /// Returns a driver whose device is active.
@@ -213,25 +207,16 @@ impl<'m> Driver<'m> {
                 false => (slot + 1, NEXT),
             };
             let descriptor = Descriptor::new(address.0, length, direction | more, next);
-            let stored = queue
-                .desc_table
-                .store(slot, RawDescriptor::from(descriptor));
+            let stored = queue.desc_table.store(slot, RawDescriptor::from(descriptor));
             stored.unwrap();
             addresses.push(address);
         }
         let available = u16::from_le(queue.avail.idx().load());
-        let entry = queue
-            .avail
-            .ring()
-            .ref_at(usize::from(available % QUEUE_SIZE));
+        let entry = queue.avail.ring().ref_at(usize::from(available % QUEUE_SIZE));
         entry.unwrap().store(first.to_le());
         queue.avail.idx().store(available.wrapping_add(1).to_le());
         // Tests have few requests in flight: descriptors are reused without a check.
-        queue.next_free = if first + count + 4 >= QUEUE_SIZE {
-            0
-        } else {
-            first + count
-        };
+        queue.next_free = if first + count + 4 >= QUEUE_SIZE { 0 } else { first + count };
         addresses
     }
 
@@ -258,13 +243,10 @@ impl<'m> Driver<'m> {
         let addresses = self.add(index, buffers);
         self.notify(index);
         let written = self.wait_used(index);
-        let answers = addresses
-            .iter()
-            .zip(buffers)
-            .filter_map(|(address, buffer)| match buffer {
-                Buffer::Out(_) => None,
-                Buffer::In(length) => Some(self.bytes(*address, *length)),
-            });
+        let answers = addresses.iter().zip(buffers).filter_map(|(address, buffer)| match buffer {
+            Buffer::Out(_) => None,
+            Buffer::In(length) => Some(self.bytes(*address, *length)),
+        });
         (answers.collect(), written)
     }
 
@@ -276,8 +258,6 @@ impl<'m> Driver<'m> {
 
     /// Waits until the device has stopped until its next reset.
     pub fn wait_needs_reset(&mut self) {
-        wait_until("DEVICE_NEEDS_RESET", || {
-            self.get(reg::VIRTIO_MMIO_STATUS) & 64 != 0
-        });
+        wait_until("DEVICE_NEEDS_RESET", || self.get(reg::VIRTIO_MMIO_STATUS) & 64 != 0);
     }
 }

@@ -63,9 +63,7 @@ pub fn write_packet(fd: RawFd, memory: &GuestMemory, chain: &DescriptorChain) ->
 }
 
 fn file_position(offset: u64, done: usize) -> io::Result<libc::off_t> {
-    let position = offset
-        .checked_add(done as u64)
-        .and_then(|at| at.try_into().ok());
+    let position = offset.checked_add(done as u64).and_then(|at| at.try_into().ok());
     position.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 

@@ -131,13 +131,11 @@ impl Transport {
 
     /// Returns the queue notifications, to register as ioeventfds.
     pub fn notifiers(&self) -> impl Iterator<Item = QueueNotifier> {
-        (0..)
-            .zip(&self.queue_events)
-            .map(|(value, event)| QueueNotifier {
-                offset: u64::from(reg::VIRTIO_MMIO_QUEUE_NOTIFY),
-                value,
-                event: Arc::clone(event),
-            })
+        (0..).zip(&self.queue_events).map(|(value, event)| QueueNotifier {
+            offset: u64::from(reg::VIRTIO_MMIO_QUEUE_NOTIFY),
+            value,
+            event: Arc::clone(event),
+        })
     }
 
     fn set_status(&mut self, value: u32) -> bool {
@@ -195,9 +193,7 @@ impl Transport {
                 }
             },
             Err(error) => {
-                context
-                    .log
-                    .warn(format_args!("{name} cannot be activated: {error}"));
+                context.log.warn(format_args!("{name} cannot be activated: {error}"));
                 self.device = DeviceState::Inactive(context);
                 self.interrupt.set_needs_reset();
             }

@@ -36,9 +36,7 @@ pub struct Worker {
 
 impl fmt::Debug for WorkerContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerContext")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
+        f.debug_struct("WorkerContext").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -55,11 +53,7 @@ impl Worker {
         let thread = thread::Builder::new()
             .name(context.name.clone())
             .spawn(move || run(context, queues, &interrupt, &event))?;
-        Ok(Self {
-            stop_event,
-            stop_flag,
-            thread,
-        })
+        Ok(Self { stop_event, stop_flag, thread })
     }
 
     /// Waits until the device has finished its current request. Returns `None` if the thread
@@ -79,9 +73,7 @@ fn run(
 ) -> WorkerContext {
     if let Err(error) = serve(context.device.as_mut(), &mut queues, stop) {
         let WorkerContext { name, log, .. } = &mut context;
-        log.warn(format_args!(
-            "{name} stopped until the guest resets it: {error}"
-        ));
+        log.warn(format_args!("{name} stopped until the guest resets it: {error}"));
         interrupt.set_needs_reset();
         let _ = wait(&[stop], None);
     }
@@ -94,10 +86,8 @@ fn serve(
     queues: &mut Queues,
     stop: &EventFd,
 ) -> Result<(), DeviceError> {
-    let notifications: Vec<(usize, Arc<EventFd>)> = queues
-        .iter()
-        .map(|(index, queue)| (index, Arc::clone(&queue.event)))
-        .collect();
+    let notifications: Vec<(usize, Arc<EventFd>)> =
+        queues.iter().map(|(index, queue)| (index, Arc::clone(&queue.event))).collect();
     let mut events = vec![stop];
     events.extend(notifications.iter().map(|(_, event)| event.as_ref()));
     loop {
@@ -106,10 +96,8 @@ fn serve(
         if ready.first() == Some(&true) {
             return Ok(());
         }
-        for ((index, event), _) in notifications
-            .iter()
-            .zip(&ready[1..])
-            .filter(|(_, ready)| **ready)
+        for ((index, event), _) in
+            notifications.iter().zip(&ready[1..]).filter(|(_, ready)| **ready)
         {
             let _ = event.read();
             device.process_queue(*index, queues)?;

@@ -239,31 +239,16 @@ fn c_library() {
 
 /// Calls that the components do not make on every host, each with the reason.
 const DIRECT: &[(i64, &str)] = &[
-    (
-        libc::SYS_clock_nanosleep,
-        "the C library may sleep by nanosleep",
-    ),
+    (libc::SYS_clock_nanosleep, "the C library may sleep by nanosleep"),
     (libc::SYS_clone, "the C library may start threads by clone3"),
     (libc::SYS_clone3, "the C library may start threads by clone"),
-    (
-        libc::SYS_epoll_create1,
-        "the vsock device needs /dev/vhost-vsock",
-    ),
-    (
-        libc::SYS_epoll_ctl,
-        "the vsock device needs /dev/vhost-vsock",
-    ),
+    (libc::SYS_epoll_create1, "the vsock device needs /dev/vhost-vsock"),
+    (libc::SYS_epoll_ctl, "the vsock device needs /dev/vhost-vsock"),
     (libc::SYS_fstat, "the C library may use statx"),
     (libc::SYS_mbind, "the kernel may lack NUMA"),
-    (
-        libc::SYS_nanosleep,
-        "the C library may sleep by clock_nanosleep",
-    ),
+    (libc::SYS_nanosleep, "the C library may sleep by clock_nanosleep"),
     (libc::SYS_newfstatat, "the C library may use statx"),
-    (
-        libc::SYS_perf_event_open,
-        "tracepoints need root and tracefs",
-    ),
+    (libc::SYS_perf_event_open, "tracepoints need root and tracefs"),
     (libc::SYS_pwrite64, "the file system may support fallocate"),
     (libc::SYS_readlinkat, "only a panic reads links"),
     (libc::SYS_restart_syscall, "only the kernel restarts calls"),

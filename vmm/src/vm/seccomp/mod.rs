@@ -33,10 +33,8 @@ use allowed::AllowedCall;
 /// Calls that every thread may use with certain values of the second argument: `TCSETS` and `TCSETS2`
 /// restore the terminal's settings; debug builds of the standard library check a file descriptor with
 /// `F_GETFD` before they close it.
-const RESTRICTED: &[(i64, &[u64])] = &[
-    (libc::SYS_ioctl, &[0x5402, 0x402c_542b]),
-    (libc::SYS_fcntl, &[libc::F_GETFD as u64]),
-];
+const RESTRICTED: &[(i64, &[u64])] =
+    &[(libc::SYS_ioctl, &[0x5402, 0x402c_542b]), (libc::SYS_fcntl, &[libc::F_GETFD as u64])];
 
 /// A kind of thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,12 +52,7 @@ pub enum ThreadRole {
 impl ThreadRole {
     fn allowed(self) -> impl Iterator<Item = &'static AllowedCall> {
         let lists: &[&[AllowedCall]] = match self {
-            Self::Main => &[
-                allowed::ALL_THREADS,
-                allowed::VCPU,
-                allowed::API,
-                allowed::MAIN,
-            ],
+            Self::Main => &[allowed::ALL_THREADS, allowed::VCPU, allowed::API, allowed::MAIN],
             Self::Vcpu => &[allowed::ALL_THREADS, allowed::VCPU],
             Self::Console => &[allowed::ALL_THREADS],
             Self::Api => &[allowed::ALL_THREADS, allowed::API],

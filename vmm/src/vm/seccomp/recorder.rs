@@ -70,11 +70,7 @@ impl Recorder {
                 listener => break listener,
             }
         };
-        let mut poll = libc::pollfd {
-            fd: listener,
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let mut poll = libc::pollfd { fd: listener, events: libc::POLLIN, revents: 0 };
         loop {
             // SAFETY: the argument is one valid pollfd.
             let ready = unsafe { libc::poll(&raw mut poll, 1, 10) };
@@ -100,12 +96,7 @@ impl Recorder {
         if let Some(seen) = self.seen.get(index) {
             seen.store(true, Ordering::Relaxed);
         }
-        let response = libc::seccomp_notif_resp {
-            id: call.id,
-            val: 0,
-            error: 0,
-            flags: CONTINUE,
-        };
+        let response = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags: CONTINUE };
         // SAFETY: the file descriptor is a listener, and the kernel reads the struct.
         unsafe { ioctl_with_ref(&listener, SECCOMP_IOCTL_NOTIF_SEND(), &response) };
     }
@@ -125,10 +116,7 @@ fn install_filter() -> io::Result<i32> {
         jf: 0,
         k: libc::SECCOMP_RET_USER_NOTIF,
     };
-    let program = libc::sock_fprog {
-        len: 1,
-        filter: &raw mut notify,
-    };
+    let program = libc::sock_fprog { len: 1, filter: &raw mut notify };
     // SAFETY: the call takes integers.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } < 0 {
         return Err(io::Error::last_os_error());

@@ -10,12 +10,8 @@ use super::{
     *,
 };
 
-const ROLES: [ThreadRole; 4] = [
-    ThreadRole::Main,
-    ThreadRole::Vcpu,
-    ThreadRole::Console,
-    ThreadRole::Api,
-];
+const ROLES: [ThreadRole; 4] =
+    [ThreadRole::Main, ThreadRole::Vcpu, ThreadRole::Console, ThreadRole::Api];
 
 #[test]
 fn the_filter_of_each_role_is_within_that_of_the_process() {
@@ -61,10 +57,7 @@ fn a_forbidden_call_ends_the_process_with_its_number() {
         return granule_types::testing::skip("this host has no seccomp");
     }
     let output = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "vm::seccomp::tests::a_forbidden_call_ends_the_process_with_its_number",
-        ])
+        .args(["--exact", "vm::seccomp::tests::a_forbidden_call_ends_the_process_with_its_number"])
         .args(["--nocapture", "--test-threads=1"])
         .env("GRANULE_TEST_SECCOMP", "1")
         .output()
@@ -103,10 +96,7 @@ fn every_allowed_call_is_exercised() {
     }
     let folder = tempfile::tempdir().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "vm::seccomp::tests::every_allowed_call_is_exercised",
-        ])
+        .args(["--exact", "vm::seccomp::tests::every_allowed_call_is_exercised"])
         .args(["--nocapture", "--test-threads=1"])
         .env(RECORD, folder.path())
         // One arena, so that allocations use brk.
@@ -125,10 +115,7 @@ fn every_allowed_call_is_exercised() {
     }
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}{errors}");
-    let seen: Vec<_> = printed
-        .lines()
-        .filter_map(|line| line.strip_prefix("SEEN "))
-        .collect();
+    let seen: Vec<_> = printed.lines().filter_map(|line| line.strip_prefix("SEEN ")).collect();
     // `a_forbidden_call_ends_the_process_with_its_number` exercises exit_group.
     let missing: Vec<_> = ThreadRole::Main
         .allowed()
@@ -146,10 +133,7 @@ fn record_components(folder: &Path) {
         Err(error) => return println!("NO NOTIFICATIONS {error}"),
     };
     assert!(client.join().unwrap().contains("running"));
-    for call in ThreadRole::Main
-        .allowed()
-        .filter(|call| recorder.saw(call.number))
-    {
+    for call in ThreadRole::Main.allowed().filter(|call| recorder.saw(call.number)) {
         println!("\nSEEN {}", call.name);
     }
 }

@@ -20,11 +20,7 @@ pub const DOORBELL: u16 = 0x1000;
 
 /// Returns the properties of a guest of this mode.
 pub fn abi(mode: GuestMode) -> Abi {
-    Abi {
-        mode,
-        format: Arc::new(LongMode),
-        doorbells: None,
-    }
+    Abi { mode, format: Arc::new(LongMode), doorbells: None }
 }
 
 const PRESENT: u64 = 1 << 0;
@@ -189,15 +185,10 @@ mod tests {
             tables.map_by(map);
 
             let size = Bytes::mib(5);
-            tables
-                .map(start, GuestAddress(start), size, MemoryType::Normal)
-                .unwrap();
+            tables.map(start, GuestAddress(start), size, MemoryType::Normal).unwrap();
 
             for offset in (0..5 << 20).step_by(0x1000) {
-                assert_eq!(
-                    walk(&tables, start + offset + 8).unwrap().0,
-                    start + offset + 8
-                );
+                assert_eq!(walk(&tables, start + offset + 8).unwrap().0, start + offset + 8);
             }
             assert_eq!(walk(&tables, start - 8), None);
             assert_eq!(walk(&tables, start + (5 << 20)), None);
@@ -209,9 +200,7 @@ mod tests {
         let mut tables = Tables::new(BASE, Arc::new(LongMode));
 
         let (start, size) = (GuestAddress(2 << 20), Bytes::mib(2));
-        tables
-            .map(2 << 20, start, size, MemoryType::Normal)
-            .unwrap();
+        tables.map(2 << 20, start, size, MemoryType::Normal).unwrap();
 
         let (_, leaf) = walk(&tables, 3 << 20).unwrap();
         // P, R/W, A, D, PS; not PWT, PCD, XD.

@@ -23,14 +23,10 @@ use crate::{
 };
 
 /// Features that affect the fault path. User space can read them from a vCPU only.
-const ISAR0: SystemRegister = SystemRegister {
-    name: "ID_AA64ISAR0_EL1",
-    encoding: [3, 0, 0, 6, 0],
-};
-const MMFR2: SystemRegister = SystemRegister {
-    name: "ID_AA64MMFR2_EL1",
-    encoding: [3, 0, 0, 7, 2],
-};
+const ISAR0: SystemRegister =
+    SystemRegister { name: "ID_AA64ISAR0_EL1", encoding: [3, 0, 0, 6, 0] };
+const MMFR2: SystemRegister =
+    SystemRegister { name: "ID_AA64MMFR2_EL1", encoding: [3, 0, 0, 7, 2] };
 
 /// Returns the configured guest mode or the host's default, and the end of its physical addresses.
 ///
@@ -88,14 +84,12 @@ pub fn make_vcpu(
 }
 
 fn create(vm: &VmFd, index: usize) -> Result<VcpuFd, KvmError> {
-    let fd = vm
-        .create_vcpu(index as u64)
-        .map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
+    let fd =
+        vm.create_vcpu(index as u64).map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
     let mut target = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut target)
         .map_err(|error| KvmError::call("KVM_ARM_PREFERRED_TARGET", error))?;
-    fd.vcpu_init(&target)
-        .map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
+    fd.vcpu_init(&target).map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
     Ok(fd)
 }
 
@@ -104,10 +98,7 @@ fn create(vm: &VmFd, index: usize) -> Result<VcpuFd, KvmError> {
 /// # Errors
 /// KVM refuses.
 pub fn features(fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
-    Ok(stage2_features(
-        registers::get(fd, ISAR0)?,
-        registers::get(fd, MMFR2)?,
-    ))
+    Ok(stage2_features(registers::get(fd, ISAR0)?, registers::get(fd, MMFR2)?))
 }
 
 /// Address of the doorbells in a mailbox.

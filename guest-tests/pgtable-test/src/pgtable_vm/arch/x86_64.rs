@@ -40,10 +40,7 @@ pub fn choose_mode(
         return Err(MachineError::new(choosing, text));
     }
     let cpuid = cpuid(kvm).map_err(doing(choosing))?;
-    Ok((
-        only.with_pa_bits(physical_width(&cpuid)),
-        end_of_memory(&cpuid),
-    ))
+    Ok((only.with_pa_bits(physical_width(&cpuid)), end_of_memory(&cpuid)))
 }
 
 /// Returns the descriptor tables.
@@ -74,13 +71,10 @@ pub fn make_vcpu(
 fn set_up(kvm: &Kvm, fd: &VcpuFd, index: usize, layout: &Layout) -> Result<(), KvmError> {
     let call = |doing| move |error| KvmError::call(doing, error);
     let mailbox = layout.virtual_of(layout.mailbox(index));
-    fd.set_cpuid2(&cpuid(kvm)?)
-        .map_err(call("KVM_SET_CPUID2"))?;
+    fd.set_cpuid2(&cpuid(kvm)?).map_err(call("KVM_SET_CPUID2"))?;
     let reset = fd.get_sregs().map_err(call("KVM_GET_SREGS"))?;
-    fd.set_sregs(&system_registers(reset, layout, mailbox))
-        .map_err(call("KVM_SET_SREGS"))?;
-    fd.set_regs(&general_registers(layout, mailbox))
-        .map_err(call("KVM_SET_REGS"))
+    fd.set_sregs(&system_registers(reset, layout, mailbox)).map_err(call("KVM_SET_SREGS"))?;
+    fd.set_regs(&general_registers(layout, mailbox)).map_err(call("KVM_SET_REGS"))
 }
 
 /// Returns no features: none of this architecture affects results.
@@ -132,22 +126,11 @@ const fn code() -> kvm_segment {
 }
 
 const fn data(base: u64) -> kvm_segment {
-    kvm_segment {
-        base,
-        selector: DATA,
-        type_: 0b0011,
-        db: 1,
-        l: 0,
-        ..code()
-    }
+    kvm_segment { base, selector: DATA, type_: 0b0011, db: 1, l: 0, ..code() }
 }
 
 const fn table(base: u64, bytes: u16) -> kvm_dtable {
-    kvm_dtable {
-        base,
-        limit: bytes - 1,
-        padding: [0; 3],
-    }
+    kvm_dtable { base, limit: bytes - 1, padding: [0; 3] }
 }
 
 /// Size of the segment table, which the gate table follows.

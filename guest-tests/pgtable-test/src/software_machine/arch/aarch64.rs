@@ -21,10 +21,7 @@ impl CacheMaintenance {
         // SAFETY: CTR_EL0 can be read by user space.
         unsafe { asm!("mrs {}, ctr_el0", out(reg) ctr, options(nomem, nostack, preserves_flags)) };
         // Log2 of the words in the smallest line (Arm manual D19.2, CTR_EL0: DminLine, IminLine).
-        Self {
-            data_line: 4 << (ctr >> 16 & 0xf),
-            instruction_line: 4 << (ctr & 0xf),
-        }
+        Self { data_line: 4 << (ctr >> 16 & 0xf), instruction_line: 4 << (ctr & 0xf) }
     }
 
     /// Returns the size of a data cache line, in bytes.
@@ -64,7 +61,5 @@ impl CacheMaintenance {
 fn lines(start: *const u8, size: usize, line: usize) -> impl Iterator<Item = *const u8> {
     let first = start.wrapping_sub(start.addr() % line);
     let end = start.wrapping_add(size);
-    (0..)
-        .map(move |index: usize| first.wrapping_add(index * line))
-        .take_while(move |at| *at < end)
+    (0..).map(move |index: usize| first.wrapping_add(index * line)).take_while(move |at| *at < end)
 }

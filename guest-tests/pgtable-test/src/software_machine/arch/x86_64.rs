@@ -25,10 +25,7 @@ impl CacheMaintenance {
         let unordered = most >= 7 && __cpuid_count(7, 0).ebx & CLFLUSHOPT != 0;
         // The line size of CLFLUSH, in units of 8 bytes.
         let line = (__cpuid_count(1, 0).ebx >> 8 & 0xff) * 8;
-        Self {
-            unordered,
-            line: usize::try_from(line).unwrap_or(64).max(16),
-        }
+        Self { unordered, line: usize::try_from(line).unwrap_or(64).max(16) }
     }
 
     /// Returns the size of a cache line, in bytes.

@@ -242,10 +242,7 @@ prices! {
 
 impl Prices {
     /// Returns one CPU's time to clean and invalidate that many lines.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the number of lines is below 2^53"
-    )]
+    #[expect(clippy::cast_precision_loss, reason = "the number of lines is below 2^53")]
     pub(super) fn clean(&self, lines: u64) -> Picoseconds {
         let short = (lines as f64).min(self.clean_reach);
         let long = lines as f64 - short;

@@ -43,11 +43,7 @@ pub(super) struct HostFaults<'a> {
 
 impl<'a> HostFaults<'a> {
     pub(super) const fn new(state: &'a SimState, ops: &'a CpuOperations) -> Self {
-        Self {
-            state,
-            ops,
-            sampled: Cell::new(false),
-        }
+        Self { state, ops, sampled: Cell::new(false) }
     }
 
     /// Unmaps a range from stage 2, then changes the host's pages.
@@ -159,10 +155,7 @@ impl<'a> HostFaults<'a> {
 impl Host for HostFaults<'_> {
     fn page(&self, ipa: Ipa, access: Access) -> Option<Page> {
         let (state, host) = (self.state, &self.state.host);
-        let offset = ipa
-            .0
-            .checked_sub(host.start())
-            .filter(|at| *at < host.size())?;
+        let offset = ipa.0.checked_sub(host.start()).filter(|at| *at < host.size())?;
         let writes = access == Access::Write;
         loop {
             // Each lookup of a VMA or of a page in a fault takes and releases the mmap lock.
@@ -202,9 +195,7 @@ impl Host for HostFaults<'_> {
         let first = (ipa - Ipa(state.host.start())) / PAGE;
         let mut dirty = state.dirty.borrow_mut();
         for page in first..first + size / PAGE {
-            let word = usize::try_from(page / 64)
-                .ok()
-                .and_then(|at| dirty.get_mut(at));
+            let word = usize::try_from(page / 64).ok().and_then(|at| dirty.get_mut(at));
             if let Some(word) = word {
                 *word |= 1 << (page % 64);
             }

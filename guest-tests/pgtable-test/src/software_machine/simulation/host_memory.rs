@@ -173,14 +173,8 @@ impl HostMemory {
     pub(super) fn page_at(&self, offset: u64, writes: bool) -> Option<Page> {
         let (state, size) = self.mapped(offset);
         let base = offset & !(size - 1);
-        let page = |phys, writable| {
-            Some(Page {
-                ipa: Ipa(self.start + base),
-                phys,
-                size,
-                writable,
-            })
-        };
+        let page =
+            |phys, writable| Some(Page { ipa: Ipa(self.start + base), phys, size, writable });
         match state {
             PageState::Private => page(PhysAddr(PRIVATE + base), true),
             PageState::Zero if !writes => page(PhysAddr(ZERO), false),

@@ -146,12 +146,8 @@ mod tests {
             virtual_time::spend(100);
         };
 
-        let processes = vec![
-            process(0, write),
-            process(1, write),
-            process(2, read),
-            process(3, read),
-        ];
+        let processes =
+            vec![process(0, write), process(1, write), process(2, read), process(3, read)];
         let times = virtual_time::run(0, processes, Duration::from_secs(60)).unwrap();
 
         // 1 to take the lock, 100 to hold it, 5 to hand it on; then both readers at once.

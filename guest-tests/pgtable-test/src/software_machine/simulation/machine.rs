@@ -198,17 +198,12 @@ impl Machine for SimulatedMachine {
         self.time.set(last);
         Some(Ok(TaskTimes {
             total: Nanoseconds((last - start) / 1000),
-            vcpus: times
-                .iter()
-                .map(|(from, to)| Nanoseconds((to - from) / 1000))
-                .collect(),
+            vcpus: times.iter().map(|(from, to)| Nanoseconds((to - from) / 1000)).collect(),
         }))
     }
 
     fn obtained(&self) -> Result<Obtained, MachineError> {
-        Ok(Obtained {
-            resident: self.state.host.resident(),
-        })
+        Ok(Obtained { resident: self.state.host.resident() })
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
@@ -272,10 +267,7 @@ impl Machine for SimulatedMachine {
         let inside = |at: &u64| *at < host.size() && at.is_multiple_of(8);
         let offset = address.0.checked_sub(host.start()).filter(inside);
         let offset = offset.ok_or_else(|| {
-            MachineError::new(
-                "reading guest memory",
-                SoftwareMachineError::Outside(address.0),
-            )
+            MachineError::new("reading guest memory", SoftwareMachineError::Outside(address.0))
         })?;
         Ok(host.phys(offset).map_or(0, |phys| self.state.read(phys)))
     }

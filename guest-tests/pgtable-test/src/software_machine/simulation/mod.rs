@@ -78,13 +78,7 @@ impl SimulationConfig {
         let costs = CostTable::parse(cpu, &text)?;
         let digest = Sha256::digest(text.as_bytes());
         let short: String = digest[..8].iter().map(|b| format!("{b:02x}")).collect();
-        Ok(Self {
-            machine,
-            policy,
-            costs,
-            costs_name: format!("{cpu} (costs {short})"),
-            prefault,
-        })
+        Ok(Self { machine, policy, costs, costs_name: format!("{cpu} (costs {short})"), prefault })
     }
 }
 
@@ -115,16 +109,10 @@ impl PublishedKernel {
 
     /// Returns the policy of the kernel's fault path.
     pub const fn policy(self) -> Policy {
-        let base = Policy {
-            existing_leaf: ExistingLeaf::Retry,
-            ..Policy::LINUX_5_10
-        };
+        let base = Policy { existing_leaf: ExistingLeaf::Retry, ..Policy::LINUX_5_10 };
         match self {
             Self::Base => base,
-            Self::Handlers => Policy {
-                cmo: CmoPlacement::BetweenBreakAndMake,
-                ..base
-            },
+            Self::Handlers => Policy { cmo: CmoPlacement::BetweenBreakAndMake, ..base },
             Self::InstallFirst => Policy {
                 cmo: CmoPlacement::BetweenBreakAndMake,
                 coalesce: Coalesce::InstallWithoutCmo,

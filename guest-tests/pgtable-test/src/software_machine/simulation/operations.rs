@@ -37,12 +37,7 @@ pub(super) struct CpuOperations {
 
 impl CpuOperations {
     pub(super) fn new(state: &Rc<SimState>, cpu: usize, initiator: Initiator) -> Self {
-        Self {
-            state: Rc::clone(state),
-            cpu,
-            initiator,
-            vmid: Cell::default(),
-        }
+        Self { state: Rc::clone(state), cpu, initiator, vmid: Cell::default() }
     }
 
     /// Frees unlinked tables that no walk can reach any more.

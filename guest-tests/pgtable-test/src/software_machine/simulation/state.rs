@@ -118,10 +118,7 @@ impl SimState {
             .zip(&self.counts)
             .map(|(name, count)| ((*name).to_owned(), count.get()))
             .collect();
-        events.insert(
-            "model_host_invalidations".to_owned(),
-            self.invalidations.get(),
-        );
+        events.insert("model_host_invalidations".to_owned(), self.invalidations.get());
         events
     }
 
@@ -131,20 +128,14 @@ impl SimState {
     }
 
     /// Zeroes memory.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the number of bytes is below 2^53"
-    )]
+    #[expect(clippy::cast_precision_loss, reason = "the number of bytes is below 2^53")]
     pub(super) fn zero(&self, bytes: u64) {
         let alone = picoseconds(bytes as f64 / self.prices.zero_rate);
         self.transfer(bytes, alone);
     }
 
     /// Moves bytes to memory, which takes one CPU `alone`, or longer where other CPUs use the path.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "the number of bytes is below 2^53"
-    )]
+    #[expect(clippy::cast_precision_loss, reason = "the number of bytes is below 2^53")]
     fn transfer(&self, bytes: u64, alone: Picoseconds) {
         let pieces = bytes.div_ceil(PIECE).max(1);
         for piece in 0..pieces {

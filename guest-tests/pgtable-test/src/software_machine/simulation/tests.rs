@@ -49,11 +49,7 @@ fn policies() -> impl Iterator<Item = &'static str> {
 #[test]
 fn every_policy_runs_every_phase_on_every_page_allocation() {
     for policy in policies() {
-        for backing in [
-            Backing::Anonymous,
-            Backing::AnonymousThp,
-            Backing::SharedHugetlb,
-        ] {
+        for backing in [Backing::Anonymous, Backing::AnonymousThp, Backing::SharedHugetlb] {
             let records = run(&config(backing, policy), 3);
 
             assert_eq!(records.len(), 2 * Phase::ALL.len(), "{policy} {backing}");
@@ -68,10 +64,7 @@ fn every_policy_runs_every_phase_on_every_page_allocation() {
 fn results_repeat_to_the_byte_and_differ_between_seeds() {
     let bytes = |seed| -> Vec<_> {
         let records = run(&config(Backing::AnonymousThp, "linux-6.12"), seed);
-        records
-            .iter()
-            .map(|r| serde_json::to_string(r).unwrap())
-            .collect()
+        records.iter().map(|r| serde_json::to_string(r).unwrap()).collect()
     };
 
     let (one, again, other) = (bytes(1), bytes(1), bytes(2));
@@ -82,10 +75,7 @@ fn results_repeat_to_the_byte_and_differ_between_seeds() {
 
 #[test]
 fn populated_memory_has_the_configured_page_size() {
-    let config = SimulationConfig {
-        prefault: true,
-        ..config(Backing::AnonymousThp, "granule")
-    };
+    let config = SimulationConfig { prefault: true, ..config(Backing::AnonymousThp, "granule") };
 
     let records = run(&config, 0);
 
@@ -102,10 +92,7 @@ fn judged(row: Row, divisor: u64) -> JudgedRow {
         all[&row.phase]
     };
     let (before, after) = row.kernels();
-    JudgedRow {
-        row,
-        simulated: (seconds(before), seconds(after)),
-    }
+    JudgedRow { row, simulated: (seconds(before), seconds(after)) }
 }
 
 /// This row takes 800 faults, so its full size is quick.
@@ -158,17 +145,12 @@ fn contended_blocks(policy: &str, phase: Phase) -> (u64, u64) {
 #[test]
 fn waiting_for_a_locked_entry_saves_faults_for_at_most_two_percent_of_time() {
     for phase in [Phase::Create, Phase::Update] {
-        let (refault, wait) = (
-            contended_blocks("linux-6.12", phase),
-            contended_blocks("linux-6.12+wait", phase),
-        );
+        let (refault, wait) =
+            (contended_blocks("linux-6.12", phase), contended_blocks("linux-6.12+wait", phase));
         println!("{phase}: faults and ns {refault:?} refaulting, {wait:?} waiting");
 
         assert!(wait.0 < refault.0, "{phase}: {wait:?} {refault:?}");
-        assert!(
-            wait.1 <= refault.1 + refault.1 / 50,
-            "{phase}: {wait:?} {refault:?}"
-        );
+        assert!(wait.1 <= refault.1 + refault.1 / 50, "{phase}: {wait:?} {refault:?}");
     }
 }
 
@@ -177,10 +159,7 @@ fn the_costs_of_neoverse_n1_run_every_phase() {
     let machine = config(Backing::Anonymous, "granule").machine;
     for policy in ["linux-5.10", "linux-6.12+series"] {
         let policy = policy.to_owned();
-        let machine = SoftwareMachineConfig {
-            policy,
-            ..machine.clone()
-        };
+        let machine = SoftwareMachineConfig { policy, ..machine.clone() };
         let config = SimulationConfig::new(machine, "neoverse-n1", false).unwrap();
 
         assert_eq!(run(&config, 1).len(), 2 * Phase::ALL.len());

@@ -164,12 +164,10 @@ pub(super) fn run(
         for (index, (delay, body)) in processes.into_iter().enumerate() {
             times[index].0 = start + delay;
             clock.queue(index, start + delay);
-            stacks.push(Some(Coroutine::new(
-                move |yielder: &Yielder<(), ()>, ()| {
-                    CLOCK.with(|clock| clock.yielders.borrow_mut()[index] = ptr::from_ref(yielder));
-                    body();
-                },
-            )));
+            stacks.push(Some(Coroutine::new(move |yielder: &Yielder<(), ()>, ()| {
+                CLOCK.with(|clock| clock.yielders.borrow_mut()[index] = ptr::from_ref(yielder));
+                body();
+            })));
         }
         let mut switches = 0_u32;
         let mut left = count;
@@ -223,11 +221,7 @@ mod tests {
             (0, Box::new(body) as Box<dyn FnOnce()>)
         };
 
-        let times = run(
-            100,
-            vec![process('a', [30, 30]), process('b', [20, 25])],
-            LONG,
-        );
+        let times = run(100, vec![process('a', [30, 30]), process('b', [20, 25])], LONG);
 
         assert_eq!(times, Ok(vec![(100, 160), (100, 145)]));
         let expected = [('b', 120), ('a', 130), ('b', 145), ('a', 160)];
@@ -238,10 +232,7 @@ mod tests {
     fn a_process_that_is_never_woken_is_a_deadlock() {
         let body: Box<dyn FnOnce()> = Box::new(sleep);
 
-        assert_eq!(
-            run(0, vec![(0, body)], LONG),
-            Err(ClockError::Deadlock(vec![0]))
-        );
+        assert_eq!(run(0, vec![(0, body)], LONG), Err(ClockError::Deadlock(vec![0])));
     }
 
     #[test]

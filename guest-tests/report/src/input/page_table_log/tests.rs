@@ -48,9 +48,7 @@ fn equal_runs_are_iterations() {
     let iterations: Vec<_> = records.iter().map(|r| r.config.iteration).collect();
     assert_eq!(iterations, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
     assert!(
-        records
-            .iter()
-            .all(|r| r.host == Host::default() && r.engine == engine::PAGE_TABLE_TEST)
+        records.iter().all(|r| r.host == Host::default() && r.engine == engine::PAGE_TABLE_TEST)
     );
 }
 
@@ -116,10 +114,7 @@ fn iterations_cut_off_anywhere_are_refused() {
             end("granule: exec", 2),
             "line 30: the run that begins here has no 'granule: iteration 4 of 8'",
         ),
-        (
-            end("KVM_UPDATE", 2),
-            "line 30: the run that begins here has no 'KVM_UPDATE_MAPPINGS'",
-        ),
+        (end("KVM_UPDATE", 2), "line 30: the run that begins here has no 'KVM_UPDATE_MAPPINGS'"),
         (
             end("granule: unmap", 7),
             "line 90: the run that begins here has no 'granule: unmap took'",
@@ -137,31 +132,12 @@ fn a_head_with_too_few_iterations_is_refused_at_any_place() {
 
     let error = read(&format!("{cut}{}", bench(3))).unwrap_err();
 
-    assert!(
-        error.to_string().contains("'granule: iteration 3 of 3'"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("'granule: iteration 3 of 3'"), "{error}");
     for (from, to, wanted) in [
-        (
-            "iteration 2 of 3",
-            "iteration 3 of 3",
-            "iteration 3 follows 1",
-        ),
-        (
-            "iteration 2 of 3",
-            "iteration 2 of 4",
-            "an iteration of as many",
-        ),
-        (
-            "iteration 2 of 3",
-            "iteration 2 von 3",
-            "an iteration as N of M",
-        ),
-        (
-            "iteration 1 of 3",
-            "iteration 9 of 3",
-            "an iteration as N of M",
-        ),
+        ("iteration 2 of 3", "iteration 3 of 3", "iteration 3 follows 1"),
+        ("iteration 2 of 3", "iteration 2 of 4", "an iteration of as many"),
+        ("iteration 2 of 3", "iteration 2 von 3", "an iteration as N of M"),
+        ("iteration 1 of 3", "iteration 9 of 3", "an iteration as N of M"),
     ] {
         let error = read(&bench(3).replace(from, to)).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error}");
@@ -173,57 +149,34 @@ fn runs_of_the_bench_may_differ_in_their_own_phases_but_not_be_cut_off() {
     let few = bench(1).replace("granule: exec took 0.000000004s\n", "");
     let cut = &few[..few.find("granule: unmap").unwrap()];
 
-    assert_eq!(
-        read(&(bench(1) + &few)).unwrap().len(),
-        2,
-        "--phases without exec"
-    );
-    assert_eq!(
-        read(&(few.clone() + &bench(1))).unwrap().len(),
-        2,
-        "the last one has more"
-    );
+    assert_eq!(read(&(bench(1) + &few)).unwrap().len(), 2, "--phases without exec");
+    assert_eq!(read(&(few.clone() + &bench(1))).unwrap().len(), 2, "the last one has more");
     let error = read(&(few.clone() + cut)).unwrap_err().to_string();
     assert!(error.contains("has no 'granule: unmap took'"), "{error}");
 }
 
 #[test]
 fn a_log_that_ends_within_a_head_is_refused() {
-    for part in [
-        "Testi",
-        "Testing guest",
-        "Testing guest mode:",
-        "Testing guest mode: PA-b",
-    ] {
+    for part in ["Testi", "Testing guest", "Testing guest mode:", "Testing guest mode: PA-b"] {
         for prefix in ["", "[   12.5] ", "# "] {
-            let error = read(&format!("{CONSOLE}{prefix}{part}"))
-                .unwrap_err()
-                .to_string();
+            let error = read(&format!("{CONSOLE}{prefix}{part}")).unwrap_err().to_string();
             let ends = error.contains("is cut off");
             assert!(error.starts_with("line 43: ") && ends, "{error}");
         }
     }
     assert!(read(&format!("{CONSOLE}a test\n")).is_ok());
-    assert!(
-        read(CONSOLE.trim_end()).is_ok(),
-        "a terminal's copy has no last line end"
-    );
+    assert!(read(CONSOLE.trim_end()).is_ok(), "a terminal's copy has no last line end");
 }
 
 #[test]
 fn lines_of_json_are_refused() {
-    for line in [
-        "{\"schema\":\"granule.result/1\"}",
-        "  {\"a\":",
-        "# {\"schema\":\"granule.result/1\"}",
-    ] {
+    for line in
+        ["{\"schema\":\"granule.result/1\"}", "  {\"a\":", "# {\"schema\":\"granule.result/1\"}"]
+    {
         let after = read(&format!("{CONSOLE}{line}\n")).unwrap_err();
         let before = read(&format!("{line}\n{CONSOLE}")).unwrap_err();
 
-        assert_eq!(
-            (after, before),
-            (LogDefect::Json.at(43), LogDefect::Json.at(1))
-        );
+        assert_eq!((after, before), (LogDefect::Json.at(43), LogDefect::Json.at(1)));
     }
 }
 
@@ -242,32 +195,18 @@ fn defects_are_named_with_their_line() {
     for (from, to, wanted) in [
         ("0x800000", "0x8oo", "line 14: '0x8oo' is not a size"),
         ("vCPUs: 2", "vCPUs: two", "line 17: 'two' is not a number"),
-        (
-            "src type: anonymous\r",
-            "src type: foil\r",
-            "line 27: 'foil'",
-        ),
+        ("src type: anonymous\r", "src type: foil\r", "line 27: 'foil'"),
         ("0.003193280s", "0.0031", "line 21: '0.0031' is not a time"),
-        (
-            "KVM_UPDATE",
-            "KVM_ADJUST",
-            "line 23: 'KVM_ADJUST_MAPPINGS' is repeated",
-        ),
+        ("KVM_UPDATE", "KVM_ADJUST", "line 23: 'KVM_ADJUST_MAPPINGS' is repeated"),
         ("KVM_UPDATE", "KVM_MELT", "line 21: 'KVM_MELT"),
         (
             "Testing guest mode: PA-bits:48,  VA-bits:48, 64K pages\r\n",
             "",
             "line 11: 'Testing memory backing src type: anonymous_hugetlb_2mb' belongs to no run",
         ),
-        (
-            "exit 0",
-            "==== Test Assertion Failure ====",
-            "line 25: the test failed",
-        ),
+        ("exit 0", "==== Test Assertion Failure ====", "line 25: the test failed"),
     ] {
-        let error = read(&CONSOLE.replacen(from, to, 1))
-            .unwrap_err()
-            .to_string();
+        let error = read(&CONSOLE.replacen(from, to, 1)).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error}");
     }
     let cut = CONSOLE.find("KVM_UPDATE").unwrap();

@@ -6,10 +6,7 @@ use super::*;
 const LOG: &str = include_str!("../../../golden/perf.log");
 
 fn steps(samples: &[Sample]) -> Vec<(&str, f64)> {
-    samples
-        .iter()
-        .map(|s| (s.step.name(), s.ns / 1e3))
-        .collect()
+    samples.iter().map(|s| (s.step.name(), s.ns / 1e3)).collect()
 }
 
 #[test]
@@ -37,11 +34,7 @@ fn both_tests_are_read_from_one_console() {
     assert_eq!(dirty.last().unwrap().iteration, 1, "the second run");
     assert_eq!(steps(&demand), [("demand-paging", 1_234_567.89)]);
     assert_eq!(rest.lines().count(), LOG.lines().count());
-    assert_eq!(
-        page_table_log::read(&rest).unwrap().len(),
-        1,
-        "the page-table test's own"
-    );
+    assert_eq!(page_table_log::read(&rest).unwrap().len(), 1, "the page-table test's own");
 }
 
 #[test]
@@ -91,31 +84,15 @@ fn a_cut_is_named_with_its_line_and_the_missing_words() {
 #[test]
 fn defects_are_named_with_their_line() {
     for (from, to, wanted) in [
-        (
-            "Iteration 2 dirty",
-            "Iteration 3 dirty",
-            "line 13: iteration 3 follows 1",
-        ),
+        ("Iteration 2 dirty", "Iteration 3 dirty", "line 13: iteration 3 follows 1"),
         (
             "Enabling dirty logging time: 0.",
             "Enabling dirty logging time: x.",
             "line 7: 'x.000123456s'",
         ),
-        (
-            "Iteration 2 get",
-            "Iteration 1 get",
-            "line 14: iteration 1 follows 2",
-        ),
-        (
-            "over 3 iterations",
-            "over 4 iterations",
-            "has no 'Iteration 4",
-        ),
-        (
-            "Iteration 2 clear dirty log",
-            "lost",
-            "has no 'clear dirty log time:'",
-        ),
+        ("Iteration 2 get", "Iteration 1 get", "line 14: iteration 1 follows 2"),
+        ("over 3 iterations", "over 4 iterations", "has no 'Iteration 4"),
+        ("Iteration 2 clear dirty log", "lost", "has no 'clear dirty log time:'"),
         (
             "Populate memory time",
             "Total guest execution time",

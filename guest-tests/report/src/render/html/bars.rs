@@ -53,12 +53,7 @@ mod tests {
             name: name.to_owned(),
             bars: values.iter().map(|v| (*v, format!("label {v}"))).collect(),
         };
-        let chart = bars(
-            "title",
-            "ms",
-            &[lane("a", &[4.0, 2.0, 1.0]), lane("b", &[0.0])],
-        )
-        .unwrap();
+        let chart = bars("title", "ms", &[lane("a", &[4.0, 2.0, 1.0]), lane("b", &[0.0])]).unwrap();
 
         assert!(chart.contains("data-marks=\"4\"") && chart.contains("label 2"));
         assert!(chart.contains("width=\"344.0\"") && chart.contains("width=\"86.0\""));

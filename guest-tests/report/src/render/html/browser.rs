@@ -16,30 +16,15 @@ pub fn probed(folder: &Path, page: &str, scheme: u8) -> String {
     let path = folder.join("probe.html");
     fs::write(&path, probe).unwrap();
     let output = Command::new("timeout")
-        .args([
-            "120",
-            "chromium",
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-        ])
-        .arg(format!(
-            "--user-data-dir={}",
-            folder.join("profile").display()
-        ))
+        .args(["120", "chromium", "--headless", "--no-sandbox", "--disable-gpu"])
+        .arg(format!("--user-data-dir={}", folder.join("profile").display()))
         .arg(format!("--blink-settings=preferredColorScheme={scheme}"))
-        .args([
-            "--window-size=1800,1200",
-            "--virtual-time-budget=20000",
-            "--dump-dom",
-        ])
+        .args(["--window-size=1800,1200", "--virtual-time-budget=20000", "--dump-dom"])
         .arg(format!("file://{}", path.display()))
         .output()
         .unwrap();
     let dom = String::from_utf8_lossy(&output.stdout).into_owned();
-    let start = dom
-        .find("<pre id=\"result\">")
-        .map(|at| at + "<pre id=\"result\">".len());
+    let start = dom.find("<pre id=\"result\">").map(|at| at + "<pre id=\"result\">".len());
     let start = start.unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     dom[start..].split("</pre>").next().unwrap().to_owned()
 }

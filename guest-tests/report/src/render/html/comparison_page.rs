@@ -56,10 +56,7 @@ fn overview(comparison: &Comparison) -> String {
                 return String::new();
             };
             let (ratio, verdict) = words::time_ratio(comparison, phase);
-            tag(
-                verdict,
-                &format!("{ratio}{}", verdict.map_or("", Verdict::mark)),
-            )
+            tag(verdict, &format!("{ratio}{}", verdict.map_or("", Verdict::mark)))
         });
         let name = escaped(&words::short_title(comparison, configuration));
         ("", [name].into_iter().chain(cells).collect())
@@ -85,9 +82,7 @@ fn sections(comparison: &Comparison) -> Vec<Section> {
     }
     let configurations = comparison.configurations.iter();
     let counted = configurations.filter_map(|one| counts::breakdown(comparison, one));
-    let vcpus = steps
-        .iter()
-        .filter_map(|step| vcpus::distribution(comparison, step));
+    let vcpus = steps.iter().filter_map(|step| vcpus::distribution(comparison, step));
     let time = words::time_name(comparison);
     let [by_phase, by_vcpu] = ["phase", "vCPU"].map(|of| format!("{} of each {of}", capital(time)));
     let sections = [
@@ -105,10 +100,7 @@ fn capital(text: &str) -> String {
 
 /// Returns every figure of one configuration; the counts of a step fold away unless judged.
 fn figures(comparison: &Comparison, configuration: &Configuration) -> Figures {
-    let all = configuration
-        .phases
-        .iter()
-        .flat_map(|phase| rows(comparison, phase));
+    let all = configuration.phases.iter().flat_map(|phase| rows(comparison, phase));
     let (main, counts): (Vec<Row>, Vec<Row>) =
         all.clone().partition(|row| row.is_time() || row.is_judged);
     let has_counts = !counts.is_empty() || main.iter().any(|row| !row.is_time());
@@ -125,10 +117,7 @@ fn table(rows: &[Row]) -> String {
     let row = |row: &Row| {
         let cells = COLUMNS.iter().map(|column| cell((column.cell)(row)));
         let class = if row.is_time() { "time" } else { "count" };
-        (
-            class,
-            [escaped(row.name())].into_iter().chain(cells).collect(),
-        )
+        (class, [escaped(row.name())].into_iter().chain(cells).collect())
     };
     classed_table(&head, &rows.iter().map(row).collect::<Vec<_>>())
 }
@@ -174,10 +163,7 @@ mod tests {
             records
         };
         let (before, after) = (side(2000, 1000), patched(side(1000, 2000)));
-        let options = Options {
-            metric: metric.map(str::to_owned),
-            ..Options::default()
-        };
+        let options = Options { metric: metric.map(str::to_owned), ..Options::default() };
         Comparison::of(&samples(&before), &samples(&after), &options).unwrap()
     }
 
@@ -186,23 +172,16 @@ mod tests {
         let plain = |cell: &str| {
             let parts = format!("<td{cell}");
             let parts = parts.split('<').filter_map(|part| part.split_once('>'));
-            parts
-                .map(|(_, text)| text)
-                .collect::<String>()
-                .trim()
-                .to_owned()
+            parts.map(|(_, text)| text).collect::<String>().trim().to_owned()
         };
         let rows = html.split("<tr").skip(2);
-        rows.map(|row| row.split("<td").skip(1).map(plain).collect())
-            .collect()
+        rows.map(|row| row.split("<td").skip(1).map(plain).collect()).collect()
     }
 
     /// Returns the place of a column in a row.
     fn place(heading: &str) -> usize {
         let mut columns = COLUMNS.iter();
-        1 + columns
-            .position(|column| column.heading == heading)
-            .unwrap()
+        1 + columns.position(|column| column.heading == heading).unwrap()
     }
 
     #[test]
@@ -227,19 +206,10 @@ mod tests {
         let [create, update] = rows.as_slice() else {
             panic!("{rows:?}");
         };
-        assert!(
-            rows.iter().all(|row| row.len() == 1 + COLUMNS.len()),
-            "{rows:?}"
-        );
+        assert!(rows.iter().all(|row| row.len() == 1 + COLUMNS.len()), "{rows:?}");
         assert_eq!(
             create[..5],
-            [
-                "create",
-                "2.005 ms 2.002..2.007",
-                "1.004 ms 1.002..1.007",
-                "0.501",
-                "+49.9%"
-            ]
+            ["create", "2.005 ms 2.002..2.007", "1.004 ms 1.002..1.007", "0.501", "+49.9%"]
         );
         assert!(create[5].starts_with("0.501 (0.5"), "{create:?}");
         let cells = |row: &[String]| ["delta", "verdict"].map(|name| row[place(name)].clone());
@@ -257,14 +227,8 @@ mod tests {
 
         let column = |at: usize| rows.iter().map(|row| row[at].as_str()).collect::<Vec<_>>();
         assert_eq!(column(0), ["create", "DC CIVAC", "update", "DC CIVAC"]);
-        assert_eq!(
-            column(place("verdict")),
-            ["", "improvement", "", "regression"]
-        );
-        assert!(
-            !overview(&comparison).contains("regression"),
-            "no time is judged"
-        );
+        assert_eq!(column(place("verdict")), ["", "improvement", "", "regression"]);
+        assert!(!overview(&comparison).contains("regression"), "no time is judged");
     }
 
     #[test]

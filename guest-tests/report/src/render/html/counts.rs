@@ -20,11 +20,7 @@ pub fn key(comparison: &Comparison) -> String {
         .into_iter()
         .enumerate()
         .map(|(at, step)| {
-            format!(
-                "<li><i class=\"swatch p{}\"></i>{}</li>",
-                at % 8,
-                escaped(step.name())
-            )
+            format!("<li><i class=\"swatch p{}\"></i>{}</li>", at % 8, escaped(step.name()))
         })
         .collect();
     format!("<ul class=\"key\">{items}</ul>\n")
@@ -32,9 +28,8 @@ pub fn key(comparison: &Comparison) -> String {
 
 /// Returns the chart of one configuration; `None` without counts.
 pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Option<String> {
-    let (changed, unchanged): (Vec<Count>, Vec<Count>) = counts(comparison, configuration)
-        .into_iter()
-        .partition(|count| {
+    let (changed, unchanged): (Vec<Count>, Vec<Count>) =
+        counts(comparison, configuration).into_iter().partition(|count| {
             let [before, after] = count.sums();
             (before - after).abs() > ALIKE * before.max(after)
         });
@@ -56,11 +51,7 @@ pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Opti
         let names: Vec<&str> = unchanged.iter().map(|count| count.name.as_str()).collect();
         words += &format!(". Within 1%: {}", names.join(", "));
     }
-    Some(figure(
-        &words::short_title(comparison, configuration),
-        &words,
-        svg,
-    ))
+    Some(figure(&words::short_title(comparison, configuration), &words, svg))
 }
 
 /// One count, step by step.
@@ -82,15 +73,9 @@ fn counts(comparison: &Comparison, configuration: &Configuration) -> Vec<Count> 
     let mut counts: Vec<Count> = Vec::new();
     for phase in &configuration.phases {
         for row in rows(comparison, phase).iter().filter(|row| !row.is_time()) {
-            let is_gauge = configuration
-                .phases
-                .iter()
-                .any(|p| p.gauges.contains_key(row.metric));
+            let is_gauge = configuration.phases.iter().any(|p| p.gauges.contains_key(row.metric));
             if !is_gauge && !counts.iter().any(|count| count.name == row.metric) {
-                counts.push(Count {
-                    name: row.metric.to_owned(),
-                    parts: Vec::new(),
-                });
+                counts.push(Count { name: row.metric.to_owned(), parts: Vec::new() });
             }
         }
     }
@@ -100,9 +85,7 @@ fn counts(comparison: &Comparison, configuration: &Configuration) -> Vec<Count> 
             let change = phase.count(&count.name);
             let sides = change.map_or([None; 2], |change| [change.before, change.after]);
             let medians = sides.map(|spread| spread.map_or(0.0, |spread| spread.median));
-            count
-                .parts
-                .extend(at.map(|at| (at, phase.phase.name().to_owned(), medians)));
+            count.parts.extend(at.map(|at| (at, phase.phase.name().to_owned(), medians)));
         }
     }
     counts
@@ -113,13 +96,7 @@ fn bar_pair(svg: &mut Svg, count: &Count) {
     let sums = count.sums();
     let [before, after] = sums.map(|sum| Unit::Count.value(sum));
     svg.text(LEFT, top + 12.0, Anchor::Start, "", &count.name);
-    svg.text(
-        LEFT,
-        top + 25.0,
-        Anchor::Start,
-        "soft",
-        &format!("{before} → {after}"),
-    );
+    svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &format!("{before} → {after}"));
     for (side, class) in ["before", "after"].into_iter().enumerate() {
         let y = top + 30.0 + 10.0 * side as f64;
         let mut x = LEFT;

@@ -85,9 +85,7 @@ pub fn facts(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> String {
         rows: Vec<Row<'a>>,
     }
     let rows = rows.iter().map(|(name, facts)| {
-        let known = facts
-            .iter()
-            .map(|fact| fact.as_deref().filter(|fact| !fact.is_empty()));
+        let known = facts.iter().map(|fact| fact.as_deref().filter(|fact| !fact.is_empty()));
         let mut cells: Vec<Option<&str>> = known.collect();
         let is_shared = cells.iter().all(|cell| *cell == cells[0]);
         let span = if is_shared { cells.len() } else { 1 };
@@ -127,10 +125,7 @@ mod tests {
             table(&["<a>"], &[]),
         ];
         for part in parts {
-            assert!(
-                part.contains("&lt;a&gt;") && !part.contains("<a>"),
-                "{part}"
-            );
+            assert!(part.contains("&lt;a&gt;") && !part.contains("<a>"), "{part}");
         }
     }
 
@@ -151,9 +146,6 @@ mod tests {
     fn a_table_has_a_cell_for_each_figure() {
         let text = table(&["a", "b"], &[vec!["1".to_owned(), "<b>2</b>".to_owned()]]);
         assert!(text.contains("<th>a</th><th>b</th>"), "{text}");
-        assert!(
-            text.contains("<tr><td>1</td><td><b>2</b></td></tr>"),
-            "{text}"
-        );
+        assert!(text.contains("<tr><td>1</td><td><b>2</b></td></tr>"), "{text}");
     }
 }

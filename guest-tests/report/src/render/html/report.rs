@@ -62,11 +62,7 @@ impl Section {
 
     /// Groups whose charts differ in height need columns in place of a grid.
     fn class(&self) -> &'static str {
-        if self.groups.len() > 1 {
-            "charts uneven"
-        } else {
-            "charts"
-        }
+        if self.groups.len() > 1 { "charts uneven" } else { "charts" }
     }
 }
 
@@ -80,9 +76,7 @@ pub fn provenance(sides: &[(&str, &Side)]) -> String {
         ("image, SHA-256", |side| side.image_sha256.clone()),
         ("CPU", |side| side.cpu.clone()),
         ("CPU features", |side| Some(side.features.clone())),
-        ("base page", |side| {
-            side.page_size.map(|size| size.to_string())
-        }),
+        ("base page", |side| side.page_size.map(|size| size.to_string())),
         ("emulator", |side| side.emulator.clone()),
     ];
     let names: Vec<&str> = sides.iter().map(|(name, _)| *name).collect();

@@ -59,17 +59,11 @@ impl Scale {
                     .map(|step| step * power)
                     .find(|step| *step >= raw);
                 let step = step.unwrap_or(raw);
-                (0..5)
-                    .map(|at| f64::from(at) * step)
-                    .filter(|tick| *tick <= greatest)
-                    .collect()
+                (0..5).map(|at| f64::from(at) * step).filter(|tick| *tick <= greatest).collect()
             }
             Self::Log(least, greatest) => {
                 let (low, high) = (least.log10(), greatest.log10());
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "a decade of a finite figure"
-                )]
+                #[expect(clippy::cast_possible_truncation, reason = "a decade of a finite figure")]
                 let (first, last) = (low.ceil() as i32, high.floor() as i32);
                 let skip = ((last - first) / 4 + 1).max(1);
                 let mut ticks: Vec<f64> = (first..=last)
@@ -116,11 +110,7 @@ mod tests {
                 ] {
                     let ticks = scale.ticks();
                     assert!((2..=5).contains(&ticks.len()), "{scale:?}: {ticks:?}");
-                    assert!(
-                        ticks
-                            .iter()
-                            .all(|tick| (0.0..=1.0).contains(&scale.at(*tick)))
-                    );
+                    assert!(ticks.iter().all(|tick| (0.0..=1.0).contains(&scale.at(*tick))));
                 }
             }
         }

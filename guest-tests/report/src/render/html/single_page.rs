@@ -20,11 +20,8 @@ use granule_types::units::counted;
 
 /// Counts of one kind; a name belongs to one kind.
 type Kind = fn(&Sample) -> &BTreeMap<String, u64>;
-const KINDS: [Kind; 3] = [
-    |sample| &sample.events,
-    |sample| &sample.gauges,
-    |sample| &sample.counters,
-];
+const KINDS: [Kind; 3] =
+    [|sample| &sample.events, |sample| &sample.gauges, |sample| &sample.counters];
 
 /// Sums of counters beside each time.
 type Sum = (&'static str, fn(&str) -> bool);
@@ -40,11 +37,7 @@ pub fn single(samples: &[Sample], label: &str, command: Option<&str>) -> String 
     let side = Side::of(label.to_owned(), samples);
     let groups = comparison::groups(samples, true);
     let time = words::time_words(side.emulator.as_deref());
-    let heading = if time.is_some() {
-        "Virtual time of each phase"
-    } else {
-        "Time of each phase"
-    };
+    let heading = if time.is_some() { "Virtual time of each phase" } else { "Time of each phase" };
     let charts = groups.iter().filter_map(chart).collect();
     rendered(&Report {
         title: format!("Figures of {label}"),
@@ -86,10 +79,7 @@ fn chart(group: &Group) -> Option<String> {
 
 fn spread_cell(unit: Unit, spread: Option<Spread>) -> String {
     let quartiles = spread.is_some_and(|spread| spread.has_quartiles());
-    cell(Cell::Spread(
-        unit.median(spread),
-        unit.range(spread, quartiles),
-    ))
+    cell(Cell::Spread(unit.median(spread), unit.range(spread, quartiles)))
 }
 
 fn figures(group: &Group) -> Figures {
@@ -108,12 +98,7 @@ fn figures(group: &Group) -> Figures {
         row.extend(sums.iter().map(|(_, belongs)| {
             let sum = |sample: &Sample| {
                 let counters = sample.counters.iter();
-                Some(
-                    counters
-                        .filter(|(name, _)| belongs(name))
-                        .map(|(_, count)| count)
-                        .sum(),
-                )
+                Some(counters.filter(|(name, _)| belongs(name)).map(|(_, count)| count).sum())
             };
             spread_cell(Unit::Count, group.spread(step, sum))
         }));
@@ -171,10 +156,7 @@ mod tests {
         one.counters.clear();
         one.events.clear();
         let page = single(&samples(&[one]), "base", None);
-        assert!(
-            !page.contains("DC lines") && !page.contains("<details>"),
-            "{page}"
-        );
+        assert!(!page.contains("DC lines") && !page.contains("<details>"), "{page}");
         assert!(page.contains("; 1 run</h3>"));
     }
 }

@@ -65,10 +65,7 @@ impl Svg {
             // Writing into a String cannot fail.
             let _ = write!(list, "{x:.1},{y:.1} ");
         }
-        self.put(&format!(
-            r#"<polyline points="{}" class="{class}"/>"#,
-            list.trim_end()
-        ));
+        self.put(&format!(r#"<polyline points="{}" class="{class}"/>"#, list.trim_end()));
     }
 
     /// Adds a mark for a figure, with a tooltip.
@@ -123,11 +120,7 @@ pub fn figure(title: &str, words: &str, drawing: Svg) -> String {
     format!(
         "<figure><figcaption><b>{}</b>{}</figcaption>\n{}\n</figure>\n",
         escaped(title),
-        if words.is_empty() {
-            String::new()
-        } else {
-            format!("<br>{}", escaped(words))
-        },
+        if words.is_empty() { String::new() } else { format!("<br>{}", escaped(words)) },
         drawing.finish(title)
     )
 }

@@ -16,10 +16,7 @@ use granule_types::{phase::Phase, record::Record, units::Nanoseconds};
 /// nanoseconds to minutes, counts from 0 to billions, and names that are longer than a chart.
 fn matrix(factor: u64) -> Vec<Record> {
     let mut records = Vec::new();
-    for (at, backing) in ["anonymous", "anonymous_hugetlb_2mb"]
-        .into_iter()
-        .enumerate()
-    {
+    for (at, backing) in ["anonymous", "anonymous_hugetlb_2mb"].into_iter().enumerate() {
         for vcpus in [1, 2, 8, 80] {
             for (step, phase) in (0..).zip(Phase::ALL) {
                 for run in 0..10 {
@@ -59,10 +56,7 @@ fn matrix(factor: u64) -> Vec<Record> {
 
 fn page() -> String {
     let options = Options {
-        labels: [
-            "before <&>".to_owned(),
-            "a/quite/long/path/that/must/break/somewhere/".repeat(3),
-        ],
+        labels: ["before <&>".to_owned(), "a/quite/long/path/that/must/break/somewhere/".repeat(3)],
         command: Some("granule compare \"<before>\" after".to_owned()),
         ..Options::default()
     };
@@ -106,17 +100,11 @@ fn charts_and_tables_show_the_same_range() {
     };
     let (few, enough) = (page(&[10, 20, 60]), page(&[10, 20, 60, 70]));
 
-    assert!(
-        few.contains("before: 20.000 us, all from 10.000 us to 60.000 us, 3 runs"),
-        "{few}"
-    );
+    assert!(few.contains("before: 20.000 us, all from 10.000 us to 60.000 us, 3 runs"), "{few}");
     assert!(
         few.contains("; median, least and greatest") && !few.contains("; median and quartiles")
     );
-    assert!(
-        enough.contains(", quartiles 17.500 us to 62.500 us, 4 runs"),
-        "{enough}"
-    );
+    assert!(enough.contains(", quartiles 17.500 us to 62.500 us, 4 runs"), "{enough}");
     assert!(enough.contains("; median and quartiles"));
 }
 
@@ -125,18 +113,12 @@ fn charts_and_tables_show_the_same_range() {
 fn in_chromium_charts_are_complete_and_do_not_overlap() {
     let folder = tempfile::tempdir().unwrap();
     let spoilt = page().replace("y=\"12.0\"", "y=\"25.0\"");
-    assert!(
-        probed(folder.path(), &spoilt, 0).contains("lies upon"),
-        "the probe finds nothing"
-    );
+    assert!(probed(folder.path(), &spoilt, 0).contains("lies upon"), "the probe finds nothing");
     look_at(&page(), 30);
 }
 
 #[test]
 #[ignore = "needs Chromium; scripts/test runs it where it is installed"]
 fn in_chromium_a_page_of_one_kernel_is_legible() {
-    look_at(
-        &single(&samples(&matrix(7)), "a series", Some("granule lab")),
-        8,
-    );
+    look_at(&single(&samples(&matrix(7)), "a series", Some("granule lab")), 8);
 }

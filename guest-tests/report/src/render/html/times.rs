@@ -33,13 +33,9 @@ impl Times {
     fn of(phase: &PhaseChange) -> impl Iterator<Item = Self> {
         let quartiles = phase.time.has_quartiles();
         let sides = [("before", phase.time.before), ("after", phase.time.after)];
-        sides.into_iter().filter_map(move |(side, spread)| {
-            Some(Self {
-                side,
-                spread: spread?,
-                quartiles,
-            })
-        })
+        sides
+            .into_iter()
+            .filter_map(move |(side, spread)| Some(Self { side, spread: spread?, quartiles }))
     }
 
     fn ends(self) -> [f64; 2] {
@@ -49,11 +45,7 @@ impl Times {
     fn tooltip(self, unit: Unit) -> String {
         let [low, high] = self.ends().map(|ns| unit.value(ns));
         let median = unit.value(self.spread.median);
-        let ends = if self.quartiles {
-            "quartiles"
-        } else {
-            "all from"
-        };
+        let ends = if self.quartiles { "quartiles" } else { "all from" };
         let runs = counted(self.spread.runs, "run");
         format!("{}: {median}, {ends} {low} to {high}, {runs}", self.side)
     }
@@ -82,13 +74,9 @@ pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
     const ROW: f64 = 52.0;
     let rows = comparison.rows().filter(|(_, phase)| phase.phase == *step);
     let rows: Vec<(&Configuration, &PhaseChange)> = rows.collect();
-    let times: Vec<Times> = rows
-        .iter()
-        .flat_map(|(_, phase)| Times::of(phase))
-        .collect();
-    let all = times
-        .iter()
-        .flat_map(|times| [times.ends()[0], times.spread.median, times.ends()[1]]);
+    let times: Vec<Times> = rows.iter().flat_map(|(_, phase)| Times::of(phase)).collect();
+    let all =
+        times.iter().flat_map(|times| [times.ends()[0], times.spread.median, times.ends()[1]]);
     let scale = Scale::of(all);
     let unit = unit_of(&times);
     let x = |ns: f64| LEFT + scale.at(ns) * (RIGHT - LEFT);
@@ -101,13 +89,7 @@ pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
         let top = ROW * at as f64;
         let name = words::short_title(comparison, configuration);
         svg.text(LEFT, top + 12.0, Anchor::Start, "", &name);
-        svg.text(
-            LEFT,
-            top + 25.0,
-            Anchor::Start,
-            "soft",
-            &change_words(phase),
-        );
+        svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &change_words(phase));
         for times in Times::of(phase) {
             let y = top + if times.side == "before" { 33.0 } else { 42.0 };
             let [low, high] = times.ends();
@@ -168,10 +150,7 @@ pub fn by_parameter(
 ) -> Vec<String> {
     let (all, emulated) = (&comparison.configurations, comparison.is_emulated());
     let sweeps = comparison::sweeps(all, emulated, step, parameter);
-    sweeps
-        .iter()
-        .map(|sweep| curves(step, parameter, sweep))
-        .collect()
+    sweeps.iter().map(|sweep| curves(step, parameter, sweep)).collect()
 }
 
 /// Left end of the plot, behind the labels of its ticks.
@@ -181,10 +160,7 @@ const BOTTOM: f64 = 170.0;
 
 fn curves(step: &Step, parameter: SweepParameter, sweep: &Sweep) -> String {
     let points = &sweep.points;
-    let times: Vec<Times> = points
-        .iter()
-        .flat_map(|(_, phase)| Times::of(phase))
-        .collect();
+    let times: Vec<Times> = points.iter().flat_map(|(_, phase)| Times::of(phase)).collect();
     let scale = Scale::from_zero(times.iter().flat_map(|t| [t.spread.median, t.ends()[1]]));
     let unit = unit_of(&times);
     let y = |ns: f64| BOTTOM - scale.at(ns) * (BOTTOM - TOP);
@@ -197,9 +173,7 @@ fn curves(step: &Step, parameter: SweepParameter, sweep: &Sweep) -> String {
         let label = tick_label(tick, unit);
         svg.text(GUTTER - 5.0, y(tick) + 4.0, Anchor::End, "soft", &label);
     }
-    let labels = points
-        .iter()
-        .map(|(value, _)| (x(*value), parameter.label(*value)));
+    let labels = points.iter().map(|(value, _)| (x(*value), parameter.label(*value)));
     value_labels(&mut svg, labels);
     for side in ["before", "after"] {
         let of = |(value, phase): &(u64, &PhaseChange)| {
@@ -210,10 +184,7 @@ fn curves(step: &Step, parameter: SweepParameter, sweep: &Sweep) -> String {
         if of.is_empty() {
             continue;
         }
-        let line: Vec<_> = of
-            .iter()
-            .map(|(v, t)| (x(*v), y(t.spread.median)))
-            .collect();
+        let line: Vec<_> = of.iter().map(|(v, t)| (x(*v), y(t.spread.median))).collect();
         svg.path(&line, side);
         for (value, times) in of {
             let tooltip = format!("{}, {}", parameter.words(value), times.tooltip(unit));
@@ -223,12 +194,7 @@ fn curves(step: &Step, parameter: SweepParameter, sweep: &Sweep) -> String {
         }
     }
     svg.height = BOTTOM + 20.0;
-    let mut words = format!(
-        "{}: {} by {}",
-        sweep.rest.name(),
-        unit.name(),
-        parameter.name()
-    );
+    let mut words = format!("{}: {} by {}", sweep.rest.name(), unit.name(), parameter.name());
     for (side, fit) in ["before", "after"].into_iter().zip(sweep.fits()) {
         if let Some(fit) = fit {
             words += &format!("; power {side}: {}", fit.words());

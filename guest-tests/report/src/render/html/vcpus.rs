@@ -64,13 +64,7 @@ fn row(svg: &mut Svg, name: &str, sides: [&[f64]; 2]) {
             let ns = sorted[dot * (sorted.len() - 1) / dots.max(2).saturating_sub(1)];
             // Moved up and down, so that equal times do not hide each other.
             let off = (dot % 5) as f64 * 2.0 - 4.0;
-            svg.circle(
-                x(ns),
-                y + off,
-                1.6,
-                &format!("dot {class}"),
-                &unit.value(ns),
-            );
+            svg.circle(x(ns), y + off, 1.6, &format!("dot {class}"), &unit.value(ns));
         }
         let median = x(spread.median);
         svg.line([median, y - 7.0, median, y + 7.0], class);

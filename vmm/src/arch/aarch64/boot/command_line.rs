@@ -49,10 +49,7 @@ mod tests {
     fn a_command_line_that_the_kernel_would_truncate_is_refused() {
         let error = parse(&"a".repeat(2048)).unwrap_err().to_string();
 
-        assert!(
-            error.contains("2048 bytes; arm64 Linux reads 2047"),
-            "{error}"
-        );
+        assert!(error.contains("2048 bytes; arm64 Linux reads 2047"), "{error}");
         assert!(parse(&"a".repeat(2047)).is_ok());
     }
 

@@ -179,10 +179,7 @@ impl Fdt<'_> {
         if self.pmu {
             let pmu = fdt.begin_node("pmu")?;
             fdt.property_string("compatible", "arm,armv8-pmuv3")?;
-            fdt.property_array_u32(
-                "interrupts",
-                &[PRIVATE, PMU_PPI, self.ppi_flags(LEVEL_HIGH)],
-            )?;
+            fdt.property_array_u32("interrupts", &[PRIVATE, PMU_PPI, self.ppi_flags(LEVEL_HIGH)])?;
             fdt.end_node(pmu)?;
         }
         Ok(())
@@ -190,15 +187,8 @@ impl Fdt<'_> {
 
     fn write_gic(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
         let (distributor, other) = match self.gic {
-            GicRanges::V3 {
-                distributor,
-                redistributors,
-                ..
-            } => (distributor, redistributors),
-            GicRanges::V2 {
-                distributor,
-                cpu_interface,
-            } => (distributor, cpu_interface),
+            GicRanges::V3 { distributor, redistributors, .. } => (distributor, redistributors),
+            GicRanges::V2 { distributor, cpu_interface } => (distributor, cpu_interface),
         };
         let node = fdt.begin_node(&format!("intc@{:x}", distributor.start.0))?;
         let compatible = match self.gic {

@@ -99,9 +99,7 @@ impl Image {
 
     fn from_uncompressed(bytes: Vec<u8>, limit: Bytes) -> Result<Self, ImageError> {
         if bytes.get(MAGIC_OFFSET..MAGIC_OFFSET + MAGIC.len()) != Some(MAGIC) {
-            return Err(ImageError::UnknownFormat(
-                bytes[..bytes.len().min(4)].to_vec(),
-            ));
+            return Err(ImageError::UnknownFormat(bytes[..bytes.len().min(4)].to_vec()));
         }
         let truncated = ImageError::Truncated("header");
         let [text_offset, image_size, flags] = match [8, 16, 24].map(|at| read_u64(&bytes, at)) {
@@ -119,11 +117,7 @@ impl Image {
         if length > limit.0 || size > limit.0 || text_offset > limit.0 {
             return Err(ImageError::TooLarge(limit));
         }
-        Ok(Self {
-            bytes,
-            text_offset: Bytes(text_offset),
-            size: Bytes(size),
-        })
+        Ok(Self { bytes, text_offset: Bytes(text_offset), size: Bytes(size) })
     }
 }
 
@@ -145,9 +139,9 @@ fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, ImageE
     match name {
         b"gzip" => gunzip(payload, limit),
         b"zstd" | b"zstd22" => unzstd(payload, limit),
-        other => Err(ImageError::UnsupportedCompression(
-            String::from_utf8_lossy(other).into_owned(),
-        )),
+        other => {
+            Err(ImageError::UnsupportedCompression(String::from_utf8_lossy(other).into_owned()))
+        }
     }
     .map(Some)
 }
@@ -157,10 +151,7 @@ fn gunzip(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, ImageError> {
 }
 
 fn unzstd(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, ImageError> {
-    let failed = |source: io::Error| ImageError::Decompress {
-        compression: "zstd",
-        source,
-    };
+    let failed = |source: io::Error| ImageError::Decompress { compression: "zstd", source };
     let decoder = ruzstd::decoding::StreamingDecoder::new(compressed)
         .map_err(|error| failed(io::Error::other(error.to_string())))?;
     read_all("zstd", decoder, limit)
@@ -174,10 +165,7 @@ fn read_all(
     let mut uncompressed = Vec::new();
     from.take(limit.0 + 1)
         .read_to_end(&mut uncompressed)
-        .map_err(|source| ImageError::Decompress {
-            compression,
-            source,
-        })?;
+        .map_err(|source| ImageError::Decompress { compression, source })?;
     if uncompressed.len() as u64 > limit.0 {
         return Err(ImageError::TooLarge(limit));
     }
@@ -185,9 +173,7 @@ fn read_all(
 }
 
 fn read_u64(bytes: &[u8], offset: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(
-        bytes.get(offset..offset + 8)?.try_into().ok()?,
-    ))
+    Some(u64::from_le_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?))
 }
 
 #[cfg(test)]
@@ -250,11 +236,8 @@ mod tests {
         );
         let expected = Image::from_file(file.clone()).unwrap();
 
-        for compressed in [
-            gzip(&file),
-            zboot_with("gzip", &gzip(&file)),
-            zboot_with("zstd", &zstd),
-        ] {
+        for compressed in [gzip(&file), zboot_with("gzip", &gzip(&file)), zboot_with("zstd", &zstd)]
+        {
             assert_eq!(Image::from_file(compressed).unwrap(), expected);
         }
     }

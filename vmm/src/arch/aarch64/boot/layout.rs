@@ -97,21 +97,14 @@ mod tests {
     use crate::arch::layout::{PLATFORM_DEVICES, VIRTIO_DEVICES};
 
     fn image(text_offset: u64, size: Bytes) -> Image {
-        Image {
-            bytes: Vec::new(),
-            text_offset: Bytes(text_offset),
-            size,
-        }
+        Image { bytes: Vec::new(), text_offset: Bytes(text_offset), size }
     }
 
     #[test]
     fn boot_data_is_aligned_at_the_start_of_memory() {
-        let layout = BootLayout::new(
-            &image(0, Bytes::mib(31)),
-            Some(Bytes(5_000_001)),
-            Bytes::mib(128),
-        )
-        .unwrap();
+        let layout =
+            BootLayout::new(&image(0, Bytes::mib(31)), Some(Bytes(5_000_001)), Bytes::mib(128))
+                .unwrap();
 
         assert_eq!(layout.fdt.0, 0x4000_0000);
         assert_eq!(layout.kernel.0, 0x4020_0000);
@@ -132,12 +125,9 @@ mod tests {
 
     #[test]
     fn the_error_names_the_required_memory() {
-        let error = BootLayout::new(
-            &image(0, Bytes::mib(31)),
-            Some(Bytes::mib(40)),
-            Bytes::mib(64),
-        )
-        .unwrap_err();
+        let error =
+            BootLayout::new(&image(0, Bytes::mib(31)), Some(Bytes::mib(40)), Bytes::mib(64))
+                .unwrap_err();
 
         assert!(error.to_string().contains("need 74M"), "{error}");
     }

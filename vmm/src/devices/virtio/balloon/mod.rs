@@ -92,11 +92,7 @@ impl Balloon {
             reported: AtomicU64::new(0),
             inflated: AtomicU64::new(0),
         };
-        Ok(Self {
-            state: Arc::new(state),
-            optional_queues: Vec::new(),
-            statistics_chain: None,
-        })
+        Ok(Self { state: Arc::new(state), optional_queues: Vec::new(), statistics_chain: None })
     }
 
     /// Returns a handle, which stays valid while the worker owns the device.
@@ -183,16 +179,12 @@ impl VirtioDevice for Balloon {
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
         // A queue exists only with its feature; later queues move up (section 5.5.2).
         let optional = [F_STATS, F_REPORTING].into_iter();
-        self.optional_queues = optional
-            .filter(|f| features & feature_bit(*f) != 0)
-            .collect();
+        self.optional_queues = optional.filter(|f| features & feature_bit(*f) != 0).collect();
         Ok(())
     }
 
     fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        let feature = index
-            .checked_sub(2)
-            .and_then(|at| self.optional_queues.get(at));
+        let feature = index.checked_sub(2).and_then(|at| self.optional_queues.get(at));
         if feature == Some(&F_STATS) {
             return self.receive_statistics(index, queues);
         }

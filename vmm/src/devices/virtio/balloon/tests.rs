@@ -11,10 +11,7 @@ use crate::devices::virtio::testing::{Buffer, Driver, START, memory};
 const PAGES: u64 = START + 0x80_0000;
 
 fn fill(driver: &Driver<'_>) {
-    driver
-        .memory
-        .write_slice(&[7; 1 << 16], GuestAddress(PAGES))
-        .unwrap();
+    driver.memory.write_slice(&[7; 1 << 16], GuestAddress(PAGES)).unwrap();
 }
 
 fn first_byte(driver: &Driver<'_>, page: u64) -> u8 {
@@ -31,10 +28,7 @@ fn only_inflated_pages_are_discarded() {
     let pages = [1, 2, 3, 7].map(|page| u32::try_from(PAGES / PAGE + page).unwrap());
     let numbers = pages.into_iter().chain([u32::MAX, 0]);
 
-    driver.request(
-        0,
-        &[Buffer::Out(numbers.flat_map(u32::to_le_bytes).collect())],
-    );
+    driver.request(0, &[Buffer::Out(numbers.flat_map(u32::to_le_bytes).collect())]);
 
     let left: Vec<u8> = (0..9).map(|page| first_byte(&driver, page)).collect();
     assert_eq!(left, [7, 0, 0, 0, 7, 7, 7, 0, 7]);

@@ -79,21 +79,14 @@ impl Disk {
             },
             source,
         };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(!read_only)
-            .open(path)
-            .map_err(open)?;
+        let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(open)?;
         let locked = match read_only {
             true => file.try_lock_shared(),
             false => file.try_lock(),
         };
         locked.map_err(|error| match error {
             TryLockError::WouldBlock => DiskError::InUse(path.to_owned()),
-            TryLockError::Error(source) => DiskError::Lock {
-                path: path.to_owned(),
-                source,
-            },
+            TryLockError::Error(source) => DiskError::Lock { path: path.to_owned(), source },
         })?;
         if file.metadata().map_err(open)?.is_dir() {
             return Err(DiskError::Empty(path.to_owned()));
@@ -118,17 +111,8 @@ impl Disk {
         let path = path.to_owned();
         match file.seek(SeekFrom::End(0)) {
             Ok(..SECTOR) => Err(DiskError::Empty(path)),
-            Ok(size) => Ok(Self {
-                file,
-                path,
-                sectors: size / SECTOR,
-                read_only,
-            }),
-            Err(source) => Err(DiskError::Open {
-                path,
-                advice: "",
-                source,
-            }),
+            Ok(size) => Ok(Self { file, path, sectors: size / SECTOR, read_only }),
+            Err(source) => Err(DiskError::Open { path, advice: "", source }),
         }
     }
 

@@ -22,10 +22,7 @@ fn disk(folder: &TempDir, read_only: bool) -> Box<Block> {
         let bytes: Vec<u8> = (0..=u8::MAX).flat_map(|sector| [sector; 512]).collect();
         fs::write(&path, bytes).unwrap();
     }
-    Box::new(Block::new(
-        Disk::open(&path, read_only).unwrap(),
-        "a disk of the tests",
-    ))
+    Box::new(Block::new(Disk::open(&path, read_only).unwrap(), "a disk of the tests"))
 }
 
 fn content(folder: &TempDir) -> Vec<u8> {
@@ -40,21 +37,13 @@ fn header(kind: u32, sector: u64) -> Buffer {
 }
 
 fn read(driver: &mut Driver<'_>, sector: u64, length: u32) -> (Vec<u8>, u8) {
-    let request = [
-        header(VIRTIO_BLK_T_IN, sector),
-        Buffer::In(length),
-        Buffer::In(1),
-    ];
+    let request = [header(VIRTIO_BLK_T_IN, sector), Buffer::In(length), Buffer::In(1)];
     let (answers, _) = driver.request(0, &request);
     (answers[0].clone(), answers[1][0])
 }
 
 fn write(driver: &mut Driver<'_>, sector: u64, bytes: Vec<u8>) -> u8 {
-    let request = [
-        header(VIRTIO_BLK_T_OUT, sector),
-        Buffer::Out(bytes),
-        Buffer::In(1),
-    ];
+    let request = [header(VIRTIO_BLK_T_OUT, sector), Buffer::Out(bytes), Buffer::In(1)];
     driver.request(0, &request).0[0][0]
 }
 
@@ -87,9 +76,7 @@ fn written_data_is_in_the_file_and_is_read_back() {
 fn a_request_may_span_buffers_of_any_length() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     let mut driver = Driver::start(&memory, disk(&folder, false), 0);
-    let Buffer::Out(head) = header(VIRTIO_BLK_T_IN, 1) else {
-        unreachable!()
-    };
+    let Buffer::Out(head) = header(VIRTIO_BLK_T_IN, 1) else { unreachable!() };
     let (first, second) = head.split_at(5);
 
     let (answers, written) = driver.request(
@@ -126,13 +113,7 @@ fn requests_beyond_the_disk_or_its_limits_fail() {
         write(&mut driver, end, vec![0; 512]),
         write(&mut driver, 0, vec![0; 100]),
         clear(&mut driver, VIRTIO_BLK_T_DISCARD, end, 1, 0),
-        clear(
-            &mut driver,
-            VIRTIO_BLK_T_WRITE_ZEROES,
-            0,
-            MAX_SECTORS + 1,
-            0,
-        ),
+        clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, 0, MAX_SECTORS + 1, 0),
     ];
 
     assert_eq!(results, [IOERR; 9]);
@@ -152,16 +133,10 @@ fn ranges_are_zeroed_and_discarded() {
 
     let content = content(&folder);
     assert_eq!((zeroed, odd), (OK, UNSUPPORTED));
-    assert_eq!(
-        content[..2048],
-        [vec![0; 512], vec![0; 1024], vec![3; 512]].concat()
-    );
+    assert_eq!(content[..2048], [vec![0; 512], vec![0; 1024], vec![3; 512]].concat());
     match discarded {
         OK => assert!(blocks() < before),
-        status => assert_eq!(
-            status, UNSUPPORTED,
-            "this file system does not support holes"
-        ),
+        status => assert_eq!(status, UNSUPPORTED, "this file system does not support holes"),
     }
 }
 
@@ -170,14 +145,7 @@ fn capacity_and_serial_number_are_reported() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     let mut driver = Driver::start(&memory, disk(&folder, false), 0);
 
-    let id = driver.request(
-        0,
-        &[
-            header(VIRTIO_BLK_T_GET_ID, 0),
-            Buffer::In(20),
-            Buffer::In(1),
-        ],
-    );
+    let id = driver.request(0, &[header(VIRTIO_BLK_T_GET_ID, 0), Buffer::In(20), Buffer::In(1)]);
     let unknown = driver.request(0, &[header(99, 0), Buffer::In(1)]);
 
     assert_eq!(driver.get(0x100), 256);
@@ -207,10 +175,7 @@ fn writes_to_a_read_only_disk_fail() {
 fn requests_beyond_a_truncated_file_fail() {
     let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
     let mut driver = Driver::start(&memory, disk(&folder, false), 0);
-    let file = fs::OpenOptions::new()
-        .write(true)
-        .open(folder.path().join("disk"))
-        .unwrap();
+    let file = fs::OpenOptions::new().write(true).open(folder.path().join("disk")).unwrap();
     file.set_len(1024).unwrap();
 
     assert_eq!(read(&mut driver, 1, 1024).1, IOERR);
@@ -259,8 +224,5 @@ fn files_that_are_not_disks_are_refused() {
 
     assert!(matches!(missing, DiskError::Open { .. }), "{missing}");
     assert!(matches!(directory, DiskError::Empty(_)), "{directory}");
-    assert!(matches!(
-        Disk::open(&empty, false),
-        Err(DiskError::Empty(_))
-    ));
+    assert!(matches!(Disk::open(&empty, false), Err(DiskError::Empty(_))));
 }

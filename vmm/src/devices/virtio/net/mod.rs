@@ -226,9 +226,8 @@ impl VirtioDevice for Net {
                 self.take_link_down(&error);
                 Ok(())
             }
-            other => other.map_err(DeviceError::host(
-                "negotiating offloads with the tap (TUNSETOFFLOAD)",
-            )),
+            other => other
+                .map_err(DeviceError::host("negotiating offloads with the tap (TUNSETOFFLOAD)")),
         }
     }
 
@@ -271,10 +270,7 @@ impl VirtioDevice for Net {
 }
 
 fn has_disappeared(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EBADFD | libc::ENODEV | libc::ENXIO)
-    )
+    matches!(error.raw_os_error(), Some(libc::EBADFD | libc::ENODEV | libc::ENXIO))
 }
 
 /// Returns the bytes of the status field in the configuration space.

@@ -85,22 +85,14 @@ impl Tap {
         // SAFETY: the kernel reads an int during the call.
         let result = unsafe { ioctl_with_ref(&file, ioctl_number(libc::TUNSETVNETHDRSZ), &size) };
         check(result).map_err(|source| refused("TUNSETVNETHDRSZ", source))?;
-        Ok(Self {
-            file,
-            name: name.to_owned(),
-            has_offloads: true,
-        })
+        Ok(Self { file, name: name.to_owned(), has_offloads: true })
     }
 
     /// Uses another non-blocking descriptor as a tap, without offloads. Each read returns and each
     /// write takes a packet with its header.
     #[must_use]
     pub fn from_fd(packets: OwnedFd, name: &str) -> Self {
-        Self {
-            file: packets.into(),
-            name: name.to_owned(),
-            has_offloads: false,
-        }
+        Self { file: packets.into(), name: name.to_owned(), has_offloads: false }
     }
 
     /// Returns the same open tap.
@@ -114,11 +106,7 @@ impl Tap {
             advice: String::new(),
             source,
         })?;
-        Ok(Self {
-            file,
-            name: self.name.clone(),
-            has_offloads: self.has_offloads,
-        })
+        Ok(Self { file, name: self.name.clone(), has_offloads: self.has_offloads })
     }
 
     /// Returns the name.
@@ -168,11 +156,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 }
 
 /// Converts an ioctl number, whose type differs between C libraries.
-#[allow(
-    clippy::unnecessary_cast,
-    clippy::cast_sign_loss,
-    clippy::cast_possible_truncation
-)]
+#[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, clippy::cast_possible_truncation)]
 const fn ioctl_number(number: libc::Ioctl) -> libc::c_ulong {
     number as u32 as libc::c_ulong
 }

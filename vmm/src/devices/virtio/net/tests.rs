@@ -18,8 +18,7 @@ const MERGE: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 /// Returns a card and the host's end of its tap.
 fn card() -> (Box<Net>, UnixDatagram) {
     let (tap, host) = Tap::pair();
-    host.set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    host.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     (Box::new(Net::new(tap, mac_for("tap0"))), host)
 }
 

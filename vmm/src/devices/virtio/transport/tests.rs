@@ -46,9 +46,7 @@ fn a_notifier_event_notifies_its_queue() {
     let memory = memory();
     let mut driver = Driver::start(&memory, rng(), 0);
     let notifiers: Vec<_> = driver.transport.notifiers().collect();
-    let [notifier] = &notifiers[..] else {
-        panic!("{notifiers:?}")
-    };
+    let [notifier] = &notifiers[..] else { panic!("{notifiers:?}") };
     assert_eq!((notifier.offset, notifier.value), (0x50, 0));
 
     driver.add(0, &[Buffer::In(8)]);
@@ -97,10 +95,8 @@ impl VirtioDevice for TakesFirstQueue {
 #[test]
 fn the_worker_does_not_serve_a_taken_queue() {
     let (memory, taken) = (memory(), Arc::default());
-    let device = TakesFirstQueue {
-        config: ConfigSpace::new(Vec::new(), 0..0),
-        taken: Arc::clone(&taken),
-    };
+    let device =
+        TakesFirstQueue { config: ConfigSpace::new(Vec::new(), 0..0), taken: Arc::clone(&taken) };
     let mut driver = Driver::start(&memory, Box::new(device), EVENT_IDX);
 
     driver.add(0, &[Buffer::In(8)]);
@@ -178,10 +174,7 @@ fn an_invalid_queue_configuration_needs_a_reset() {
 
 #[test]
 fn an_invalid_queue_entry_needs_a_reset() {
-    for step in [
-        "a buffer beyond memory",
-        "an available index beyond the size",
-    ] {
+    for step in ["a buffer beyond memory", "an available index beyond the size"] {
         let memory = memory();
         let mut driver = Driver::start(&memory, rng(), 0);
         if step.starts_with("a buffer") {

@@ -54,9 +54,7 @@ type KernelDevice = VhostDevice<Arc<GuestMemoryMmap>>;
 
 impl fmt::Debug for VsockBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VsockBackend")
-            .field("cid", &self.cid)
-            .finish_non_exhaustive()
+        f.debug_struct("VsockBackend").field("cid", &self.cid).finish_non_exhaustive()
     }
 }
 
@@ -68,10 +66,7 @@ impl VsockBackend {
     pub fn open(cid: u32) -> Result<Self, VsockError> {
         let device = KernelDevice::new(Arc::default())
             .map_err(host_error)
-            .map_err(|source| VsockError::Open {
-                advice: advice(&source),
-                source,
-            })?;
+            .map_err(|source| VsockError::Open { advice: advice(&source), source })?;
         let offered = device
             .get_features()
             .map_err(vsock_error("reading its features, VHOST_GET_FEATURES"))?;
@@ -79,22 +74,13 @@ impl VsockBackend {
             0 => {}
             missing => return Err(VsockError::Features(missing)),
         }
-        device
-            .set_guest_cid(cid.into())
-            .map_err(|error| match host_error(error) {
-                source if source.raw_os_error() == Some(libc::EADDRINUSE) => {
-                    VsockError::CidInUse(cid)
-                }
-                source => VsockError::Call {
-                    doing: "reserving the CID, VHOST_VSOCK_SET_GUEST_CID",
-                    source,
-                },
-            })?;
-        Ok(Self {
-            device: Arc::new(device),
-            cid,
-            features: offered & feature_bit(F_SEQPACKET),
-        })
+        device.set_guest_cid(cid.into()).map_err(|error| match host_error(error) {
+            source if source.raw_os_error() == Some(libc::EADDRINUSE) => VsockError::CidInUse(cid),
+            source => {
+                VsockError::Call { doing: "reserving the CID, VHOST_VSOCK_SET_GUEST_CID", source }
+            }
+        })?;
+        Ok(Self { device: Arc::new(device), cid, features: offered & feature_bit(F_SEQPACKET) })
     }
 
     /// Returns the CID of the guest.
@@ -113,10 +99,7 @@ impl VsockBackend {
         match self.device.set_owner().map_err(host_error) {
             // Owned since an earlier boot of the guest; no other process has the descriptor.
             Err(source) if source.raw_os_error() == Some(libc::EBUSY) => Ok(()),
-            other => other.map_err(|source| VsockError::Call {
-                doing: "VHOST_SET_OWNER",
-                source,
-            }),
+            other => other.map_err(|source| VsockError::Call { doing: "VHOST_SET_OWNER", source }),
         }
     }
 
@@ -130,13 +113,8 @@ impl VsockBackend {
         broken: &EventFd,
     ) -> Result<ActiveBackend, DeviceError> {
         let call = |doing| move |error| DeviceError::host(doing)(host_error(error));
-        let bound = BoundBackend {
-            device: &self.device,
-            memory: queues[RECEIVE].memory().map(),
-        };
-        bound
-            .set_features(features)
-            .map_err(call("setting features (VHOST_SET_FEATURES)"))?;
+        let bound = BoundBackend { device: &self.device, memory: queues[RECEIVE].memory().map() };
+        bound.set_features(features).map_err(call("setting features (VHOST_SET_FEATURES)"))?;
         bound
             .set_mem_table(&memory_table(bound.memory))
             .map_err(call("passing guest memory (VHOST_SET_MEM_TABLE)"))?;
@@ -161,13 +139,8 @@ impl VsockBackend {
                 .set_vring_kick(index, &queue.event)
                 .map_err(call("setting a notification event (VHOST_SET_VRING_KICK)"))?;
         }
-        self.device
-            .start()
-            .map_err(call("starting the backend (VHOST_VSOCK_SET_RUNNING)"))?;
-        Ok(ActiveBackend {
-            device: Arc::clone(&self.device),
-            queues,
-        })
+        self.device.start().map_err(call("starting the backend (VHOST_VSOCK_SET_RUNNING)"))?;
+        Ok(ActiveBackend { device: Arc::clone(&self.device), queues })
     }
 }
 
@@ -180,9 +153,7 @@ pub(super) struct ActiveBackend {
 
 impl fmt::Debug for ActiveBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ActiveBackend")
-            .field("queues", &self.queues)
-            .finish_non_exhaustive()
+        f.debug_struct("ActiveBackend").field("queues", &self.queues).finish_non_exhaustive()
     }
 }
 

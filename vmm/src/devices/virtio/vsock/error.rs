@@ -37,10 +37,7 @@ pub enum VsockError {
 
 /// Returns a conversion of errors of the `vhost` crate for `map_err`.
 pub(super) fn vsock_error(doing: &'static str) -> impl Fn(Error) -> VsockError {
-    move |error| VsockError::Call {
-        doing,
-        source: host_error(error),
-    }
+    move |error| VsockError::Call { doing, source: host_error(error) }
 }
 
 /// Returns the error of the kernel, if it is one.

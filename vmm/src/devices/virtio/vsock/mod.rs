@@ -108,9 +108,7 @@ impl VirtioDevice for Vsock {
         // Events left by an earlier activation.
         let _ = (self.used.read(), self.broken.read());
         let queues = [receive, transmit];
-        let active = self
-            .backend
-            .start(queues, features, &self.used, &self.broken)?;
+        let active = self.backend.start(queues, features, &self.used, &self.broken)?;
         self.active = Some(active);
         Ok(())
     }

@@ -111,10 +111,7 @@ fn a_missing_device_has_a_remedy_in_its_message() {
 
 #[test]
 fn a_ring_across_two_memory_regions_is_refused() {
-    let regions = [
-        (GuestAddress(0), 0x1_0000),
-        (GuestAddress(0x1_0000), 0x1_0000),
-    ];
+    let regions = [(GuestAddress(0), 0x1_0000), (GuestAddress(0x1_0000), 0x1_0000)];
     let memory = GuestMemoryMmap::<()>::from_ranges(&regions).unwrap();
     let valid = |desc_table_addr, avail_ring_addr, used_ring_addr| {
         let ring = VringConfigData {

@@ -20,10 +20,7 @@ pub const DOORBELL: GuestAddress = GuestAddress(0x8000);
 pub fn abi(mode: GuestMode) -> Abi {
     Abi {
         mode,
-        format: Arc::new(stage1::Stage1 {
-            page_shift: mode.page_shift(),
-            va_bits: mode.va_bits(),
-        }),
+        format: Arc::new(stage1::Stage1 { page_shift: mode.page_shift(), va_bits: mode.va_bits() }),
         doorbells: Some(DOORBELL),
     }
 }
@@ -65,11 +62,7 @@ fn describe(vector: u64, syndrome: u64) -> String {
         0x20 | 0x21 => return format!("{kind}: instruction abort, {}", fault(syndrome)),
         0x22 => "a misaligned program counter",
         0x24 | 0x25 => {
-            let access = if syndrome & (1 << 6) != 0 {
-                "write"
-            } else {
-                "read"
-            };
+            let access = if syndrome & (1 << 6) != 0 { "write" } else { "read" };
             return format!("{kind}: data abort by a {access}, {}", fault(syndrome));
         }
         0x26 => "a misaligned stack pointer",
@@ -122,10 +115,7 @@ mod tests {
 
     #[test]
     fn an_unknown_class_is_described_by_number() {
-        assert_eq!(
-            describe(0, 0x3f << 26),
-            "synchronous exception of class 0x3f"
-        );
+        assert_eq!(describe(0, 0x3f << 26), "synchronous exception of class 0x3f");
         assert!(describe(7, 0).contains("SError"));
     }
 

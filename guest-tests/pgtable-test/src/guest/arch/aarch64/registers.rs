@@ -211,12 +211,9 @@ mod tests {
 
     #[test]
     fn the_default_mode_depends_on_the_address_width() {
-        for (bits, name) in [
-            (52, "P48V48_4K"),
-            (48, "P48V48_4K"),
-            (44, "P40V48_4K"),
-            (36, "P36V48_4K"),
-        ] {
+        for (bits, name) in
+            [(52, "P48V48_4K"), (48, "P48V48_4K"), (44, "P40V48_4K"), (36, "P36V48_4K")]
+        {
             assert_eq!(default_mode(bits).unwrap().name(), name);
         }
         assert!(default_mode(34).is_err());

@@ -39,20 +39,12 @@ const fn attributes(kind: MemoryType) -> u64 {
 impl Stage1 {
     const fn encode(self, address: u64) -> u64 {
         let low = address & ADDRESS & !((1 << self.page_shift) - 1);
-        if self.page_shift == 16 {
-            low | ((address >> 48) & 0xf) << 12
-        } else {
-            low
-        }
+        if self.page_shift == 16 { low | ((address >> 48) & 0xf) << 12 } else { low }
     }
 
     const fn address(self, entry: u64) -> u64 {
         let low = entry & ADDRESS & !((1 << self.page_shift) - 1);
-        if self.page_shift == 16 {
-            low | ((entry >> 12) & 0xf) << 48
-        } else {
-            low
-        }
+        if self.page_shift == 16 { low | ((entry >> 12) & 0xf) << 48 } else { low }
     }
 }
 
@@ -101,18 +93,13 @@ mod tests {
     const BASE: GuestAddress = GuestAddress(0x10_0000);
 
     fn tables(page_shift: u8, va_bits: u8) -> Tables {
-        let format = Stage1 {
-            page_shift,
-            va_bits,
-        };
+        let format = Stage1 { page_shift, va_bits };
         Tables::new(BASE, Arc::new(format))
     }
 
     fn map(tables: &mut Tables, address: u64, physical: u64, size: u64) {
         let physical = GuestAddress(physical);
-        tables
-            .map(address, physical, Bytes(size), MemoryType::Normal)
-            .unwrap();
+        tables.map(address, physical, Bytes(size), MemoryType::Normal).unwrap();
     }
 
     /// Returns the output address, the attributes and the size of the leaf that a walk reaches.
@@ -182,12 +169,7 @@ mod tests {
 
     #[test]
     fn aligned_ranges_are_mapped_by_blocks() {
-        for (shift, block) in [
-            (12, 1 << 30),
-            (12, 2 << 20),
-            (14, 32 << 20),
-            (16, 512 << 20),
-        ] {
+        for (shift, block) in [(12, 1 << 30), (12, 2 << 20), (14, 32 << 20), (16, 512 << 20)] {
             let mut tables = tables(shift, 48);
 
             map(&mut tables, block, block, block);
@@ -213,9 +195,7 @@ mod tests {
     #[test]
     fn attributes_differ_between_normal_and_device_memory() {
         let mut tables = tables(12, 48);
-        tables
-            .map(0, GuestAddress(0), Bytes::kib(4), MemoryType::Device)
-            .unwrap();
+        tables.map(0, GuestAddress(0), Bytes::kib(4), MemoryType::Device).unwrap();
         map(&mut tables, 0x1000, 0x1000, 0x1000);
 
         let (_, device, _) = walk(&tables, 12, 48, 0).unwrap();
@@ -251,11 +231,9 @@ mod tests {
         let normal = MemoryType::Normal;
         map(&mut tables, 2 << 20, 2 << 20, 2 << 20);
 
-        for (address, reason) in [
-            (0x10, "not aligned"),
-            (1 << 48, "exceed"),
-            ((2 << 20) + 0x1000, "already mapped"),
-        ] {
+        for (address, reason) in
+            [(0x10, "not aligned"), (1 << 48, "exceed"), ((2 << 20) + 0x1000, "already mapped")]
+        {
             let error = tables.map(address, GuestAddress(0), Bytes::kib(4), normal);
             assert!(error.unwrap_err().to_string().contains(reason), "{reason}");
         }

@@ -151,9 +151,7 @@ pub fn judge(
     let mut jobs: Vec<(Workload, PublishedKernel, Phase)> = Vec::new();
     for row in &ROWS {
         for kernel in [row.kernels().0, row.kernels().1] {
-            let known = jobs
-                .iter_mut()
-                .find(|job| (job.0, job.1) == (row.workload, kernel));
+            let known = jobs.iter_mut().find(|job| (job.0, job.1) == (row.workload, kernel));
             match known {
                 Some(job) => job.2 = job.2.max(row.phase),
                 None => jobs.push((row.workload, kernel, row.phase)),
@@ -176,12 +174,10 @@ pub fn judge(
     };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        workers
-            .into_iter()
-            .try_for_each(|worker| match worker.join() {
-                Ok(result) => result,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
+        workers.into_iter().try_for_each(|worker| match worker.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
     })?;
     let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
     let seconds = |row: &Row, kernel| {
@@ -192,10 +188,7 @@ pub fn judge(
     };
     let judged = ROWS.iter().map(|row| {
         let (before, after) = row.kernels();
-        JudgedRow {
-            row: *row,
-            simulated: (seconds(row, before), seconds(row, after)),
-        }
+        JudgedRow { row: *row, simulated: (seconds(row, before), seconds(row, after)) }
     });
     Ok(judged.collect())
 }
@@ -272,9 +265,7 @@ impl Fit {
     /// As [`Fit::measure`].
     pub fn improve(&self, costs: &mut CostTable, divisor: u64) -> Result<f64, PublishedError> {
         let set = |costs: &mut CostTable, to: f64| {
-            costs
-                .number_mut(self.number)
-                .map(|number| std::mem::replace(&mut number.value, to))
+            costs.number_mut(self.number).map(|number| std::mem::replace(&mut number.value, to))
         };
         let Some(here) = set(costs, 0.0) else {
             return Ok(f64::NAN);

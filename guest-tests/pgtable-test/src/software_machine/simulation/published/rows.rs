@@ -31,10 +31,7 @@ impl Workload {
             _ => 2 << 20,
         };
         let memory = (self.memory.0 / by / page).max(1) * page;
-        let smaller = Self {
-            memory: Bytes(memory),
-            ..self
-        };
+        let smaller = Self { memory: Bytes(memory), ..self };
         (smaller, as_f64(self.memory.0) / as_f64(memory))
     }
 }
@@ -72,11 +69,7 @@ const fn row(
 ) -> Row {
     Row {
         change,
-        workload: Workload {
-            backing,
-            memory: Bytes::gib(gib),
-            vcpus,
-        },
+        workload: Workload { backing, memory: Bytes::gib(gib), vcpus },
         phase,
         seconds,
         fitted: false,
@@ -85,17 +78,11 @@ const fn row(
 }
 
 const fn fitted(row: Row) -> Row {
-    Row {
-        fitted: true,
-        ..row
-    }
+    Row { fitted: true, ..row }
 }
 
 const fn missed(row: Row, why: &'static str) -> Row {
-    Row {
-        miss: Some(why),
-        ..row
-    }
+    Row { miss: Some(why), ..row }
 }
 
 const NO_COALESCING: &str = "a reader is first on every block and maps the host's huge zero page, so \
@@ -104,32 +91,16 @@ const NO_COALESCING: &str = "a reader is first on every block and maps the host'
 
 /// The published rows, in the order of publication.
 pub const ROWS: [Row; 13] = [
-    row(
-        1,
-        (Backing::Anonymous, 1, 80),
-        Phase::Create,
-        (104.63, 97.30),
-    ),
-    row(
-        1,
-        (Backing::Anonymous, 1, 80),
-        Phase::Update,
-        (78.47, 77.18),
-    ),
+    row(1, (Backing::Anonymous, 1, 80), Phase::Create, (104.63, 97.30)),
+    row(1, (Backing::Anonymous, 1, 80), Phase::Update, (78.47, 77.18)),
     fitted(row(1, (THP, 20, 40), Phase::Create, (15.70, 7.36))),
     row(1, (THP, 20, 40), Phase::Update, (161.00, 135.03)),
     row(1, (THP, 20, 40), Phase::Rebuild, (170.49, 145.46)),
     fitted(row(1, (HUGETLB, 20, 40), Phase::Create, (104.55, 3.69))),
     fitted(row(1, (HUGETLB, 20, 40), Phase::Update, (160.67, 130.65))),
     row(1, (HUGETLB, 20, 40), Phase::Rebuild, (103.95, 2.96)),
-    missed(
-        row(2, (THP, 20, 20), Phase::Rebuild, (73.64, 57.75)),
-        NO_COALESCING,
-    ),
-    missed(
-        row(2, (THP, 20, 40), Phase::Rebuild, (145.4, 130.8)),
-        NO_COALESCING,
-    ),
+    missed(row(2, (THP, 20, 20), Phase::Rebuild, (73.64, 57.75)), NO_COALESCING),
+    missed(row(2, (THP, 20, 40), Phase::Rebuild, (145.4, 130.8)), NO_COALESCING),
     fitted(row(2, (HUGETLB, 1, 80), Phase::Rebuild, (0.166, 0.035))),
     row(2, (HUGETLB, 20, 20), Phase::Rebuild, (2.875, 0.282)),
     row(2, (HUGETLB, 20, 40), Phase::Rebuild, (2.965, 0.359)),

@@ -37,14 +37,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn value_text(name: &str, value: &[u8]) -> String {
-    let strings = [
-        "compatible",
-        "model",
-        "method",
-        "bootargs",
-        "device_type",
-        "stdout-path",
-    ];
+    let strings = ["compatible", "model", "method", "bootargs", "device_type", "stdout-path"];
     if value.is_empty() {
         String::new()
     } else if strings.contains(&name) || name.ends_with("names") || name == "enable-method" {
@@ -96,10 +89,7 @@ fn the_fdt_matches_the_golden_file() {
 
     // After an intended change, run the test with GRANULE_BLESS=1 and review the difference.
     if std::env::var_os("GRANULE_BLESS").is_some() {
-        let path = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/src/arch/aarch64/boot/golden/fdt.txt"
-        );
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/arch/aarch64/boot/golden/fdt.txt");
         std::fs::write(path, &text).unwrap();
     }
     assert_eq!(text, include_str!("../golden/fdt.txt"));
@@ -125,10 +115,7 @@ fn gicv2_private_interrupts_have_a_cpu_mask() {
     let text = text(&fdt.write().unwrap());
 
     assert!(text.contains("compatible = arm,cortex-a15-gic"), "{text}");
-    assert!(
-        text.contains("interrupts = <1 d 704 1 e 704 1 b 704 1 a 704>"),
-        "{text}"
-    );
+    assert!(text.contains("interrupts = <1 d 704 1 e 704 1 b 704 1 a 704>"), "{text}");
     assert!(!text.contains("pmu"));
 }
 

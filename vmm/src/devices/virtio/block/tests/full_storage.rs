@@ -55,10 +55,7 @@ fn writes_fail_while_the_storage_of_the_host_is_full() {
     }
 
     assert!(printed.contains("CHECKED"), "{printed}");
-    let warnings: Vec<&str> = printed
-        .lines()
-        .filter(|line| line.contains("WARN"))
-        .collect();
+    let warnings: Vec<&str> = printed.lines().filter(|line| line.contains("WARN")).collect();
     let [warning] = warnings[..] else {
         panic!("{printed}");
     };

@@ -115,10 +115,7 @@ fn scribble(driver: &Driver<'_>, index: usize, seed: &[u8], heads: &[u16]) {
         let at = GuestAddress(at.0 + 8);
         driver.memory.write_obj(length, at).unwrap();
         let at = GuestAddress(at.0 + 4);
-        driver
-            .memory
-            .write_obj([bytes[0] % 8, 0, bytes[0] % 17, 0], at)
-            .unwrap();
+        driver.memory.write_obj([bytes[0] % 8, 0, bytes[0] % 17, 0], at).unwrap();
     }
     for (slot, head) in (0..16_u64).zip(heads) {
         let at = GuestAddress(queue.avail_address.0 + 4 + slot * 2);
