@@ -33,7 +33,7 @@ pub(super) struct CacheModel {
     executable: Ranges<PhysAddr>,
     /// Effects of maintenance that a CPU has issued and not completed.
     pending: Vec<Vec<(Clears, PhysAddr, u64)>>,
-    /// CPUs with maintenance to complete, even if it has no effect.
+    /// For each CPU, true if it has issued maintenance, even without effect, and not completed it.
     issued: Vec<bool>,
 }
 

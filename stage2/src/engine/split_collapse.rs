@@ -203,8 +203,8 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         Ok(())
     }
 
-    /// Replaces a table by the block that its leaves amount to; without a break only if nothing but
-    /// the size changes.
+    /// Coalesces a table into the block that is equivalent to its leaves; omits the break only if
+    /// nothing but the size changes.
     fn recover(
         &self,
         slot: &Slot,

@@ -62,7 +62,7 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Binds a socket at `path`. A socket that a killed run left is replaced.
+    /// Binds a socket at `path`. Replaces a socket that a killed run left.
     ///
     /// # Errors
     /// Another file or a listening socket exists, or the folder is not writable.

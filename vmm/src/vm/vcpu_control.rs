@@ -117,7 +117,7 @@ impl RunControl {
         state.requested
     }
 
-    /// Waits in the thread of a vCPU that never enters the guest again until a stop is requested.
+    /// Waits until a stop is requested, in the thread of a vCPU that never enters the guest again.
     pub(super) fn wait_until_stopped(&self) {
         let mut state = self.state.lock();
         self.count_paused(&mut state);
