@@ -190,7 +190,7 @@ fn the_rest_of_a_run_may_return_a_page_to_the_tlbs() {
     let made: String = (1..16).map(|n| make_page(n) + "; ").collect();
     let (first_broken, first_made) = (break_page(0), make_page(0));
 
-    // The first page is made while the others may still restore the run.
+    // The first page is made while a TLB may still cache the run from its other entries.
     let found = violated(&format!(
         "{}; {first_broken}; FLUSH; {first_made}; {rest} FLUSH; {made} unlock",
         contiguous_run()

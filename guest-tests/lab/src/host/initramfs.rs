@@ -5,7 +5,7 @@
 //! `Documentation/driver-api/early-userspace/buffer-format.rst` of the kernel). The archive is not
 //! compressed: decompression in the emulator takes longer than reading.
 //!
-//! The `cpio` crate writes header fields in lower-case hexadecimal. The bytes, and with them the
+//! The `cpio` crate writes header fields in lower-case hexadecimal. With it, the bytes, and so the
 //! instructions that a kernel takes to unpack them, would differ from those of recorded results.
 
 use std::{

@@ -6,9 +6,9 @@
 //! no lock, so no vCPU waits for another, and no thread spins, so waiting costs no work where there
 //! are more vCPUs than CPUs.
 //!
-//! Starts are delayed by a seed. Under deterministic emulation one run is one schedule of the vCPUs, and another binary or
-//! initramfs yields another schedule, so a difference between two single runs has little meaning. A
-//! seed changes two things at each start, both by iterations of a busy loop:
+//! A seed delays starts. Under deterministic emulation one run is one schedule of the vCPUs, and
+//! another binary or initramfs yields another schedule, so a difference between two single runs has
+//! little meaning. A seed changes two things at each start, both by iterations of a busy loop:
 //!
 //! - the harness delays the opening of the gate by up to about one tick of the host's timer, which
 //!   shifts the ticks that interrupt guests against their accesses;

@@ -50,7 +50,7 @@ fn setup_fields(configuration: &Configuration) -> Vec<String> {
     ]
 }
 
-/// Writes a line; a field that contains a separator stands in quotes.
+/// Writes a line; quotes a field that contains a separator.
 fn push_line<'a>(out: &mut String, fields: impl Iterator<Item = &'a str>) {
     let quoted = fields.map(|field| {
         if field.contains([',', '"', '\n', '\r']) {
