@@ -162,7 +162,7 @@ fn refuse_input<'a>(
         && inputs.any(|path| is_output(path) || is_output(&path.join(input::RESULTS_FILE)))
     {
         return Err(format!(
-            "-o {} is an input of the comparison: give another file",
+            "-o {} is an input of the comparison: choose another file",
             output.display()
         ));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The words of the text format, for the parser and the writer.
+//! Keywords of the trace text format, for the parser and the writer.
 
 use crate::{
     check::event::StoreKind,
