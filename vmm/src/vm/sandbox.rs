@@ -3,10 +3,10 @@
 //!
 //! A guest that exploits a device runs code in a thread of this process. Two mechanisms limit it:
 //!
-//! * [Landlock](super::landlock) limits the file system to the folders of `/proc` and `/sys` from which
+//! * Landlock limits the file system to the folders of `/proc` and `/sys` from which
 //!   memory and counters are read. All other files are [open](super::open_files) already. In the
 //!   folder of the control socket files can be removed, as the socket is at the end.
-//! * [seccomp](super::seccomp) limits each kind of thread to the system calls that it uses. Programs
+//! * seccomp limits each kind of thread to the system calls that it uses. Programs
 //!   cannot be executed, and network sockets cannot be created.
 //!
 //! On a host kernel without one of them the VM runs without it, and a warning is logged.
