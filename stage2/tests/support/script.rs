@@ -67,10 +67,11 @@ const EVENTS: &[(&str, &str)] = &[
     ("CLEAN", "dc PHYS 0x200000; dsb ish"),
 ];
 
-/// Returns the first line of a trace for CPUs with these features.
+/// Returns the first line of a trace for CPUs with these features: `fwb`, `dic`, `tlbrange`, `bbm`.
+/// Granule, IPA width and the other fields are the same for every script.
 pub fn first_line(features: &str) -> String {
     let defaults = "fwb=0 dic=0 tlbrange=0 bbm=0";
-    // The parser takes the first value of a field.
+    // The parser takes the first value of a field, so `features` replace the defaults only.
     format!(
         "granule-trace 1 granule=4096 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 {features} {defaults}\n"
     )
