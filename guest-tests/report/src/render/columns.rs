@@ -2,10 +2,11 @@
 //! The columns of a comparison's tables, for text, Markdown, HTML and CSV.
 //!
 //! To add a column, add a [`Column`] to [`COLUMNS`]: its heading, a function that makes its cell
-//! from a [`Row`], the formats that show it, and its fields in CSV. Every format prints what is
-//! declared here. Text fills its 75 columns, so a further column has a `text_width` of 0, which
-//! leaves it out there. `GOLDEN=write cargo test -p granule-report` updates the golden files, whose
-//! difference shows the effect.
+//! from a [`Row`], the formats that show it, and its fields in CSV. Text, Markdown, HTML and CSV
+//! print what is declared here; JSON, KTAP and benchstat do not use [`COLUMNS`]. Text fills its 75
+//! columns, so a further column has a `text_width` of 0, which leaves it out there. The golden test
+//! then fails: `GOLDEN=write cargo test -p granule-report` updates the golden files, whose
+//! difference shows the effect. "Statistics" in `docs/methodology.md` defines the figures.
 
 use super::number::{self, Unit};
 use crate::{
