@@ -83,6 +83,17 @@ pub enum Tlbi {
     },
 }
 
+impl Tlbi {
+    /// Returns the CPUs that the invalidation reaches.
+    pub const fn scope(self) -> Scope {
+        let (Self::Ipa { scope, .. }
+        | Self::Range { scope, .. }
+        | Self::Stage1 { scope }
+        | Self::All { scope }) = self;
+        scope
+    }
+}
+
 /// A table, with all tables below it, that no entry points at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unlinked {

@@ -3,7 +3,7 @@
 
 use alloc::{collections::BTreeSet, vec::Vec};
 
-use super::{checker::Checker, outcome::Outcome};
+use super::{checker::Checker, event::Outcome};
 use crate::{
     address::{Ipa, PhysAddr},
     descriptor::{Descriptor, MemoryType},

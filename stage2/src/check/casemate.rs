@@ -15,12 +15,16 @@
 //! | lock | `lock`, if it is exclusive |
 //! | others | omitted and counted |
 
-use alloc::{collections::BTreeMap, string::String};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    format,
+    string::String,
+};
 use core::fmt::Write as _;
 
 use super::{
-    event::{Action, Setup, StoreKind},
-    trace::Trace,
+    event::{Action, Event, Setup, StoreKind},
+    trace::{Trace, mnemonic},
 };
 use crate::{
     geometry::{Granule, Level},
@@ -41,10 +45,12 @@ struct Writer {
     out: Casemate,
     id: u64,
     setup: Setup,
+    /// The CPUs that hold the lock exclusively.
+    exclusive: BTreeSet<u8>,
 }
 
 impl Writer {
-    fn line(&mut self, cpu: u8, kind: &str, rest: core::fmt::Arguments<'_>) {
+    fn line(&mut self, cpu: u8, kind: &str, rest: &str) {
         // A String accepts every write.
         let _ = writeln!(self.out.text, "({kind} (id {}) (tid {cpu}) {rest})", self.id);
         self.id += 1;
@@ -54,80 +60,92 @@ impl Writer {
         *self.out.omitted.entry(what).or_default() += 1;
     }
 
-    /// Returns an address for the lock, outside all tables.
-    const fn lock(&self) -> u64 {
-        self.setup.root.0 - 8
-    }
-
+    /// Writes the root with its lock, which lies outside all tables, and the VMID of each CPU.
     fn begin(&mut self) {
-        let (root, geometry) = (self.setup.root.0, self.setup.geometry);
-        let (lock, size) = (self.lock(), geometry.granule().size());
-        for table in 0..geometry.root_tables() {
-            let at = root + table * size;
-            self.line(0, "mem-init", format_args!("(address {at:#x}) (size {size:#x})"));
-        }
-        self.line(
-            0,
-            "hint",
-            format_args!("(kind set_root_lock) (location {root:#x}) (value {lock:#x})"),
-        );
-        for table in 1..geometry.root_tables() {
-            self.owned(0, root + table * size);
-        }
-        for cpu in 0..self.setup.cpus {
-            self.context(cpu);
-        }
+        let (root, size) = (self.setup.root.0, self.setup.geometry.granule().size());
+        let tables = (0..self.setup.geometry.root_tables()).map(|table| root + table * size);
+        tables.clone().for_each(|table| self.init(0, table));
+        let lock = format!("(kind set_root_lock) (location {root:#x}) (value {:#x})", root - 8);
+        self.line(0, "hint", &lock);
+        tables.skip(1).for_each(|table| self.own(0, table));
+        (0..self.setup.cpus).for_each(|cpu| self.switch_to_guest(cpu));
     }
 
-    fn owned(&mut self, cpu: u8, table: u64) {
+    fn init(&mut self, cpu: u8, table: u64) {
+        let size = self.setup.geometry.granule().size();
+        self.line(cpu, "mem-init", &format!("(address {table:#x}) (size {size:#x})"));
+    }
+
+    /// Names the root that a table belongs to.
+    fn own(&mut self, cpu: u8, table: u64) {
         let root = self.setup.root.0;
-        self.line(
-            cpu,
-            "hint",
-            format_args!("(kind set_owner_root) (location {table:#x}) (value {root:#x})"),
-        );
+        let owner = format!("(kind set_owner_root) (location {table:#x}) (value {root:#x})");
+        self.line(cpu, "hint", &owner);
     }
 
-    fn context(&mut self, cpu: u8) {
+    fn switch_to_guest(&mut self, cpu: u8) {
         let value = u64::from(self.setup.vmid.0) << 48 | self.setup.root.0;
-        self.line(cpu, "sysreg-write", format_args!("(sysreg vttbr_el2) (value {value:#x})"));
+        self.line(cpu, "sysreg-write", &format!("(sysreg vttbr_el2) (value {value:#x})"));
     }
 
     fn tlbi(&mut self, cpu: u8, kind: Tlbi) {
-        let is = |scope| match scope {
-            Scope::Broadcast => "is",
-            Scope::Local => "",
-        };
-        match kind {
-            Tlbi::Ipa { ipa, ttl, leaf_only, scope } => {
-                let l = if leaf_only { "l" } else { "" };
+        let is = if kind.scope() == Scope::Broadcast { "is" } else { "" };
+        let rest = match kind {
+            Tlbi::Ipa { ipa, ttl, .. } => {
                 let value = operand(self.setup.geometry.granule(), ipa.0, ttl);
-                self.line(cpu, "tlbi", format_args!("ipas2{l}e1{} (value {value:#x})", is(scope)));
+                format!("{}{is} (value {value:#x})", mnemonic(kind))
             }
-            Tlbi::Stage1 { scope } => self.line(cpu, "tlbi", format_args!("vmalle1{}", is(scope))),
-            Tlbi::Range { scope, .. } | Tlbi::All { scope } => {
-                self.line(cpu, "tlbi", format_args!("vmalls12e1{}", is(scope)));
+            Tlbi::Range { .. } => format!("vmalls12e1{is}"),
+            Tlbi::Stage1 { .. } | Tlbi::All { .. } => format!("{}{is}", mnemonic(kind)),
+        };
+        self.line(cpu, "tlbi", &rest);
+    }
+
+    fn note(&mut self, cpu: u8, note: Note) {
+        let lock = format!("(address {:#x})", self.setup.root.0 - 8);
+        match note {
+            Note::Lock { exclusive: true } => {
+                self.exclusive.insert(cpu);
+                self.line(cpu, "lock", &lock);
             }
+            Note::Lock { exclusive: false } => self.omit("lock shared"),
+            Note::Unlock if self.exclusive.remove(&cpu) => self.line(cpu, "unlock", &lock),
+            Note::Unlock => {}
+            _ => self.omit("note"),
         }
     }
 
-    fn note(&mut self, cpu: u8, note: Note, held: &mut BTreeMap<u8, bool>) {
-        let lock = self.lock();
-        match note {
-            Note::Lock { exclusive } => {
-                held.insert(cpu, exclusive);
-                if exclusive {
-                    self.line(cpu, "lock", format_args!("(address {lock:#x})"));
-                } else {
-                    self.omit("lock shared");
-                }
+    fn event(&mut self, Event { cpu, action }: Event) {
+        match action {
+            Action::Store { entry, new, kind, .. } => {
+                let order = if kind == StoreKind::Plain { "plain" } else { "release" };
+                let (at, value) = (entry.0, new.0);
+                let rest = format!("(mem-order {order}) (address {at:#x}) (value {value:#x})");
+                self.line(cpu, "mem-write", &rest);
             }
-            Note::Unlock => {
-                if held.remove(&cpu) == Some(true) {
-                    self.line(cpu, "unlock", format_args!("(address {lock:#x})"));
-                }
+            Action::Dsb(kind) => {
+                let kind = match kind {
+                    Dsb::Ish => "ish",
+                    Dsb::IshSt => "ishst",
+                    Dsb::Nsh | Dsb::NshSt => "nsh",
+                };
+                self.line(cpu, "barrier", &format!("dsb (kind {kind})"));
             }
-            _ => self.omit("note"),
+            Action::Isb => self.line(cpu, "barrier", "isb"),
+            Action::Tlbi(kind) => self.tlbi(cpu, kind),
+            Action::Vmid(vmid) if vmid == self.setup.vmid => self.switch_to_guest(cpu),
+            Action::Allocate(table) => {
+                self.init(cpu, table.0);
+                self.own(cpu, table.0);
+            }
+            Action::Note(note) => self.note(cpu, note),
+            Action::Vmid(_) => self.omit("vmid"),
+            Action::Clean { .. } => self.omit("dc"),
+            Action::Instructions(_) => self.omit("ic"),
+            Action::Free(_) => self.omit("free"),
+            Action::Walk { .. } => self.omit("walk"),
+            Action::References(..) => self.omit("ref"),
+            _ => self.omit("host"),
         }
     }
 }
@@ -152,58 +170,10 @@ const fn operand(granule: Granule, ipa: u64, ttl: Option<Level>) -> u64 {
 impl Trace {
     /// Converts the trace to casemate's format.
     pub fn casemate(&self) -> Casemate {
-        let mut writer = Writer {
-            out: Casemate { text: String::new(), omitted: BTreeMap::new() },
-            id: 0,
-            setup: self.setup,
-        };
+        let out = Casemate { text: String::new(), omitted: BTreeMap::new() };
+        let mut writer = Writer { out, id: 0, setup: self.setup, exclusive: BTreeSet::new() };
         writer.begin();
-        let mut held = BTreeMap::new();
-        for event in &self.events {
-            let cpu = event.cpu;
-            match event.action {
-                Action::Store { entry, new, kind, .. } => {
-                    let order = match kind {
-                        StoreKind::Plain => "plain",
-                        StoreKind::Release | StoreKind::Swap => "release",
-                    };
-                    let (at, value) = (entry.0, new.0);
-                    writer.line(
-                        cpu,
-                        "mem-write",
-                        format_args!("(mem-order {order}) (address {at:#x}) (value {value:#x})"),
-                    );
-                }
-                Action::Dsb(kind) => {
-                    let kind = match kind {
-                        Dsb::Ish => "ish",
-                        Dsb::IshSt => "ishst",
-                        Dsb::Nsh | Dsb::NshSt => "nsh",
-                    };
-                    writer.line(cpu, "barrier", format_args!("dsb (kind {kind})"));
-                }
-                Action::Isb => writer.line(cpu, "barrier", format_args!("isb")),
-                Action::Tlbi(kind) => writer.tlbi(cpu, kind),
-                Action::Vmid(vmid) if vmid == self.setup.vmid => writer.context(cpu),
-                Action::Allocate(table) => {
-                    let (at, size) = (table.0, self.setup.geometry.granule().size());
-                    writer.line(
-                        cpu,
-                        "mem-init",
-                        format_args!("(address {at:#x}) (size {size:#x})"),
-                    );
-                    writer.owned(cpu, at);
-                }
-                Action::Note(note) => writer.note(cpu, note, &mut held),
-                Action::Vmid(_) => writer.omit("vmid"),
-                Action::Clean { .. } => writer.omit("dc"),
-                Action::Instructions(_) => writer.omit("ic"),
-                Action::Free(_) => writer.omit("free"),
-                Action::BeginWalk | Action::EndWalk => writer.omit("walk"),
-                Action::References(..) => writer.omit("ref"),
-                _ => writer.omit("host"),
-            }
-        }
+        self.events.iter().for_each(|event| writer.event(*event));
         writer.out
     }
 }

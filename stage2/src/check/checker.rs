@@ -12,8 +12,7 @@ use core::fmt;
 
 use super::{
     cache_model::CacheModel,
-    event::{Action, Event, Setup},
-    outcome::Outcome,
+    event::{Action, Event, Outcome, Setup},
     ranges::Ranges,
     rule::Rule,
     stale_entry::Effect,
@@ -206,8 +205,8 @@ impl Checker {
             }
             Action::Allocate(table) => self.allocate(cpu, table),
             Action::Free(table) => self.free(table),
-            Action::BeginWalk => self.begin_walk(cpu),
-            Action::EndWalk => self.end_walk(cpu),
+            Action::Walk { begins: true } => self.begin_walk(cpu),
+            Action::Walk { begins: false } => self.end_walk(cpu),
             Action::References(table, change) => self.tables.change_references(table, change),
             Action::Note(note) => self.note(cpu, note),
             Action::HostWrite { phys, size } => self.caches.host_write(phys, size),

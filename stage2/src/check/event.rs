@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The events that the checker takes, in the order in which they happened.
+//! The events that the checker takes, in the order in which they happened, and the outcomes of a
+//! guest's access.
 
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
@@ -44,20 +45,15 @@ pub struct Event {
     pub action: Action,
 }
 
-/// A step of a CPU or of the host that runs on it.
+/// A step of a CPU or of the host that runs on it. Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(
+    missing_docs,
+    reason = "fields are the first address, the bytes, and what the variant says"
+)]
 pub enum Action {
-    /// Writes an entry.
-    Store {
-        /// The address of the entry.
-        entry: EntryAddress,
-        /// The value before.
-        old: Descriptor,
-        /// The value after.
-        new: Descriptor,
-        /// The instruction.
-        kind: StoreKind,
-    },
+    /// Writes an entry from `old` to `new`.
+    Store { entry: EntryAddress, old: Descriptor, new: Descriptor, kind: StoreKind },
     /// Executes a data synchronization barrier.
     Dsb(Dsb),
     /// Executes an instruction synchronization barrier.
@@ -67,85 +63,47 @@ pub enum Action {
     /// Writes another VMID to VTTBR_EL2.
     Vmid(Vmid),
     /// Issues `DC CIVAC` over a range.
-    Clean {
-        /// The first address.
-        phys: PhysAddr,
-        /// Bytes.
-        size: u64,
-    },
-    /// Issues `IC IVAU` over a range (address and bytes), or `IC IALLUIS`.
+    Clean { phys: PhysAddr, size: u64 },
+    /// Issues `IC IVAU` over a range, or `IC IALLUIS`.
     Instructions(Option<(PhysAddr, u64)>),
     /// Allocates a zeroed table.
     Allocate(TableAddress),
     /// Frees a table.
     Free(TableAddress),
-    /// Begins a shared walk.
-    BeginWalk,
-    /// Ends the innermost shared walk.
-    EndWalk,
+    /// Begins or ends a shared walk.
+    Walk { begins: bool },
     /// Changes the reference count of a table.
     References(TableAddress, i64),
-    /// Passes a note of the engine.
+    /// Notes a software event of the engine.
     Note(Note),
-    /// Writes memory through the host's own mapping.
-    HostWrite {
-        /// The first address.
-        phys: PhysAddr,
-        /// Bytes.
-        size: u64,
-    },
-    /// Adds memory to the guest, which the host has just written.
-    AddMemory {
-        /// The guest's first address.
-        ipa: Ipa,
-        /// The host's first address.
-        phys: PhysAddr,
-        /// Bytes.
-        size: u64,
-        /// Set for a device, which is not memory.
-        device: bool,
-    },
+    /// Writes memory as the host.
+    HostWrite { phys: PhysAddr, size: u64 },
+    /// Adds memory that the host has just written to the guest; a device is not memory.
+    AddMemory { ipa: Ipa, phys: PhysAddr, size: u64, device: bool },
     /// Removes memory from the guest; the host reuses it.
-    RemoveMemory {
-        /// The guest's first address.
-        ipa: Ipa,
-        /// Bytes.
-        size: u64,
-    },
+    RemoveMemory { ipa: Ipa, size: u64 },
     /// Starts or stops dirty logging of a range.
-    Logging {
-        /// The first address.
-        ipa: Ipa,
-        /// Bytes.
-        size: u64,
-        /// Set if logging starts.
-        on: bool,
-    },
+    Logging { ipa: Ipa, size: u64, on: bool },
     /// Reads and clears the dirty bitmap of a range.
-    ReadLog {
-        /// The first address.
-        ipa: Ipa,
-        /// Bytes.
-        size: u64,
-    },
-    /// Accesses memory as the guest; the possible [outcomes](super::Checker::outcomes) are counted.
-    Access {
-        /// The address.
-        ipa: Ipa,
-        /// The kind of access.
-        access: Access,
-        /// Set if the access bypasses the caches: stage 1 is off, or its attributes say so.
-        uncached: bool,
-    },
+    ReadLog { ipa: Ipa, size: u64 },
+    /// Accesses memory as the guest, past the caches if `uncached` (stage 1 is off, or its attributes
+    /// say so); the possible [outcomes](super::Checker::outcomes) are counted.
+    Access { ipa: Ipa, access: Access, uncached: bool },
     /// Resumes a vCPU after its fault was handled.
-    Resume {
-        /// The faulting address.
-        ipa: Ipa,
-        /// The faulting access.
-        access: Access,
-        /// The kind of fault.
-        status: FaultStatus,
-        /// The level of the fault.
-        level: Level,
-    },
+    Resume { ipa: Ipa, access: Access, status: FaultStatus, level: Level },
+}
+
+/// An outcome that the architecture allows for an access of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// The data that was written last.
+    RightData,
+    /// Data that the host has not cleaned, or an older instruction.
+    StaleData,
+    /// The mapping or the permission of an entry that was removed.
+    StaleTranslation,
+    /// A TLB conflict abort: two entries of different size translate the address.
+    ConflictAbort,
+    /// A stage-2 fault.
+    Fault,
 }

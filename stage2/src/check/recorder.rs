@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use super::{
     checker::Checker,
     event::{Action, Event, StoreKind},
-    hooked::{Call, Hook, Hooked, Reply},
+    operation_hooks::{Call, Hook, Hooked, Reply},
 };
 use crate::operations::{Operations, Order};
 
@@ -96,8 +96,8 @@ impl<O: Operations, S: Sink> Hook<O> for Record<'_, S> {
             }
             Call::Allocate if let Reply::Table(Some(table)) = reply => Action::Allocate(table),
             Call::Free(table) => Action::Free(table),
-            Call::BeginWalk => Action::BeginWalk,
-            Call::EndWalk => Action::EndWalk,
+            Call::BeginWalk => Action::Walk { begins: true },
+            Call::EndWalk => Action::Walk { begins: false },
             Call::TakeReferences(table, count) => Action::References(table, count.into()),
             Call::DropReferences(table, count) => Action::References(table, -i64::from(count)),
             Call::Dsb(kind) => Action::Dsb(kind),

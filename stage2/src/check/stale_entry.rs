@@ -236,11 +236,7 @@ impl StaleEntry {
 
     /// Notes an invalidation that covers the entry.
     pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi) -> Effect {
-        let (Tlbi::Ipa { scope, .. }
-        | Tlbi::Range { scope, .. }
-        | Tlbi::Stage1 { scope }
-        | Tlbi::All { scope }) = kind;
-        let is_broadcast = scope == Scope::Broadcast;
+        let is_broadcast = kind.scope() == Scope::Broadcast;
         let is_relaxed = self.entry.change == Change::Relaxed;
         // A CPU may invalidate locally what it has observed itself, and by a broadcast what was
         // relaxed: others lose nothing.

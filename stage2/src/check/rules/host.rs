@@ -15,13 +15,7 @@ use crate::{
 };
 
 impl Checker {
-    pub(in crate::check) fn add_memory(
-        &mut self,
-        ipa: Ipa,
-        phys: PhysAddr,
-        size: u64,
-        is_device: bool,
-    ) {
+    pub(crate) fn add_memory(&mut self, ipa: Ipa, phys: PhysAddr, size: u64, is_device: bool) {
         let slot = Memslot { phys, size, is_device };
         self.memslots.insert(ipa, slot);
         if !is_device {
@@ -29,7 +23,7 @@ impl Checker {
         }
     }
 
-    pub(in crate::check) fn remove_memory(&mut self, ipa: Ipa, size: u64) {
+    pub(crate) fn remove_memory(&mut self, ipa: Ipa, size: u64) {
         let Some(slot) = self.memslots.remove(&ipa) else {
             let detail = format!("{ipa:#x} is not the guest's");
             return self.report(Rule::OutsideSlot, detail);
@@ -53,7 +47,7 @@ impl Checker {
     }
 
     /// Notes a writable leaf for the dirty bitmap.
-    pub(super) fn note_writable(&mut self, ipa: Ipa, size: u64) {
+    pub(crate) fn note_writable(&mut self, ipa: Ipa, size: u64) {
         let page = self.setup.geometry.granule().size();
         for (at, len) in self.logged.overlaps(ipa, size) {
             if size > page {
@@ -67,7 +61,7 @@ impl Checker {
         }
     }
 
-    pub(in crate::check) fn set_logging(&mut self, ipa: Ipa, size: u64, on: bool) {
+    pub(crate) fn set_logging(&mut self, ipa: Ipa, size: u64, on: bool) {
         self.logged.remove(ipa, size);
         self.marked.clear();
         self.unmarked.remove(ipa, size);
@@ -77,7 +71,7 @@ impl Checker {
         }
     }
 
-    pub(in crate::check) fn read_log(&mut self, ipa: Ipa, size: u64) {
+    pub(crate) fn read_log(&mut self, ipa: Ipa, size: u64) {
         if let Some(at) = self.unmarked.first_in(ipa, size) {
             self.report(Rule::NotMarkedDirty, format!("{at:#x} is writable"));
         }
@@ -101,7 +95,7 @@ impl Checker {
         }
     }
 
-    pub(in crate::check) fn resume(&mut self, cpu: usize, ipa: Ipa, access: Access, level: Level) {
+    pub(crate) fn resume(&mut self, cpu: usize, ipa: Ipa, access: Access, level: Level) {
         // A CPU that removes a relaxed entry invalidates it on every CPU.
         let is_removed_later = |relaxed: &StaleEntry| {
             self.tlbs.stale.iter().any(|stale| {

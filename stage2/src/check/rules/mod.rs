@@ -8,14 +8,10 @@
 //! |---|---|
 //! | `store` | an entry changes from one value to another |
 //! | `make` | an entry becomes valid: a leaf or a table becomes reachable |
-//! | `maintenance` | TLB invalidations, CMOs, switches of the VMID |
-//! | `operation` | the lock, notes of the engine, the end of an operation or walk |
-//! | `table` | tables are allocated and freed |
+//! | `operation` | the lock, notes of the engine, the end of an operation or walk; tables are allocated and freed; TLB invalidations, CMOs, switches of the VMID |
 //! | `host` | memory, dirty logging, the resumption of a vCPU |
 
 mod host;
-mod maintenance;
 mod make;
 mod operation;
 mod store;
-mod table;

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules of the lock, of the engine's notes, and of the end of an operation or walk.
+//! Rules of the lock, of the engine's notes, of tables, of TLB invalidations, CMOs and switches of
+//! the VMID, and of the end of an operation or walk.
 
 use alloc::{format, vec::Vec};
 
 use crate::{
+    address::{PhysAddr, TableAddress},
     check::{
         checker::{Checker, CpuState, HeldLock},
         rule::Rule,
         stale_entry::{Change, StaleEntry},
     },
-    operations::Note,
+    operations::{Note, Tlbi, Vmid},
 };
 
 impl Checker {
-    pub(in crate::check) fn note(&mut self, cpu: usize, note: Note) {
+    pub(crate) fn note(&mut self, cpu: usize, note: Note) {
         match note {
             Note::Lock { exclusive } => self.lock(cpu, exclusive),
             Note::Unlock => self.unlock(cpu),
@@ -84,7 +86,7 @@ impl Checker {
 
     /// Checks the end of a walk: the CPU has unlocked its entries and completed the invalidation of
     /// entries that it removed or restricted. Each violation is reported once.
-    pub(in crate::check) fn check_end_of_walk(&mut self, cpu: usize) {
+    pub(crate) fn check_end_of_walk(&mut self, cpu: usize) {
         for entry in self.tables.take_locked_by(cpu) {
             let detail = format!("entry {:#x} is left locked", entry.0);
             self.report(Rule::LockedEntry, detail);
@@ -103,6 +105,100 @@ impl Checker {
             };
             let (ipa, size, was) = (entry.place.ipa, entry.size, entry.was);
             self.report(rule, format!("{ipa:#x}, {size:#x} bytes: {was:?} may be held"));
+        }
+    }
+
+    pub(crate) fn allocate(&mut self, cpu: usize, table: TableAddress) {
+        if self.cpus[cpu].lock.is_some() {
+            self.report(Rule::SleepUnderLock, format!("table {:#x}", table.0));
+        }
+        self.tables.allocate(cpu, table);
+    }
+
+    pub(crate) fn free(&mut self, table: TableAddress) {
+        let detail = format!("table {:#x}", table.0);
+        let entries = table.0..table.0 + self.setup.geometry.granule().size();
+        let may_walk = |stale: &StaleEntry| {
+            stale.entry.table == Some(table) || entries.contains(&stale.entry.place.entry.0)
+        };
+        if self.tlbs.stale.iter().any(may_walk) || self.tables.is_linked(table) {
+            self.report(Rule::FreedWhileWalked, detail.as_str());
+        }
+        let unlinked_at = self.tables.unlinked_at(table);
+        // The walk of the freeing CPU counts too: no grace period ends before the walk does.
+        let may_be_inside = |cpu: &CpuState| {
+            let walk = cpu.walk.zip(unlinked_at);
+            walk.is_some_and(|(walk, at)| walk.since <= at)
+        };
+        if self.cpus.iter().any(may_be_inside) {
+            self.report(Rule::FreedInGracePeriod, detail.as_str());
+        }
+        match self.tables.free(table) {
+            None => self.report(Rule::TableNotOwned, format!("{detail} is freed")),
+            Some(count) if count != 1 && unlinked_at.is_some() => {
+                let detail = format!("{detail} is freed with count {count}");
+                self.report(Rule::WrongReferences, detail);
+            }
+            Some(_) => {}
+        }
+    }
+
+    pub(crate) fn switch_vmid(&mut self, cpu: usize, vmid: Vmid) {
+        if self.cpus[cpu].needs_isb {
+            self.report(Rule::VmidNotRestored, "switched twice without an ISB");
+        }
+        self.cpus[cpu].vmid = vmid;
+        self.cpus[cpu].needs_isb = true;
+    }
+
+    pub(crate) fn invalidate(&mut self, cpu: usize, kind: Tlbi) {
+        let vmid = self.cpus[cpu].vmid;
+        if self.cpus[cpu].needs_isb || vmid != self.setup.vmid {
+            let detail = format!("VMID {}: {kind:?}", vmid.0);
+            return self.report(Rule::VmidNotCurrent, detail);
+        }
+        if let Tlbi::Range { size, .. } = kind
+            && !crate::range::is_encodable(size >> self.setup.geometry.granule().shift())
+        {
+            self.report(Rule::RangeNotEncodable, format!("{size:#x} bytes"));
+        }
+        // While one entry of a contiguous run remains, a CPU may fetch the whole run again. A TLB
+        // need not hold the run as one entry, so each page needs its own invalidation.
+        for stale in &mut self.tlbs.stale {
+            let entry = &stale.entry;
+            stale.run_remains = entry.change == Change::Removed
+                && entry.was.is_contiguous()
+                && self.tables.run_remains(entry.place.entry, entry.place.level);
+        }
+        let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, kind);
+        self.effect = effect;
+        if is_wrong_level {
+            self.report(Rule::WrongTtl, format!("{kind:?}"));
+        }
+    }
+
+    pub(crate) fn clean(&mut self, cpu: usize, phys: PhysAddr, size: u64) {
+        let detail = format!("{phys:#x}, {size:#x} bytes");
+        let overlaps_device = self
+            .memslots
+            .values()
+            .any(|slot| slot.is_device && slot.phys < phys + size && phys < slot.phys + slot.size);
+        if overlaps_device {
+            self.report(Rule::DeviceMaintained, detail.as_str());
+        }
+        if self.setup.features.fwb {
+            self.report(Rule::NeedlessMaintenance, detail);
+        }
+        let stale = &self.tlbs.stale;
+        let is_reachable = |phys, size| stale.iter().any(|stale| stale.maps_memory(phys, size));
+        self.effect.any = self.caches.clean(cpu, phys, size, is_reachable);
+    }
+
+    /// Checks that a CPU has completed its CMOs: it must before it breaks an entry, so that the
+    /// break-before-make window stays short, and before it releases the lock.
+    pub(crate) fn check_maintenance_complete(&mut self, cpu: usize) {
+        if self.caches.is_pending(cpu) {
+            self.report(Rule::UnfinishedMaintenance, "a DSB is missing");
         }
     }
 }

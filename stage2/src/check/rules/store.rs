@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Checker {
-    pub(in crate::check) fn store(
+    pub(crate) fn store(
         &mut self,
         cpu: usize,
         entry: EntryAddress,

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Traces as text, version 1: one event a line, so that other programs can write them.
+//!
+//! ```text
+//! granule-trace 1 granule=0x1000 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 fwb=0 dic=0 tlbrange=0 bbm=0
+//! # CPU event arguments
+//! 0 add-memory 0x0 0x100000000 0x200000
+//! 0 lock exclusive
+//! 0 store 0x80000000 0x0 0x80002003 release
+//! 0 dsb ishst
+//! 0 tlbi ipas2e1is 0x0 ttl=2
+//! 0 unlock
+//! ```
+//!
+//! | event | arguments |
+//! |---|---|
+//! | `store` | address of the entry, value before, value after, `plain` `release` or `swap` |
+//! | `dsb` | `nshst` `nsh` `ishst` `ish`; `isb` has none |
+//! | `tlbi` | `ipas2e1[is]` `ipas2le1[is]` address \[`ttl=`n\], `ripas2e1[is]` address bytes \[`ttl=`n\], `vmalle1[is]`, `vmalls12e1[is]` |
+//! | `vmid` | number |
+//! | `dc` | host address, bytes (`DC CIVAC` over them) |
+//! | `ic` | host address, bytes (`IC IVAU`), or nothing (`IC IALLUIS`) |
+//! | `allocate` `free` | table |
+//! | `ref` | table, change |
+//! | `walk` | `begin` or `end` |
+//! | `lock` | `exclusive` or `shared`; `unlock` has none |
+//! | `top-up` `empty` `look-up` `sequence` | – |
+//! | `mark-dirty` `read-log` `remove-memory` | guest address, bytes |
+//! | `logging` | guest address, bytes, `on` or `off` |
+//! | `write` | host address, bytes |
+//! | `add-memory` | guest address, host address, bytes \[`device`\] |
+//! | `access` | guest address, `read` `write` or `fetch`, `cached` or `uncached` |
+//! | `resume` | guest address, `read` `write` or `fetch`, `translation` `access-flag` or `permission`, level |
+//!
+//! Numbers are decimal, or hexadecimal with `0x`. Empty lines and text after `#` are ignored.
+
+use alloc::{string::String, vec::Vec};
+use core::{fmt, str::SplitWhitespace};
+
+use thiserror::Error;
+
+use super::event::{Action, Event, Setup, StoreKind};
+use crate::{
+    address::{EntryAddress, Ipa, PhysAddr, TableAddress},
+    descriptor::Descriptor,
+    engine::{Access, FaultStatus, Features},
+    geometry::{Geometry, Granule, Level},
+    operations::{Dsb, Note, Scope, Tlbi, Vmid},
+};
+
+/// A recorded run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// The configuration of the run.
+    pub setup: Setup,
+    /// The events in order.
+    pub events: Vec<Event>,
+}
+
+/// Error returned when a text is not a trace.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("line {line}: '{text}': {what}")]
+pub struct ParseTraceError {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The text of the line.
+    pub text: String,
+    /// The defect.
+    pub what: &'static str,
+}
+
+/// A parsed value, or the error in the line.
+type Parsed<T> = Result<T, &'static str>;
+
+/// The words of a line that are not parsed yet.
+type Words<'a> = SplitWhitespace<'a>;
+
+/// Text form of an argument; the writer puts a space before each word.
+trait Form<T> {
+    fn parse(&self, words: &mut Words<'_>) -> Parsed<T>;
+    fn write(&self, value: T, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+}
+
+/// Defines the parser and the writer of events. A row has the event's name, its arguments with the
+/// form of each, and the event in Rust.
+macro_rules! grammar {
+    ($($name:literal [$($value:ident: $form:expr),*] => { $($event:tt)+ })*) => {
+        fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
+            match words.next().ok_or(MISSING)? {
+                $($name => {
+                    $(let $value = $form.parse(words)?;)*
+                    Ok($($event)+)
+                })*
+                _ => Err("the event is unknown"),
+            }
+        }
+
+        impl fmt::Display for Event {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{} ", self.cpu)?;
+                match self.action {
+                    $($($event)+ => {
+                        f.write_str($name)?;
+                        $($form.write($value, f)?;)*
+                    })*
+                }
+                Ok(())
+            }
+        }
+    };
+}
+
+grammar! {
+    "store" [entry: HEX, old: HEX, new: HEX, kind: STORE_KINDS] => {
+        Action::Store {
+            entry: EntryAddress(entry), old: Descriptor(old), new: Descriptor(new), kind
+        }
+    }
+    "dsb" [kind: DSBS] => { Action::Dsb(kind) }
+    "isb" [] => { Action::Isb }
+    "tlbi" [kind: Instruction] => { Action::Tlbi(kind) }
+    "vmid" [vmid: DECIMAL] => { Action::Vmid(Vmid(vmid)) }
+    "dc" [phys: HEX, size: HEX] => { Action::Clean { phys: PhysAddr(phys), size } }
+    "ic" [range: OptionalRange] => { Action::Instructions(range) }
+    "allocate" [table: HEX] => { Action::Allocate(TableAddress(table)) }
+    "free" [table: HEX] => { Action::Free(TableAddress(table)) }
+    "walk" [begins: WALKS] => { Action::Walk { begins } }
+    "ref" [table: HEX, change: DECIMAL] => { Action::References(TableAddress(table), change) }
+    "lock" [exclusive: LOCKS] => { Action::Note(Note::Lock { exclusive }) }
+    "unlock" [] => { Action::Note(Note::Unlock) }
+    "top-up" [] => { Action::Note(Note::TopUp) }
+    "empty" [] => { Action::Note(Note::Empty) }
+    "look-up" [] => { Action::Note(Note::LookUp) }
+    "sequence" [] => { Action::Note(Note::Sequence) }
+    "mark-dirty" [ipa: HEX, size: HEX] => { Action::Note(Note::MarkDirty { ipa: Ipa(ipa), size }) }
+    "write" [phys: HEX, size: HEX] => { Action::HostWrite { phys: PhysAddr(phys), size } }
+    "add-memory" [ipa: HEX, phys: HEX, size: HEX, device: DEVICE] => {
+        Action::AddMemory { ipa: Ipa(ipa), phys: PhysAddr(phys), size, device }
+    }
+    "remove-memory" [ipa: HEX, size: HEX] => { Action::RemoveMemory { ipa: Ipa(ipa), size } }
+    "logging" [ipa: HEX, size: HEX, on: SWITCH] => { Action::Logging { ipa: Ipa(ipa), size, on } }
+    "read-log" [ipa: HEX, size: HEX] => { Action::ReadLog { ipa: Ipa(ipa), size } }
+    "access" [ipa: HEX, access: ACCESSES, uncached: CACHING] => {
+        Action::Access { ipa: Ipa(ipa), access, uncached }
+    }
+    "resume" [ipa: HEX, access: ACCESSES, status: STATUSES, level: DECIMAL] => {
+        Action::Resume { ipa: Ipa(ipa), access, status, level }
+    }
+}
+
+/// Keywords; the empty one stands for no word at the end of a line.
+struct Keyword<T: 'static>(&'static [(&'static str, T)]);
+
+const DSBS: Keyword<Dsb> =
+    Keyword(&[("nshst", Dsb::NshSt), ("nsh", Dsb::Nsh), ("ishst", Dsb::IshSt), ("ish", Dsb::Ish)]);
+const STORE_KINDS: Keyword<StoreKind> = Keyword(&[
+    ("plain", StoreKind::Plain),
+    ("release", StoreKind::Release),
+    ("swap", StoreKind::Swap),
+]);
+const DEVICE: Keyword<bool> = Keyword(&[("", false), ("device", true)]);
+const CACHING: Keyword<bool> = Keyword(&[("cached", false), ("uncached", true)]);
+const WALKS: Keyword<bool> = Keyword(&[("begin", true), ("end", false)]);
+const LOCKS: Keyword<bool> = Keyword(&[("exclusive", true), ("shared", false)]);
+const SWITCH: Keyword<bool> = Keyword(&[("on", true), ("off", false)]);
+const ACCESSES: Keyword<Access> =
+    Keyword(&[("read", Access::Read), ("write", Access::Write), ("fetch", Access::Fetch)]);
+const STATUSES: Keyword<FaultStatus> = Keyword(&[
+    ("translation", FaultStatus::Translation),
+    ("access-flag", FaultStatus::AccessFlag),
+    ("permission", FaultStatus::Permission),
+]);
+
+impl<T: Copy + PartialEq> Form<T> for Keyword<T> {
+    fn parse(&self, words: &mut Words<'_>) -> Parsed<T> {
+        let word = words.next();
+        let found = self.0.iter().find(|(name, _)| *name == word.unwrap_or_default());
+        let error = if word.is_none() { MISSING } else { "a word is unknown" };
+        found.map(|(_, value)| *value).ok_or(error)
+    }
+
+    fn write(&self, value: T, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.iter().find(|(_, other)| *other == value) {
+            Some((word, _)) if !word.is_empty() => write!(f, " {word}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+const MISSING: &str = "an argument is missing";
+
+fn number<T: TryFrom<i128>>(word: &str) -> Parsed<T> {
+    let number = match word.strip_prefix("0x") {
+        Some(hex) => i128::from_str_radix(hex, 16),
+        None => word.parse(),
+    };
+    number.ok().and_then(|number| number.try_into().ok()).ok_or("expected a number in range")
+}
+
+/// A number, which the writer writes in hexadecimal or decimal.
+struct Number {
+    hex: bool,
+}
+
+const HEX: Number = Number { hex: true };
+const DECIMAL: Number = Number { hex: false };
+
+impl<T: TryFrom<i128> + Into<i128>> Form<T> for Number {
+    fn parse(&self, words: &mut Words<'_>) -> Parsed<T> {
+        number(words.next().ok_or(MISSING)?)
+    }
+
+    fn write(&self, value: T, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = value.into();
+        if self.hex { write!(f, " {value:#x}") } else { write!(f, " {value}") }
+    }
+}
+
+impl TryFrom<i128> for Level {
+    type Error = ();
+
+    fn try_from(number: i128) -> Result<Self, ()> {
+        u8::try_from(number).ok().and_then(Self::new).ok_or(())
+    }
+}
+
+impl From<Level> for i128 {
+    fn from(level: Level) -> Self {
+        level.number().into()
+    }
+}
+
+/// `ttl=` and a level, or nothing.
+struct Ttl;
+
+impl Form<Option<Level>> for Ttl {
+    fn parse(&self, words: &mut Words<'_>) -> Parsed<Option<Level>> {
+        let Some(word) = words.next() else { return Ok(None) };
+        let hint = word.strip_prefix("ttl=").ok_or("expected 'ttl='")?;
+        number(hint).map(Some)
+    }
+
+    fn write(&self, ttl: Option<Level>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        ttl.map_or(Ok(()), |level| write!(f, " ttl={level}"))
+    }
+}
+
+/// Host address and bytes, or nothing.
+struct OptionalRange;
+
+impl Form<Option<(PhysAddr, u64)>> for OptionalRange {
+    fn parse(&self, words: &mut Words<'_>) -> Parsed<Option<(PhysAddr, u64)>> {
+        let Some(word) = words.next() else { return Ok(None) };
+        Ok(Some((PhysAddr(number(word)?), HEX.parse(words)?)))
+    }
+
+    fn write(&self, range: Option<(PhysAddr, u64)>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        range.map_or(Ok(()), |(phys, size)| write!(f, " {phys:#x} {size:#x}"))
+    }
+}
+
+/// A TLB invalidation with its operands.
+struct Instruction;
+
+impl Form<Tlbi> for Instruction {
+    fn parse(&self, words: &mut Words<'_>) -> Parsed<Tlbi> {
+        let word = words.next().ok_or(MISSING)?;
+        let (name, scope) = match word.strip_suffix("is") {
+            Some(name) => (name, Scope::Broadcast),
+            None => (word, Scope::Local),
+        };
+        let leaf_only = name == "ipas2le1";
+        let mut address = || HEX.parse(words).map(Ipa);
+        match name {
+            "ipas2e1" | "ipas2le1" => {
+                Ok(Tlbi::Ipa { ipa: address()?, leaf_only, ttl: Ttl.parse(words)?, scope })
+            }
+            "ripas2e1" => {
+                let (ipa, size) = (address()?, HEX.parse(words)?);
+                Ok(Tlbi::Range { ipa, size, ttl: Ttl.parse(words)?, scope })
+            }
+            "vmalle1" => Ok(Tlbi::Stage1 { scope }),
+            "vmalls12e1" => Ok(Tlbi::All { scope }),
+            _ => Err("the TLB invalidation is unknown"),
+        }
+    }
+
+    fn write(&self, kind: Tlbi, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is = if kind.scope() == Scope::Broadcast { "is" } else { "" };
+        write!(f, " {}{is}", mnemonic(kind))?;
+        match kind {
+            Tlbi::Ipa { ipa, ttl, .. } => {
+                HEX.write(ipa.0, f)?;
+                Ttl.write(ttl, f)
+            }
+            Tlbi::Range { ipa, size, ttl, .. } => {
+                HEX.write(ipa.0, f)?;
+                HEX.write(size, f)?;
+                Ttl.write(ttl, f)
+            }
+            Tlbi::Stage1 { .. } | Tlbi::All { .. } => Ok(()),
+        }
+    }
+}
+
+/// Returns the name of a TLBI instruction without `IS`.
+pub(super) const fn mnemonic(kind: Tlbi) -> &'static str {
+    match kind {
+        Tlbi::Ipa { leaf_only: false, .. } => "ipas2e1",
+        Tlbi::Ipa { leaf_only: true, .. } => "ipas2le1",
+        Tlbi::Range { .. } => "ripas2e1",
+        Tlbi::Stage1 { .. } => "vmalle1",
+        Tlbi::All { .. } => "vmalls12e1",
+    }
+}
+
+fn parse_event(line: &str) -> Parsed<Event> {
+    let mut words = line.split_whitespace();
+    let cpu = DECIMAL.parse(&mut words)?;
+    let action = parse_action(&mut words)?;
+    match words.next() {
+        None => Ok(Event { cpu, action }),
+        Some(_) => Err("an argument is in excess"),
+    }
+}
+
+fn parse_setup(line: &str) -> Parsed<Setup> {
+    fn field<T: TryFrom<i128>>(line: &str, name: &str) -> Parsed<T> {
+        let mut fields = line.split_whitespace().filter_map(|word| word.split_once('='));
+        let (_, value) = fields.find(|(key, _)| *key == name).ok_or("a field is missing")?;
+        number(value)
+    }
+    let rest =
+        line.strip_prefix("granule-trace 1 ").ok_or("expected 'granule-trace 1' and the setup")?;
+    let flag = |name| Ok(field::<u64>(rest, name)? != 0);
+    let granule = Granule::of_size(field(rest, "granule")?).ok_or("expected a granule size")?;
+    let geometry = Geometry::new(granule, field(rest, "ipa-bits")?);
+    Ok(Setup {
+        geometry: geometry.map_err(|_| "the IPA width is not valid")?,
+        features: Features {
+            fwb: flag("fwb")?,
+            dic: flag("dic")?,
+            tlb_range: flag("tlbrange")?,
+            bbm: field(rest, "bbm")?,
+        },
+        vmid: Vmid(field(rest, "vmid")?),
+        root: TableAddress(field(rest, "root")?),
+        cpus: field(rest, "cpus")?,
+    })
+}
+
+impl core::str::FromStr for Trace {
+    type Err = ParseTraceError;
+
+    fn from_str(text: &str) -> Result<Self, ParseTraceError> {
+        let mut setup = None;
+        let mut events = Vec::new();
+        for (index, line) in text.lines().enumerate() {
+            let content = line.split('#').next().unwrap_or_default().trim();
+            if content.is_empty() {
+                continue;
+            }
+            let error = |what| ParseTraceError { line: index + 1, text: line.into(), what };
+            match setup {
+                None => setup = Some(parse_setup(content).map_err(error)?),
+                Some(_) => events.push(parse_event(content).map_err(error)?),
+            }
+        }
+        let setup = setup.ok_or(ParseTraceError {
+            line: 1,
+            text: String::new(),
+            what: "the first line is missing",
+        })?;
+        Ok(Self { setup, events })
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Setup { geometry: g, features: x, vmid, root, cpus } = &self.setup;
+        writeln!(
+            f,
+            "granule-trace 1 granule={:#x} ipa-bits={} vmid={} root={:#x} cpus={cpus} fwb={} \
+             dic={} tlbrange={} bbm={}",
+            g.granule().size(),
+            g.ipa_bits(),
+            vmid.0,
+            root.0,
+            u8::from(x.fwb),
+            u8::from(x.dic),
+            u8::from(x.tlb_range),
+            x.bbm
+        )?;
+        self.events.iter().try_for_each(|event| writeln!(f, "{event}"))
+    }
+}
