@@ -332,7 +332,7 @@ fn parse_setup(line: &str) -> Parsed<Setup> {
     }
     let rest =
         line.strip_prefix("granule-trace 1 ").ok_or("expected 'granule-trace 1' and the setup")?;
-    let flag = |name| Ok(field::<u64>(rest, name)? != 0);
+    let flag = |name| field::<u64>(rest, name).map(|value| value != 0);
     let granule = Granule::of_size(field(rest, "granule")?).ok_or("expected a granule size")?;
     let geometry = Geometry::new(granule, field(rest, "ipa-bits")?);
     Ok(Setup {
