@@ -25,28 +25,21 @@ use granule_vmm::devices::{
         rng::Rng,
     },
 };
-use granule_vmm::memory::GuestMemory;
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, memfd_create};
-use vmm_sys_util::eventfd::EventFd;
 
-use crate::guest;
+use crate::guest::{self, event};
 
 const PLATFORM: u64 = 0x900_0000;
 const PLATFORM_STEP: u64 = 0x1_0000;
 /// Address of the first virtio device.
-pub const VIRTIO: u64 = 0xa00_0000;
-/// Distance between virtio devices.
-pub const VIRTIO_STEP: u64 = 0x1000;
-/// Number of queues of each virtio device, in the order of their addresses.
-pub const QUEUES: [u32; 5] = [1, 2, 1, 4, 2];
-/// Index of the entropy device.
-pub const ENTROPY: u64 = 2;
+const VIRTIO: u64 = 0xa00_0000;
+const VIRTIO_STEP: u64 = 0x1000;
 /// Size of the disk.
-pub(crate) const DISK_SIZE: usize = 1 << 16;
+pub const DISK_SIZE: usize = 1 << 16;
 
-pub(crate) fn run(data: &[u8]) {
-    let DeviceBus { bus, serial, .. } = device_bus();
+pub fn run(data: &[u8]) {
+    let (bus, serial, _packets) = device_bus();
     let _ = access_registers(&bus, &serial, &mut Unstructured::new(data));
     let _ = bus.refused();
 }
@@ -96,29 +89,10 @@ fn offset(u: &mut Unstructured<'_>) -> Result<u64> {
     })
 }
 
-fn event() -> EventFd {
-    EventFd::new(libc::EFD_NONBLOCK).expect("an event file descriptor")
-}
-
-/// Bus with all devices.
-#[derive(Debug)]
-pub struct DeviceBus {
-    /// The bus.
-    pub bus: Bus,
-    /// Guest memory that holds the queues.
-    pub memory: Arc<GuestMemory>,
-    serial: Arc<Mutex<Serial>>,
-    /// The host's end of the network card.
-    _packets: UnixDatagram,
-}
-
-/// Returns a bus with one device of each type that `granule run` emulates. The host's kernel serves
-/// the queues of a vsock, which is therefore absent.
-///
-/// # Panics
-/// The host is out of file descriptors or memory.
-#[must_use]
-pub fn device_bus() -> DeviceBus {
+/// Returns a bus with one device of each type that `granule run` emulates, its serial port, and the
+/// host's end of its network card. The host's kernel serves the queues of a vsock, which is
+/// therefore absent.
+fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
     let mut bus = Bus::new();
     let serial = Arc::new(Mutex::new(Serial::new(event(), Box::new(sink()))));
     let address = |index| GuestAddress(PLATFORM + index * PLATFORM_STEP);
@@ -139,7 +113,7 @@ pub fn device_bus() -> DeviceBus {
     let virtio: [(_, Box<dyn VirtioDevice>); 5] = [
         ("disk0", Box::new(Block::new(disk, "disk0"))),
         ("net0", Box::new(Net::new(tap, mac_for("tap")))),
-        ("entropy", Box::new(Rng::default())),
+        ("entropy", Box::new(Rng)),
         ("balloon", Box::new(Balloon::new().expect("an event"))),
         ("console", Box::new(Console::new(None, Box::new(sink())))),
     ];
@@ -149,11 +123,11 @@ pub fn device_bus() -> DeviceBus {
         let info = transport.describe(start, 4 + index);
         bus.add(info, Arc::new(Mutex::new(transport))).expect("a free address");
     }
-    DeviceBus { bus, memory, serial, _packets: packets }
+    (bus, serial, packets)
 }
 
 /// Returns a disk in memory with these contents, and its file.
-pub(crate) fn disk(read_only: bool, contents: &[u8]) -> (Disk, File) {
+pub fn disk(read_only: bool, contents: &[u8]) -> (Disk, File) {
     let file = memfd_create(c"disk", MemfdFlags::CLOEXEC).expect("a memory file");
     let mut file = File::from(file);
     file.write_all(contents).expect("memory");
@@ -162,7 +136,7 @@ pub(crate) fn disk(read_only: bool, contents: &[u8]) -> (Disk, File) {
 }
 
 /// Returns a socket in place of a tap, and its peer on the host.
-pub(crate) fn tap() -> (Tap, UnixDatagram) {
+pub fn tap() -> (Tap, UnixDatagram) {
     let (tap, host) = UnixDatagram::pair().expect("a socket");
     tap.set_nonblocking(true).expect("a socket");
     (Tap::from_fd(tap.into(), "tap"), host)

@@ -29,9 +29,7 @@ pub fn block(data: &[u8]) {
     let Ok(read_only) = u.arbitrary() else { return };
     let contents: Vec<u8> = (0..=u8::MAX).cycle().take(DISK_SIZE).collect();
     let (disk, mut file) = bus::disk(read_only, &contents);
-    if let Ok(mut guest) = Guest::new(Block::new(disk, "a disk"), &mut u) {
-        let _ = guest.run(|_, _| Ok(()));
-    }
+    let _ = Guest::new(Block::new(disk, "a disk"), &mut u).run(|_, _| Ok(()));
     let mut after = Vec::new();
     file.seek(SeekFrom::Start(0)).expect("a file");
     file.read_to_end(&mut after).expect("a file");
@@ -60,7 +58,7 @@ pub fn net(data: &[u8]) {
 }
 
 pub fn entropy(data: &[u8]) {
-    run_guest(Rng::default(), data, |_, _| Ok(()));
+    run_guest(Rng, data, |_, _| Ok(()));
 }
 
 pub fn console(data: &[u8]) {
@@ -101,8 +99,5 @@ fn run_guest<D: VirtioDevice>(
     data: &[u8],
     host: impl FnMut(&mut D, &mut Unstructured<'_>) -> Result<()>,
 ) {
-    let mut u = Unstructured::new(data);
-    if let Ok(mut guest) = Guest::new(device, &mut u) {
-        let _ = guest.run(host);
-    }
+    let _ = Guest::new(device, &mut Unstructured::new(data)).run(host);
 }

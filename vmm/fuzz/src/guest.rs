@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arbitrary::{Result, Unstructured};
 use granule_types::units::{Bytes, GuestAddress};
 use granule_vmm::{
-    devices::virtio::{Interrupt, Queue, QueueConfig, Queues, VirtioDevice},
+    devices::virtio::{DeviceProperties, Interrupt, QueueConfig, Queues, VirtioDevice},
     memory::{GuestMemory, GuestRam, HostPages, Plan},
 };
 use vm_memory::Bytes as _;
@@ -19,8 +19,7 @@ use vmm_sys_util::eventfd::EventFd;
 /// Memory regions: two adjacent ones, and one after a gap.
 const REGIONS: [(u64, u64); 3] =
     [(START, 0x2_0000), (START + 0x2_0000, 0x2_0000), (START + 0x8_0000, 0x1_0000)];
-/// First address of guest memory.
-pub const START: u64 = 0x4000_0000;
+const START: u64 = 0x4000_0000;
 const END: u64 = START + 0x9_0000;
 /// Distance between queues; the rings follow the descriptor table.
 const QUEUE_AREA: u64 = 0x4000;
@@ -31,10 +30,6 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
 /// Returns the guest memory of this thread, filled with zeros.
-///
-/// # Panics
-/// The host is out of memory.
-#[must_use]
 pub fn memory() -> Arc<GuestMemory> {
     thread_local! {
         static MEMORY: Arc<GuestMemory> = map_regions();
@@ -48,6 +43,11 @@ pub fn memory() -> Arc<GuestMemory> {
     memory
 }
 
+/// Returns an event.
+pub fn event() -> EventFd {
+    EventFd::new(libc::EFD_NONBLOCK).expect("an event file descriptor")
+}
+
 fn map_regions() -> Arc<GuestMemory> {
     let host = HostPages::of_this_host().expect("the page sizes of the host");
     let rams = REGIONS.map(|(start, size)| {
@@ -59,8 +59,9 @@ fn map_regions() -> Arc<GuestMemory> {
 }
 
 /// Guest with the device that it uses and the queues that it has configured.
-pub(crate) struct Guest<'a, 'b, D> {
+pub struct Guest<'a, 'b, D> {
     pub device: D,
+    properties: DeviceProperties,
     memory: Arc<GuestMemory>,
     interrupt: Arc<Interrupt>,
     u: &'a mut Unstructured<'b>,
@@ -68,15 +69,15 @@ pub(crate) struct Guest<'a, 'b, D> {
 }
 
 impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
-    pub fn new(device: D, u: &'a mut Unstructured<'b>) -> Result<Self> {
-        let line = EventFd::new(libc::EFD_NONBLOCK).expect("an event file descriptor");
-        Ok(Self {
+    pub fn new(device: D, u: &'a mut Unstructured<'b>) -> Self {
+        Self {
+            properties: device.properties(),
             device,
             memory: memory(),
-            interrupt: Arc::new(Interrupt::new(line)),
+            interrupt: Arc::new(Interrupt::new(event())),
             u,
             queues: Vec::new(),
-        })
+        }
     }
 
     /// Activates, uses and resets the device until the input ends. `host` acts on its backend.
@@ -85,41 +86,32 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         mut host: impl FnMut(&mut D, &mut Unstructured<'b>) -> Result<()>,
     ) -> Result<()> {
         while !self.u.is_empty() {
-            let mut queues = match self.activate()? {
-                Some(queues) => queues,
-                None => continue,
+            let Some(mut queues) = self.activate()? else {
+                continue;
             };
             while !self.u.is_empty() {
                 let count = self.queues.len().max(1);
-                let done = match self.u.int_in_range(0..=9u8)? {
+                let mut done = Ok(());
+                match self.u.int_in_range(0..=9u8)? {
                     0..=3 => {
                         let queue = self.u.choose_index(count)?;
-                        self.device.process_queue(queue, &mut queues)
+                        done = self.device.process_queue(queue, &mut queues);
                     }
                     4 if self.device.backend_fd().is_some() => {
-                        self.device.process_backend(&mut queues)
+                        done = self.device.process_backend(&mut queues);
                     }
-                    5 => {
-                        self.write_anywhere()?;
-                        Ok(())
-                    }
-                    6 => {
-                        host(&mut self.device, self.u)?;
-                        Ok(())
-                    }
+                    5 => self.write_anywhere()?,
+                    6 => host(&mut self.device, self.u)?,
                     7 => {
-                        let config = self.device.config().clone();
                         let offset = self.u.arbitrary::<u16>()?;
-                        config.read(offset.into(), &mut [0; 8]);
-                        Ok(())
+                        self.properties.config.read(offset.into(), &mut [0; 8]);
                     }
                     8 if self.u.ratio(1, 4)? => break,
                     _ => {
                         let queue = self.u.choose_index(count)?;
                         self.add_request(queue)?;
-                        Ok(())
                     }
-                };
+                }
                 if done.is_err() {
                     // The device has stopped until its reset.
                     break;
@@ -132,12 +124,11 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
 
     /// Takes the device from reset to `DRIVER_OK`. Returns `None` if the device refuses.
     fn activate(&mut self) -> Result<Option<Queues>> {
-        let features = self.device.features() & self.u.arbitrary::<u64>()?;
+        let features = self.properties.features & self.u.arbitrary::<u64>()?;
         let event_idx = self.u.arbitrary()?;
-        let sizes = self.device.queue_sizes().to_vec();
         self.queues.clear();
-        let mut queues: Vec<Option<Queue>> = Vec::new();
-        for (index, max_size) in (0..).zip(sizes) {
+        let mut queues = Vec::new();
+        for (index, &max_size) in (0..).zip(self.properties.queue_sizes) {
             let area = START + index * QUEUE_AREA;
             let mut config = QueueConfig {
                 size: u32::from(max_size).min(1 << self.u.int_in_range(0..=8)?),
@@ -160,18 +151,14 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
                 queues.push(None);
                 continue;
             }
-            let event =
-                Arc::new(EventFd::new(libc::EFD_NONBLOCK).expect("an event file descriptor"));
-            match config.build(event_idx, &self.memory, &event, &self.interrupt) {
+            match config.build(event_idx, &self.memory, &Arc::new(event()), &self.interrupt) {
                 Ok(queue) => queues.push(Some(queue)),
                 Err(_) => return Ok(None),
             }
         }
         let mut queues = Queues::new(queues);
-        Ok(match self.device.activate(features, &mut queues) {
-            Ok(()) => Some(queues),
-            Err(_) => None,
-        })
+        let activated = self.device.activate(features, &mut queues);
+        Ok(activated.is_ok().then_some(queues))
     }
 
     /// Returns an address in memory, near the end of a region, or a random one.
@@ -227,17 +214,15 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
             let mut bytes = address.to_le_bytes().to_vec();
             bytes.extend(length.to_le_bytes());
             bytes.extend(flags.to_le_bytes());
-            let [low, high, ..] = next.to_le_bytes();
-            bytes.extend([low, high]);
+            bytes.extend(&next.to_le_bytes()[..2]);
             let slot = u64::from((first + index) % size);
             self.write(config.desc_table.0.wrapping_add(slot * 16), &bytes);
         }
         let available = GuestAddress(config.avail_ring.0.wrapping_add(2));
         let index: u16 = self.memory.map().read_obj(available).unwrap_or(0);
         let slot = u64::from(index) % u64::from(size);
-        let [low, high, ..] = first.to_le_bytes();
         let entry = config.avail_ring.0.wrapping_add(4 + slot * 2);
-        self.write(entry, &[low, high]);
+        self.write(entry, &first.to_le_bytes()[..2]);
         let next = match self.u.int_in_range(0..=31u8)? {
             0 => self.u.arbitrary()?,
             _ => index.wrapping_add(1),

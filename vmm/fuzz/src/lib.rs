@@ -13,12 +13,11 @@
 //!
 //! The device targets run without worker threads, so that an input always has the same effect.
 
-mod api;
-pub mod bus;
+mod bus;
 mod devices;
 mod fdt;
-pub mod guest;
-mod image;
+mod guest;
+mod parsers;
 
 /// Fuzz target.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +30,7 @@ pub struct Target {
 
 /// List of the targets.
 pub const TARGETS: &[Target] = &[
-    target("image", image::run),
+    target("image", parsers::image),
     target("fdt", fdt::run),
     target("block", devices::block),
     target("net", devices::net),
@@ -39,7 +38,7 @@ pub const TARGETS: &[Target] = &[
     target("console", devices::console),
     target("balloon", devices::balloon),
     target("bus", bus::run),
-    target("api", api::run),
+    target("api", parsers::api),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8])) -> Target {

@@ -155,7 +155,7 @@ impl<'a> DeviceManager<'a> {
             let device = Net::new(tap.try_clone()?, mac);
             self.add_virtio(&format!("net{index}"), Box::new(device))?;
         }
-        self.add_virtio("entropy", Box::new(Rng::default()))?;
+        self.add_virtio("entropy", Box::new(Rng))?;
         if let Some(console) = console {
             self.add_virtio("console", Box::new(console))?;
         }

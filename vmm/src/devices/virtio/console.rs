@@ -12,7 +12,9 @@ use std::{
 use rustix::io::Errno;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 
-use super::{ConfigSpace, DeviceError, Direction, Queues, RateLimitedLog, VirtioDevice};
+use super::{
+    ConfigSpace, DeviceError, DeviceProperties, Direction, Queues, RateLimitedLog, VirtioDevice,
+};
 use crate::devices::console_output::ConsoleOutput;
 
 const RECEIVE: usize = 0;
@@ -27,7 +29,6 @@ const MAX_OUTPUT: usize = 1 << 20;
 
 /// Virtio console.
 pub struct Console {
-    config: ConfigSpace,
     input: Option<OwnedFd>,
     output: Box<dyn Write + Send>,
     /// Output whose space limits the guest.
@@ -48,9 +49,7 @@ impl Console {
     /// `input` must not block once a poll has reported it as readable.
     #[must_use]
     pub fn new(input: Option<OwnedFd>, output: Box<dyn Write + Send>) -> Self {
-        // Columns, rows, number of ports, emergency write: unused without their features.
         Self {
-            config: ConfigSpace::new(vec![0; 12], 0..0),
             input,
             output,
             backpressure: None,
@@ -68,20 +67,14 @@ impl Console {
 }
 
 impl VirtioDevice for Console {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_CONSOLE
-    }
-
-    fn features(&self) -> u64 {
-        0
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &[64, 64]
-    }
-
-    fn config(&self) -> &ConfigSpace {
-        &self.config
+    fn properties(&self) -> DeviceProperties {
+        DeviceProperties {
+            device_type: VIRTIO_ID_CONSOLE,
+            features: 0,
+            queue_sizes: &[64, 64],
+            // Columns, rows, number of ports, emergency write: unused without their features.
+            config: ConfigSpace::new(vec![0; 12], 0..0),
+        }
     }
 
     fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
@@ -94,7 +87,7 @@ impl VirtioDevice for Console {
         }
         debug_assert_eq!(index, TRANSMIT);
         let stop = queue.stop_flag();
-        queue.serve_available(|memory, chain| {
+        queue.serve_available(|chain| {
             if chain.length(Direction::Readable) > MAX_OUTPUT {
                 return Err(DeviceError::Request("its output is larger than 1M"));
             }
@@ -107,7 +100,7 @@ impl VirtioDevice for Console {
             let mut bytes = [0; CHUNK];
             let mut done = 0;
             loop {
-                let count = chain.read(memory, done, &mut bytes);
+                let count = chain.read(done, &mut bytes);
                 if count == 0 {
                     break;
                 }
@@ -156,7 +149,7 @@ impl VirtioDevice for Console {
             self.input = None;
             return Ok(());
         }
-        let written = chain.write(queue.memory(), 0, &bytes[..count]);
+        let written = chain.write(0, &bytes[..count]);
         queue.add_used(&chain, written)?;
         queue.signal_used()
     }
@@ -171,15 +164,14 @@ mod tests {
     use std::{io::Read as _, time::Duration};
 
     use super::*;
-    use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory};
+    use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX};
 
     #[test]
     fn output_and_input_are_transferred() {
-        let memory = memory();
         let (input, mut keyboard) = std::io::pipe().unwrap();
         let (mut reader, writer) = std::io::pipe().unwrap();
         let console = Box::new(Console::new(Some(input.into()), Box::new(writer)));
-        let mut driver = Driver::start(&memory, console, EVENT_IDX);
+        let mut driver = Driver::start(console, EVENT_IDX);
 
         driver.request(TRANSMIT, &[Buffer::Out(vec![b'x'; 5000])]);
         let mut shown = vec![0; 5000];
@@ -193,10 +185,9 @@ mod tests {
 
     #[test]
     fn input_waits_for_buffers_and_may_end() {
-        let memory = memory();
         let (input, mut keyboard) = std::io::pipe().unwrap();
         let console = Box::new(Console::new(Some(input.into()), Box::new(std::io::sink())));
-        let mut driver = Driver::start(&memory, console, EVENT_IDX);
+        let mut driver = Driver::start(console, EVENT_IDX);
 
         keyboard.write_all(b"abcdef").unwrap();
         let first = driver.request(RECEIVE, &[Buffer::In(4)]);
@@ -214,12 +205,11 @@ mod tests {
 
     #[test]
     fn a_reset_ends_the_wait_for_a_stalled_reader() {
-        let memory = memory();
         let (_reader, writer) = std::io::pipe().unwrap();
         let output = ConsoleOutput::new(writer, || Ok(())).unwrap();
         let console =
             Console::new(None, Box::new(output.clone())).with_backpressure(output.clone());
-        let mut driver = Driver::start(&memory, Box::new(console), 0);
+        let mut driver = Driver::start(Box::new(console), 0);
         let mut requests = 0;
         while output.wait_for_space(|| true) || !stays_full(&output) {
             driver.request(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
@@ -245,11 +235,10 @@ mod tests {
 
     #[test]
     fn failed_output_does_not_stop_the_device() {
-        let memory = memory();
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let console = Box::new(Console::new(None, Box::new(writer)));
-        let mut driver = Driver::start(&memory, console, 0);
+        let mut driver = Driver::start(console, 0);
 
         driver.request(TRANSMIT, &[Buffer::Out(vec![1])]);
         driver.request(TRANSMIT, &[Buffer::Out(vec![1])]);

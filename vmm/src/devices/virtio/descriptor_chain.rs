@@ -5,8 +5,12 @@
 //! A chain is copied out of the queue and validated once: each buffer lies in guest memory, the
 //! order is right, and no table is followed beyond its length. The guest cannot change the copy, so
 //! that no later step validates it again.
+//!
+//! Data moves between the buffers and a file descriptor by vectored I/O, without a copy in this
+//! process. The safe wrappers of other crates take slices, which memory that a guest changes
+//! concurrently cannot have.
 
-use std::ops::Range;
+use std::{io, ops::Range, os::fd::AsRawFd, sync::Arc};
 
 use granule_types::units::GuestAddress;
 use vm_memory::{Bytes as _, GuestMemoryBackend as _, GuestMemoryMmap};
@@ -14,7 +18,7 @@ use vm_memory::{Bytes as _, GuestMemoryBackend as _, GuestMemoryMmap};
 use super::DeviceError;
 use crate::memory::GuestMemory;
 
-/// Maximum number of buffers in a chain: `IOV_MAX`, the maximum of one system call.
+/// Maximum number of buffers in a chain and in one system call (`IOV_MAX`).
 const MAX_BUFFERS: usize = 1024;
 
 /// Direction of a buffer, from the view of the device.
@@ -29,6 +33,7 @@ pub enum Direction {
 /// Validated request of the driver.
 #[derive(Debug)]
 pub struct DescriptorChain {
+    memory: Arc<GuestMemory>,
     head: u16,
     buffers: Vec<(GuestAddress, usize)>,
     /// Number of device-readable buffers, which come first.
@@ -38,9 +43,14 @@ pub struct DescriptorChain {
 impl DescriptorChain {
     pub(super) fn parse(
         chain: virtio_queue::DescriptorChain<&GuestMemoryMmap>,
-        memory: &GuestMemory,
+        memory: &Arc<GuestMemory>,
     ) -> Result<Self, DeviceError> {
-        let mut parsed = Self { head: chain.head_index(), buffers: Vec::new(), readable: 0 };
+        let mut parsed = Self {
+            memory: Arc::clone(memory),
+            head: chain.head_index(),
+            buffers: Vec::new(),
+            readable: 0,
+        };
         // The iterator ends at an invalid link; only the flag of the last descriptor reveals it.
         let mut complete = false;
         for descriptor in chain {
@@ -73,6 +83,11 @@ impl DescriptorChain {
         self.head
     }
 
+    /// Returns the guest memory that holds the buffers.
+    pub(super) fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
     /// Returns the buffers of one direction: first byte and length.
     #[must_use]
     pub fn buffers(&self, direction: Direction) -> &[(GuestAddress, usize)] {
@@ -92,7 +107,7 @@ impl DescriptorChain {
 
     /// Returns the ranges of guest memory behind `range`, which counts bytes through all buffers of
     /// one direction. The ranges end with the buffers.
-    pub fn ranges(
+    fn ranges(
         &self,
         direction: Direction,
         range: Range<usize>,
@@ -108,12 +123,12 @@ impl DescriptorChain {
     }
 
     /// Copies device-readable bytes from byte `offset` on and returns how many there were.
-    pub fn read(&self, memory: &GuestMemory, offset: usize, data: &mut [u8]) -> usize {
+    pub fn read(&self, offset: usize, data: &mut [u8]) -> usize {
         let mut done = 0;
         let range = offset..offset.saturating_add(data.len());
         for (address, length) in self.ranges(Direction::Readable, range) {
             let target = &mut data[done..done + length];
-            if memory.map().read_slice(target, address).is_err() {
+            if self.memory.map().read_slice(target, address).is_err() {
                 break;
             }
             done += length;
@@ -123,16 +138,90 @@ impl DescriptorChain {
 
     /// Copies `data` to the device-writable buffers from byte `offset` on and returns how many
     /// bytes they had space for.
-    pub fn write(&self, memory: &GuestMemory, offset: usize, data: &[u8]) -> usize {
+    pub fn write(&self, offset: usize, data: &[u8]) -> usize {
         let mut done = 0;
         let range = offset..offset.saturating_add(data.len());
         for (address, length) in self.ranges(Direction::Writable, range) {
             let source = &data[done..done + length];
-            if memory.map().write_slice(source, address).is_err() {
+            if self.memory.map().write_slice(source, address).is_err() {
                 break;
             }
             done += length;
         }
         done
     }
+
+    /// Transfers `range` of the buffers of one direction from or to the file at `offset`.
+    ///
+    /// # Errors
+    /// The file cannot be read or written, or it ends before.
+    pub fn transfer(
+        &self,
+        file: &impl AsRawFd,
+        offset: u64,
+        direction: Direction,
+        range: Range<usize>,
+    ) -> io::Result<()> {
+        let fd = file.as_raw_fd();
+        let mut done = 0;
+        while done < range.len() {
+            let (iovecs, count) = self.iovecs(direction, range.start + done..range.end)?;
+            let position = offset.checked_add(done as u64).and_then(|at| at.try_into().ok());
+            let position = position.ok_or(io::ErrorKind::InvalidInput)?;
+            let result = match direction {
+                // SAFETY: each buffer is guest memory, mapped and writable as long as `memory`
+                // exists. The guest may access it concurrently; this process holds no references to
+                // it.
+                Direction::Writable => unsafe {
+                    libc::preadv(fd, iovecs.as_ptr(), count, position)
+                },
+                // SAFETY: as above; the call only reads the memory.
+                Direction::Readable => unsafe {
+                    libc::pwritev(fd, iovecs.as_ptr(), count, position)
+                },
+            };
+            match call_result(result) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all device-readable buffers in one call, which is one packet.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub fn write_packet(&self, target: &impl AsRawFd) -> io::Result<usize> {
+        let (iovecs, count) = self.iovecs(Direction::Readable, 0..usize::MAX)?;
+        // SAFETY: as in `transfer`; the call only reads the memory.
+        call_result(unsafe { libc::writev(target.as_raw_fd(), iovecs.as_ptr(), count) })
+    }
+
+    /// Returns the buffers of one system call and their number. A buffer that spans two memory
+    /// regions needs two.
+    fn iovecs(
+        &self,
+        direction: Direction,
+        range: Range<usize>,
+    ) -> io::Result<(Vec<libc::iovec>, libc::c_int)> {
+        let slices = self
+            .ranges(direction, range)
+            .flat_map(|(address, length)| self.memory.map().get_slices(address, length))
+            .take(MAX_BUFFERS);
+        let iovecs = slices.map(|slice| {
+            let slice = slice.map_err(io::Error::other)?;
+            let iov_base = slice.ptr_guard_mut().as_ptr().cast();
+            Ok(libc::iovec { iov_base, iov_len: slice.len() })
+        });
+        let iovecs = iovecs.collect::<io::Result<Vec<_>>>()?;
+        let count = iovecs.len().try_into().map_err(io::Error::other)?;
+        Ok((iovecs, count))
+    }
+}
+
+fn call_result(count: isize) -> io::Result<usize> {
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }

@@ -20,16 +20,14 @@ mod descriptor_chain;
 mod interrupt;
 pub mod net;
 mod queue;
-mod rate_limited_log;
 pub mod rng;
 #[cfg(test)]
 pub(crate) mod testing;
-mod transfer;
 mod transport;
 pub mod vsock;
 mod worker;
 
-use std::{io, os::fd::BorrowedFd};
+use std::{fmt, io, os::fd::BorrowedFd};
 
 use thiserror::Error;
 
@@ -37,7 +35,6 @@ pub use config_space::ConfigSpace;
 pub use descriptor_chain::{DescriptorChain, Direction};
 pub use interrupt::Interrupt;
 pub use queue::{Queue, QueueConfig, Queues};
-pub use rate_limited_log::RateLimitedLog;
 pub use transport::{QueueNotifier, Transport};
 
 /// Error that stops a device until the driver resets it.
@@ -66,19 +63,44 @@ impl DeviceError {
     }
 }
 
+/// Limit on the warnings that a guest can cause in one device, so that no guest fills the log.
+#[derive(Debug, Default)]
+pub struct RateLimitedLog(u32);
+
+impl RateLimitedLog {
+    /// Number of warnings before further messages are logged at debug level.
+    const MAX_WARNINGS: u32 = 8;
+
+    /// Logs a warning, or a debug message once the device has reached its limit.
+    pub fn warn(&mut self, message: fmt::Arguments<'_>) {
+        self.0 = self.0.saturating_add(1);
+        match self.0 {
+            ..Self::MAX_WARNINGS => log::warn!("{message}"),
+            Self::MAX_WARNINGS => {
+                log::warn!("{message} (further warnings of this device are debug messages)")
+            }
+            _ => log::debug!("{message}"),
+        }
+    }
+}
+
+/// Properties of a device that do not change while it exists.
+#[derive(Debug)]
+pub struct DeviceProperties {
+    /// Device identifier (virtio 1.2, section 5).
+    pub device_type: u32,
+    /// Features that the device offers beside those of queues and transport.
+    pub features: u64,
+    /// Maximum size of each queue: powers of two.
+    pub queue_sizes: &'static [u16],
+    /// Configuration space, which the transport shares.
+    pub config: ConfigSpace,
+}
+
 /// Virtio device, without its transport.
 pub trait VirtioDevice: Send {
-    /// Returns the device identifier (virtio 1.2, section 5).
-    fn device_type(&self) -> u32;
-
-    /// Returns the features that the device offers beside those of queues and transport.
-    fn features(&self) -> u64;
-
-    /// Returns the maximum size of each queue: powers of two.
-    fn queue_sizes(&self) -> &[u16];
-
-    /// Returns the configuration space, which the transport shares.
-    fn config(&self) -> &ConfigSpace;
+    /// Returns the properties of the device.
+    fn properties(&self) -> DeviceProperties;
 
     /// Called at `DRIVER_OK` with the negotiated features. A device whose backend serves a queue
     /// by itself removes that queue from `queues`; its notifications are not read then.

@@ -163,14 +163,13 @@ impl Queue {
     /// The ring or a chain is invalid, or `serve` fails.
     pub fn serve_available(
         &mut self,
-        mut serve: impl FnMut(&GuestMemory, &DescriptorChain) -> Result<usize, DeviceError>,
+        mut serve: impl FnMut(&DescriptorChain) -> Result<usize, DeviceError>,
     ) -> Result<(), DeviceError> {
-        let memory = Arc::clone(&self.memory);
         let mut left = BATCH;
         loop {
-            self.rings.disable_notification(memory.map())?;
+            self.rings.disable_notification(self.memory.map())?;
             while let Some(chain) = self.pop()? {
-                let written = serve(&memory, &chain)?;
+                let written = serve(&chain)?;
                 self.add_used(&chain, written)?;
                 self.signal_used()?;
                 left -= 1;
@@ -208,6 +207,18 @@ impl Queues {
     /// Returns the queue of this index if the driver uses it.
     pub fn get(&mut self, index: usize) -> Option<&mut Queue> {
         self.0.get_mut(index)?.as_mut()
+    }
+
+    /// Serves the queue of this index with [`Queue::serve_available`] if the driver uses it.
+    ///
+    /// # Errors
+    /// The ring or a chain is invalid, or `serve` fails.
+    pub fn serve_available(
+        &mut self,
+        index: usize,
+        serve: impl FnMut(&DescriptorChain) -> Result<usize, DeviceError>,
+    ) -> Result<(), DeviceError> {
+        self.get(index).map_or(Ok(()), |queue| queue.serve_available(serve))
     }
 
     /// Removes a queue, which another thread or the host's kernel serves from here on.

@@ -9,11 +9,7 @@ use std::{
 
 use granule_types::units::{Bytes, GuestAddress};
 use virtio_bindings::virtio_mmio as reg;
-use virtio_queue::{
-    desc::{RawDescriptor, split::Descriptor},
-    mock::{AvailRing, DescriptorTable, UsedRing},
-};
-use vm_memory::{Bytes as _, GuestMemoryMmap};
+use vm_memory::{ByteValued, Bytes as _};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Transport, VirtioDevice};
@@ -35,21 +31,14 @@ pub const EVENT_IDX: u64 = 1 << 29;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-pub fn memory() -> Arc<GuestMemory> {
-    let host = HostPages::of_this_host().unwrap();
-    let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
-    let ram = GuestRam::new(plan, &host, GuestAddress(START), Bytes(SIZE), false).unwrap();
-    Arc::new(GuestMemory::new(vec![ram]).unwrap())
-}
-
 /// Calls `condition` until it holds.
 ///
 /// # Panics
 /// It does not hold within ten seconds.
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(expected: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !condition() {
-        assert!(Instant::now() < deadline, "timeout: {what}");
+        assert!(Instant::now() < deadline, "timeout: {expected}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -61,64 +50,51 @@ pub enum Buffer {
     In(u32),
 }
 
-/// Queue from the view of the driver. (The rings of `MockSplitQueue` of virtio-queue 0.18 overlap
-/// from the sixth entry on.)
-pub struct DriverQueue<'m> {
-    pub desc_table: DescriptorTable<'m, GuestMemoryMmap>,
-    pub avail: AvailRing<'m, GuestMemoryMmap>,
-    used: UsedRing<'m, GuestMemoryMmap>,
-    pub desc_table_address: GuestAddress,
-    pub avail_address: GuestAddress,
-    used_address: GuestAddress,
+/// Addresses of a queue, and its state from the view of the driver.
+#[derive(Debug, Clone, Copy)]
+pub struct DriverQueue {
+    pub desc_table: u64,
+    pub avail_ring: u64,
+    pub used_ring: u64,
+    pub size: u16,
     /// Number of chains received from the used ring.
     received: u16,
     next_free: u16,
 }
 
-impl<'m> DriverQueue<'m> {
-    fn new(memory: &'m GuestMemoryMmap, start: u64) -> Self {
-        let [desc, avail, used] = [0, 0x1000, 0x2000].map(|offset| GuestAddress(start + offset));
-        Self {
-            desc_table: DescriptorTable::new(memory, desc, QUEUE_SIZE),
-            avail: AvailRing::new(memory, avail, QUEUE_SIZE),
-            used: UsedRing::new(memory, used, QUEUE_SIZE),
-            desc_table_address: desc,
-            avail_address: avail,
-            used_address: used,
-            received: 0,
-            next_free: 0,
-        }
-    }
-
-    fn has_used(&self) -> bool {
-        u16::from_le(self.used.idx().load()) != self.received
+impl DriverQueue {
+    /// Returns a queue whose descriptor table is at `start`.
+    pub const fn new(start: u64, size: u16) -> Self {
+        let (avail_ring, used_ring) = (start + 0x1000, start + 0x2000);
+        Self { desc_table: start, avail_ring, used_ring, size, received: 0, next_free: 0 }
     }
 }
 
-pub struct Driver<'m> {
+/// Driver of one device, with its guest memory.
+pub struct Driver {
     pub transport: Transport,
     pub irq: EventFd,
-    pub memory: &'m GuestMemoryMmap,
-    pub queues: Vec<DriverQueue<'m>>,
+    pub memory: Arc<GuestMemory>,
+    pub queues: Vec<DriverQueue>,
     next_buffer: u64,
 }
 
-impl<'m> Driver<'m> {
+impl Driver {
     /// Returns a driver whose device is in its state after a reset.
-    pub fn new(memory: &'m Arc<GuestMemory>, device: Box<dyn VirtioDevice>) -> Self {
+    pub fn new(device: Box<dyn VirtioDevice>) -> Self {
+        let host = HostPages::of_this_host().unwrap();
+        let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
+        let ram = GuestRam::new(plan, &host, GuestAddress(START), Bytes(SIZE), false).unwrap();
+        let memory = Arc::new(GuestMemory::new(vec![ram]).unwrap());
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let line = irq.try_clone().unwrap();
-        let transport = Transport::new("test", device, Arc::clone(memory), line).unwrap();
-        Self { transport, irq, memory: memory.map(), queues: Vec::new(), next_buffer: BUFFERS }
+        let transport = Transport::new("test", device, Arc::clone(&memory), line).unwrap();
+        Self { transport, irq, memory, queues: Vec::new(), next_buffer: BUFFERS }
     }
 
     /// Returns a driver whose device is active.
-    pub fn start(
-        memory: &'m Arc<GuestMemory>,
-        device: Box<dyn VirtioDevice>,
-        features: u64,
-    ) -> Self {
-        let mut driver = Self::new(memory, device);
+    pub fn start(device: Box<dyn VirtioDevice>, features: u64) -> Self {
+        let mut driver = Self::new(device);
         driver.activate(features);
         assert_eq!(driver.get(reg::VIRTIO_MMIO_STATUS), 15);
         driver
@@ -149,16 +125,27 @@ impl<'m> Driver<'m> {
         for status in [0, 1, 3] {
             self.set(reg::VIRTIO_MMIO_STATUS, status);
         }
-        for (select, shift) in [(0, 0), (1, 32)] {
+        for (select, half) in (0..).zip(halves(features)) {
             self.set(reg::VIRTIO_MMIO_DRIVER_FEATURES_SEL, select);
-            let half = u32::try_from(features >> shift & 0xffff_ffff).unwrap();
             self.set(reg::VIRTIO_MMIO_DRIVER_FEATURES, half);
         }
         self.set(reg::VIRTIO_MMIO_STATUS, 11);
     }
 
-    /// Takes the device from reset to `DRIVER_OK` with all its queues.
+    /// Takes the device from reset to `DRIVER_OK` with all its queues, which are empty.
     pub fn activate(&mut self, features: u64) {
+        let memory = Arc::clone(&self.memory);
+        self.activate_with(features, |index| {
+            let queue = DriverQueue::new(START + u64::from(index) * QUEUE_AREA, QUEUE_SIZE);
+            for ring in [queue.avail_ring, queue.used_ring] {
+                memory.map().write_obj(0_u32, GuestAddress(ring)).unwrap();
+            }
+            queue
+        });
+    }
+
+    /// Takes the device from reset to `DRIVER_OK` with the queues that `queue` returns by index.
+    pub fn activate_with(&mut self, features: u64, mut queue: impl FnMut(u32) -> DriverQueue) {
         self.negotiate(features | VERSION_1);
         self.queues.clear();
         for index in 0.. {
@@ -166,16 +153,16 @@ impl<'m> Driver<'m> {
             if self.get(reg::VIRTIO_MMIO_QUEUE_NUM_MAX) == 0 {
                 break;
             }
-            let start = START + u64::from(index) * QUEUE_AREA;
-            let queue = DriverQueue::new(self.memory, start);
-            self.set(reg::VIRTIO_MMIO_QUEUE_NUM, QUEUE_SIZE.into());
+            let queue = queue(index);
+            self.set(reg::VIRTIO_MMIO_QUEUE_NUM, queue.size.into());
             for (register, address) in [
-                (reg::VIRTIO_MMIO_QUEUE_DESC_LOW, queue.desc_table_address),
-                (reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW, queue.avail_address),
-                (reg::VIRTIO_MMIO_QUEUE_USED_LOW, queue.used_address),
+                (reg::VIRTIO_MMIO_QUEUE_DESC_LOW, queue.desc_table),
+                (reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW, queue.avail_ring),
+                (reg::VIRTIO_MMIO_QUEUE_USED_LOW, queue.used_ring),
             ] {
-                self.set(register, u32::try_from(address.0 & 0xffff_ffff).unwrap());
-                self.set(register + 4, u32::try_from(address.0 >> 32).unwrap());
+                let [low, high] = halves(address);
+                self.set(register, low);
+                self.set(register + 4, high);
             }
             self.set(reg::VIRTIO_MMIO_QUEUE_READY, 1);
             self.queues.push(queue);
@@ -183,40 +170,48 @@ impl<'m> Driver<'m> {
         self.set(reg::VIRTIO_MMIO_STATUS, 15);
     }
 
+    /// Writes to guest memory.
+    pub fn store(&self, address: u64, value: impl ByteValued) {
+        self.memory.map().write_obj(value, GuestAddress(address)).unwrap();
+    }
+
+    /// Reads from guest memory.
+    pub fn load<T: ByteValued>(&self, address: u64) -> T {
+        self.memory.map().read_obj(GuestAddress(address)).unwrap()
+    }
+
     /// Adds a request to a queue without a notification. Returns the addresses of its buffers.
-    pub fn add(&mut self, index: usize, buffers: &[Buffer]) -> Vec<GuestAddress> {
-        let queue = &mut self.queues[index];
+    pub fn add(&mut self, index: usize, buffers: &[Buffer]) -> Vec<u64> {
+        let queue = self.queues[index];
         let first = queue.next_free;
-        let count = u16::try_from(buffers.len()).unwrap();
+        let end = first + u16::try_from(buffers.len()).unwrap();
         let mut addresses = Vec::new();
         for (slot, buffer) in (first..).zip(buffers) {
             if self.next_buffer > START + SIZE - 0x20_0000 {
                 self.next_buffer = BUFFERS;
             }
-            let address = GuestAddress(self.next_buffer);
+            let address = self.next_buffer;
             let (length, direction) = match buffer {
                 Buffer::Out(bytes) => {
-                    self.memory.write_slice(bytes, address).unwrap();
+                    let map = self.memory.map();
+                    map.write_slice(bytes, GuestAddress(address)).unwrap();
                     (u32::try_from(bytes.len()).unwrap(), 0)
                 }
                 Buffer::In(length) => (*length, WRITE),
             };
             self.next_buffer += u64::from(length).next_multiple_of(64) + 64;
-            let (next, more) = match slot + 1 == first + count {
-                true => (0, 0),
-                false => (slot + 1, NEXT),
-            };
-            let descriptor = Descriptor::new(address.0, length, direction | more, next);
-            let stored = queue.desc_table.store(slot, RawDescriptor::from(descriptor));
-            stored.unwrap();
+            let more = if slot + 1 == end { 0 } else { NEXT };
+            let descriptor = queue.desc_table + u64::from(slot) * 16;
+            self.store(descriptor, address);
+            self.store(descriptor + 8, length);
+            self.store(descriptor + 12, [direction | more, slot + 1]);
             addresses.push(address);
         }
-        let available = u16::from_le(queue.avail.idx().load());
-        let entry = queue.avail.ring().ref_at(usize::from(available % QUEUE_SIZE));
-        entry.unwrap().store(first.to_le());
-        queue.avail.idx().store(available.wrapping_add(1).to_le());
+        let available: u16 = self.load(queue.avail_ring + 2);
+        self.store(queue.avail_ring + 4 + u64::from(available % queue.size) * 2, first);
+        self.store(queue.avail_ring + 2, available.wrapping_add(1));
         // Tests have few requests in flight: descriptors are reused without a check.
-        queue.next_free = if first + count + 4 >= QUEUE_SIZE { 0 } else { first + count };
+        self.queues[index].next_free = if end + 4 >= queue.size { 0 } else { end };
         addresses
     }
 
@@ -226,15 +221,17 @@ impl<'m> Driver<'m> {
 
     /// Waits for the next used chain and returns the number of bytes written to it.
     pub fn wait_used(&mut self, index: usize) -> u32 {
+        wait_until("a used chain", || self.has_used(index));
         let queue = &mut self.queues[index];
-        wait_until("a used chain", || queue.has_used());
-        let slot = usize::from(queue.received % QUEUE_SIZE);
+        let slot = u64::from(queue.received % queue.size);
         queue.received = queue.received.wrapping_add(1);
-        queue.used.ring().ref_at(slot).unwrap().load().len()
+        let entry = queue.used_ring + 4 + slot * 8;
+        self.load(entry + 4)
     }
 
     pub fn has_used(&self, index: usize) -> bool {
-        self.queues[index].has_used()
+        let queue = &self.queues[index];
+        self.load::<u16>(queue.used_ring + 2) != queue.received
     }
 
     /// Adds a request and waits for it. Returns the contents of its device-writable buffers and the
@@ -250,9 +247,9 @@ impl<'m> Driver<'m> {
         (answers.collect(), written)
     }
 
-    pub fn bytes(&self, address: GuestAddress, length: u32) -> Vec<u8> {
+    pub fn bytes(&self, address: u64, length: u32) -> Vec<u8> {
         let mut bytes = vec![0; length as usize];
-        self.memory.read_slice(&mut bytes, address).unwrap();
+        self.memory.map().read_slice(&mut bytes, GuestAddress(address)).unwrap();
         bytes
     }
 
@@ -260,4 +257,9 @@ impl<'m> Driver<'m> {
     pub fn wait_needs_reset(&mut self) {
         wait_until("DEVICE_NEEDS_RESET", || self.get(reg::VIRTIO_MMIO_STATUS) & 64 != 0);
     }
+}
+
+/// Returns the low and the high word.
+fn halves(value: u64) -> [u32; 2] {
+    [value, value >> 32].map(|half| u32::try_from(half & 0xffff_ffff).unwrap())
 }

@@ -7,6 +7,8 @@
 //! Other writes are refused. `DRIVER_OK` moves the device into its worker thread. Writing 0 to the
 //! status register moves the device back and clears all state.
 
+#[cfg(test)]
+mod hostile_driver;
 mod registers;
 #[cfg(test)]
 mod tests;
@@ -98,22 +100,22 @@ impl Transport {
         irq: EventFd,
     ) -> std::io::Result<Self> {
         let interrupt = Arc::new(Interrupt::new(irq));
-        let config = device.config().clone();
-        config.set_interrupt(Arc::clone(&interrupt));
-        let sizes = device.queue_sizes();
+        let properties = device.properties();
+        properties.config.set_interrupt(Arc::clone(&interrupt));
+        let sizes = properties.queue_sizes.iter();
         let queue_events = sizes
-            .iter()
+            .clone()
             .map(|_| EventFd::new(libc::EFD_NONBLOCK).map(Arc::new))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             name: name.to_owned(),
-            device_type: device.device_type(),
-            offered_features: device.features() | COMMON_FEATURES,
-            config,
+            device_type: properties.device_type,
+            offered_features: properties.features | COMMON_FEATURES,
+            config: properties.config,
             interrupt,
             memory,
             queue_events,
-            queues: sizes.iter().map(|size| QueueConfig::new(*size)).collect(),
+            queues: sizes.map(|size| QueueConfig::new(*size)).collect(),
             device: DeviceState::Inactive(WorkerContext {
                 name: name.to_owned(),
                 device,

@@ -30,11 +30,10 @@ use crate::{
             balloon::Balloon,
             block::{Block, Disk},
             rng::Rng,
-            testing::{Buffer, Driver, memory},
+            testing::{Buffer, Driver},
         },
     },
     kvm::stats::Statistics,
-    memory::GuestMemory,
     vm::{
         api::Api,
         boot_stats::BootStats,
@@ -99,11 +98,13 @@ pub(super) fn run_components(opened: Opened) {
     request.respond((200, json!({ "state": "running" })));
     console();
     guest_memory();
-    let (disk, memory) = (opened.disk, memory());
+    let disk = Driver::new(Box::new(Block::new(opened.disk, "disk0")));
+    let entropy = Driver::new(Box::new(Rng));
+    let balloon = Driver::new(Box::new(Balloon::new().unwrap()));
     let vcpu = thread::Builder::new().name("vcpu-0".to_owned());
     let vcpu = vcpu.spawn(move || {
         ThreadRole::Vcpu.confine().unwrap();
-        devices(disk, &memory);
+        devices(disk, entropy, balloon);
     });
     vcpu.unwrap().join().unwrap();
     statistics(opened.stats);
@@ -153,15 +154,14 @@ fn guest_memory() {
 }
 
 /// Drives devices as a vCPU does, whose stores activate them.
-fn devices(disk: Disk, memory: &Arc<GuestMemory>) {
+fn devices(mut disk: Driver, mut entropy: Driver, mut balloon: Driver) {
     let header = |request: u32, sector: u64| {
         let words = [u64::from(request), sector];
         Buffer::Out(words.into_iter().flat_map(u64::to_le_bytes).collect())
     };
     let range = [0_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat();
-    let mut driver = Driver::new(memory, Box::new(Block::new(disk, "disk0")));
-    let features = driver.offered_features();
-    driver.activate(features);
+    let features = disk.offered_features();
+    disk.activate(features);
     for (request, data) in [
         (1, Some(Buffer::Out(vec![7; 4096]))),
         (4, None),
@@ -172,16 +172,15 @@ fn devices(disk: Disk, memory: &Arc<GuestMemory>) {
         let mut buffers = vec![header(request, 0)];
         buffers.extend(data);
         buffers.push(Buffer::In(1));
-        let (answers, _) = driver.request(0, &buffers);
+        let (answers, _) = disk.request(0, &buffers);
         assert_eq!(answers.last().unwrap(), &[0], "request {request}");
     }
     // A reset stops the device's thread.
-    driver.set(0x70, 0);
+    disk.set(0x70, 0);
 
-    let mut entropy = Driver::start(memory, Box::new(Rng::default()), 0);
+    entropy.activate(0);
     let (bytes, _) = entropy.request(0, &[Buffer::In(64)]);
     assert_ne!(bytes[0], [0; 64]);
-    let mut balloon = Driver::new(memory, Box::new(Balloon::new().unwrap()));
     let features = balloon.offered_features();
     balloon.activate(features);
     balloon.request(0, &[Buffer::Out(0x4_0400_u32.to_le_bytes().to_vec())]);

@@ -21,9 +21,10 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    ConfigSpace, DescriptorChain, DeviceError, Direction, Queues, VirtioDevice, feature_bit,
+    ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queues, VirtioDevice,
+    feature_bit,
 };
-use crate::{memory::GuestMemory, scoped_thread::borrow_event};
+use crate::scoped_thread::borrow_event;
 
 #[cfg(test)]
 mod tests;
@@ -107,7 +108,7 @@ impl Balloon {
         };
         while let Some(chain) = queue.pop()? {
             let mut bytes = [0; ENTRY * 32];
-            let length = chain.read(queue.memory(), 0, &mut bytes);
+            let length = chain.read(0, &mut bytes);
             let entries = bytes[..length].as_chunks::<ENTRY>().0.iter();
             let entries = entries.map(|&[t0, t1, ref value @ ..]| {
                 (u16::from_le_bytes([t0, t1]), u64::from_le_bytes(*value))
@@ -160,20 +161,15 @@ impl BalloonHandle {
 }
 
 impl VirtioDevice for Balloon {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_BALLOON
-    }
-
-    fn features(&self) -> u64 {
-        feature_bit(F_STATS) | feature_bit(F_DEFLATE_ON_OOM) | feature_bit(F_REPORTING)
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &[128, 128, 16, 64]
-    }
-
-    fn config(&self) -> &ConfigSpace {
-        &self.state.config
+    fn properties(&self) -> DeviceProperties {
+        DeviceProperties {
+            device_type: VIRTIO_ID_BALLOON,
+            features: feature_bit(F_STATS)
+                | feature_bit(F_DEFLATE_ON_OOM)
+                | feature_bit(F_REPORTING),
+            queue_sizes: &[128, 128, 16, 64],
+            config: self.state.config.clone(),
+        }
     }
 
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
@@ -188,27 +184,24 @@ impl VirtioDevice for Balloon {
         if feature == Some(&F_STATS) {
             return self.receive_statistics(index, queues);
         }
-        let Some(queue) = queues.get(index) else {
-            return Ok(());
-        };
         let state = &self.state;
-        queue.serve_available(|memory, chain| {
+        queues.serve_available(index, |chain| {
             match (index, feature) {
                 (INFLATE, _) if chain.length(Direction::Readable) > MAX_NUMBERS => {
                     return Err(DeviceError::Request("it names more than 16384 pages"));
                 }
                 (INFLATE, _) => {
-                    let discarded = inflate(memory, chain);
-                    state.inflated.fetch_add(discarded, Ordering::Relaxed);
+                    state.inflated.fetch_add(inflate(chain), Ordering::Relaxed);
                 }
                 // The next access faults the memory in again.
                 (DEFLATE, _) => {}
                 (_, Some(&F_REPORTING)) => {
                     // The buffers themselves are the free memory.
                     let buffers = chain.buffers(Direction::Writable).iter();
-                    let discarded = buffers
-                        .map(|(start, length)| memory.discard(*start, Bytes(*length as u64)).0)
-                        .sum();
+                    let sizes = buffers.map(|&(start, length)| {
+                        chain.memory().discard(start, Bytes(length as u64)).0
+                    });
+                    let discarded = sizes.sum();
                     state.reported.fetch_add(discarded, Ordering::Relaxed);
                 }
                 _ => {}
@@ -240,17 +233,17 @@ impl VirtioDevice for Balloon {
 
 /// Discards the pages that the request names, consecutive pages in one call. Returns the number of
 /// bytes discarded.
-fn inflate(memory: &GuestMemory, chain: &DescriptorChain) -> u64 {
+fn inflate(chain: &DescriptorChain) -> u64 {
     let mut discarded = 0;
     let mut discard = |first: u64, end: u64| {
         let size = Bytes((end - first) * PAGE);
-        discarded += memory.discard(GuestAddress(first * PAGE), size).0;
+        discarded += chain.memory().discard(GuestAddress(first * PAGE), size).0;
     };
     let (mut first, mut end) = (0, 0);
     let mut numbers = [0; 1024];
     let mut offset = 0;
     loop {
-        let count = chain.read(memory, offset, &mut numbers);
+        let count = chain.read(offset, &mut numbers);
         for number in numbers[..count].as_chunks().0 {
             let page = u64::from(u32::from_le_bytes(*number));
             if page != end || first == end {

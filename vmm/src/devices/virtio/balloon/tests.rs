@@ -1,29 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the balloon through a driver.
 
-use std::time::{Duration, Instant};
-
 use vm_memory::Bytes as _;
 
 use super::*;
-use crate::devices::virtio::testing::{Buffer, Driver, START, memory};
+use crate::devices::virtio::testing::{Buffer, Driver, START, wait_until};
 
 const PAGES: u64 = START + 0x80_0000;
 
-fn fill(driver: &Driver<'_>) {
-    driver.memory.write_slice(&[7; 1 << 16], GuestAddress(PAGES)).unwrap();
+fn fill(driver: &Driver) {
+    let map = driver.memory.map();
+    map.write_slice(&[7; 1 << 16], GuestAddress(PAGES)).unwrap();
 }
 
-fn first_byte(driver: &Driver<'_>, page: u64) -> u8 {
-    let place = GuestAddress(PAGES + page * PAGE);
-    driver.memory.read_obj(place).unwrap()
+fn first_byte(driver: &Driver, page: u64) -> u8 {
+    driver.load(PAGES + page * PAGE)
 }
 
 #[test]
 fn only_inflated_pages_are_discarded() {
-    let (memory, balloon) = (memory(), Box::new(Balloon::new().unwrap()));
+    let balloon = Box::new(Balloon::new().unwrap());
     let handle = balloon.handle();
-    let mut driver = Driver::start(&memory, balloon, 0);
+    let mut driver = Driver::start(balloon, 0);
     fill(&driver);
     let pages = [1, 2, 3, 7].map(|page| u32::try_from(PAGES / PAGE + page).unwrap());
     let numbers = pages.into_iter().chain([u32::MAX, 0]);
@@ -37,14 +35,12 @@ fn only_inflated_pages_are_discarded() {
 
 #[test]
 fn reported_pages_are_discarded() {
-    let (memory, balloon) = (memory(), Box::new(Balloon::new().unwrap()));
+    let balloon = Box::new(Balloon::new().unwrap());
     let handle = balloon.handle();
-    let mut driver = Driver::start(&memory, balloon, feature_bit(F_REPORTING));
+    let mut driver = Driver::start(balloon, feature_bit(F_REPORTING));
     fill(&driver);
-    let mut free = driver.add(2, &[Buffer::In(1 << 15)]);
-    let descriptor = driver.queues[2].desc_table_address;
-    driver.memory.write_obj(PAGES, descriptor).unwrap();
-    free[0] = GuestAddress(PAGES);
+    driver.add(2, &[Buffer::In(1 << 15)]);
+    driver.store(driver.queues[2].desc_table, PAGES);
 
     driver.notify(2);
     driver.wait_used(2);
@@ -55,9 +51,9 @@ fn reported_pages_are_discarded() {
 
 #[test]
 fn target_and_actual_size_are_in_the_configuration_space() {
-    let (memory, balloon) = (memory(), Box::new(Balloon::new().unwrap()));
+    let balloon = Box::new(Balloon::new().unwrap());
     let handle = balloon.handle();
-    let mut driver = Driver::start(&memory, balloon, 0);
+    let mut driver = Driver::start(balloon, 0);
 
     handle.set_target(Bytes(10 * PAGE));
     let target = driver.get(0x100);
@@ -69,17 +65,14 @@ fn target_and_actual_size_are_in_the_configuration_space() {
 
 #[test]
 fn statistics_arrive_after_a_request() {
-    let (memory, balloon) = (memory(), Box::new(Balloon::new().unwrap()));
+    let balloon = Box::new(Balloon::new().unwrap());
     let handle = balloon.handle();
-    let mut driver = Driver::start(&memory, balloon, feature_bit(F_STATS));
+    let mut driver = Driver::start(balloon, feature_bit(F_STATS));
     let entry = |tag: u16, value: u64| [&tag.to_le_bytes()[..], &value.to_le_bytes()].concat();
 
     driver.add(2, &[Buffer::Out([entry(4, 1000), entry(5, 2000)].concat())]);
     driver.notify(2);
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while handle.0.statistics.lock().is_empty() {
-        assert!(Instant::now() < deadline);
-    }
+    wait_until("statistics", || !handle.0.statistics.lock().is_empty());
     let statistics = handle.statistics();
 
     assert_eq!(driver.wait_used(2), 0);

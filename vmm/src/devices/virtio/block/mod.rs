@@ -8,7 +8,6 @@
 //! warning.
 
 mod disk;
-mod layout;
 #[cfg(test)]
 mod tests;
 
@@ -26,13 +25,11 @@ use virtio_bindings::{
 };
 
 use super::{
-    ConfigSpace, DescriptorChain, DeviceError, Direction, Queues, RateLimitedLog, VirtioDevice,
-    feature_bit, transfer,
+    ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queues, RateLimitedLog,
+    VirtioDevice, feature_bit,
 };
-use crate::memory::GuestMemory;
 
 pub use disk::{Disk, DiskError};
-use layout::{config_bytes, words};
 
 /// Bytes per sector, independent of the block size of the disk (section 5.2.4).
 pub const SECTOR: u64 = 512;
@@ -52,7 +49,6 @@ const HEADER: usize = 16;
 #[derive(Debug)]
 pub struct Block {
     disk: Disk,
-    config: ConfigSpace,
     id: [u8; VIRTIO_BLK_ID_BYTES as usize],
     flush_each_write: bool,
     log: RateLimitedLog,
@@ -84,24 +80,14 @@ impl Block {
         let mut bytes = [0; VIRTIO_BLK_ID_BYTES as usize];
         let length = id.len().min(bytes.len());
         bytes[..length].copy_from_slice(&id.as_bytes()[..length]);
-        Self {
-            config: ConfigSpace::new(config_bytes(disk.sectors()), 0..0),
-            disk,
-            id: bytes,
-            flush_each_write: false,
-            log: RateLimitedLog::default(),
-        }
+        Self { disk, id: bytes, flush_each_write: false, log: RateLimitedLog::default() }
     }
 
     /// Carries out a request and returns the number of bytes written to its buffers.
-    fn serve(
-        &mut self,
-        memory: &GuestMemory,
-        chain: &DescriptorChain,
-    ) -> Result<usize, DeviceError> {
+    fn serve(&mut self, chain: &DescriptorChain) -> Result<usize, DeviceError> {
         let mut header = [0; HEADER];
         let space = chain.length(Direction::Writable);
-        if chain.read(memory, 0, &mut header) < HEADER || space == 0 {
+        if chain.read(0, &mut header) < HEADER || space == 0 {
             return Err(DeviceError::Request(
                 "it has no space for the header and status of a block request",
             ));
@@ -110,15 +96,15 @@ impl Block {
         let sector = u64::from(high) << 32 | u64::from(low);
         let data = space - 1;
         let result = match request_type {
-            VIRTIO_BLK_T_IN => self.read(memory, chain, sector, data),
-            VIRTIO_BLK_T_OUT => self.write(memory, chain, sector),
+            VIRTIO_BLK_T_IN => self.read(chain, sector, data),
+            VIRTIO_BLK_T_OUT => self.write(chain, sector),
             VIRTIO_BLK_T_FLUSH => self.disk.flush().map(|()| 0).map_err(RequestError::from),
             VIRTIO_BLK_T_GET_ID => {
                 let count = data.min(self.id.len());
-                Ok(chain.write(memory, 0, &self.id[..count]))
+                Ok(chain.write(0, &self.id[..count]))
             }
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
-                self.clear(memory, chain, request_type == VIRTIO_BLK_T_DISCARD)
+                self.clear(chain, request_type == VIRTIO_BLK_T_DISCARD)
             }
             _ => Err(RequestError::Unsupported),
         };
@@ -131,44 +117,31 @@ impl Block {
                 (0, VIRTIO_BLK_S_IOERR)
             }
         };
-        chain.write(memory, data, &status.to_le_bytes()[..1]);
+        chain.write(data, &status.to_le_bytes()[..1]);
         Ok(written + 1)
     }
 
     fn read(
         &self,
-        memory: &GuestMemory,
         chain: &DescriptorChain,
         sector: u64,
         length: usize,
     ) -> Result<usize, RequestError> {
         let offset = self.byte_offset(sector, length as u64)?;
-        let (file, direction) = (self.disk.file(), Direction::Writable);
-        transfer::file_transfer(file, offset, memory, chain, direction, 0..length)?;
+        chain.transfer(self.disk.file(), offset, Direction::Writable, 0..length)?;
         Ok(length)
     }
 
-    fn write(
-        &self,
-        memory: &GuestMemory,
-        chain: &DescriptorChain,
-        sector: u64,
-    ) -> Result<usize, RequestError> {
+    fn write(&self, chain: &DescriptorChain, sector: u64) -> Result<usize, RequestError> {
         self.check_writable()?;
         let length = chain.length(Direction::Readable);
         let offset = self.byte_offset(sector, (length - HEADER) as u64)?;
-        let (file, direction) = (self.disk.file(), Direction::Readable);
-        transfer::file_transfer(file, offset, memory, chain, direction, HEADER..length)?;
+        chain.transfer(self.disk.file(), offset, Direction::Readable, HEADER..length)?;
         self.complete_write()
     }
 
     /// Discards or zeroes the ranges of the request.
-    fn clear(
-        &self,
-        memory: &GuestMemory,
-        chain: &DescriptorChain,
-        discard: bool,
-    ) -> Result<usize, RequestError> {
+    fn clear(&self, chain: &DescriptorChain, discard: bool) -> Result<usize, RequestError> {
         self.check_writable()?;
         let length = chain.length(Direction::Readable) - HEADER;
         if length == 0 || !length.is_multiple_of(HEADER) || length / HEADER > MAX_RANGES as usize {
@@ -176,7 +149,7 @@ impl Block {
         }
         for at in (0..length).step_by(HEADER) {
             let mut range = [0; HEADER];
-            chain.read(memory, HEADER + at, &mut range);
+            chain.read(HEADER + at, &mut range);
             let [low, high, sectors, flags] = words(&range);
             let unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
             if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 || (discard && unmap) {
@@ -241,11 +214,7 @@ impl Block {
 }
 
 impl VirtioDevice for Block {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_BLOCK
-    }
-
-    fn features(&self) -> u64 {
+    fn properties(&self) -> DeviceProperties {
         let access = match self.disk.is_read_only() {
             true => feature_bit(VIRTIO_BLK_F_RO),
             false => {
@@ -254,15 +223,14 @@ impl VirtioDevice for Block {
                     | feature_bit(VIRTIO_BLK_F_WRITE_ZEROES)
             }
         };
-        access | feature_bit(VIRTIO_BLK_F_SEG_MAX) | feature_bit(VIRTIO_BLK_F_BLK_SIZE)
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &[QUEUE_SIZE]
-    }
-
-    fn config(&self) -> &ConfigSpace {
-        &self.config
+        DeviceProperties {
+            device_type: VIRTIO_ID_BLOCK,
+            features: access
+                | feature_bit(VIRTIO_BLK_F_SEG_MAX)
+                | feature_bit(VIRTIO_BLK_F_BLK_SIZE),
+            queue_sizes: &[QUEUE_SIZE],
+            config: ConfigSpace::new(config_bytes(self.disk.sectors()), 0..0),
+        }
     }
 
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
@@ -272,9 +240,29 @@ impl VirtioDevice for Block {
     }
 
     fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        match queues.get(index) {
-            Some(queue) => queue.serve_available(|memory, chain| self.serve(memory, chain)),
-            None => Ok(()),
-        }
+        queues.serve_available(index, |chain| self.serve(chain))
     }
+}
+
+/// Returns the contents of `struct virtio_blk_config` (section 5.2.4).
+fn config_bytes(sectors: u64) -> Vec<u8> {
+    let mut config = vec![0; 60];
+    let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, &sectors.to_le_bytes());
+    put(12, &MAX_SEGMENTS.to_le_bytes());
+    put(20, &512_u32.to_le_bytes());
+    put(36, &MAX_SECTORS.to_le_bytes());
+    put(40, &MAX_RANGES.to_le_bytes());
+    // Discard alignment of 8 sectors: less than a file system block frees nothing.
+    put(44, &8_u32.to_le_bytes());
+    put(48, &MAX_SECTORS.to_le_bytes());
+    put(52, &MAX_RANGES.to_le_bytes());
+    put(56, &[1]);
+    config
+}
+
+/// Returns the four little-endian words of a header or range.
+fn words(bytes: &[u8; HEADER]) -> [u32; 4] {
+    let (words, _) = bytes.as_chunks::<4>();
+    [0, 1, 2, 3].map(|index| u32::from_le_bytes(words[index]))
 }

@@ -3,13 +3,11 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
+use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory};
-
-mod full_storage;
-mod sector_array;
+use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX};
 
 const SECTORS: usize = 256;
 const OK: u8 = 0;
@@ -36,18 +34,18 @@ fn header(kind: u32, sector: u64) -> Buffer {
     Buffer::Out(bytes)
 }
 
-fn read(driver: &mut Driver<'_>, sector: u64, length: u32) -> (Vec<u8>, u8) {
+fn read(driver: &mut Driver, sector: u64, length: u32) -> (Vec<u8>, u8) {
     let request = [header(VIRTIO_BLK_T_IN, sector), Buffer::In(length), Buffer::In(1)];
     let (answers, _) = driver.request(0, &request);
     (answers[0].clone(), answers[1][0])
 }
 
-fn write(driver: &mut Driver<'_>, sector: u64, bytes: Vec<u8>) -> u8 {
+fn write(driver: &mut Driver, sector: u64, bytes: Vec<u8>) -> u8 {
     let request = [header(VIRTIO_BLK_T_OUT, sector), Buffer::Out(bytes), Buffer::In(1)];
     driver.request(0, &request).0[0][0]
 }
 
-fn clear(driver: &mut Driver<'_>, kind: u32, sector: u64, sectors: u32, flags: u32) -> u8 {
+fn clear(driver: &mut Driver, kind: u32, sector: u64, sectors: u32, flags: u32) -> u8 {
     let mut range = sector.to_le_bytes().to_vec();
     range.extend(sectors.to_le_bytes());
     range.extend(flags.to_le_bytes());
@@ -57,8 +55,8 @@ fn clear(driver: &mut Driver<'_>, kind: u32, sector: u64, sectors: u32, flags: u
 
 #[test]
 fn written_data_is_in_the_file_and_is_read_back() {
-    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
-    let mut driver = Driver::start(&memory, disk(&folder, false), EVENT_IDX);
+    let folder = tempfile::tempdir().unwrap();
+    let mut driver = Driver::start(disk(&folder, false), EVENT_IDX);
     let page: Vec<u8> = (0..251).cycle().take(4096).collect();
 
     let status = write(&mut driver, 8, page.clone());
@@ -74,8 +72,8 @@ fn written_data_is_in_the_file_and_is_read_back() {
 
 #[test]
 fn a_request_may_span_buffers_of_any_length() {
-    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
-    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let folder = tempfile::tempdir().unwrap();
+    let mut driver = Driver::start(disk(&folder, false), 0);
     let Buffer::Out(head) = header(VIRTIO_BLK_T_IN, 1) else { unreachable!() };
     let (first, second) = head.split_at(5);
 
@@ -100,8 +98,8 @@ fn a_request_may_span_buffers_of_any_length() {
 
 #[test]
 fn requests_beyond_the_disk_or_its_limits_fail() {
-    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
-    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let folder = tempfile::tempdir().unwrap();
+    let mut driver = Driver::start(disk(&folder, false), 0);
     let end = SECTORS as u64;
 
     let results = [
@@ -122,8 +120,8 @@ fn requests_beyond_the_disk_or_its_limits_fail() {
 
 #[test]
 fn ranges_are_zeroed_and_discarded() {
-    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
-    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let folder = tempfile::tempdir().unwrap();
+    let mut driver = Driver::start(disk(&folder, false), 0);
     let blocks = || fs::metadata(folder.path().join("disk")).unwrap().blocks();
     let before = blocks();
 
@@ -142,8 +140,8 @@ fn ranges_are_zeroed_and_discarded() {
 
 #[test]
 fn capacity_and_serial_number_are_reported() {
-    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
-    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let folder = tempfile::tempdir().unwrap();
+    let mut driver = Driver::start(disk(&folder, false), 0);
 
     let id = driver.request(0, &[header(VIRTIO_BLK_T_GET_ID, 0), Buffer::In(20), Buffer::In(1)]);
     let unknown = driver.request(0, &[header(99, 0), Buffer::In(1)]);
@@ -155,9 +153,9 @@ fn capacity_and_serial_number_are_reported() {
 
 #[test]
 fn writes_to_a_read_only_disk_fail() {
-    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
+    let folder = tempfile::tempdir().unwrap();
     drop(disk(&folder, false));
-    let mut driver = Driver::start(&memory, disk(&folder, true), 0);
+    let mut driver = Driver::start(disk(&folder, true), 0);
     let before = content(&folder);
 
     let results = [
@@ -173,8 +171,8 @@ fn writes_to_a_read_only_disk_fail() {
 
 #[test]
 fn requests_beyond_a_truncated_file_fail() {
-    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
-    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let folder = tempfile::tempdir().unwrap();
+    let mut driver = Driver::start(disk(&folder, false), 0);
     let file = fs::OpenOptions::new().write(true).open(folder.path().join("disk")).unwrap();
     file.set_len(1024).unwrap();
 
@@ -184,8 +182,8 @@ fn requests_beyond_a_truncated_file_fail() {
 
 #[test]
 fn a_request_without_space_for_its_status_stops_the_device() {
-    let (folder, memory) = (tempfile::tempdir().unwrap(), memory());
-    let mut driver = Driver::start(&memory, disk(&folder, false), 0);
+    let folder = tempfile::tempdir().unwrap();
+    let mut driver = Driver::start(disk(&folder, false), 0);
 
     driver.add(0, &[header(VIRTIO_BLK_T_FLUSH, 0)]);
     driver.notify(0);
@@ -225,4 +223,121 @@ fn files_that_are_not_disks_are_refused() {
     assert!(matches!(missing, DiskError::Open { .. }), "{missing}");
     assert!(matches!(directory, DiskError::Empty(_)), "{directory}");
     assert!(matches!(Disk::open(&empty, false), Err(DiskError::Empty(_))));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn a_disk_behaves_as_an_array_of_sectors(
+        operations in prop::collection::vec((0..3_u8, 0..280_u64, 1..9_usize, any::<u8>()), 1..30),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut driver = Driver::start(disk(&folder, false), EVENT_IDX);
+        let mut model = content(&folder);
+        for (kind, sector, count, byte) in operations {
+            let first = usize::try_from(sector).unwrap() * 512;
+            let length = count * 512;
+            let expected = if first + length <= model.len() { OK } else { IOERR };
+            let range = first..first + length;
+            let status = match kind {
+                0 => {
+                    let (bytes, status) =
+                        read(&mut driver, sector, u32::try_from(length).unwrap());
+                    if status == OK {
+                        prop_assert_eq!(&bytes[..], &model[range]);
+                    }
+                    status
+                }
+                1 => {
+                    if expected == OK {
+                        model[range].fill(byte);
+                    }
+                    write(&mut driver, sector, vec![byte; length])
+                }
+                _ => {
+                    if expected == OK {
+                        model[range].fill(0);
+                    }
+                    let sectors = u32::try_from(count).unwrap();
+                    clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, sector, sectors, u32::from(byte & 1))
+                }
+            };
+            prop_assert_eq!(status, expected);
+        }
+        prop_assert_eq!(content(&folder), model);
+    }
+}
+
+/// Runs in a process with a mount namespace and a file system of 64 KiB, which is smaller than the
+/// disk.
+#[test]
+fn writes_fail_while_the_storage_of_the_host_is_full() {
+    const FULL: &str = "GRANULE_TEST_FULL";
+    if let Some(folder) = std::env::var_os(FULL) {
+        log::set_logger(&PrintLogger).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+        let path = std::path::PathBuf::from(folder).join("disk");
+        fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let disk = Disk::open(&path, false).unwrap();
+        let mut driver = Driver::start(Box::new(Block::new(disk, "full")), EVENT_IDX);
+
+        let small = write(&mut driver, 0, vec![1; 16384]);
+        let large = write(&mut driver, 128, vec![2; 1 << 17]);
+        let read_back = read(&mut driver, 0, 16384);
+        // Back to a sparse disk of the same size.
+        for length in [0, 1 << 20] {
+            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(length).unwrap();
+        }
+        let after = write(&mut driver, 128, vec![3; 16384]);
+
+        assert_eq!((small, large, after), (OK, IOERR, OK));
+        assert_eq!(read_back, (vec![1; 16384], OK));
+        println!("\nCHECKED");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new("unshare")
+        .args(["--map-root-user", "--mount", "sh", "-c"])
+        .arg(
+            "mount -t tmpfs -o size=64k tmpfs \"$GRANULE_TEST_FULL\" || exit 9; exec \"$0\" \"$@\"",
+        )
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "--test-threads=1"])
+        .arg(concat!(
+            "devices::virtio::block::tests::",
+            "writes_fail_while_the_storage_of_the_host_is_full"
+        ))
+        .env(FULL, folder.path())
+        .output();
+    let printed = match &output {
+        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Err(_) => String::new(),
+    };
+    if !output.is_ok_and(|output| output.status.success() || !printed.is_empty()) {
+        return granule_types::testing::skip("cannot mount a file system in a user namespace");
+    }
+
+    assert!(printed.contains("CHECKED"), "{printed}");
+    let warnings: Vec<&str> = printed.lines().filter(|line| line.contains("WARN")).collect();
+    let [warning] = warnings[..] else {
+        panic!("{printed}");
+    };
+    assert!(warning.contains("make room"), "{warning}");
+}
+
+/// Logger that prints to standard output.
+struct PrintLogger;
+
+impl log::Log for PrintLogger {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        println!("\n{} {}", record.level(), record.args());
+    }
+
+    fn flush(&self) {}
 }

@@ -8,31 +8,41 @@
 //! A tap that disappears takes the link down: the guest sees an unplugged cable, and its packets are
 //! dropped.
 
-mod features;
 mod tap;
 #[cfg(test)]
 mod tests;
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd},
 };
 
-use virtio_bindings::{
-    virtio_ids::VIRTIO_ID_NET,
-    virtio_net::{VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_S_LINK_UP},
-};
+use virtio_bindings::{virtio_ids::VIRTIO_ID_NET, virtio_net::*};
 
 use super::{
-    ConfigSpace, DescriptorChain, DeviceError, Direction, Queue, Queues, RateLimitedLog,
-    VirtioDevice, feature_bit, transfer,
+    ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queue, Queues,
+    RateLimitedLog, VirtioDevice, feature_bit,
 };
 
-use features::{FEATURES, tap_offloads};
 pub use tap::{Tap, TapError};
 
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
+
+/// Features that the device offers.
+const FEATURES: u64 = feature_bit(VIRTIO_NET_F_CSUM)
+    | feature_bit(VIRTIO_NET_F_GUEST_CSUM)
+    | feature_bit(VIRTIO_NET_F_MAC)
+    | feature_bit(VIRTIO_NET_F_GUEST_TSO4)
+    | feature_bit(VIRTIO_NET_F_GUEST_TSO6)
+    | feature_bit(VIRTIO_NET_F_GUEST_ECN)
+    | feature_bit(VIRTIO_NET_F_GUEST_UFO)
+    | feature_bit(VIRTIO_NET_F_HOST_TSO4)
+    | feature_bit(VIRTIO_NET_F_HOST_TSO6)
+    | feature_bit(VIRTIO_NET_F_HOST_ECN)
+    | feature_bit(VIRTIO_NET_F_HOST_UFO)
+    | feature_bit(VIRTIO_NET_F_MRG_RXBUF)
+    | feature_bit(VIRTIO_NET_F_STATUS);
 
 /// Size of each queue.
 const QUEUE_SIZE: u16 = 256;
@@ -110,18 +120,15 @@ impl Net {
     }
 
     fn transmit(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        let Some(queue) = queues.get(TRANSMIT) else {
-            return Ok(());
-        };
         let mut lost = None;
-        queue.serve_available(|memory, chain| {
+        queues.serve_available(TRANSMIT, |chain| {
             let Some(tap) = self.tap.as_ref().filter(|_| lost.is_none()) else {
                 return Ok(0);
             };
             if chain.length(Direction::Readable) > MAX_PACKET {
                 return Err(DeviceError::Request("a packet is larger than 64 KiB"));
             }
-            match transfer::write_packet(tap.as_raw_fd(), memory, chain) {
+            match chain.write_packet(tap) {
                 Err(error) if has_disappeared(&error) => lost = Some(error),
                 // A full queue, an interface that is down or an invalid packet loses the packet.
                 Err(error) => log::debug!("{}: a packet is dropped: {error}", tap.name()),
@@ -167,7 +174,7 @@ impl Net {
         self.packet[NUM_BUFFERS..HEADER].copy_from_slice(&buffers.to_le_bytes());
         let mut done = 0;
         for (chain, part) in chains {
-            chain.write(queue.memory(), 0, &self.packet[done..done + part]);
+            chain.write(0, &self.packet[done..done + part]);
             queue.add_used(&chain, part)?;
             done += part;
         }
@@ -201,20 +208,13 @@ impl Net {
 }
 
 impl VirtioDevice for Net {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_NET
-    }
-
-    fn features(&self) -> u64 {
-        FEATURES
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &[QUEUE_SIZE, QUEUE_SIZE]
-    }
-
-    fn config(&self) -> &ConfigSpace {
-        &self.config
+    fn properties(&self) -> DeviceProperties {
+        DeviceProperties {
+            device_type: VIRTIO_ID_NET,
+            features: FEATURES,
+            queue_sizes: &[QUEUE_SIZE, QUEUE_SIZE],
+            config: self.config.clone(),
+        }
     }
 
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
@@ -278,4 +278,18 @@ fn link_status(up: bool) -> [u8; 2] {
     let status = if up { VIRTIO_NET_S_LINK_UP } else { 0 };
     let [low, high, ..] = status.to_le_bytes();
     [low, high]
+}
+
+/// Returns the offloads that the kernel may leave to a guest with these features.
+fn tap_offloads(features: u64) -> libc::c_uint {
+    [
+        (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
+        (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
+        (VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6),
+        (VIRTIO_NET_F_GUEST_ECN, libc::TUN_F_TSO_ECN),
+        (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
+    ]
+    .into_iter()
+    .filter(|(feature, _)| features & feature_bit(*feature) != 0)
+    .fold(0, |flags, (_, flag)| flags | flag)
 }

@@ -11,7 +11,7 @@ use virtio_bindings::virtio_net::{
 };
 
 use super::*;
-use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory, wait_until};
+use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, wait_until};
 
 const MERGE: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 
@@ -30,8 +30,8 @@ fn packet(length: usize) -> Vec<u8> {
 
 #[test]
 fn transmitted_packets_reach_the_tap_unchanged() {
-    let (memory, (card, host)) = (memory(), card());
-    let mut driver = Driver::start(&memory, card, EVENT_IDX);
+    let (card, host) = card();
+    let mut driver = Driver::start(card, EVENT_IDX);
     let sent = packet(1500);
     let (head, body) = sent.split_at(HEADER);
 
@@ -47,8 +47,8 @@ fn transmitted_packets_reach_the_tap_unchanged() {
 
 #[test]
 fn received_packets_are_copied_to_the_guest() {
-    let (memory, (card, host)) = (memory(), card());
-    let mut driver = Driver::start(&memory, card, EVENT_IDX);
+    let (card, host) = card();
+    let mut driver = Driver::start(card, EVENT_IDX);
 
     for length in [60, 1500, 9000] {
         host.send(&packet(length)).unwrap();
@@ -64,8 +64,8 @@ fn received_packets_are_copied_to_the_guest() {
 
 #[test]
 fn a_packet_may_span_buffers_and_waits_for_them() {
-    let (memory, (card, host)) = (memory(), card());
-    let mut driver = Driver::start(&memory, card, MERGE | EVENT_IDX);
+    let (card, host) = card();
+    let mut driver = Driver::start(card, MERGE | EVENT_IDX);
     let sent = packet(2000);
 
     let first = driver.add(0, &[Buffer::In(1000)]);
@@ -89,8 +89,8 @@ fn a_packet_may_span_buffers_and_waits_for_them() {
 
 #[test]
 fn a_receive_buffer_smaller_than_a_packet_stops_the_device() {
-    let (memory, (card, host)) = (memory(), card());
-    let mut driver = Driver::start(&memory, card, 0);
+    let (card, host) = card();
+    let mut driver = Driver::start(card, 0);
 
     driver.add(0, &[Buffer::In(100)]);
     driver.notify(0);
@@ -105,9 +105,8 @@ fn a_receive_buffer_smaller_than_a_packet_stops_the_device() {
 /// Checks that `remove`, which makes the tap disappear, takes the link down: the driver gets a
 /// configuration interrupt, and its packets are dropped.
 fn check_link_loss(tap: Tap, remove: impl FnOnce()) {
-    let memory = memory();
     let card = Box::new(Net::new(tap, mac_for("tap0")));
-    let mut driver = Driver::start(&memory, card, 1 << VIRTIO_NET_F_STATUS);
+    let mut driver = Driver::start(card, 1 << VIRTIO_NET_F_STATUS);
     driver.add(0, &[Buffer::In(2000)]);
     driver.notify(0);
     let link_before = driver.get(0x104) >> 16;

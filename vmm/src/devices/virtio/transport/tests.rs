@@ -2,23 +2,19 @@
 //! Tests of the transport with correct and with faulty drivers.
 
 use parking_lot::Mutex;
-use vm_memory::Bytes as _;
 
 use super::{super::Queue, *};
-use crate::devices::MmioDevice;
-use crate::devices::virtio::{
-    rng::Rng,
-    testing::{Buffer, Driver, EVENT_IDX, SIZE, START, VERSION_1, memory},
+use crate::devices::{
+    MmioDevice,
+    virtio::{
+        DeviceProperties,
+        rng::Rng,
+        testing::{Buffer, Driver, EVENT_IDX, SIZE, START, VERSION_1},
+    },
 };
 
-mod random;
-
-fn rng() -> Box<dyn VirtioDevice> {
-    Box::new(Rng::default())
-}
-
 /// Checks that the device returns 16 random bytes.
-fn check_device(driver: &mut Driver<'_>) {
+fn check_device(driver: &mut Driver) {
     let (answers, written) = driver.request(0, &[Buffer::In(16)]);
     assert_eq!(written, 16);
     assert_ne!(answers, [[0; 16]]);
@@ -26,8 +22,7 @@ fn check_device(driver: &mut Driver<'_>) {
 
 #[test]
 fn a_driver_finds_activates_and_uses_a_device() {
-    let memory = memory();
-    let mut driver = Driver::new(&memory, rng());
+    let mut driver = Driver::new(Box::new(Rng));
     let identity = [0, 4, 8].map(|register| driver.get(register));
     assert_eq!(identity, [0x7472_6976, 2, 4]);
     assert_ne!(driver.offered_features() & VERSION_1, 0);
@@ -43,8 +38,7 @@ fn a_driver_finds_activates_and_uses_a_device() {
 
 #[test]
 fn a_notifier_event_notifies_its_queue() {
-    let memory = memory();
-    let mut driver = Driver::start(&memory, rng(), 0);
+    let mut driver = Driver::start(Box::new(Rng), 0);
     let notifiers: Vec<_> = driver.transport.notifiers().collect();
     let [notifier] = &notifiers[..] else { panic!("{notifiers:?}") };
     assert_eq!((notifier.offset, notifier.value), (0x50, 0));
@@ -56,48 +50,37 @@ fn a_notifier_event_notifies_its_queue() {
 }
 
 /// Device with two queues whose backend takes the first one.
-struct TakesFirstQueue {
-    config: ConfigSpace,
-    taken: Arc<Mutex<Option<Queue>>>,
-}
+struct TakesFirstQueue(Arc<Mutex<Option<Queue>>>);
 
 impl VirtioDevice for TakesFirstQueue {
-    fn device_type(&self) -> u32 {
-        99
-    }
-
-    fn features(&self) -> u64 {
-        0
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &[16, 16]
-    }
-
-    fn config(&self) -> &ConfigSpace {
-        &self.config
+    fn properties(&self) -> DeviceProperties {
+        DeviceProperties {
+            device_type: 99,
+            features: 0,
+            queue_sizes: &[16, 16],
+            config: ConfigSpace::new(Vec::new(), 0..0),
+        }
     }
 
     fn activate(&mut self, _: u64, queues: &mut Queues) -> Result<(), DeviceError> {
-        *self.taken.lock() = queues.take(0);
+        *self.0.lock() = queues.take(0);
         Ok(())
     }
 
     fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        queues.get(index).unwrap().serve_available(|_, _| Ok(0))
+        queues.serve_available(index, |_| Ok(0))
     }
 
     fn reset(&mut self) {
-        *self.taken.lock() = None;
+        *self.0.lock() = None;
     }
 }
 
 #[test]
 fn the_worker_does_not_serve_a_taken_queue() {
-    let (memory, taken) = (memory(), Arc::default());
-    let device =
-        TakesFirstQueue { config: ConfigSpace::new(Vec::new(), 0..0), taken: Arc::clone(&taken) };
-    let mut driver = Driver::start(&memory, Box::new(device), EVENT_IDX);
+    let taken = Arc::default();
+    let device = TakesFirstQueue(Arc::clone(&taken));
+    let mut driver = Driver::start(Box::new(device), EVENT_IDX);
 
     driver.add(0, &[Buffer::In(8)]);
     driver.notify(0);
@@ -113,9 +96,8 @@ fn the_worker_does_not_serve_a_taken_queue() {
 
 #[test]
 fn consecutive_requests_complete_in_order() {
-    let memory = memory();
     for features in [0, EVENT_IDX] {
-        let mut driver = Driver::start(&memory, rng(), features);
+        let mut driver = Driver::start(Box::new(Rng), features);
         for length in 1..200 {
             let (_, written) = driver.request(0, &[Buffer::In(length)]);
             assert_eq!(written, length);
@@ -125,8 +107,7 @@ fn consecutive_requests_complete_in_order() {
 
 #[test]
 fn a_device_works_after_a_reset() {
-    let memory = memory();
-    let mut driver = Driver::start(&memory, rng(), EVENT_IDX);
+    let mut driver = Driver::start(Box::new(Rng), EVENT_IDX);
     check_device(&mut driver);
 
     driver.set(reg::VIRTIO_MMIO_STATUS, 0);
@@ -139,8 +120,7 @@ fn a_device_works_after_a_reset() {
 
 #[test]
 fn features_that_are_not_offered_are_rejected() {
-    let memory = memory();
-    let mut driver = Driver::new(&memory, rng());
+    let mut driver = Driver::new(Box::new(Rng));
     for features in [0, VERSION_1 | 1] {
         driver.negotiate(features);
 
@@ -150,7 +130,6 @@ fn features_that_are_not_offered_are_rejected() {
 
 #[test]
 fn an_invalid_queue_configuration_needs_a_reset() {
-    let memory = memory();
     for (register, value) in [
         (reg::VIRTIO_MMIO_QUEUE_DESC_HIGH, 7),
         (reg::VIRTIO_MMIO_QUEUE_USED_LOW, 2),
@@ -158,7 +137,7 @@ fn an_invalid_queue_configuration_needs_a_reset() {
         (reg::VIRTIO_MMIO_QUEUE_NUM, 0x1_0010),
         (reg::VIRTIO_MMIO_QUEUE_NUM, 0),
     ] {
-        let mut driver = Driver::new(&memory, rng());
+        let mut driver = Driver::new(Box::new(Rng));
         driver.negotiate(VERSION_1);
         driver.set(register, value);
         driver.set(reg::VIRTIO_MMIO_QUEUE_READY, 1);
@@ -175,14 +154,12 @@ fn an_invalid_queue_configuration_needs_a_reset() {
 #[test]
 fn an_invalid_queue_entry_needs_a_reset() {
     for step in ["a buffer beyond memory", "an available index beyond the size"] {
-        let memory = memory();
-        let mut driver = Driver::start(&memory, rng(), 0);
+        let mut driver = Driver::start(Box::new(Rng), 0);
         if step.starts_with("a buffer") {
             driver.add(0, &[Buffer::In(16)]);
-            let table = driver.queues[0].desc_table_address;
-            driver.memory.write_obj(START + SIZE - 8, table).unwrap();
+            driver.store(driver.queues[0].desc_table, START + SIZE - 8);
         } else {
-            driver.queues[0].avail.idx().store(17_u16.to_le());
+            driver.store(driver.queues[0].avail_ring + 2, 17_u16);
         }
 
         driver.notify(0);
@@ -196,8 +173,7 @@ fn an_invalid_queue_entry_needs_a_reset() {
 
 #[test]
 fn writes_out_of_order_or_of_a_wrong_size_are_refused() {
-    let memory = memory();
-    let mut driver = Driver::start(&memory, rng(), 0);
+    let mut driver = Driver::start(Box::new(Rng), 0);
 
     for (register, value) in [
         (reg::VIRTIO_MMIO_QUEUE_DESC_LOW, 0),

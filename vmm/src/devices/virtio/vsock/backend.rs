@@ -14,7 +14,7 @@
 //! to something else in this process.
 
 use std::{
-    fmt,
+    fmt, io,
     os::fd::{AsRawFd, RawFd},
     sync::Arc,
 };
@@ -33,11 +33,65 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     super::{DeviceError, Interrupt, Queue, feature_bit, transport::COMMON_FEATURES},
     RECEIVE,
-    error::{VsockError, advice, host_error, vsock_error},
 };
 
 /// `SOCK_SEQPACKET` support (section 5.10.3), which the bindings lack.
 const F_SEQPACKET: u32 = 1;
+
+/// Error returned when the vsock backend cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum VsockError {
+    /// It cannot be opened.
+    #[error("/dev/vhost-vsock cannot be opened{advice}")]
+    Open {
+        /// Remedy, if known.
+        advice: &'static str,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The CID is in use.
+    #[error("the CID {0} is taken, by another guest or by this host: choose another one")]
+    CidInUse(u32),
+    /// The kernel refuses a call.
+    #[error("the vsock of this host cannot be used ({doing})")]
+    Call {
+        /// Purpose of the call.
+        doing: &'static str,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The kernel lacks features that every device offers.
+    #[error("the vsock of this host lacks the virtio features {0:#x}: its kernel is too old")]
+    Features(u64),
+}
+
+impl VsockError {
+    /// Returns a conversion of host errors for `map_err`.
+    pub(super) fn call(doing: &'static str) -> impl Fn(io::Error) -> Self {
+        move |source| Self::Call { doing, source }
+    }
+}
+
+/// Returns the error of the kernel, if it is one.
+fn host_error(error: vhost::Error) -> io::Error {
+    use vhost::Error;
+    match error {
+        Error::VhostOpen(source) | Error::IoctlError(source) | Error::IOError(source) => source,
+        other => io::Error::other(other),
+    }
+}
+
+pub(super) fn advice(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+            ": this host has no vhost-vsock; try 'modprobe vhost_vsock', as root"
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            ": permission denied; start as root with --user, or have root permit it"
+        }
+        _ => "",
+    }
+}
 
 /// Open backend with its CID; clones share it.
 #[derive(Clone)]
@@ -69,16 +123,15 @@ impl VsockBackend {
             .map_err(|source| VsockError::Open { advice: advice(&source), source })?;
         let offered = device
             .get_features()
-            .map_err(vsock_error("reading its features, VHOST_GET_FEATURES"))?;
+            .map_err(host_error)
+            .map_err(VsockError::call("reading its features, VHOST_GET_FEATURES"))?;
         match COMMON_FEATURES & !offered {
             0 => {}
             missing => return Err(VsockError::Features(missing)),
         }
         device.set_guest_cid(cid.into()).map_err(|error| match host_error(error) {
             source if source.raw_os_error() == Some(libc::EADDRINUSE) => VsockError::CidInUse(cid),
-            source => {
-                VsockError::Call { doing: "reserving the CID, VHOST_VSOCK_SET_GUEST_CID", source }
-            }
+            other => VsockError::call("reserving the CID, VHOST_VSOCK_SET_GUEST_CID")(other),
         })?;
         Ok(Self { device: Arc::new(device), cid, features: offered & feature_bit(F_SEQPACKET) })
     }
@@ -99,7 +152,7 @@ impl VsockBackend {
         match self.device.set_owner().map_err(host_error) {
             // Owned since an earlier boot of the guest; no other process has the descriptor.
             Err(source) if source.raw_os_error() == Some(libc::EBUSY) => Ok(()),
-            other => other.map_err(|source| VsockError::Call { doing: "VHOST_SET_OWNER", source }),
+            other => other.map_err(VsockError::call("VHOST_SET_OWNER")),
         }
     }
 

@@ -19,7 +19,6 @@
 //! send, and when this process ends.
 
 mod backend;
-mod error;
 #[cfg(test)]
 mod tests;
 
@@ -32,26 +31,21 @@ use rustix::event::epoll;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{ConfigSpace, DeviceError, Queues, VirtioDevice};
+use super::{ConfigSpace, DeviceError, DeviceProperties, Queues, VirtioDevice};
 use crate::scoped_thread::borrow_event;
 
 use backend::ActiveBackend;
-pub use backend::VsockBackend;
-pub use error::VsockError;
+pub use backend::{VsockBackend, VsockError};
 
 /// Index of the receive queue.
 const RECEIVE: usize = 0;
 /// Index of the transmit queue.
 const TRANSMIT: usize = 1;
 
-/// Sizes of the receive, transmit and event queues.
-const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
-
 /// Vsock device.
 #[derive(Debug)]
 pub struct Vsock {
     backend: VsockBackend,
-    config: ConfigSpace,
     /// Signalled by the kernel for used buffers.
     used: EventFd,
     /// Signalled by the kernel for an invalid ring or packet.
@@ -68,36 +62,23 @@ impl Vsock {
     /// The kernel refuses this process, or the host is out of file descriptors.
     pub fn new(backend: VsockBackend) -> Result<Self, VsockError> {
         backend.set_owner()?;
-        let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(VsockError::Event);
+        let failed = VsockError::call("creating its events");
+        let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(&failed);
         let (used, broken) = (event()?, event()?);
-        let events = epoll_of([&used, &broken]).map_err(VsockError::Event)?;
-        let cid = u64::from(backend.cid()).to_le_bytes();
-        Ok(Self {
-            backend,
-            config: ConfigSpace::new(cid.to_vec(), 0..0),
-            used,
-            broken,
-            events,
-            active: None,
-        })
+        let events = epoll_of([&used, &broken]).map_err(&failed)?;
+        Ok(Self { backend, used, broken, events, active: None })
     }
 }
 
 impl VirtioDevice for Vsock {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_VSOCK
-    }
-
-    fn features(&self) -> u64 {
-        self.backend.features()
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
-    }
-
-    fn config(&self) -> &ConfigSpace {
-        &self.config
+    fn properties(&self) -> DeviceProperties {
+        let cid = u64::from(self.backend.cid()).to_le_bytes();
+        DeviceProperties {
+            device_type: VIRTIO_ID_VSOCK,
+            features: self.backend.features(),
+            queue_sizes: &[256, 256, 16],
+            config: ConfigSpace::new(cid.to_vec(), 0..0),
+        }
     }
 
     fn activate(&mut self, features: u64, queues: &mut Queues) -> Result<(), DeviceError> {

@@ -6,8 +6,11 @@ use std::{mem, process};
 use vhost::VringConfigData;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::{backend::is_within_one_region, error::advice, *};
-use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, memory, wait_until};
+use super::{
+    backend::{advice, is_within_one_region},
+    *,
+};
+use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, wait_until};
 
 /// Opens the backend with a CID of this process, or skips the test on a host without it.
 fn backend(offset: u32) -> Option<VsockBackend> {
@@ -44,8 +47,8 @@ fn connect(cid: u32, port: u32) -> OwnedFd {
 #[test]
 fn a_connection_interrupts_the_guest_before_and_after_a_reset() {
     let Some(backend) = backend(0) else { return };
-    let (cid, memory) = (backend.cid(), memory());
-    let mut driver = Driver::new(&memory, Box::new(Vsock::new(backend).unwrap()));
+    let cid = backend.cid();
+    let mut driver = Driver::new(Box::new(Vsock::new(backend).unwrap()));
 
     for port in [1234, 1235] {
         driver.activate(EVENT_IDX);
@@ -71,8 +74,7 @@ fn an_invalid_packet_stops_the_device_until_its_reset() {
     let Some(backend) = backend(1 << 24) else {
         return;
     };
-    let memory = memory();
-    let mut driver = Driver::start(&memory, Box::new(Vsock::new(backend).unwrap()), 0);
+    let mut driver = Driver::start(Box::new(Vsock::new(backend).unwrap()), 0);
 
     // Shorter than a packet header.
     driver.add(TRANSMIT, &[Buffer::Out(vec![0; 8])]);

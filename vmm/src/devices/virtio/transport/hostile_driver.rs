@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Test with a hostile driver: one thread writes random values to the registers and queues of each
+//! device while their workers run, and another thread overwrites guest memory. Afterwards each
+//! device can be activated, and the entropy device completes a request.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use granule_types::units::GuestAddress;
+use rand_core::{Rng as _, SeedableRng as _};
+use rand_xoshiro::Xoshiro256StarStar as Generator;
+use vm_memory::Bytes as _;
+
+use crate::{
+    devices::{
+        MmioDevice as _,
+        virtio::{
+            VirtioDevice,
+            balloon::Balloon,
+            block::{Block, Disk},
+            console::Console,
+            net::{Net, Tap, mac_for},
+            rng::Rng,
+            testing::{Buffer, Driver, DriverQueue, EVENT_IDX, SIZE, START},
+        },
+    },
+    memory::GuestMemory,
+};
+
+const ROUNDS: u32 = 3000;
+/// Bytes of guest memory that hold random queues.
+const AREA: u64 = 0x4_0000;
+
+/// Returns a device of each type, and the host's ends of their backends to keep alive.
+fn devices() -> ([Box<dyn VirtioDevice>; 5], impl Drop) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, vec![7; 1 << 16]).unwrap();
+    let disk = Disk::open(&path, false).unwrap();
+    let (tap, host) = Tap::pair();
+    let (input, keyboard) = std::io::pipe().unwrap();
+    host.send(&[1; 200]).unwrap();
+    std::io::Write::write_all(&mut &keyboard, b"typed").unwrap();
+    let devices: [Box<dyn VirtioDevice>; 5] = [
+        Box::new(Rng),
+        Box::new(Block::new(disk, "disk")),
+        Box::new(Net::new(tap, mac_for("pair"))),
+        Box::new(Console::new(Some(input.into()), Box::new(std::io::sink()))),
+        Box::new(Balloon::new().unwrap()),
+    ];
+    let backends: Box<dyn std::any::Any> = Box::new((folder, host, keyboard));
+    (devices, backends)
+}
+
+/// Returns a random number below `limit`.
+fn below(random: &mut Generator, limit: u16) -> u16 {
+    u16::try_from(random.next_u64() % u64::from(limit)).unwrap()
+}
+
+fn choose<T: Copy>(random: &mut Generator, options: &[T]) -> T {
+    options[usize::from(below(random, u16::try_from(options.len()).unwrap()))]
+}
+
+/// Returns a value as registers and descriptors contain them: a small number, a random number, or
+/// an address in memory or near its end.
+fn value(random: &mut Generator) -> u64 {
+    match below(random, 5) {
+        0 => random.next_u64() % 16,
+        1 => random.next_u64(),
+        2 => START + SIZE - random.next_u64() % 256,
+        _ => START + random.next_u64() % AREA,
+    }
+}
+
+/// Writes random values of random sizes to the registers.
+fn write_random_registers(driver: &mut Driver, random: &mut Generator) {
+    for offset in (0..0x140).step_by(4) {
+        let length = choose(random, &[4, 4, 4, 1, 2, 8]);
+        if below(random, 4) == 0 {
+            let _ = driver.transport.read(offset, &mut [0; 8][..length]);
+        } else {
+            let _ = driver.transport.write(offset, &value(random).to_le_bytes()[..length]);
+        }
+    }
+}
+
+/// Activates a device with random features and queues at random addresses, and notifies them.
+fn activate_randomly(driver: &mut Driver, random: &mut Generator) {
+    let any = random.next_u64();
+    let features = driver.offered_features() & choose(random, &[u64::MAX, any, 0, EVENT_IDX]);
+    driver.activate_with(features, |_| {
+        let start = START + random.next_u64() % 0x3_0000 / 16 * 16;
+        DriverQueue::new(start, 1 << below(random, 9))
+    });
+    for _ in 0..below(random, 8) {
+        driver.notify(below(random, 5).into());
+    }
+}
+
+/// Writes a random descriptor to a random address.
+fn write_random_descriptor(memory: &GuestMemory, random: &mut Generator) {
+    let any = random.next_u64() % 0x2000;
+    let length = choose(random, &[any, any, any, 0, 513, u64::from(u32::MAX)]);
+    let (flags, next) = (random.next_u64() % 8, random.next_u64() % 256);
+    let descriptor = [value(random), length | flags << 32 | next << 48];
+    let address = START + random.next_u64() % AREA / 16 * 16;
+    memory.map().write_obj(descriptor, GuestAddress(address)).unwrap();
+}
+
+#[test]
+fn devices_work_after_random_writes_to_registers_and_memory() {
+    let (devices, _backends) = devices();
+    let mut drivers = devices.map(Driver::new);
+    let memories = [0, 1, 2, 3, 4].map(|index| Arc::clone(&drivers[index].memory));
+    let done = Arc::new(AtomicBool::new(false));
+    let stop = Arc::clone(&done);
+    let other_cpu = thread::spawn(move || {
+        let mut random = Generator::seed_from_u64(2);
+        while !stop.load(Ordering::Relaxed) {
+            for memory in memories.iter().cycle().take(100) {
+                write_random_descriptor(memory, &mut random);
+            }
+            thread::yield_now();
+        }
+    });
+    let mut random = Generator::seed_from_u64(1);
+
+    for _ in 0..ROUNDS {
+        for _ in 0..drivers.len() {
+            write_random_registers(&mut drivers[usize::from(below(&mut random, 5))], &mut random);
+        }
+        for _ in 0..4 {
+            activate_randomly(&mut drivers[usize::from(below(&mut random, 5))], &mut random);
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    other_cpu.join().unwrap();
+
+    for (index, driver) in drivers.iter_mut().enumerate() {
+        driver.set(0x70, 0);
+        let zeros = vec![0; usize::try_from(AREA).unwrap()];
+        driver.memory.map().write_slice(&zeros, GuestAddress(START)).unwrap();
+        driver.activate(0);
+        assert_eq!(driver.get(0x70), 15, "device {index} cannot be activated");
+    }
+    let (answers, _) = drivers[0].request(0, &[Buffer::In(64)]);
+    assert_ne!(answers, [[0; 64]]);
+}
