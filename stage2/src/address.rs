@@ -33,21 +33,6 @@ macro_rules! address {
             pub const fn is_aligned(self, size: u64) -> bool {
                 self.offset_in(size) == 0
             }
-
-            /// Returns the address `bytes` above, or `None` on overflow.
-            #[inline]
-            pub const fn checked_add(self, bytes: u64) -> Option<Self> {
-                match self.0.checked_add(bytes) {
-                    Some(sum) => Some(Self(sum)),
-                    None => None,
-                }
-            }
-
-            /// Returns the bytes from `base` up to the address, or `None` if it lies below.
-            #[inline]
-            pub const fn checked_offset_from(self, base: Self) -> Option<u64> {
-                self.0.checked_sub(base.0)
-            }
         }
 
         impl Add<u64> for $name {
@@ -142,13 +127,6 @@ mod tests {
         assert_eq!(ipa.align_down(0x1000) + ipa.offset_in(0x1000), ipa);
         assert!(ipa.align_down(0x20_0000).is_aligned(0x20_0000));
         assert_eq!(ipa - ipa.align_down(0x1000), 0x234);
-    }
-
-    #[test]
-    fn checked_arithmetic_refuses_to_wrap() {
-        assert_eq!(PhysAddr(u64::MAX).checked_add(1), None);
-        assert_eq!(Ipa(1).checked_offset_from(Ipa(2)), None);
-        assert_eq!(Ipa(3).checked_offset_from(Ipa(2)), Some(1));
     }
 
     #[test]

@@ -187,11 +187,6 @@ impl Descriptor {
         Self(self.0 | CLAIMED)
     }
 
-    /// Returns the entry without the mark for a break.
-    pub const fn without_break_pending(self) -> Self {
-        Self(self.0 & !CLAIMED)
-    }
-
     /// Returns the output address, or the address of the next table.
     pub const fn address(self) -> PhysAddr {
         // Bit 16 is nT in a block: the smallest block is 2M.
@@ -406,7 +401,6 @@ mod tests {
         assert_eq!(Descriptor::LOCKED.kind(level), EntryKind::Locked);
         assert_eq!(Descriptor::EMPTY.kind(level), EntryKind::Invalid);
         assert_eq!(table.with_break_pending().kind(level), EntryKind::Table(TableAddress(0x9000)));
-        assert_eq!(table.with_break_pending().without_break_pending(), table);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
     geometry::{Geometry, Level},
     memcache::Memcache,
     operations::{Note, Operations},
-    policy::{CmoPlacement, Locking, Policy, Reserve, TopUp},
+    policy::{Locking, Policy, TopUp},
 };
 
 /// A piece of host memory behind guest addresses.
@@ -166,31 +166,21 @@ impl<R: RawRwLock> Mmu<R> {
             .ok_or(FaultError::NoMemory(fault.ipa))?;
         let logging = host.logging(fault.ipa);
         let plan = self.plan(fault, sequence, &page, logging);
-        let any = self.geometry.depth();
-        let (least, most) = match self.policy.reserve {
-            Reserve::Capacity => (any, Memcache::CAPACITY),
-            Reserve::Missing => {
-                let missing = self.missing(&fault, plan.request.size);
-                (missing, missing)
-            }
-        };
-        if self.may_need_tables(&plan, logging) && !memcache.top_up(ops, least, most) {
+        let least = self.geometry.depth();
+        if self.may_need_tables(&plan, logging) && !memcache.top_up(ops, least, Memcache::CAPACITY)
+        {
             return Err(FaultError::NoTables);
         }
-        // Under the lock more tables may be missing than at the fault. Use the memcache only if it
-        // holds the least number.
+        // Under the lock more tables may be missing than at the fault.
         let done = if memcache.len() >= least {
-            memcache.may_run_dry(memcache.len() < any);
-            let done = self.apply(ops, host, memcache, &plan);
-            memcache.may_run_dry(false);
-            done
+            self.apply(ops, host, memcache, &plan)
         } else {
             self.apply(ops, host, &mut Memcache::unavailable(), &plan)
         };
         match done {
             Ok(()) => Ok(Resolution::Resolved),
             Err(MapError::Again) => Ok(Resolution::Retry),
-            Err(MapError::NoTable) if memcache.top_up(ops, any, most.max(any)) => {
+            Err(MapError::NoTable) if memcache.top_up(ops, least, Memcache::CAPACITY) => {
                 Ok(Resolution::Retry)
             }
             Err(MapError::NoTable) => Err(FaultError::NoTables),
@@ -245,12 +235,6 @@ impl<R: RawRwLock> Mmu<R> {
         }
     }
 
-    /// Returns the number of tables between the entry that faulted and a leaf of this size.
-    fn missing(&self, fault: &Fault, wanted: u64) -> usize {
-        let below = (fault.level.number() + 1..=3).filter_map(Level::new);
-        below.filter(|level| self.geometry.span(*level) >= wanted).count()
-    }
-
     fn plan(&self, fault: Fault, sequence: u64, page: &Page, logging: bool) -> Plan {
         let size = if logging {
             self.geometry.granule().size()
@@ -293,7 +277,7 @@ impl Plan {
         if host.sequence() != self.sequence {
             return Err(MapError::Again);
         }
-        table.prepare_in_fault(ops, &self.fault, &self.request);
+        table.cmo_in_fault_path(ops, &self.fault, &self.request);
         Ok(())
     }
 
@@ -321,21 +305,4 @@ pub fn largest_leaf(geometry: &Geometry, size: u64) -> u64 {
         .map(|level| geometry.span(level))
         .find(|span| *span <= size)
         .unwrap_or_else(|| geometry.granule().size())
-}
-
-impl Stage2 {
-    /// Does the CMOs of 5.10's fault path: every fault but a permission fault cleans, every
-    /// instruction fault invalidates the I-cache.
-    fn prepare_in_fault<O: Operations>(&self, ops: &O, fault: &Fault, request: &MapRequest) {
-        if self.policy().cmo != CmoPlacement::FaultPath {
-            return;
-        }
-        let attributes = Attributes {
-            memory: request.attributes.memory,
-            execute: fault.access == Access::Fetch,
-            ..Attributes::READ
-        };
-        let data = fault.status != FaultStatus::Permission;
-        self.cmo_in_fault_path(ops, (request.phys, request.size), attributes, data);
-    }
 }

@@ -1,38 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! arm64 stage-2 page tables: an engine for hypervisors, and a checker of the architecture's rules.
-//!
-//! - [`Stage2`] is the table: map, unmap, relax, write-protect, age, split, recover blocks, walk.
-//!   Its [`Policy`] switches what distinguishes one kernel from another.
-//! - [`Operations`] is the engine's interface to its surroundings: memory, barriers, TLBs, caches.
-//! - [`fault::Mmu`] is the fault path around the table, with the lock.
-//! - `check` (feature `check`) records every event and checks it against the rules.
-//!
-//! The crate is `no_std`. With a [`pool::TablePool`] over static memory it needs no allocator either
-//! (`examples/bare_metal.rs`). Features: `alloc` (default) for [`pool::words`], `std` for `epoch`,
-//! `check` for the checker.
-//!
-//! # Map a guest
-//!
-//! ```
-//! use granule_stage2::{descriptor::Attributes, geometry::*, operations::Vmid, pool::*, *};
-//!
-//! // 40 bits of guest addresses; 16 tables of 512 entries, the first two of them the root.
-//! let geometry = Geometry::new(Granule::K4, 40)?;
-//! let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(16 * 512), words(2 * 16)).unwrap();
-//! // No CPU walks the table, so there is nothing to invalidate.
-//! let ops = NoMaintenance(&pool);
-//! let mut memcache = Memcache::new();
-//! let mut guest = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
-//!
-//! memcache.top_up(&ops, guest.memcache_min(), 8);
-//! let memory = MapRequest::new(Ipa(0x4000_0000), PhysAddr(0x1_0000_0000), 4 << 20, Attributes::READ_WRITE);
-//! guest.map(&ops, &mut memcache, &memory)?;
-//!
-//! let seen = guest.translate(&ops, Ipa(0x4020_0123), Access::Write).unwrap();
-//! assert_eq!(seen.phys, PhysAddr(0x1_0020_0123));
-//! assert_eq!(seen.level, Level::new(2).unwrap(), "a block of 2M");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+#![doc = include_str!("../README.md")]
 //!
 //! # Take a fault
 //!
@@ -115,12 +82,23 @@ pub mod epoch;
 pub mod fault;
 pub mod geometry;
 mod memcache;
-mod no_maintenance;
 pub mod operations;
 mod policy;
 pub mod pool;
-pub mod range;
-mod sync;
+
+/// Atomics of the processor, or of loom's model with the feature `loom`.
+mod sync {
+    #[cfg(not(feature = "loom"))]
+    pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};
+    #[cfg(all(feature = "std", not(feature = "loom")))]
+    pub(crate) use {core::sync::atomic::AtomicUsize, std::sync::Mutex};
+
+    #[cfg(feature = "loom")]
+    pub(crate) use loom::sync::{
+        Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering, fence},
+    };
+}
 
 pub use address::{EntryAddress, Ipa, PhysAddr, TableAddress};
 pub use engine::{
@@ -128,13 +106,8 @@ pub use engine::{
     Stage2, Translation, Walker,
 };
 pub use memcache::Memcache;
-pub use no_maintenance::NoMaintenance;
 pub use operations::Operations;
 pub use policy::{
-    CmoPlacement, Coalesce, ExistingLeaf, Locking, Policy, Reserve, TopUp, UnknownPolicy, Unmap,
+    CmoPlacement, Coalesce, ExistingLeaf, Locking, Policy, TopUp, UnknownPolicy, Unmap,
 };
-
-/// The example of the README, as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+pub use pool::NoMaintenance;

@@ -54,9 +54,8 @@ pub struct Memcache {
     spent: TableFreeBatch,
     /// Topped up and not drained since: the owner will drain it.
     owned: bool,
-    /// Taking from the empty memcache is expected: it stands for none, or holds the tables that
-    /// were missing when the fault was taken, and more may be missing since.
-    withheld: bool,
+    /// Stays empty: taking from it is expected to fail.
+    unavailable: bool,
 }
 
 impl Memcache {
@@ -69,20 +68,15 @@ impl Memcache {
             tables: ArrayVec::new_const(),
             spent: TableFreeBatch::new(),
             owned: false,
-            withheld: false,
+            unavailable: false,
         }
     }
 
     /// Creates a memcache that stays empty: every map that needs a table fails.
     pub const fn unavailable() -> Self {
         let mut none = Self::new();
-        none.withheld = true;
+        none.unavailable = true;
         none
-    }
-
-    /// Sets whether taking from the empty memcache is expected.
-    pub(crate) const fn may_run_dry(&mut self, may: bool) {
-        self.withheld = may;
     }
 
     /// Returns the number of tables.
@@ -117,7 +111,7 @@ impl Memcache {
     /// Takes a zeroed table, or returns `None`.
     pub fn take<O: Operations>(&mut self, ops: &O) -> Option<TableAddress> {
         let table = self.tables.pop();
-        if table.is_none() && !self.withheld {
+        if table.is_none() && !self.unavailable {
             ops.note(Note::Empty);
         }
         table

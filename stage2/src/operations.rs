@@ -92,6 +92,13 @@ impl Tlbi {
         | Self::All { scope }) = self;
         scope
     }
+
+    /// Returns whether one range instruction covers this many pages (Arm ARM C5.5, TLBI
+    /// RIPAS2E1IS).
+    pub fn is_encodable(pages: u64) -> bool {
+        let mut units = (0..4).map(|scale| 1 << (5 * scale + 1));
+        units.any(|unit| pages.is_multiple_of(unit) && (1..=32).contains(&(pages / unit)))
+    }
 }
 
 /// A table, with all tables below it, that no entry points at.
@@ -140,7 +147,7 @@ pub trait Operations {
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order);
 
     /// Writes adjacent entries, each `span` bytes of memory further and each in the given order.
-    fn store_run(
+    fn store_adjacent(
         &self,
         first: EntryAddress,
         count: u64,

@@ -62,16 +62,6 @@ pub enum TopUp {
     ByFaultLevel,
 }
 
-/// Size to which the memcache is topped up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reserve {
-    /// The capacity, if the memcache holds fewer tables than one mapping may need (Linux).
-    Capacity,
-    /// The tables missing between the entry that faulted and the leaf. If more are missing under the
-    /// lock, the guest faults again.
-    Missing,
-}
-
 /// Number of entries that unmap invalidates at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmap {
@@ -100,8 +90,6 @@ pub struct Policy {
     pub existing_leaf: ExistingLeaf,
     /// Condition for topping up the memcache.
     pub top_up: TopUp,
-    /// Size to which the memcache is topped up.
-    pub reserve: Reserve,
     /// Set if a split fills the new table with all parts of the block; otherwise it fills in the
     /// part that faulted alone.
     pub populate_on_split: bool,
@@ -148,7 +136,6 @@ impl Policy {
         coalesce: Coalesce::FreeFirst,
         existing_leaf: ExistingLeaf::Replace,
         top_up: TopUp::Always,
-        reserve: Reserve::Capacity,
         populate_on_split: false,
         recover_blocks: false,
         skip_mapped: false,

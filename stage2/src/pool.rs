@@ -10,7 +10,7 @@ use crate::{
     address::{EntryAddress, PhysAddr, TableAddress},
     descriptor::Descriptor,
     geometry::{Geometry, index},
-    operations::Order,
+    operations::{Dsb, Operations, Order, Tlbi, Unlinked, Vmid},
     sync::{AtomicU64, Ordering, fence},
 };
 
@@ -171,7 +171,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
     }
 
     /// Writes adjacent entries, each `span` bytes of memory further.
-    pub fn store_run(
+    pub fn store_adjacent(
         &self,
         first: EntryAddress,
         count: u64,
@@ -180,7 +180,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         order: Order,
     ) {
         let from = index((first.0 - self.base) >> 3);
-        store_run(&self.words[from..from + index(count)], leaf, span, order);
+        store_adjacent(&self.words[from..from + index(count)], leaf, span, order);
     }
 
     /// Writes an entry if it equals `old`.
@@ -218,9 +218,9 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
 }
 
 /// Writes adjacent entries in memory, each `span` bytes of memory further, as
-/// [`Operations::store_run`](crate::Operations::store_run).
+/// [`Operations::store_adjacent`](crate::Operations::store_adjacent).
 #[inline]
-pub fn store_run(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Order) {
+pub fn store_adjacent(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Order) {
     if order == Order::Release {
         fence(Ordering::Release);
     }
@@ -243,4 +243,95 @@ pub fn store_run(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Orde
 #[cfg(any(test, feature = "alloc"))]
 pub fn words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// Operations on a pool that no CPU walks: they access entries and maintain nothing.
+///
+/// They serve a table that is built before its guest first runs, tests, and benchmarks of the
+/// engine. Once a CPU may walk the table, operations must invalidate and clean as the architecture
+/// requires. Shared walks must not coalesce: deferred tables
+/// ([`Operations::defer`]) are never freed.
+#[derive(Debug)]
+pub struct NoMaintenance<'a, M>(pub &'a TablePool<M>);
+
+impl<M: Deref<Target = [AtomicU64]>> Operations for NoMaintenance<'_, M> {
+    #[inline]
+    fn load(&self, entry: EntryAddress) -> Descriptor {
+        self.0.load(entry)
+    }
+
+    #[inline]
+    fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
+        self.0.store(entry, new, order);
+    }
+
+    fn store_adjacent(
+        &self,
+        first: EntryAddress,
+        count: u64,
+        leaf: Descriptor,
+        span: u64,
+        order: Order,
+    ) {
+        self.0.store_adjacent(first, count, leaf, span, order);
+    }
+
+    #[inline]
+    fn compare_exchange(
+        &self,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+    ) -> Result<(), Descriptor> {
+        self.0.compare_exchange(entry, old, new)
+    }
+
+    fn allocate(&self) -> Option<TableAddress> {
+        self.0.allocate()
+    }
+
+    fn free(&self, table: TableAddress) {
+        self.0.free(table);
+    }
+
+    fn free_all(&self, tables: &[TableAddress]) {
+        self.0.free_all(tables);
+    }
+
+    fn defer(&self, _: Unlinked) {}
+
+    #[inline]
+    fn take_references(&self, table: TableAddress, count: u32) {
+        self.0.take_references(table, count);
+    }
+
+    #[inline]
+    fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
+        self.0.drop_references(table, count)
+    }
+
+    #[inline]
+    fn references(&self, table: TableAddress) -> u32 {
+        self.0.references(table)
+    }
+
+    #[inline]
+    fn dsb(&self, _: Dsb) {}
+
+    #[inline]
+    fn isb(&self) {}
+
+    #[inline]
+    fn tlbi(&self, _: Tlbi) {}
+
+    #[inline]
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
+        vmid
+    }
+
+    #[inline]
+    fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
+
+    #[inline]
+    fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
 }

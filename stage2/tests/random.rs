@@ -13,7 +13,7 @@ mod support;
 use std::{ops::Range, sync::Mutex};
 
 use granule_stage2::{
-    CmoPlacement, Coalesce, ExistingLeaf, Features, Locking, Policy, Reserve, TopUp, Unmap,
+    CmoPlacement, Coalesce, ExistingLeaf, Features, Locking, Policy, TopUp, Unmap,
 };
 use support::{features, generator, recording_checker::RecordingChecker, test_vm::TestVm};
 
@@ -80,7 +80,6 @@ fn every_choice_of_a_policy_violates_no_rule_by_itself() {
         "retry": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Retry };
         "relax": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Relax };
         "top-up-always": LINUX_6_12_SERIES { top_up: TopUp::Always };
-        "reserve-missing": LINUX_6_12_SERIES { reserve: Reserve::Missing };
         "no-populate-on-split": LINUX_6_12_SERIES { populate_on_split: false };
         "no-recovery": LINUX_6_12_SERIES { recover_blocks: false };
         "map-again": LINUX_6_12_SERIES { skip_mapped: false };
@@ -96,8 +95,6 @@ fn every_choice_of_a_policy_violates_no_rule_by_itself() {
         "bbm": LINUX_6_12_SERIES { use_bbm: true };
         "exclusive": LINUX_6_12_SERIES { locking: Locking::Exclusive };
         "shared-relax": LINUX_6_12_SERIES { locking: Locking::SharedRelax };
-        "reserve-missing-exclusive": LINUX_5_10 { reserve: Reserve::Missing };
-        "granule-reserve-missing": GRANULE { reserve: Reserve::Missing };
     };
     run_all(choices, 200, 1..3);
 }

@@ -11,7 +11,9 @@
 //! the new one.
 
 use super::{
-    table::Stage2,
+    Stage2,
+    lookup::{Access, Fault, FaultStatus},
+    map::MapRequest,
     walk::{Slot, Walk, WalkMode},
 };
 use crate::{
@@ -182,21 +184,24 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 }
 
 impl Stage2 {
-    /// Does the CMOs for a leaf over memory (address and bytes) outside of any map; the D-side only
-    /// with `data`.
+    /// Does the CMOs of 5.10's fault path: every fault but a permission fault cleans, every
+    /// instruction fault invalidates the I-cache.
     pub(crate) fn cmo_in_fault_path<O: Operations>(
         &self,
         ops: &O,
-        (phys, size): (PhysAddr, u64),
-        attributes: Attributes,
-        data: bool,
+        fault: &Fault,
+        request: &MapRequest,
     ) {
         let walk = self.shared(ops);
-        if data && attributes.memory == MemoryType::Normal {
-            walk.clean_to_poc(phys, size);
+        if !walk.does_cmo(CmoPlacement::FaultPath) {
+            return;
         }
-        if attributes.execute {
-            walk.invalidate_icache(phys, size);
+        let is_memory = request.attributes.memory == MemoryType::Normal;
+        if is_memory && fault.status != FaultStatus::Permission {
+            walk.clean_to_poc(request.phys, request.size);
+        }
+        if fault.access == Access::Fetch {
+            walk.invalidate_icache(request.phys, request.size);
         }
     }
 }

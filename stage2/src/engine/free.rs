@@ -6,7 +6,7 @@
 //! references, together with others in a [`TableFreeBatch`].
 
 use super::{
-    table::Stage2,
+    Stage2,
     walk::{ExclusiveWalk, Walk, WalkMode},
 };
 use crate::{

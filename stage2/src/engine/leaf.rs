@@ -2,7 +2,7 @@
 //! Mapping one leaf at its entry, whatever the entry holds.
 
 use super::{
-    table::MapError,
+    MapError,
     walk::{Slot, Walk, WalkMode},
 };
 use crate::{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Lookup of an address, in software and as a CPU's table walker does it.
 
-use super::table::Stage2;
+use super::Stage2;
 use crate::{
     address::{Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor},

@@ -6,8 +6,8 @@
 //! small enough to be inlined into the caller.
 
 use super::{
+    MapError, Stage2,
     leaf::SplitState,
-    table::{MapError, Stage2},
     walk::{Slot, Walk, WalkMode},
 };
 use crate::{
@@ -277,7 +277,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         for (from, count, hint) in parts.into_iter().filter(|(_, count, _)| *count > 0) {
             let leaf = leaf.after(from * span).contiguous(hint);
             let first = slot.skip(from, span).entry;
-            self.ops.store_run(first, count, leaf, span, Order::Release);
+            self.ops.store_adjacent(first, count, leaf, span, Order::Release);
         }
     }
 

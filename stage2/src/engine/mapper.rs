@@ -6,9 +6,9 @@
 //! allocated while the walk lasts, and what is mapped into it is mapped by the block.
 
 use super::{
+    MapError, Stage2,
     leaf::SplitState,
     map::MapRequest,
-    table::{MapError, Stage2},
     walk::{ExclusiveWalk, SharedWalk, Slot, Walk, WalkMode},
 };
 use crate::{

@@ -7,7 +7,7 @@
 //! invalidated on all CPUs before anything relies on them.
 
 use super::{
-    table::{MapError, Stage2},
+    MapError, Stage2,
     walk::{ExclusiveWalk, Slot, Walk, WalkMode},
 };
 use crate::{

@@ -9,8 +9,8 @@
 //! table of a shared walk, so it is freed later (`free`).
 
 use super::{
+    MapError, Stage2,
     map::Cursor,
-    table::{MapError, Stage2},
     walk::{ExclusiveWalk, Slot, Walk, WalkMode},
 };
 use crate::{
@@ -62,7 +62,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         let geometry = &self.stage2.geometry;
         let (span, count) = (geometry.span(below), geometry.granule().entries());
         let first = block.part(below, 0);
-        self.ops.store_run(child.entry(0), count, first, span, Order::Plain);
+        self.ops.store_adjacent(child.entry(0), count, first, span, Order::Plain);
         self.add_references(child, u32::try_from(count).unwrap_or(u32::MAX));
     }
 

@@ -4,32 +4,89 @@
 //! Every invalidation has the same frame: DSB ISHST (table walkers see the store) → the guest's
 //! VMID, ISB → stage 2 by address → DSB ISH → stage 1 and combined → DSB ISH → the previous VMID,
 //! ISB. `VMALLS12E1IS` does both stages at once (Arm ARM D8.14.4; Linux: `hyp/*/tlb.c`).
+//!
+//! One `RIPAS2E1IS` covers `(NUM + 1) << (5 × SCALE + 1)` pages, NUM 0 to 31 and SCALE 0 to 3 (Arm
+//! ARM C5.5, TLBI RIPAS2E1IS). A range is divided into one page if its count is odd, and one piece
+//! for each SCALE, which together cover it exactly.
 
 use super::walk::{Walk, WalkMode};
 use crate::{
     address::Ipa,
-    geometry::Level,
+    geometry::{Granule, Level},
     operations::{Dsb, Operations, Scope, Tlbi},
-    range,
 };
+
+/// A part of a range that one instruction covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    /// First address.
+    ipa: Ipa,
+    /// Number of pages; 1 needs the instruction for one address.
+    pages: u64,
+}
+
+/// Largest number of pages that one instruction covers.
+const MOST: u64 = 32 << 16;
+
+/// Returns whether one range instruction covers this many bytes, a power of two, as the span of a
+/// table.
+#[inline]
+const fn is_one(granule: Granule, size: u64) -> bool {
+    size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MOST
+}
+
+/// Divides `size` bytes from `ipa`, both multiples of the granule, into pieces.
+fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = Piece> {
+    let mut at = ipa;
+    let mut left = size >> granule.shift();
+    core::iter::from_fn(move || {
+        let pages = match left {
+            0 => return None,
+            odd if !odd.is_multiple_of(2) => 1,
+            MOST.. => MOST,
+            _ => {
+                // The lowest non-zero digit: five bits each, above bit 0.
+                let scale = (left.trailing_zeros() - 1) / 5;
+                let shift = 5 * scale + 1;
+                ((left >> shift) & 31) << shift
+            }
+        };
+        let piece = Piece { ipa: at, pages };
+        at += pages << granule.shift();
+        left -= pages;
+        Some(piece)
+    })
+}
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// Invalidates the cached copies of one leaf on all CPUs.
     pub(super) fn invalidate_leaf(&self, ipa: Ipa, level: Level) {
-        self.invalidate_ipas(core::iter::once((ipa, Some(level))));
+        self.invalidate_ipas(core::iter::once((ipa, Some(level))), Scope::Broadcast);
     }
 
-    /// Invalidates the cached copies of single entries on all CPUs; a level is a TTL hint.
-    pub(super) fn invalidate_ipas(&self, entries: impl Iterator<Item = (Ipa, Option<Level>)>) {
-        let scope = Scope::Broadcast;
-        self.ops.dsb(Dsb::IshSt);
+    /// Invalidates the cached copies of a leaf whose permissions are relaxed, on this CPU.
+    pub(super) fn invalidate_leaf_local(&self, ipa: Ipa, level: Level) {
+        self.invalidate_ipas(core::iter::once((ipa, Some(level))), Scope::Local);
+    }
+
+    /// Invalidates the cached copies of single entries; a level is a TTL hint.
+    pub(super) fn invalidate_ipas(
+        &self,
+        entries: impl Iterator<Item = (Ipa, Option<Level>)>,
+        scope: Scope,
+    ) {
+        let (before, after) = match scope {
+            Scope::Local => (Dsb::NshSt, Dsb::Nsh),
+            Scope::Broadcast => (Dsb::IshSt, Dsb::Ish),
+        };
+        self.ops.dsb(before);
         self.in_vmid(|| {
             for (ipa, ttl) in entries {
                 self.tlbi_ipa(ipa, ttl, scope);
             }
-            self.ops.dsb(Dsb::Ish);
+            self.ops.dsb(after);
             self.ops.tlbi(Tlbi::Stage1 { scope });
-            self.ops.dsb(Dsb::Ish);
+            self.ops.dsb(after);
         });
     }
 
@@ -40,7 +97,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.ops.dsb(Dsb::IshSt);
         self.in_vmid(|| {
             if self.stage2.uses_range_tlbi() {
-                if range::is_one(self.stage2.geometry.granule(), size) {
+                if is_one(self.stage2.geometry.granule(), size) {
                     self.tlbi_range(ipa, size);
                 } else {
                     self.tlbi_pieces(ipa, size);
@@ -51,18 +108,6 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
                 self.ops.tlbi(Tlbi::All { scope });
             }
             self.ops.dsb(Dsb::Ish);
-        });
-    }
-
-    /// Invalidates the cached copies of a leaf whose permissions are relaxed, on this CPU.
-    pub(super) fn invalidate_leaf_local(&self, ipa: Ipa, level: Level) {
-        let scope = Scope::Local;
-        self.ops.dsb(Dsb::NshSt);
-        self.in_vmid(|| {
-            self.tlbi_ipa(ipa, Some(level), scope);
-            self.ops.dsb(Dsb::Nsh);
-            self.ops.tlbi(Tlbi::Stage1 { scope });
-            self.ops.dsb(Dsb::Nsh);
         });
     }
 
@@ -80,7 +125,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     #[inline(never)]
     fn tlbi_pieces(&self, ipa: Ipa, size: u64) {
         let granule = self.stage2.geometry.granule();
-        range::pieces(granule, ipa, size).for_each(|piece| match piece.pages {
+        pieces(granule, ipa, size).for_each(|piece| match piece.pages {
             1 => self.tlbi_ipa(piece.ipa, None, Scope::Broadcast),
             pages => self.tlbi_range(piece.ipa, pages * granule.size()),
         });
@@ -93,5 +138,47 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         invalidate();
         self.ops.switch_vmid(before);
         self.ops.isb();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_every_range_without_a_gap() {
+        let interesting = (1..5000).chain([1 << 18, (1 << 21) - 1, 1 << 21, 5 * (1 << 21) + 77]);
+        for pages in interesting {
+            for granule in [Granule::K4, Granule::K16, Granule::K64] {
+                let mut at = 7 * granule.size();
+                let first = pieces(granule, Ipa(at), pages * granule.size()).next();
+                if is_one(granule, pages * granule.size()) {
+                    assert_eq!(first, Some(Piece { ipa: Ipa(at), pages }));
+                    assert!(Tlbi::is_encodable(pages));
+                }
+                for piece in pieces(granule, Ipa(at), pages * granule.size()) {
+                    assert_eq!(piece.ipa, Ipa(at), "{pages} pages");
+                    assert!(piece.pages == 1 || Tlbi::is_encodable(piece.pages), "{piece:?}");
+                    at += piece.pages * granule.size();
+                }
+                assert_eq!(at, (7 + pages) * granule.size());
+            }
+        }
+    }
+
+    #[test]
+    fn encodable_ranges_have_a_scale_and_a_factor() {
+        assert!(
+            Tlbi::is_encodable(2)
+                && Tlbi::is_encodable(64)
+                && Tlbi::is_encodable(512)
+                && Tlbi::is_encodable(MOST)
+        );
+        assert!(
+            !Tlbi::is_encodable(0)
+                && !Tlbi::is_encodable(1)
+                && !Tlbi::is_encodable(66)
+                && !Tlbi::is_encodable(MOST * 2)
+        );
     }
 }

@@ -9,9 +9,9 @@
 use arrayvec::ArrayVec;
 
 use super::{
+    MapError, Stage2,
     bbm::BrokenEntry,
     cmo::CleanRange,
-    table::{MapError, Stage2},
     walk::{ExclusiveWalk, Slot, Walk},
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
     descriptor::{Descriptor, EntryKind},
     geometry::{Level, index},
     memcache::TableFreeBatch,
-    operations::{Operations, Unlinked},
+    operations::{Operations, Scope, Unlinked},
     policy::Unmap,
 };
 
@@ -221,10 +221,11 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                 let from = unmapped.iter().fold(last.ipa, |from, u| from.min(u.ipa));
                 self.invalidate_range(from, last.ipa + span(last) - from);
             }
-            _ => self.invalidate_ipas(unmapped.iter().map(|u| {
-                let ttl = u.old.is_leaf(u.level).then_some(u.level);
-                (u.ipa, ttl)
-            })),
+            _ => {
+                let ttl = |u: &Unmapped| u.old.is_leaf(u.level).then_some(u.level);
+                let entries = unmapped.iter().map(|u| (u.ipa, ttl(u)));
+                self.invalidate_ipas(entries, Scope::Broadcast);
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 
 use core::{fmt, marker::PhantomData};
 
-use super::table::{MapError, Stage2};
+use super::{MapError, Stage2};
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
     descriptor::{Attributes, Descriptor},

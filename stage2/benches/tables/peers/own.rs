@@ -18,7 +18,7 @@ use granule_stage2::{
     descriptor::{Attributes, Descriptor},
     geometry::{Geometry, Granule},
     operations::{Dsb, Order, Tlbi, Unlinked, Vmid},
-    pool::{TablePool, store_run, words},
+    pool::{TablePool, store_adjacent, words},
 };
 
 use super::{BLOCK, PAGE, PHYS, TABLES, Table, memory, page, put_all_back, put_back};
@@ -93,12 +93,12 @@ impl Operations for Direct {
     fn store(&self, entry: EntryAddress, new: Descriptor, _: Order) {
         Self::word(entry).store(new.0, Ordering::Release);
     }
-    fn store_run(
+    fn store_adjacent(
         &self, first: EntryAddress, count: u64, leaf: Descriptor, span: u64, order: Order,
     ) {
         // SAFETY: a run lies in one page of the pool, which is never freed.
         let entries = unsafe { from_raw_parts(first.0 as *const AtomicU64, count as usize) };
-        store_run(entries, leaf, span, order);
+        store_adjacent(entries, leaf, span, order);
     }
     #[inline]
     fn compare_exchange(

@@ -158,7 +158,7 @@ impl Checker {
             return self.report(Rule::VmidNotCurrent, detail);
         }
         if let Tlbi::Range { size, .. } = kind
-            && !crate::range::is_encodable(size >> self.setup.geometry.granule().shift())
+            && !Tlbi::is_encodable(size >> self.setup.geometry.granule().shift())
         {
             self.report(Rule::RangeNotEncodable, format!("{size:#x} bytes"));
         }
