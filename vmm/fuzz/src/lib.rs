@@ -44,9 +44,3 @@ pub const TARGETS: &[Target] = &[
 const fn target(name: &'static str, run: fn(&[u8])) -> Target {
     Target { name, run }
 }
-
-/// Returns the target of this name.
-#[must_use]
-pub fn by_name(name: &str) -> Option<Target> {
-    TARGETS.iter().copied().find(|target| target.name == name)
-}

@@ -6,14 +6,14 @@
 
 use std::{process::exit, sync::OnceLock};
 
-use granule_fuzz::Target;
+use granule_fuzz::{TARGETS, Target};
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 
 fn target() -> Target {
     let name = std::env::var("GRANULE_FUZZ_TARGET").unwrap_or_default();
-    granule_fuzz::by_name(&name).unwrap_or_else(|| {
-        let names: Vec<_> = granule_fuzz::TARGETS.iter().map(|t| t.name).collect();
+    TARGETS.iter().copied().find(|target| target.name == name).unwrap_or_else(|| {
+        let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
         eprintln!("granule-fuzz: unknown GRANULE_FUZZ_TARGET '{name}'; expected one of {names:?}");
         exit(2)
     })

@@ -5,20 +5,21 @@
 //! takes it. From a terminal the thread keeps reading meanwhile, because a guest that takes nothing
 //! must not hide the escape key; bytes beyond a limit are dropped. From a file or a pipe nothing is
 //! dropped: the thread reads on only after the guest has taken the bytes read before.
+//!
+//! The bytes go to the FIFO of a serial port ([`SerialSink`]) or to a pipe from which a virtio
+//! console reads ([`PipeSink`]).
 
-mod sink;
+use std::{io, os::fd::AsFd, sync::Arc};
 
-use std::{io, os::fd::AsFd};
-
+use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
 };
 use vmm_sys_util::eventfd::EventFd;
 
+use super::serial::SerialPort;
 use crate::scoped_thread::{ScopedThread, borrow_event};
-
-pub use sink::{InputSink, PipeSink, SerialSink};
 
 /// Maximum number of bytes that wait for the guest.
 const CAPACITY: usize = 64 << 10;
@@ -30,6 +31,82 @@ pub enum Overflow {
     Drop,
     /// Stops reading: for a file or a pipe.
     Wait,
+}
+
+/// Destination of console input.
+pub trait InputSink: Send + 'static {
+    /// Takes as much of `input` as there is space for and returns how much that was.
+    ///
+    /// # Errors
+    /// The sink takes no further input.
+    fn take(&mut self, input: &[u8]) -> io::Result<usize>;
+
+    /// Returns the descriptor that signals space after a short [`InputSink::take`].
+    fn space_event(&self) -> PollFd<'_>;
+}
+
+/// Input sink that fills the FIFO of a serial port.
+#[derive(Debug)]
+pub struct SerialSink<P: ?Sized> {
+    drained: Arc<EventFd>,
+    port: Arc<Mutex<P>>,
+}
+
+impl<P: SerialPort + ?Sized> SerialSink<P> {
+    /// Creates a sink for this port.
+    ///
+    /// # Errors
+    /// The host is out of file descriptors.
+    pub fn new(port: Arc<Mutex<P>>) -> io::Result<Self> {
+        let drained = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
+        Ok(Self { drained, port })
+    }
+}
+
+impl<P: SerialPort + ?Sized + 'static> InputSink for SerialSink<P> {
+    fn take(&mut self, input: &[u8]) -> io::Result<usize> {
+        // Fails if the event is not signalled.
+        let _ = self.drained.read();
+        let mut port = self.port.lock();
+        let taken = port.receive(input);
+        if taken < input.len() {
+            port.drained().arm(&self.drained);
+        }
+        Ok(taken)
+    }
+
+    fn space_event(&self) -> PollFd<'_> {
+        PollFd::from_borrowed_fd(borrow_event(&self.drained), PollFlags::IN)
+    }
+}
+
+/// Input sink that writes to a pipe from which a device reads.
+#[derive(Debug)]
+pub struct PipeSink(io::PipeWriter);
+
+impl PipeSink {
+    /// Creates a pipe and returns the sink and the end that the device reads.
+    ///
+    /// # Errors
+    /// The host is out of file descriptors.
+    pub fn new() -> io::Result<(Self, io::PipeReader)> {
+        let (reader, writer) = io::pipe()?;
+        rustix::io::ioctl_fionbio(&writer, true)?;
+        Ok((Self(writer), reader))
+    }
+}
+
+impl InputSink for PipeSink {
+    fn take(&mut self, input: &[u8]) -> io::Result<usize> {
+        match rustix::io::write(&self.0, input) {
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            other => Ok(other?),
+        }
+    }
+
+    fn space_event(&self) -> PollFd<'_> {
+        PollFd::new(&self.0, PollFlags::OUT)
+    }
 }
 
 /// Reads `input` to its end and forwards the bytes that `filter` leaves. The filter may change and
@@ -114,12 +191,8 @@ mod tests {
         time::Duration,
     };
 
-    use std::sync::Arc;
-
-    use parking_lot::Mutex;
-
     use super::{
-        super::{MmioDevice as _, Serial, testing::CapturedOutput},
+        super::{MmioDevice as _, Serial},
         *,
     };
 
@@ -134,8 +207,7 @@ mod tests {
 
     fn setup() -> Setup {
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let output = Box::new(CapturedOutput::default());
-        let port = Serial::new(irq.try_clone().unwrap(), output);
+        let port = Serial::new(irq.try_clone().unwrap(), Box::new(io::sink()));
         let port = Arc::new(Mutex::new(port));
         let (input, keyboard) = io::pipe().unwrap();
         Setup { sink: SerialSink::new(Arc::clone(&port)).unwrap(), port, irq, input, keyboard }

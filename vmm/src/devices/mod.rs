@@ -8,25 +8,21 @@
 //! device manager registers as an irqfd, so that no device depends on KVM.
 //!
 //! A guest access never causes an error of this program. An access that no device handles reads as
-//! zero, writes nothing, and is counted.
+//! zero and writes nothing.
 
-mod boot_timer;
 mod bus;
+mod clocks;
 pub mod console_input;
 pub mod console_output;
 mod pl011;
-mod rtc;
 pub mod serial;
-#[cfg(test)]
-mod testing;
 pub mod virtio;
 
 use granule_types::units::GuestAddress;
 
-pub use boot_timer::BootTimer;
-pub use bus::{Bus, BusError, RefusedAccesses};
+pub use bus::{Bus, BusError};
+pub use clocks::{BootTimer, Rtc};
 pub use pl011::Pl011;
-pub use rtc::Rtc;
 pub use serial::Serial;
 
 /// Bytes of guest-physical address space that the registers of each device take.

@@ -5,30 +5,31 @@
 //! Output is written at once: the port is never busy, and each byte raises the transmit interrupt.
 //! Input waits in a FIFO. Registers are words; drivers also access their low halves and bytes.
 
-use std::{collections::VecDeque, fmt, io::Write as _, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use granule_types::units::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     MmioDevice, MmioDeviceInfo,
-    serial::{DrainNotifier, PortOutput, SerialOutput, SerialPort},
+    serial::{DrainNotifier, SerialOutput, SerialPort},
 };
 
 const DATA: u64 = 0x00;
 const RECEIVE_STATUS: u64 = 0x04;
 const FLAGS: u64 = 0x18;
 const LOW_POWER_COUNTER: u64 = 0x20;
-const INTEGER_DIVISOR: u64 = 0x24;
-const FRACTIONAL_DIVISOR: u64 = 0x28;
-const LINE_CONTROL: u64 = 0x2c;
 const CONTROL: u64 = 0x30;
-const FIFO_LEVELS: u64 = 0x34;
+/// Registers that store a value without an effect: integer and fractional divisor, line control,
+/// control, FIFO levels, DMA control.
+const STORED: [u64; 6] = [0x24, 0x28, 0x2c, CONTROL, 0x34, 0x48];
 const MASK: u64 = 0x38;
 const RAW_STATUS: u64 = 0x3c;
 const MASKED_STATUS: u64 = 0x40;
 const CLEAR: u64 = 0x44;
-const DMA_CONTROL: u64 = 0x48;
 /// Peripheral and cell identification, one byte per word.
 const IDENTIFICATION: u64 = 0xfe0;
 const IDENTITY: [u8; 8] = [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
@@ -43,21 +44,16 @@ const RECEIVE_TIMEOUT: u32 = 1 << 6;
 const FIFO: usize = 32;
 
 /// PL011 serial port.
+#[allow(missing_debug_implementations, reason = "it holds any output")]
 pub struct Pl011 {
     irq: EventFd,
-    output: PortOutput,
+    output: SerialOutput,
     drained: Arc<DrainNotifier>,
     fifo: VecDeque<u8>,
     status: u32,
     mask: u32,
-    /// Registers that store a value without an effect, by [`Pl011::stored_index`].
-    stored: [u32; 6],
-}
-
-impl fmt::Debug for Pl011 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pl011").finish_non_exhaustive()
-    }
+    /// Words of registers that store a value without an effect, by offset.
+    stored: BTreeMap<u64, u32>,
 }
 
 impl Pl011 {
@@ -66,12 +62,12 @@ impl Pl011 {
     pub fn new(irq: EventFd, output: SerialOutput) -> Self {
         Self {
             irq,
-            output: PortOutput::new(output),
+            output,
             drained: Arc::default(),
             fifo: VecDeque::new(),
             status: 0,
             mask: 0,
-            stored: [0; 6],
+            stored: BTreeMap::new(),
         }
     }
 
@@ -79,19 +75,6 @@ impl Pl011 {
     #[must_use]
     pub fn describe(start: GuestAddress, irq: u32) -> MmioDeviceInfo {
         MmioDeviceInfo::new("serial", start, Some(irq), &["arm,pl011", "arm,primecell"])
-    }
-
-    /// Returns the index of a register without an effect in `stored`.
-    const fn stored_index(offset: u64) -> Option<usize> {
-        match offset {
-            INTEGER_DIVISOR => Some(0),
-            FRACTIONAL_DIVISOR => Some(1),
-            LINE_CONTROL => Some(2),
-            CONTROL => Some(3),
-            FIFO_LEVELS => Some(4),
-            DMA_CONTROL => Some(5),
-            _ => None,
-        }
     }
 
     /// Raises the interrupt if an unmasked one is pending.
@@ -113,8 +96,9 @@ impl Pl011 {
     }
 
     fn write_data(&mut self, byte: u8) {
-        // `PortOutput` logs failures and never returns them.
-        let _ = self.output.write(&[byte]);
+        if let Err(error) = self.output.write_all(&[byte]) {
+            log::debug!("serial output: {error}");
+        }
         self.status |= TRANSMITTED;
         self.update_interrupt();
     }
@@ -132,11 +116,12 @@ impl Pl011 {
                 u32::from(*IDENTITY.get(index)?)
             }
             RECEIVE_STATUS | LOW_POWER_COUNTER => 0,
-            _ => self.stored[Self::stored_index(offset)?],
+            _ if STORED.contains(&offset) => *self.stored.get(&offset).unwrap_or(&0),
+            _ => return None,
         })
     }
 
-    fn store(&mut self, offset: u64, value: u32) -> Option<()> {
+    fn store(&mut self, offset: u64, value: u32) -> bool {
         match offset {
             DATA => self.write_data(value.to_le_bytes()[0]),
             MASK => {
@@ -145,9 +130,12 @@ impl Pl011 {
             }
             CLEAR => self.status &= !value,
             RECEIVE_STATUS | LOW_POWER_COUNTER => {}
-            _ => self.stored[Self::stored_index(offset)?] = value,
+            _ if STORED.contains(&offset) => {
+                self.stored.insert(offset, value);
+            }
+            _ => return false,
         }
-        Some(())
+        true
     }
 }
 
@@ -184,7 +172,7 @@ impl MmioDevice for Pl011 {
         match data.len() {
             length @ (1 | 2 | 4) if offset.is_multiple_of(4) => {
                 value[..length].copy_from_slice(data);
-                self.store(offset, u32::from_le_bytes(value)).is_some()
+                self.store(offset, u32::from_le_bytes(value))
             }
             _ => false,
         }
@@ -193,13 +181,15 @@ impl MmioDevice for Pl011 {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing::CapturedOutput, *};
+    use std::io::{self, Read as _};
 
-    fn port() -> (Pl011, CapturedOutput, EventFd) {
-        let captured = CapturedOutput::default();
+    use super::*;
+
+    /// Returns a port, its output and its interrupt.
+    fn port() -> (Pl011, io::PipeReader, EventFd) {
+        let (screen, output) = io::pipe().unwrap();
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let port = Pl011::new(irq.try_clone().unwrap(), Box::new(captured.clone()));
-        (port, captured, irq)
+        (Pl011::new(irq.try_clone().unwrap(), Box::new(output)), screen, irq)
     }
 
     fn read_word(port: &mut Pl011, offset: u64) -> u32 {
@@ -210,7 +200,7 @@ mod tests {
 
     #[test]
     fn transmitted_bytes_reach_the_output_and_raise_an_unmasked_interrupt() {
-        let (mut port, captured, irq) = port();
+        let (mut port, mut screen, irq) = port();
 
         assert!(port.write(DATA, b"a"));
         assert!(irq.read().is_err());
@@ -220,7 +210,10 @@ mod tests {
         assert_eq!(read_word(&mut port, MASKED_STATUS), TRANSMITTED);
         assert!(port.write(CLEAR, &TRANSMITTED.to_le_bytes()));
         assert_eq!(read_word(&mut port, RAW_STATUS), 0);
-        assert_eq!(*captured.0.lock(), b"a");
+        drop(port);
+        let mut shown = String::new();
+        screen.read_to_string(&mut shown).unwrap();
+        assert_eq!(shown, "a");
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! exit and is therefore faster than the serial port, but needs a loaded driver.
 
 use std::{
-    fmt,
     io::Write,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::atomic::Ordering,
@@ -28,6 +27,7 @@ const CHUNK: usize = 4096;
 const MAX_OUTPUT: usize = 1 << 20;
 
 /// Virtio console.
+#[allow(missing_debug_implementations, reason = "it holds any output")]
 pub struct Console {
     input: Option<OwnedFd>,
     output: Box<dyn Write + Send>,
@@ -36,12 +36,6 @@ pub struct Console {
     /// Set while the receive queue may have a buffer.
     rx_available: bool,
     log: RateLimitedLog,
-}
-
-impl fmt::Debug for Console {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Console").finish_non_exhaustive()
-    }
 }
 
 impl Console {
@@ -81,11 +75,10 @@ impl VirtioDevice for Console {
         let Some(queue) = queues.get(index) else {
             return Ok(());
         };
-        if index == RECEIVE {
+        if index != TRANSMIT {
             self.rx_available = true;
             return Ok(());
         }
-        debug_assert_eq!(index, TRANSMIT);
         let stop = queue.stop_flag();
         queue.serve_available(|chain| {
             if chain.length(Direction::Readable) > MAX_OUTPUT {
@@ -99,11 +92,7 @@ impl VirtioDevice for Console {
             }
             let mut bytes = [0; CHUNK];
             let mut done = 0;
-            loop {
-                let count = chain.read(done, &mut bytes);
-                if count == 0 {
-                    break;
-                }
+            while let count @ 1.. = chain.read(done, &mut bytes) {
                 if let Err(error) = self.output.write_all(&bytes[..count]) {
                     self.log.warn(format_args!("console output is lost: {error}"));
                     break;
@@ -150,8 +139,7 @@ impl VirtioDevice for Console {
             return Ok(());
         }
         let written = chain.write(0, &bytes[..count]);
-        queue.add_used(&chain, written)?;
-        queue.signal_used()
+        queue.complete(chain.head(), written)
     }
 
     fn reset(&mut self) {

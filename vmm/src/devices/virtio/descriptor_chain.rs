@@ -41,7 +41,7 @@ pub struct DescriptorChain {
 }
 
 impl DescriptorChain {
-    pub(super) fn parse(
+    pub fn parse(
         chain: virtio_queue::DescriptorChain<&GuestMemoryMmap>,
         memory: &Arc<GuestMemory>,
     ) -> Result<Self, DeviceError> {
@@ -78,18 +78,16 @@ impl DescriptorChain {
     }
 
     /// Returns the index of the first descriptor, which identifies the chain in the used ring.
-    #[must_use]
     pub const fn head(&self) -> u16 {
         self.head
     }
 
     /// Returns the guest memory that holds the buffers.
-    pub(super) fn memory(&self) -> &GuestMemory {
+    pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
     /// Returns the buffers of one direction: first byte and length.
-    #[must_use]
     pub fn buffers(&self, direction: Direction) -> &[(GuestAddress, usize)] {
         match direction {
             Direction::Readable => &self.buffers[..self.readable],
@@ -99,7 +97,6 @@ impl DescriptorChain {
 
     /// Returns the number of bytes in all buffers of one direction, which is less than 4 GiB: the
     /// iterator of `virtio-queue` ends before.
-    #[must_use]
     pub fn length(&self, direction: Direction) -> usize {
         let buffers = self.buffers(direction).iter();
         buffers.map(|(_, length)| length).sum()
@@ -152,9 +149,6 @@ impl DescriptorChain {
     }
 
     /// Transfers `range` of the buffers of one direction from or to the file at `offset`.
-    ///
-    /// # Errors
-    /// The file cannot be read or written, or it ends before.
     pub fn transfer(
         &self,
         file: &impl AsRawFd,
@@ -191,9 +185,6 @@ impl DescriptorChain {
     }
 
     /// Writes all device-readable buffers in one call, which is one packet.
-    ///
-    /// # Errors
-    /// The call fails.
     pub fn write_packet(&self, target: &impl AsRawFd) -> io::Result<usize> {
         let (iovecs, count) = self.iovecs(Direction::Readable, 0..usize::MAX)?;
         // SAFETY: as in `transfer`; the call only reads the memory.

@@ -14,13 +14,12 @@
 
 pub mod balloon;
 pub mod block;
-mod config_space;
 pub mod console;
 mod descriptor_chain;
-mod interrupt;
 pub mod net;
 mod queue;
 pub mod rng;
+mod shared_state;
 #[cfg(test)]
 pub(crate) mod testing;
 mod transport;
@@ -31,10 +30,9 @@ use std::{fmt, io, os::fd::BorrowedFd};
 
 use thiserror::Error;
 
-pub use config_space::ConfigSpace;
-pub use descriptor_chain::{DescriptorChain, Direction};
-pub use interrupt::Interrupt;
+use descriptor_chain::{DescriptorChain, Direction};
 pub use queue::{Queue, QueueConfig, Queues};
+pub use shared_state::{ConfigSpace, Interrupt};
 pub use transport::{QueueNotifier, Transport};
 
 /// Error that stops a device until the driver resets it.
@@ -139,4 +137,9 @@ pub trait VirtioDevice: Send {
 /// Returns the bit of a feature.
 const fn feature_bit(feature: u32) -> u64 {
     1 << feature
+}
+
+/// Returns the bits of these features.
+fn feature_bits(features: &[u32]) -> u64 {
+    features.iter().fold(0, |bits, feature| bits | feature_bit(*feature))
 }

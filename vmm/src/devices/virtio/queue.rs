@@ -94,8 +94,7 @@ pub struct Queue {
 
 impl Queue {
     /// Returns the guest memory that holds the requests.
-    #[must_use]
-    pub fn memory(&self) -> &GuestMemory {
+    pub(super) fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
@@ -106,62 +105,45 @@ impl Queue {
     }
 
     /// Takes the next chain from the available ring.
-    ///
-    /// # Errors
-    /// The ring or the chain is invalid.
-    pub fn pop(&mut self) -> Result<Option<DescriptorChain>, DeviceError> {
+    pub(super) fn pop(&mut self) -> Result<Option<DescriptorChain>, DeviceError> {
         let next = self.rings.iter(self.memory.map())?.next();
         next.map(|chain| DescriptorChain::parse(chain, &self.memory)).transpose()
     }
 
     /// Returns the chain taken last to the available ring.
-    pub fn undo_pop(&mut self) {
+    pub(super) fn undo_pop(&mut self) {
         self.rings.go_to_previous_position();
     }
 
-    /// Adds a chain to the used ring with the number of bytes written to it. The caller notifies
-    /// the driver with [`Queue::signal_used`].
-    ///
-    /// # Errors
-    /// The ring is invalid.
-    pub fn add_used(&mut self, chain: &DescriptorChain, written: usize) -> Result<(), DeviceError> {
-        self.add_used_head(chain.head(), written)
-    }
-
-    /// As [`Queue::add_used`], by the head index of the chain.
-    ///
-    /// # Errors
-    /// The ring is invalid.
-    pub fn add_used_head(&mut self, head: u16, written: usize) -> Result<(), DeviceError> {
+    /// Adds the chain with this head to the used ring, with the number of bytes written to it. The
+    /// caller notifies the driver with [`Queue::signal_used`].
+    pub(super) fn add_used(&mut self, head: u16, written: usize) -> Result<(), DeviceError> {
         // A chain is shorter than 4 GiB.
         let written = u32::try_from(written).unwrap_or(u32::MAX);
         Ok(self.rings.add_used(self.memory.map(), head, written)?)
     }
 
     /// Interrupts the driver if it has requested a notification.
-    ///
-    /// # Errors
-    /// The ring is invalid.
-    pub fn signal_used(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn signal_used(&mut self) -> Result<(), DeviceError> {
         if self.rings.needs_notification(self.memory.map())? {
             self.interrupt.signal_used();
         }
         Ok(())
     }
 
+    /// Adds the chain with this head to the used ring and notifies the driver.
+    pub(super) fn complete(&mut self, head: u16, written: usize) -> Result<(), DeviceError> {
+        self.add_used(head, written)?;
+        self.signal_used()
+    }
+
     /// Enables notifications by the driver. Returns whether further chains are available.
-    ///
-    /// # Errors
-    /// The ring is invalid.
-    pub fn enable_notification(&mut self) -> Result<bool, DeviceError> {
+    pub(super) fn enable_notification(&mut self) -> Result<bool, DeviceError> {
         Ok(self.rings.enable_notification(self.memory.map())?)
     }
 
     /// Passes each available chain to `serve`, which returns the number of bytes written to it.
-    ///
-    /// # Errors
-    /// The ring or a chain is invalid, or `serve` fails.
-    pub fn serve_available(
+    pub(super) fn serve_available(
         &mut self,
         mut serve: impl FnMut(&DescriptorChain) -> Result<usize, DeviceError>,
     ) -> Result<(), DeviceError> {
@@ -170,8 +152,7 @@ impl Queue {
             self.rings.disable_notification(self.memory.map())?;
             while let Some(chain) = self.pop()? {
                 let written = serve(&chain)?;
-                self.add_used(&chain, written)?;
-                self.signal_used()?;
+                self.complete(chain.head(), written)?;
                 left -= 1;
                 if left == 0 || self.stop_flag.load(Ordering::Relaxed) {
                     // Makes the worker return to this queue.
@@ -205,15 +186,12 @@ impl Queues {
     }
 
     /// Returns the queue of this index if the driver uses it.
-    pub fn get(&mut self, index: usize) -> Option<&mut Queue> {
+    pub(super) fn get(&mut self, index: usize) -> Option<&mut Queue> {
         self.0.get_mut(index)?.as_mut()
     }
 
     /// Serves the queue of this index with [`Queue::serve_available`] if the driver uses it.
-    ///
-    /// # Errors
-    /// The ring or a chain is invalid, or `serve` fails.
-    pub fn serve_available(
+    pub(super) fn serve_available(
         &mut self,
         index: usize,
         serve: impl FnMut(&DescriptorChain) -> Result<usize, DeviceError>,
@@ -222,7 +200,7 @@ impl Queues {
     }
 
     /// Removes a queue, which another thread or the host's kernel serves from here on.
-    pub fn take(&mut self, index: usize) -> Option<Queue> {
+    pub(super) fn take(&mut self, index: usize) -> Option<Queue> {
         self.0.get_mut(index)?.take()
     }
 

@@ -53,7 +53,7 @@ pub struct QueueNotifier {
 }
 
 /// Registers of a device, and the device while it has no worker.
-#[derive(Debug)]
+#[allow(missing_debug_implementations, reason = "it holds any device")]
 pub struct Transport {
     name: String,
     device_type: u32,
@@ -68,7 +68,7 @@ pub struct Transport {
 }
 
 /// Registers that a reset clears.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Registers {
     status: u32,
     device_features_sel: u32,
@@ -77,7 +77,6 @@ struct Registers {
     queue_sel: u32,
 }
 
-#[derive(Debug)]
 enum DeviceState {
     /// Owned by the transport.
     Inactive(WorkerContext),

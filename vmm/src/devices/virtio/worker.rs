@@ -2,7 +2,7 @@
 //! Worker: the thread that owns a device from `DRIVER_OK` to its reset.
 
 use std::{
-    fmt, io,
+    io,
     os::fd::BorrowedFd,
     sync::{
         Arc,
@@ -25,19 +25,12 @@ pub struct WorkerContext {
 }
 
 /// Running worker thread.
-#[derive(Debug)]
 pub struct Worker {
     /// Wakes a thread that waits.
     stop_event: EventFd,
     /// Stops a thread between two requests.
     stop_flag: Arc<AtomicBool>,
     thread: JoinHandle<WorkerContext>,
-}
-
-impl fmt::Debug for WorkerContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerContext").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 impl Worker {

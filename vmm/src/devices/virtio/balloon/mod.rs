@@ -22,7 +22,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queues, VirtioDevice,
-    feature_bit,
+    feature_bit, feature_bits,
 };
 use crate::scoped_thread::borrow_event;
 
@@ -116,8 +116,7 @@ impl Balloon {
             *self.state.statistics.lock() = entries.collect();
             // The protocol has one chain in flight; a further one releases the former.
             if let Some(head) = self.statistics_chain.replace(chain.head()) {
-                queue.add_used_head(head, 0)?;
-                queue.signal_used()?;
+                queue.complete(head, 0)?;
             }
         }
         queue.enable_notification()?;
@@ -164,9 +163,7 @@ impl VirtioDevice for Balloon {
     fn properties(&self) -> DeviceProperties {
         DeviceProperties {
             device_type: VIRTIO_ID_BALLOON,
-            features: feature_bit(F_STATS)
-                | feature_bit(F_DEFLATE_ON_OOM)
-                | feature_bit(F_REPORTING),
+            features: feature_bits(&[F_STATS, F_DEFLATE_ON_OOM, F_REPORTING]),
             queue_sizes: &[128, 128, 16, 64],
             config: self.state.config.clone(),
         }
@@ -220,8 +217,7 @@ impl VirtioDevice for Balloon {
         let position = self.optional_queues.iter().position(|f| *f == F_STATS);
         let queue = position.and_then(|at| queues.get(at + 2));
         if let (Some(queue), Some(head)) = (queue, self.statistics_chain.take()) {
-            queue.add_used_head(head, 0)?;
-            queue.signal_used()?;
+            queue.complete(head, 0)?;
         }
         Ok(())
     }

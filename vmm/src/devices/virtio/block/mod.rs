@@ -26,7 +26,7 @@ use virtio_bindings::{
 
 use super::{
     ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queues, RateLimitedLog,
-    VirtioDevice, feature_bit,
+    VirtioDevice, feature_bit, feature_bits,
 };
 
 pub use disk::{Disk, DiskError};
@@ -215,19 +215,14 @@ impl Block {
 
 impl VirtioDevice for Block {
     fn properties(&self) -> DeviceProperties {
-        let access = match self.disk.is_read_only() {
-            true => feature_bit(VIRTIO_BLK_F_RO),
-            false => {
-                feature_bit(VIRTIO_BLK_F_FLUSH)
-                    | feature_bit(VIRTIO_BLK_F_DISCARD)
-                    | feature_bit(VIRTIO_BLK_F_WRITE_ZEROES)
-            }
+        let access: &[u32] = match self.disk.is_read_only() {
+            true => &[VIRTIO_BLK_F_RO],
+            false => &[VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES],
         };
         DeviceProperties {
             device_type: VIRTIO_ID_BLOCK,
-            features: access
-                | feature_bit(VIRTIO_BLK_F_SEG_MAX)
-                | feature_bit(VIRTIO_BLK_F_BLK_SIZE),
+            features: feature_bits(access)
+                | feature_bits(&[VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_BLK_SIZE]),
             queue_sizes: &[QUEUE_SIZE],
             config: ConfigSpace::new(config_bytes(self.disk.sectors()), 0..0),
         }

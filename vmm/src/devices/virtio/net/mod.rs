@@ -21,7 +21,7 @@ use virtio_bindings::{virtio_ids::VIRTIO_ID_NET, virtio_net::*};
 
 use super::{
     ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queue, Queues,
-    RateLimitedLog, VirtioDevice, feature_bit,
+    RateLimitedLog, VirtioDevice, feature_bit, feature_bits,
 };
 
 pub use tap::{Tap, TapError};
@@ -29,20 +29,26 @@ pub use tap::{Tap, TapError};
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
-/// Features that the device offers.
-const FEATURES: u64 = feature_bit(VIRTIO_NET_F_CSUM)
-    | feature_bit(VIRTIO_NET_F_GUEST_CSUM)
-    | feature_bit(VIRTIO_NET_F_MAC)
-    | feature_bit(VIRTIO_NET_F_GUEST_TSO4)
-    | feature_bit(VIRTIO_NET_F_GUEST_TSO6)
-    | feature_bit(VIRTIO_NET_F_GUEST_ECN)
-    | feature_bit(VIRTIO_NET_F_GUEST_UFO)
-    | feature_bit(VIRTIO_NET_F_HOST_TSO4)
-    | feature_bit(VIRTIO_NET_F_HOST_TSO6)
-    | feature_bit(VIRTIO_NET_F_HOST_ECN)
-    | feature_bit(VIRTIO_NET_F_HOST_UFO)
-    | feature_bit(VIRTIO_NET_F_MRG_RXBUF)
-    | feature_bit(VIRTIO_NET_F_STATUS);
+/// Features that the device offers beside [`GUEST_OFFLOADS`].
+const FEATURES: [u32; 8] = [
+    VIRTIO_NET_F_CSUM,
+    VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_HOST_TSO4,
+    VIRTIO_NET_F_HOST_TSO6,
+    VIRTIO_NET_F_HOST_ECN,
+    VIRTIO_NET_F_HOST_UFO,
+    VIRTIO_NET_F_MRG_RXBUF,
+    VIRTIO_NET_F_STATUS,
+];
+
+/// Features by which the guest accepts an offload, with the flag of the tap.
+const GUEST_OFFLOADS: [(u32, libc::c_uint); 5] = [
+    (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
+    (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
+    (VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6),
+    (VIRTIO_NET_F_GUEST_ECN, libc::TUN_F_TSO_ECN),
+    (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
+];
 
 /// Size of each queue.
 const QUEUE_SIZE: u16 = 256;
@@ -175,7 +181,7 @@ impl Net {
         let mut done = 0;
         for (chain, part) in chains {
             chain.write(0, &self.packet[done..done + part]);
-            queue.add_used(&chain, part)?;
+            queue.add_used(chain.head(), part)?;
             done += part;
         }
         self.pending = None;
@@ -211,7 +217,7 @@ impl VirtioDevice for Net {
     fn properties(&self) -> DeviceProperties {
         DeviceProperties {
             device_type: VIRTIO_ID_NET,
-            features: FEATURES,
+            features: feature_bits(&FEATURES) | feature_bits(&GUEST_OFFLOADS.map(|(f, _)| f)),
             queue_sizes: &[QUEUE_SIZE, QUEUE_SIZE],
             config: self.config.clone(),
         }
@@ -282,14 +288,6 @@ fn link_status(up: bool) -> [u8; 2] {
 
 /// Returns the offloads that the kernel may leave to a guest with these features.
 fn tap_offloads(features: u64) -> libc::c_uint {
-    [
-        (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
-        (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
-        (VIRTIO_NET_F_GUEST_TSO6, libc::TUN_F_TSO6),
-        (VIRTIO_NET_F_GUEST_ECN, libc::TUN_F_TSO_ECN),
-        (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
-    ]
-    .into_iter()
-    .filter(|(feature, _)| features & feature_bit(*feature) != 0)
-    .fold(0, |flags, (_, flag)| flags | flag)
+    let accepted = GUEST_OFFLOADS.iter().filter(|(f, _)| features & feature_bit(*f) != 0);
+    accepted.fold(0, |flags, (_, flag)| flags | flag)
 }

@@ -204,12 +204,6 @@ pub(super) struct ActiveBackend {
     queues: [Queue; 2],
 }
 
-impl fmt::Debug for ActiveBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ActiveBackend").field("queues", &self.queues).finish_non_exhaustive()
-    }
-}
-
 impl ActiveBackend {
     /// Returns the interrupt of the device.
     pub(super) fn interrupt(&self) -> &Interrupt {

@@ -43,7 +43,7 @@ const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
 /// Vsock device.
-#[derive(Debug)]
+#[allow(missing_debug_implementations, reason = "its backend has none")]
 pub struct Vsock {
     backend: VsockBackend,
     /// Signalled by the kernel for used buffers.

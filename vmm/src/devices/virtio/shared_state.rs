@@ -1,20 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Configuration space of a device (virtio 1.2, section 2.5): bytes that the driver reads, some of
-//! which it may write, and which the device may change while the driver runs.
+//! State that a device, its transport and the handles that control it share: the interrupt, and the
+//! configuration space (virtio 1.2, section 2.5).
 
 use std::{
     ops::Range,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
 use parking_lot::Mutex;
+use virtio_bindings::virtio_mmio::{VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING};
+use vmm_sys_util::eventfd::EventFd;
 
-use super::Interrupt;
+/// Interrupt line and the causes that the driver has not acknowledged.
+#[derive(Debug)]
+pub struct Interrupt {
+    line: EventFd,
+    status: AtomicU32,
+    needs_reset: AtomicBool,
+}
 
-/// Configuration space, shared by the device, its transport and the handles that control it.
+impl Interrupt {
+    /// Creates an interrupt that `line` raises.
+    #[must_use]
+    pub const fn new(line: EventFd) -> Self {
+        Self { line, status: AtomicU32::new(0), needs_reset: AtomicBool::new(false) }
+    }
+
+    /// Reports used buffers in a queue.
+    pub fn signal_used(&self) {
+        self.raise(VIRTIO_MMIO_INT_VRING);
+    }
+
+    /// Reports a change of the configuration space.
+    pub fn signal_config(&self) {
+        self.raise(VIRTIO_MMIO_INT_CONFIG);
+    }
+
+    /// Reports that the device has stopped until the driver resets it (virtio 1.2, section 2.1.2).
+    pub fn set_needs_reset(&self) {
+        self.needs_reset.store(true, Ordering::Release);
+        self.signal_config();
+    }
+
+    pub(super) fn needs_reset(&self) -> bool {
+        self.needs_reset.load(Ordering::Acquire)
+    }
+
+    pub(super) fn status(&self) -> u32 {
+        self.status.load(Ordering::Acquire)
+    }
+
+    pub(super) fn acknowledge(&self, causes: u32) {
+        self.status.fetch_and(!causes, Ordering::AcqRel);
+    }
+
+    pub(super) fn clear(&self) {
+        self.status.store(0, Ordering::Release);
+        self.needs_reset.store(false, Ordering::Release);
+    }
+
+    fn raise(&self, cause: u32) {
+        self.status.fetch_or(cause, Ordering::AcqRel);
+        // A full counter means that the interrupt is pending.
+        let _ = self.line.write(1);
+    }
+}
+
+/// Configuration space: bytes that the driver reads, some of which it may write, and which the
+/// device may change while the driver runs. Clones share it.
 #[derive(Debug, Clone)]
 pub struct ConfigSpace(Arc<ConfigState>);
 

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Clocks of a guest: a PL031 real-time clock, from which the guest reads its time of day at boot,
+//! and a boot timer, through which it reports its boot progress. Neither has an interrupt.
+
+use std::time::{Duration, Instant};
+
+use granule_types::units::GuestAddress;
+
+use super::{MmioDevice, MmioDeviceInfo};
+
+/// PL031 real-time clock from `vm-superio`, without its alarm. Registers are words.
+#[allow(missing_debug_implementations, reason = "the clock of `vm-superio` has none")]
+#[derive(Default)]
+pub struct Rtc(vm_superio::Rtc<vm_superio::rtc_pl031::NoEvents>);
+
+impl Rtc {
+    /// Creates a clock that shows the host's time.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Describes the clock for the device tree. A `primecell` node also needs `clocks` and
+    /// `clock-names`.
+    #[must_use]
+    pub fn describe(start: GuestAddress) -> MmioDeviceInfo {
+        MmioDeviceInfo::new("rtc", start, None, &["arm,pl031", "arm,primecell"])
+    }
+}
+
+impl MmioDevice for Rtc {
+    fn read(&mut self, offset: u64, data: &mut [u8]) -> bool {
+        let (Ok(offset), Ok(word)) = (u16::try_from(offset), data.try_into()) else {
+            return false;
+        };
+        self.0.read(offset, word);
+        true
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> bool {
+        let (Ok(offset), Ok(word)) = (u16::try_from(offset), data.try_into()) else {
+            return false;
+        };
+        self.0.write(offset, word);
+        true
+    }
+}
+
+/// Called with each number that the guest writes and the time since the start.
+pub type BootMarkHandler = Box<dyn FnMut(u8, Duration) + Send>;
+
+/// Boot timer: one write-only register of a byte.
+///
+/// The init of the guest writes a number, and the device reports that number with the time since
+/// the VM was started. The guest image defines the numbers; the init of `scripts/guest` writes
+/// [`BootTimer::INIT`] first.
+#[allow(missing_debug_implementations, reason = "it holds a closure")]
+pub struct BootTimer {
+    started: Instant,
+    on_mark: BootMarkHandler,
+}
+
+impl BootTimer {
+    /// Number that the guest writes when its init starts.
+    pub const INIT: u8 = 1;
+
+    /// Number that the guest writes when its services are started and it is ready for a login.
+    pub const READY: u8 = 2;
+
+    /// Creates a timer that counts from `started` and calls `on_mark` for each number.
+    #[must_use]
+    pub fn new(started: Instant, on_mark: BootMarkHandler) -> Self {
+        Self { started, on_mark }
+    }
+
+    /// Describes the timer for the device tree.
+    #[must_use]
+    pub fn describe(start: GuestAddress) -> MmioDeviceInfo {
+        MmioDeviceInfo::new("boot-timer", start, None, &["granule,boot-timer"])
+    }
+}
+
+impl MmioDevice for BootTimer {
+    fn read(&mut self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> bool {
+        let (0, [mark]) = (offset, data) else {
+            return false;
+        };
+        (self.on_mark)(*mark, self.started.elapsed());
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::mpsc,
+        time::{SystemTime, UNIX_EPOCH},
+    };
+
+    use super::*;
+
+    #[test]
+    fn the_clock_shows_the_seconds_of_the_host() {
+        let mut word = [0; 4];
+
+        assert!(Rtc::new().read(0, &mut word));
+
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        assert!(now - u64::from(u32::from_le_bytes(word)) <= 1);
+    }
+
+    #[test]
+    fn the_clock_refuses_accesses_other_than_words() {
+        let mut rtc = Rtc::new();
+
+        assert!(!rtc.read(0, &mut [9; 8]));
+        assert!(!rtc.write(8, &[1]));
+    }
+
+    #[test]
+    fn only_a_byte_at_the_first_address_of_the_timer_is_reported() {
+        let (sender, marks) = mpsc::channel();
+        let on_mark = Box::new(move |mark, time| sender.send((mark, time)).unwrap());
+        let mut timer = BootTimer::new(Instant::now(), on_mark);
+
+        assert!(timer.write(0, &[BootTimer::INIT]));
+        assert!(!timer.write(0, &[7, 0]));
+        assert!(!timer.write(1, &[7]));
+        assert!(!timer.read(0, &mut [9; 4]));
+        assert!(timer.write(0, &[BootTimer::READY]));
+
+        let (numbers, times): (Vec<_>, Vec<_>) = marks.try_iter().unzip();
+        assert_eq!(numbers, [1, 2]);
+        assert!(times[0] <= times[1]);
+    }
+}
