@@ -13,7 +13,7 @@ use granule_types::{
     guest_mode::GuestMode,
     units::{Bytes, GuestAddress},
 };
-use granule_vmm::kvm::dirty::DirtyMode;
+use granule_vmm::kvm::memslot::DirtyMode;
 
 use super::{Args, WrongClock, WrongEngine, args::SweepConflict};
 

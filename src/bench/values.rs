@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use granule_pgtable_test::config::GuestMap;
 use granule_types::units::{Bytes, GuestAddress};
 
-use granule_vmm::kvm::dirty::DirtyMode;
+use granule_vmm::kvm::memslot::DirtyMode;
 
 /// Engine that runs the guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

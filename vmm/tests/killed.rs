@@ -34,7 +34,10 @@ use granule_vmm::{
         },
     },
     memory::{GuestMemory, GuestRam, HostPages, Plan},
-    vm::{api::Api, socket::BoundSocket, terminal::Terminal},
+    vm::{
+        api::{Api, BoundSocket},
+        terminal::Terminal,
+    },
 };
 use rand_core::{Rng as _, SeedableRng as _};
 use rand_xoshiro::Xoshiro256StarStar;

@@ -9,8 +9,8 @@ use arbitrary::{Arbitrary as _, Result, Unstructured};
 use granule_types::units::{Bytes, GuestAddress};
 use granule_vmm::{
     arch::aarch64::boot::{
+        FDT_MAX_SIZE,
         fdt::{Fdt, GicRanges},
-        layout::FDT_MAX_SIZE,
     },
     devices::{MmioDeviceInfo, Pl011, Rtc, Serial},
 };

@@ -3,7 +3,7 @@
 
 use granule_types::units::Bytes;
 use granule_vmm::{
-    arch::aarch64::boot::{image::Image, layout::BootLayout},
+    arch::aarch64::boot::{BootLayout, image::Image},
     vm::api_request::{ParseResult, parse},
 };
 

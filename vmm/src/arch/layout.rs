@@ -16,7 +16,6 @@
 use std::ops::Range;
 
 use granule_types::units::{Bytes, GuestAddress};
-use thiserror::Error;
 
 /// Range of the platform devices.
 pub const PLATFORM_DEVICES: Range<GuestAddress> =
@@ -31,25 +30,16 @@ pub const VIRTIO_DEVICE_STEP: u64 = 0x1000;
 /// Start of guest memory.
 pub const MEMORY: GuestAddress = GuestAddress(0x4000_0000);
 
-/// Error returned when guest memory exceeds the address space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("guest memory ends above the 64-bit address space: request less --memory")]
-pub struct AddressOverflow;
-
-/// Returns the start of each memory range, in order; `ranges` holds `(size, alignment)`.
-///
-/// # Errors
-/// [`AddressOverflow`].
-pub fn place_memory(
-    ranges: impl IntoIterator<Item = (Bytes, Bytes)>,
-) -> Result<Vec<GuestAddress>, AddressOverflow> {
+/// Returns the start of each memory range, in order; `ranges` holds `(size, alignment)`. Returns
+/// `None` if guest memory exceeds the address space.
+pub fn place_memory(ranges: impl IntoIterator<Item = (Bytes, Bytes)>) -> Option<Vec<GuestAddress>> {
     let mut end = MEMORY.0;
     ranges
         .into_iter()
         .map(|(size, align)| {
-            let start = end.checked_next_multiple_of(align.0.max(1)).ok_or(AddressOverflow)?;
-            end = start.checked_add(size.0).ok_or(AddressOverflow)?;
-            Ok(GuestAddress(start))
+            let start = end.checked_next_multiple_of(align.0.max(1))?;
+            end = start.checked_add(size.0)?;
+            Some(GuestAddress(start))
         })
         .collect()
 }
@@ -68,6 +58,6 @@ mod tests {
         .unwrap();
 
         assert_eq!(starts, [0x4000_0000, 0x8000_0000, 0x1_0000_0000].map(GuestAddress));
-        assert_eq!(place_memory([(Bytes(u64::MAX), Bytes(1))]), Err(AddressOverflow));
+        assert_eq!(place_memory([(Bytes(u64::MAX), Bytes(1))]), None);
     }
 }

@@ -32,7 +32,7 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use parking_lot::Mutex;
 
 use super::{
-    error::KvmError,
+    KvmError,
     ioctls::{VmExt as _, reset_dirty_rings},
 };
 
@@ -78,12 +78,12 @@ impl DirtyRings {
     /// Enables dirty rings; call it before the VM has vCPUs or memslots.
     ///
     /// # Errors
-    /// [`KvmError::NoDirtyRing`], or the kernel's error.
+    /// [`KvmError::Unsupported`], or the kernel's error.
     pub fn enable(vm: &VmFd) -> Result<Self, KvmError> {
         let supported = vm.check_extension_raw(KVM_CAP_DIRTY_LOG_RING_ACQ_REL.into());
         let bytes = u64::try_from(supported).unwrap_or(0).min(MAX_RING_SIZE);
         if bytes == 0 {
-            return Err(KvmError::NoDirtyRing);
+            return Err(KvmError::no_dirty_rings());
         }
         let enable = |number: u32, argument: u64| {
             let mut cap = kvm_enable_cap { cap: number, ..kvm_enable_cap::default() };

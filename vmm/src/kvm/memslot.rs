@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memslots: guest-physical ranges backed by memory of this process.
+//! Memslots: guest-physical ranges backed by memory of this process, and their dirty logs.
+//!
+//! Plain logging: the kernel write-protects the memslot when logging starts, and reading the log
+//! clears it and write-protects the reported pages again. Manual clearing: reading changes nothing;
+//! `KVM_CLEAR_DIRTY_LOG` clears and write-protects. All pages set initially: starting protects
+//! nothing, so [`DirtyLog::switch`] clears the log once, because it reports every page until then.
+//! [Dirty rings](super::dirty_ring): `KVM_GET_DIRTY_LOG` is not used; the harvested pages are the log.
 
 use std::sync::Arc;
 
-use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region};
+use kvm_bindings::{
+    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
+    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES, kvm_enable_cap,
+    kvm_userspace_memory_region,
+};
 use kvm_ioctls::VmFd;
+use serde::Serialize;
 
-use super::error::KvmError;
+use super::{KvmError, dirty_ring::DirtyRings, ioctls::VmExt};
 use crate::memory::GuestRam;
 
 /// A memslot. It keeps its memory mapped; close the VM's file descriptor before dropping it.
@@ -57,5 +68,177 @@ impl Memslot {
         // what the guest writes to it through volatile accesses only.
         unsafe { vm.set_user_memory_region(region) }
             .map_err(|error| KvmError::call("KVM_SET_USER_MEMORY_REGION", error))
+    }
+}
+
+/// A dirty logging mode of KVM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DirtyMode {
+    /// Reading the log clears it and write-protects the region again (`KVM_GET_DIRTY_LOG` alone).
+    #[default]
+    Plain,
+    /// Reading the log changes nothing; `KVM_CLEAR_DIRTY_LOG` clears it.
+    Manual,
+    /// As [`DirtyMode::Manual`], and starting sets every page dirty instead of write-protecting the
+    /// region (`KVM_DIRTY_LOG_INITIALLY_SET`).
+    #[serde(rename = "initially-set")]
+    ManualInitiallySet,
+    /// Each vCPU has a ring of the pages that it dirties (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`).
+    Ring,
+}
+
+/// The dirty log of a memslot.
+#[derive(Debug)]
+pub struct DirtyLog {
+    mode: DirtyMode,
+    rings: Option<Arc<DirtyRings>>,
+    /// The pages read from the log since it was last cleared; `None` while logging is off.
+    seen: Option<Vec<u64>>,
+}
+
+impl DirtyLog {
+    /// Sets the dirty logging mode of `vm`; call it before logging starts. `rings` are the VM's dirty
+    /// rings, which must have been enabled before its vCPUs were created.
+    ///
+    /// # Errors
+    /// The kernel does not support the mode.
+    pub fn new(
+        vm: &VmFd,
+        mode: DirtyMode,
+        rings: Option<Arc<DirtyRings>>,
+    ) -> Result<Self, KvmError> {
+        let flags = match mode {
+            DirtyMode::Plain => 0,
+            DirtyMode::Ring if rings.is_none() => return Err(KvmError::no_dirty_rings()),
+            DirtyMode::Ring => 0,
+            DirtyMode::Manual => KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
+            DirtyMode::ManualInitiallySet => {
+                KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET
+            }
+        };
+        if flags != 0 {
+            let supported = vm.check_extension_raw(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2.into());
+            let supported = u32::try_from(supported).unwrap_or(0);
+            if flags & !supported != 0 {
+                let initially = match mode {
+                    DirtyMode::ManualInitiallySet => " and all pages set initially",
+                    _ => "",
+                };
+                return Err(KvmError::Unsupported(format!(
+                    "this host's KVM does not support dirty logging with manual clearing{initially} \
+                     (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2 returns {supported:#x}): use plain dirty \
+                     logging"
+                )));
+            }
+            let mut cap = kvm_enable_cap {
+                cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
+                ..kvm_enable_cap::default()
+            };
+            cap.args[0] = flags.into();
+            vm.enable_capability(&cap).map_err(|error| {
+                KvmError::call("KVM_ENABLE_CAP (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2)", error)
+            })?;
+        }
+        Ok(Self { mode, rings, seen: None })
+    }
+
+    /// Starts or stops logging of `slot`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn switch(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
+        slot.set_logging(vm, on)?;
+        if let Some(rings) = &self.rings {
+            // Discards pages of an earlier logging session.
+            rings.take(slot.number())?;
+        }
+        self.seen = on.then(Vec::new);
+        if on && self.mode == DirtyMode::ManualInitiallySet {
+            self.clear(vm, slot)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the pages written since logging started or was last cleared, one bit each, lowest
+    /// first.
+    ///
+    /// # Errors
+    /// The kernel refuses, or logging is off.
+    pub fn read(&mut self, vm: &VmFd, slot: &Memslot) -> Result<Vec<u64>, KvmError> {
+        let Some(seen) = self.seen.as_mut() else {
+            return Err(KvmError::NotLogging);
+        };
+        let size = usize::try_from(slot.ram().size().0).unwrap_or(usize::MAX);
+        let log = match &self.rings {
+            Some(rings) => {
+                let base = usize::try_from(slot.ram().plan().base_page().0).unwrap_or(usize::MAX);
+                let mut log = rings.take(slot.number())?;
+                log.resize((size / base).div_ceil(64), 0);
+                log
+            }
+            None => vm
+                .get_dirty_log(slot.number(), size)
+                .map_err(|error| KvmError::call("KVM_GET_DIRTY_LOG", error))?,
+        };
+        merge(seen, &log);
+        Ok(seen.clone())
+    }
+
+    /// Clears the log. Later writes are logged.
+    ///
+    /// # Errors
+    /// The kernel refuses, or logging is off.
+    pub fn clear(&mut self, vm: &VmFd, slot: &Memslot) -> Result<(), KvmError> {
+        self.collect(vm, slot).map(drop)
+    }
+
+    /// Returns the log and clears it. Later writes are in the next log.
+    ///
+    /// # Errors
+    /// The kernel refuses, or logging is off.
+    pub fn collect(&mut self, vm: &VmFd, slot: &Memslot) -> Result<Vec<u64>, KvmError> {
+        let mut dirty = self.read(vm, slot)?;
+        if matches!(self.mode, DirtyMode::Manual | DirtyMode::ManualInitiallySet) {
+            let ram = slot.ram();
+            let mut pages = ram.size().0 / ram.plan().base_page().0;
+            let mut first = 0;
+            // The ioctl takes a 32-bit page count, and a multiple of 64 pages except at the end.
+            while pages > 0 {
+                let now = u32::try_from(pages).unwrap_or(1 << 31);
+                let words = usize::try_from(first / 64).unwrap_or(usize::MAX);
+                vm.clear_dirty_log(slot.number(), first, now, &mut dirty[words..])
+                    .map_err(|error| KvmError::call("KVM_CLEAR_DIRTY_LOG", error))?;
+                first += u64::from(now);
+                pages -= u64::from(now);
+            }
+        }
+        self.seen = Some(Vec::new());
+        Ok(dirty)
+    }
+}
+
+/// Adds the bits of `log` to `seen`.
+fn merge(seen: &mut Vec<u64>, log: &[u64]) {
+    if seen.len() < log.len() {
+        seen.resize(log.len(), 0);
+    }
+    for (word, new) in seen.iter_mut().zip(log) {
+        *word |= new;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merge_keeps_the_bits_of_both_logs() {
+        let mut seen = Vec::new();
+
+        merge(&mut seen, &[0b01, 0]);
+        merge(&mut seen, &[0b10, 1 << 63]);
+
+        assert_eq!(seen, [0b11, 1 << 63]);
     }
 }

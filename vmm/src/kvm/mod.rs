@@ -4,10 +4,7 @@
 //! guest.
 
 pub mod access;
-pub mod dirty;
 pub mod dirty_ring;
-pub mod error;
-pub mod exit;
 pub mod ioctls;
 pub mod kick;
 pub mod memslot;
@@ -15,9 +12,74 @@ pub mod stage2_tables;
 pub mod stats;
 pub mod tracepoints;
 
-use kvm_ioctls::{Cap, Kvm};
+use std::io;
 
-pub use error::KvmError;
+use kvm_ioctls::{Cap, Kvm};
+use thiserror::Error;
+use vmm_sys_util::errno;
+
+use access::AccessError;
+
+/// Error returned when KVM refuses a request.
+#[derive(Debug, Error)]
+pub enum KvmError {
+    /// `/dev/kvm` cannot be used.
+    #[error(
+        "{0}. Without KVM: `granule bench --engine model` runs the fault path in software; \
+         `granule lab` emulates a host that has KVM"
+    )]
+    Open(AccessError),
+    /// A call failed.
+    #[error("{call} failed")]
+    Call {
+        /// The ioctl or system call.
+        call: &'static str,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// This host's KVM does not support the request.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The kernel overwrote entries of a dirty ring that had not been harvested.
+    #[error(
+        "a dirty ring of {entries} entries has no free entry: KVM did not exit to user space in \
+         time, and the log misses pages; use plain or manual dirty logging"
+    )]
+    DirtyRingOverrun {
+        /// Number of entries of the ring.
+        entries: usize,
+    },
+    /// The counter of a kernel event cannot be read.
+    #[error("the perf event kvm:{name} cannot be read; run without events")]
+    ReadEvent {
+        /// The tracepoint or the event filter.
+        name: &'static str,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// A statistics file cannot be read.
+    #[error("KVM statistics cannot be read; run without events")]
+    ReadStatistics(#[source] io::Error),
+    /// The dirty log was read while dirty logging is off.
+    #[error("the dirty log cannot be read while dirty logging is off")]
+    NotLogging,
+}
+
+impl KvmError {
+    /// Returns the error of a kernel without dirty rings.
+    fn no_dirty_rings() -> Self {
+        Self::Unsupported(
+            "this host's KVM has no dirty rings (KVM_CAP_DIRTY_LOG_RING_ACQ_REL; Linux 6.2 on arm64, \
+             6.1 on x86_64): use plain or manual dirty logging"
+                .to_owned(),
+        )
+    }
+
+    /// Returns the error of a failed `call`.
+    pub fn call(call: &'static str, error: errno::Error) -> Self {
+        Self::Call { call, source: error.into() }
+    }
+}
 
 /// Opens `/dev/kvm`. `explain_missing_driver` is called when no driver is loaded, to say why on this
 /// architecture.
@@ -31,11 +93,13 @@ pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, KvmError> {
 /// Checks a number of vCPUs against `KVM_CAP_MAX_VCPUS`.
 ///
 /// # Errors
-/// [`KvmError::VcpuCount`].
+/// [`KvmError::Unsupported`].
 pub fn check_vcpus(kvm: &Kvm, requested: u32) -> Result<(), KvmError> {
     let limit = u32::try_from(kvm.check_extension_int(Cap::MaxVcpus)).unwrap_or(0);
     if requested == 0 || requested > limit {
-        return Err(KvmError::VcpuCount { requested, limit });
+        return Err(KvmError::Unsupported(format!(
+            "{requested} vCPUs requested; this host's KVM supports 1 to {limit} (KVM_CAP_MAX_VCPUS)"
+        )));
     }
     Ok(())
 }

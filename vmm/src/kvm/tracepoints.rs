@@ -22,17 +22,10 @@ use granule_types::record::EventCounts;
 use perf_event::{Builder, Counter, events::Tracepoint};
 use thiserror::Error;
 
+use super::KvmError;
+
 /// Mount points of tracefs.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-
-/// Error returned when a counter cannot be read.
-#[derive(Debug, Error)]
-#[error("the perf event kvm:{name} cannot be read; run without events")]
-pub struct ReadEventsError {
-    name: &'static str,
-    #[source]
-    source: io::Error,
-}
 
 /// Error of opening one event; it is only logged.
 #[derive(Debug, Error)]
@@ -83,11 +76,6 @@ impl EventCounters {
         }
     }
 
-    /// Returns an empty set of counters.
-    pub fn none() -> Self {
-        Self::default()
-    }
-
     /// Returns whether nothing is counted.
     pub const fn is_empty(&self) -> bool {
         self.counters.is_empty()
@@ -98,7 +86,7 @@ impl EventCounters {
     ///
     /// # Errors
     /// A counter cannot be read.
-    pub fn leave_out_uncounted(&mut self) -> Result<(), ReadEventsError> {
+    pub fn leave_out_uncounted(&mut self) -> Result<(), KvmError> {
         if self.read()?.get("kvm_exit") == Some(&0) {
             let on_entry_path = |name: &str| name == "kvm_exit" || name.ends_with("_fault");
             self.counters.retain(|(name, _)| !on_entry_path(name));
@@ -111,12 +99,12 @@ impl EventCounters {
     ///
     /// # Errors
     /// A counter cannot be read.
-    pub fn read(&mut self) -> Result<EventCounts, ReadEventsError> {
+    pub fn read(&mut self) -> Result<EventCounts, KvmError> {
         self.counters
             .iter_mut()
             .map(|(name, counter)| match counter.read() {
                 Ok(count) => Ok(((*name).to_owned(), count)),
-                Err(source) => Err(ReadEventsError { name, source }),
+                Err(source) => Err(KvmError::ReadEvent { name, source }),
             })
             .collect()
     }
@@ -186,10 +174,5 @@ mod tests {
         let error = open(Some(folder.path()), "kvm_exit").unwrap_err();
 
         assert!(error.to_string().contains("events/kvm/kvm_exit/id"));
-    }
-
-    #[test]
-    fn empty_counters_have_no_counts() {
-        assert_eq!(EventCounters::none().read().unwrap(), EventCounts::new());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One region of guest memory and its mapping in this process.
+//! Regions of guest memory, each mapped in this process, and all regions as one `vm-memory` map.
 
 use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc, thread};
 
@@ -7,6 +7,7 @@ use granule_types::{
     record::Obtained,
     units::{Bytes, GuestAddress, HostVirtAddr},
 };
+use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
 use super::{
     BlockBacking, HostPages, MemoryError, PageType, Plan, Residency, block_above, mapping::Mapping,
@@ -67,7 +68,8 @@ impl GuestRam {
     ) -> Result<Arc<Self>, MemoryError> {
         let page = plan.page();
         if !size.0.is_multiple_of(page.0) || size.0 == 0 {
-            return Err(MemoryError::Size { size, page });
+            let text = format!("{size} is not a multiple of {page}, the page of the backing");
+            return Err(MemoryError::Invalid(text));
         }
         if plan.is_hugetlb() {
             host.pool(page)?.check(size)?;
@@ -79,7 +81,9 @@ impl GuestRam {
         let mapping = Mapping::new(plan, size, start, block)?;
         if let Some(node) = options.node {
             if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() {
-                return Err(MemoryError::NoNode { node });
+                return Err(MemoryError::Unavailable(format!(
+                    "this host has no NUMA node {node}: /sys/devices/system/node lists those it has"
+                )));
             }
             mapping.bind(node)?;
         }
@@ -122,10 +126,6 @@ impl GuestRam {
         start..HostVirtAddr(start.0 + self.size().0)
     }
 
-    pub(super) const fn mapping(&self) -> &Mapping {
-        &self.mapping
-    }
-
     /// Reads back the mapped pages by size and verifies that they are the requested ones.
     ///
     /// # Errors
@@ -138,12 +138,13 @@ impl GuestRam {
             && let Some(blocks) = BlockBacking::of_range(self.host_range(), page, base)
             && blocks.broken > 0
         {
-            return Err(MemoryError::NotContiguous {
-                backing: self.plan().backing(),
-                broken: blocks.broken,
-                present: blocks.broken + blocks.whole + blocks.zero,
-                page,
-            });
+            return Err(MemoryError::Unexpected(format!(
+                "{broken} of {present} blocks of {page} of {backing} are not one huge page \
+                 (/proc/kpageflags): the kernel has mapped other pages in their place",
+                broken = blocks.broken,
+                present = blocks.broken + blocks.whole + blocks.zero,
+                backing = self.plan().backing(),
+            )));
         }
         Ok(self.by_page_size(&residency))
     }
@@ -163,7 +164,10 @@ impl GuestRam {
     /// The backing has no transparent huge pages, or the kernel lacks the call.
     pub fn collapse(&self) -> Result<Obtained, MemoryError> {
         if self.plan().page_type() != PageType::Transparent {
-            return Err(MemoryError::NotThp(self.plan().backing()));
+            return Err(MemoryError::Invalid(format!(
+                "{} has no transparent huge pages: only anonymous_thp can be collapsed",
+                self.plan().backing()
+            )));
         }
         self.mapping.collapse()?;
         self.resident()
@@ -207,7 +211,7 @@ impl GuestRam {
     /// Discards the whole pages of a range of guest addresses within this region and returns their
     /// size. Hugetlb pages stay: a discard would release their reservation, and another process
     /// could take pages that the guest needs later.
-    pub(super) fn discard(&self, start: u64, end: u64) -> u64 {
+    fn discard(&self, start: u64, end: u64) -> u64 {
         if self.plan().is_hugetlb() {
             return 0;
         }
@@ -235,8 +239,69 @@ impl GuestRam {
         }
         let resident = Bytes(self.obtained()?.resident.values().sum());
         if self.prefault && resident < self.size() {
-            return Err(MemoryError::NotPopulated { size: self.size(), resident });
+            return Err(MemoryError::Unexpected(format!(
+                "{resident} of {} are resident after populating: is the host short of memory?",
+                self.size()
+            )));
         }
         Ok(())
     }
+}
+
+/// Memory of a guest in the type that other virtualisation crates use.
+#[derive(Debug, Clone)]
+pub struct GuestMemory {
+    map: GuestMemoryMmap,
+    /// Owners of the mappings that `map` refers to.
+    rams: Vec<Arc<GuestRam>>,
+}
+
+impl GuestMemory {
+    /// Combines regions of memory.
+    ///
+    /// # Errors
+    /// A region exceeds 64 bits or overlaps another.
+    pub fn new(rams: Vec<Arc<GuestRam>>) -> Result<Self, MemoryError> {
+        let regions = rams.iter().map(|ram| region(ram)).collect::<Result<_, _>>()?;
+        let map = GuestMemoryMmap::from_regions(regions).map_err(|error| {
+            let start = rams.first().map_or(GuestAddress(0), |ram| ram.start());
+            invalid_range(start, rams.iter().map(|ram| ram.size().0).sum(), &error.to_string())
+        })?;
+        Ok(Self { map, rams })
+    }
+
+    /// Discards the backing of a range that the guest does not need; the guest reads zeros when it
+    /// touches the range again. Returns the number of bytes discarded: whole pages of the backing
+    /// within guest memory.
+    #[must_use]
+    pub fn discard(&self, start: GuestAddress, length: Bytes) -> Bytes {
+        let end = start.0.saturating_add(length.0);
+        let discarded = self.rams.iter().map(|ram| ram.discard(start.0, end)).sum();
+        Bytes(discarded)
+    }
+
+    /// Returns the memory by guest-physical address.
+    pub const fn map(&self) -> &GuestMemoryMmap {
+        &self.map
+    }
+}
+
+/// Returns a region that refers to the mapping of `ram` without owning it.
+fn region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
+    let range = |why: &str| invalid_range(ram.start(), ram.size().0, why);
+    let mapping = &ram.mapping;
+    let builder = MmapRegionBuilder::new(mapping.len())
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(ram.plan().map_flags())
+        .with_hugetlbfs(ram.plan().is_hugetlb());
+    // SAFETY: pointer and length are those of a mapping with this protection; [`GuestMemory`]
+    // holds its owner as long as the region.
+    let builder = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr()) };
+    let region = builder.build().map_err(|error| range(&error.to_string()))?;
+    GuestRegionMmap::new(region, ram.start()).ok_or_else(|| range("the range exceeds 64 bits"))
+}
+
+fn invalid_range(start: GuestAddress, size: u64, why: &str) -> MemoryError {
+    let text = format!("{} of guest memory at {:#x} is invalid: {why}", Bytes(size), start.0);
+    MemoryError::Invalid(text)
 }

@@ -8,7 +8,7 @@ use std::{
 
 use granule_types::units::Bytes;
 
-use super::{HugetlbPool, MemoryError};
+use super::MemoryError;
 
 /// Directory of memory settings.
 const SYS_MM: &str = "/sys/kernel/mm";
@@ -28,6 +28,51 @@ pub struct HostPages {
     pub default_hugetlb: Option<Bytes>,
     root: PathBuf,
     nodes: PathBuf,
+}
+
+/// Hugetlb pool (`Documentation/admin-guide/mm/hugetlbpage.rst`); counts are in pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HugetlbPool {
+    /// Size of a page.
+    pub page: Bytes,
+    /// Pages in the pool.
+    pub total: u64,
+    /// Unused pages.
+    pub free: u64,
+    /// Unused pages that are reserved for existing mappings.
+    pub reserved: u64,
+    /// Pages above the fixed size of the pool.
+    pub surplus: u64,
+    /// Maximum number of surplus pages.
+    pub overcommit: u64,
+}
+
+impl HugetlbPool {
+    /// Returns the number of pages that a mapping can reserve.
+    pub const fn available(&self) -> u64 {
+        self.free.saturating_sub(self.reserved) + self.overcommit.saturating_sub(self.surplus)
+    }
+
+    /// Checks that a mapping of `size` bytes can reserve its pages.
+    ///
+    /// # Errors
+    /// [`MemoryError::Unavailable`] with a remedy.
+    pub fn check(&self, size: Bytes) -> Result<(), MemoryError> {
+        let needed = size.0.div_ceil(self.page.0);
+        let available = self.available();
+        if available < needed {
+            let (page, missing) = (self.page, needed - available);
+            let total = self.total - self.surplus.min(self.total) + missing;
+            return Err(MemoryError::Unavailable(format!(
+                "the memory needs {needed} hugetlb pages of {page} and the host has {available} \
+                 available: {missing} are missing; add them with: echo {total} > \
+                 /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages \
+                 (or boot the host with hugepagesz={page} hugepages={total})",
+                kib = page.0 >> 10
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// Returns the block that an entry of the second-to-last table level maps. A table of 8-byte entries
@@ -88,24 +133,26 @@ impl HostPages {
     /// them, and a touch takes them from this node.
     ///
     /// # Errors
-    /// [`MemoryError::NodeShort`] with a remedy.
+    /// [`MemoryError::Unavailable`] with a remedy.
     pub fn check_node(&self, node: u32, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
         let pool = format!("node{node}/hugepages/hugepages-{}kB", page.0 >> 10);
         let pool = self.nodes.join(pool);
         // A host without NUMA has one pool, which the caller checks.
-        let number = |name| fs::read_to_string(pool.join(name)).ok()?.trim().parse().ok();
+        let number =
+            |name| -> Option<u64> { fs::read_to_string(pool.join(name)).ok()?.trim().parse().ok() };
         let (Some(free), Some(total)) = (number("free_hugepages"), number("nr_hugepages")) else {
             return Ok(());
         };
         let needed = size.0.div_ceil(page.0);
         if free < needed {
-            return Err(MemoryError::NodeShort {
-                node,
-                page,
-                needed,
-                free,
-                total: total + (needed - free),
-            });
+            let missing = needed - free;
+            return Err(MemoryError::Unavailable(format!(
+                "NUMA node {node} has {free} free pages of {page}, {needed} are needed, {missing} are \
+                 missing; as root: echo {total} > \
+                 /sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/nr_hugepages",
+                total = total + missing,
+                kib = page.0 >> 10
+            )));
         }
         Ok(())
     }
@@ -119,10 +166,10 @@ impl HostPages {
         let number = |name: &str| {
             let path = folder.join(name);
             let text = read(&path)?;
-            text.trim().parse().map_err(|_| MemoryError::Malformed {
-                path,
-                found: text.trim().to_owned(),
-                expected: "a number of pages",
+            text.trim().parse().map_err(|_| {
+                let (path, found) = (path.display(), text.trim());
+                let text = format!("{path} holds '{found}' where a number of pages was expected");
+                MemoryError::Unexpected(text)
             })
         };
         Ok(HugetlbPool {
@@ -178,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_follow_the_base_page() {
+    fn block_above_is_the_block_of_the_second_to_last_level() {
         assert_eq!(block_above(Bytes::kib(4)), Bytes::mib(2));
         assert_eq!(block_above(Bytes::kib(16)), Bytes::mib(32));
         assert_eq!(block_above(Bytes::kib(64)), Bytes::mib(512));
@@ -244,5 +291,33 @@ mod tests {
         let error = pages.pool(Bytes::mib(2)).unwrap_err();
 
         assert!(error.to_string().contains("free_hugepages holds 'many'"), "{error}");
+    }
+
+    fn pool([total, free, reserved, surplus, overcommit]: [u64; 5]) -> HugetlbPool {
+        HugetlbPool { page: Bytes::mib(2), total, free, reserved, surplus, overcommit }
+    }
+
+    #[test]
+    fn reserved_pages_are_not_available() {
+        let pool = pool([40, 37, 5, 0, 0]);
+
+        assert_eq!(pool.available(), 32);
+        assert!(pool.check(Bytes::mib(64)).is_ok());
+    }
+
+    #[test]
+    fn surplus_pages_are_available() {
+        assert!(pool([0, 0, 0, 0, 32]).check(Bytes::mib(64)).is_ok());
+    }
+
+    #[test]
+    fn a_short_pool_reports_the_missing_pages_and_the_remedy() {
+        let error = pool([40, 10, 5, 0, 0]).check(Bytes::mib(64)).unwrap_err();
+
+        let text = error.to_string();
+        assert!(text.contains("32 hugetlb pages of 2M and the host has 5"), "{text}");
+        assert!(text.contains("27 are missing"), "{text}");
+        let file = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+        assert!(text.contains(&format!("echo 67 > {file}")), "{text}");
     }
 }

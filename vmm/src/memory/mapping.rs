@@ -3,18 +3,18 @@
 //!
 //! A [`Mapping`] owns a reservation of address space (`PROT_NONE`) and the memory mapped inside it
 //! with `MAP_FIXED`. Dropping it unmaps both.
+//!
+//! KVM maps a block of a memslot by one stage-2 entry only if its guest and host addresses are equal
+//! modulo the block size (`fault_supports_stage2_huge_mapping` and `kvm_alloc_memslot_metadata` in
+//! Linux). The memory is therefore placed at the first address of the reservation that is congruent to
+//! the guest address.
 
-mod populate;
-
-use std::{fs::File, io, ptr};
+use std::{fs::File, io, ptr, thread};
 
 use granule_types::units::{Bytes, GuestAddress};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
-use super::{
-    DropMethod, MemoryError, Plan,
-    align::{congruent_from, reservation},
-};
+use super::{DropMethod, MemoryError, Plan};
 
 /// Since Linux 6.1; some C libraries lack it.
 const MADV_COLLAPSE: i32 = 25;
@@ -172,6 +172,54 @@ impl Mapping {
         }
     }
 
+    /// Populates the memory for writing, each of `threads` threads a part of it. The memory must
+    /// hold zeros: kernels before Linux 5.14 cannot populate it, and zeros are written instead.
+    pub fn populate(&self, threads: usize) -> Result<(), MemoryError> {
+        let page = usize::try_from(self.plan.page().0).unwrap_or(usize::MAX);
+        let part = self.len.div_ceil(threads.max(1)).next_multiple_of(page);
+        let populate = |offset| self.populate_part(offset, part.min(self.len - offset));
+        let result = thread::scope(|scope| {
+            let others: Vec<_> = (0..self.len)
+                .step_by(part)
+                .skip(1)
+                .map(|offset| scope.spawn(move || populate(offset)))
+                .collect();
+            let first = populate(0);
+            others.into_iter().fold(first, |result, thread| {
+                let panicked = |_| Err(io::Error::other("a thread panicked"));
+                result.and(thread.join().unwrap_or_else(panicked))
+            })
+        });
+        result.map_err(|error| self.error("populating the memory (MADV_POPULATE_WRITE)", error))
+    }
+
+    fn populate_part(&self, offset: usize, len: usize) -> io::Result<()> {
+        match self.madvise(offset, len, libc::MADV_POPULATE_WRITE) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                let page = match self.plan.is_hugetlb() {
+                    true => self.plan.page(),
+                    false => self.plan.base_page(),
+                };
+                self.write_zeros(offset, len, page);
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    /// Writes a zero to every page of a part, without a read before: a read would map the zero page,
+    /// and the write would split a huge zero page.
+    fn write_zeros(&self, offset: usize, len: usize, page: Bytes) {
+        let Ok(step) = usize::try_from(page.0) else {
+            return;
+        };
+        for offset in (offset..offset + len).step_by(step) {
+            let address = self.memory.cast::<u8>().wrapping_add(offset);
+            // SAFETY: `offset` is less than the length of the mapping, which is writable.
+            unsafe { address.write_volatile(0) };
+        }
+    }
+
     /// Collapses resident pages into huge pages as far as the kernel can.
     ///
     /// # Errors
@@ -249,4 +297,63 @@ impl Drop for Mapping {
 
 fn call_error(plan: &Plan, size: Bytes, doing: &'static str, source: io::Error) -> MemoryError {
     MemoryError::Call { doing, size, backing: plan.backing(), source }
+}
+
+/// Returns the first address not below `from` that equals `to` modulo `block`, a power of two.
+/// Returns `None` if it exceeds 64 bits.
+const fn congruent_from(from: u64, to: u64, block: u64) -> Option<u64> {
+    let mask = block - 1;
+    from.checked_add((to.wrapping_sub(from)) & mask)
+}
+
+/// Returns the size of a reservation that fits `size` bytes at a congruent address with a guard page
+/// on each side, which prevents a merge with neighbours and faults on an overrun.
+const fn reservation(size: u64, block: u64, page: u64) -> Option<u64> {
+    match size.checked_add(block) {
+        Some(sum) => sum.checked_add(2 * page),
+        None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use granule_types::units::Bytes;
+
+    const BLOCKS: [Bytes; 5] =
+        [Bytes::kib(4), Bytes::mib(2), Bytes::mib(32), Bytes::mib(512), Bytes::gib(1)];
+
+    #[test]
+    fn the_address_is_congruent_and_less_than_a_block_away() {
+        for Bytes(block) in BLOCKS {
+            for from in [0, 0x1000, 0x7fff_f7a0_1000, 0xffff_8000_0000] {
+                for to in [0, 0x1_0000, 0xfffb_ff00_0000, 0xffff_fbff_f000] {
+                    let address = congruent_from(from, to, block).unwrap();
+
+                    assert_eq!(address % block, to % block);
+                    assert!(address >= from && address - from < block);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_reservation_fits_the_mapping_and_its_guards() {
+        for Bytes(block) in BLOCKS {
+            let (page, size, base) = (4096, 3 * block, 0x7f12_3456_7000);
+            let length = reservation(size, block, page).unwrap();
+
+            for to in [0, 0x5000, block - page] {
+                let address = congruent_from(base + page, to, block).unwrap();
+
+                assert!(address + size + page <= base + length);
+            }
+        }
+    }
+
+    #[test]
+    fn sums_beyond_64_bits_are_refused() {
+        assert_eq!(congruent_from(u64::MAX - 5, 4, 4096), None);
+        assert_eq!(reservation(u64::MAX, 4096, 4096), None);
+    }
 }

@@ -16,28 +16,22 @@
 //! To add a backing, add a variant to `Backing` and follow the compiler: names in
 //! `granule_types::backing`, the kind of pages in [`Plan::new`].
 
-mod align;
 mod error;
-mod guest_memory;
 mod guest_ram;
 mod host_pages;
-mod hugetlb_pool;
 mod mapping;
-mod pagemap;
 mod plan;
-mod smaps;
+mod residency;
 
 #[cfg(test)]
 mod tests;
 
 pub use error::MemoryError;
-pub use guest_memory::GuestMemory;
-pub use guest_ram::{GuestRam, RamOptions};
-pub use host_pages::HostPages;
-pub use hugetlb_pool::HugetlbPool;
+pub use guest_ram::{GuestMemory, GuestRam, RamOptions};
+pub use host_pages::{HostPages, HugetlbPool};
 pub use plan::Plan;
-pub use smaps::Residency;
+pub use residency::Residency;
 
 use host_pages::block_above;
-use pagemap::BlockBacking;
 use plan::{DropMethod, PageType};
+use residency::BlockBacking;

@@ -4,7 +4,7 @@
 
 use granule_types::{backing::Backing, units::Bytes};
 
-use super::{HostPages, MemoryError, smaps::Residency};
+use super::{HostPages, MemoryError, residency::Residency};
 
 /// Plan of a backing on one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,14 +54,26 @@ impl Plan {
         };
         let page = match page_type {
             PageType::Base => host.base,
-            PageType::Transparent => host.thp.ok_or(MemoryError::ThpOff)?,
+            PageType::Transparent => host.thp.ok_or_else(|| {
+                MemoryError::Unavailable(format!(
+                    "{backing} needs transparent huge pages, which are disabled on this host: \
+                     write 'madvise' to /sys/kernel/mm/transparent_hugepage/enabled"
+                ))
+            })?,
             PageType::Hugetlb => {
                 let size = match backing {
                     Backing::AnonymousHugetlb(Some(size)) => Some(size),
                     _ => host.default_hugetlb,
                 };
                 size.filter(|size| host.hugetlb.contains(size)).ok_or_else(|| {
-                    MemoryError::NoHugetlb { backing, offered: host.hugetlb.clone() }
+                    let offered = match host.hugetlb.as_slice() {
+                        [] => "none (CONFIG_HUGETLBFS)".to_owned(),
+                        sizes => sizes.iter().map(Bytes::to_string).collect::<Vec<_>>().join(", "),
+                    };
+                    MemoryError::Unavailable(format!(
+                        "{backing} needs hugetlb pages that this host does not offer; it offers \
+                         {offered}"
+                    ))
                 })?
             }
         };
@@ -151,11 +163,14 @@ impl Plan {
     /// Checks that all resident pages are of the requested type.
     ///
     /// # Errors
-    /// [`MemoryError::WrongPages`] with a remedy.
+    /// [`MemoryError::Unexpected`] with a remedy.
     pub(super) fn check(&self, residency: &Residency) -> Result<(), MemoryError> {
         let resident = residency.resident();
-        let wrong_pages = |wrong: Bytes, what, advice| {
-            Err(MemoryError::WrongPages { backing: self.backing, wrong, resident, what, advice })
+        let wrong_pages = |wrong: Bytes, pages: &str, advice: &str| {
+            Err(MemoryError::Unexpected(format!(
+                "{wrong} of {resident} resident memory of {} are in {pages}: {advice}",
+                self.backing
+            )))
         };
         let Residency { small, huge, .. } = *residency;
         match self.page_type {
@@ -236,7 +251,7 @@ mod tests {
 
         let error = Plan::new(backing, &host()).unwrap_err();
 
-        assert!(error.to_string().contains("64K, 2M, 1G"), "{error}");
+        assert!(error.to_string().ends_with("it offers 64K, 2M, 1G"), "{error}");
     }
 
     #[test]

@@ -22,11 +22,7 @@ fn ram(name: &str, pages: u64, prefault: bool) -> Option<Arc<GuestRam>> {
     });
     match ram {
         Ok(ram) => Some(ram),
-        Err(
-            error @ (MemoryError::PoolShort { .. }
-            | MemoryError::NoHugetlb { .. }
-            | MemoryError::ThpOff),
-        ) => {
+        Err(error @ MemoryError::Unavailable(_)) => {
             skip(format_args!("{name}: {error}"));
             None
         }
@@ -147,7 +143,7 @@ fn overlapping_regions_are_refused() {
 
     let error = GuestMemory::new(rams.into()).unwrap_err();
 
-    assert!(matches!(error, MemoryError::Range { .. }), "{error}");
+    assert!(error.to_string().contains("intersect"), "{error}");
 }
 
 #[test]
@@ -157,5 +153,5 @@ fn a_size_that_is_not_a_multiple_of_the_page_is_refused() {
 
     let error = GuestRam::new(plan, &host, GUEST, Bytes(1), false).unwrap_err();
 
-    assert!(matches!(error, MemoryError::Size { .. }), "{error}");
+    assert!(error.to_string().contains("is not a multiple of 4K"), "{error}");
 }

@@ -2,13 +2,18 @@
 //! The control socket: HTTP/1.1 with JSON on a Unix socket, one request a connection.
 //!
 //! A thread reads [requests](super::api_request) and writes responses; the main thread carries the
-//! requests out. A client has 2 s for each read or write; a second client waits.
+//! requests out. A client has 2 s for each read or write; a second client waits. A socket that a killed
+//! run left is replaced; only its owner removes it.
 
 use std::{
-    io,
-    io::{Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
-    sync::mpsc,
+    fs,
+    io::{self, Read, Write},
+    os::unix::{
+        fs::{FileTypeExt as _, MetadataExt as _, lchown},
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
@@ -17,11 +22,80 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     api_request::{ParseResult, Request, Response, error_response, parse},
-    socket::{BoundSocket, SocketFile, SocketGuard},
+    privileges::Identity,
 };
 
 /// Timeout of each read from and write to a client.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A socket file, identified by device and inode, so that a replacement is not mistaken for
+/// it. Dropping it removes the file.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    /// Removes the file, if it has not been replaced. A process that has changed its user may lack the
+    /// permission; the next run replaces the file then.
+    pub fn remove(&self) {
+        let current = fs::symlink_metadata(&self.path);
+        if current.is_ok_and(|file| (file.dev(), file.ino()) == (self.device, self.inode)) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// A bound control socket that is not served yet. Dropping it removes the file.
+#[derive(Debug)]
+pub struct BoundSocket {
+    listener: UnixListener,
+    file: Arc<SocketFile>,
+}
+
+impl BoundSocket {
+    /// Binds a socket at `path`. Replaces a socket that a killed run left.
+    ///
+    /// # Errors
+    /// Another file or a listening socket exists, or the folder is not writable.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                let refuse = |why| Err(io::Error::new(error.kind(), why));
+                if UnixStream::connect(path).is_ok() {
+                    return refuse("another VM listens on this socket: use another path");
+                }
+                if !fs::symlink_metadata(path)?.file_type().is_socket() {
+                    return refuse("the file exists and is not a socket");
+                }
+                fs::remove_file(path)?;
+                UnixListener::bind(path)?
+            }
+            other => other?,
+        };
+        let file = fs::symlink_metadata(path)?;
+        let (device, inode) = (file.dev(), file.ino());
+        let file = Arc::new(SocketFile { path: path.to_owned(), device, inode });
+        Ok(Self { listener, file })
+    }
+
+    /// Changes the owner of the file.
+    ///
+    /// # Errors
+    /// The process lacks the permission.
+    pub fn set_owner(&self, identity: Identity) -> io::Result<()> {
+        let Identity { user, group } = identity;
+        lchown(&self.file.path, Some(user), Some(group))
+    }
+}
 
 /// A request that waits for the main thread.
 #[derive(Debug)]
@@ -42,7 +116,7 @@ impl PendingRequest {
 /// A served control socket. Dropping it removes the file; the thread ends with the process.
 #[derive(Debug)]
 pub struct Api {
-    file: SocketGuard,
+    file: Arc<SocketFile>,
     requests: mpsc::Receiver<PendingRequest>,
     event: EventFd,
 }
@@ -73,8 +147,8 @@ impl Api {
     }
 
     /// Returns the socket's file.
-    pub const fn file(&self) -> &SocketFile {
-        self.file.file()
+    pub const fn file(&self) -> &Arc<SocketFile> {
+        &self.file
     }
 
     /// Returns the event that is signalled when a request is pending.
@@ -168,8 +242,6 @@ fn read_request(client: &mut UnixStream) -> io::Result<Result<Request, Response>
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
-
     use serde_json::json;
 
     use super::*;

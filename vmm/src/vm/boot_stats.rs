@@ -8,16 +8,21 @@
 //!
 //! The file holds one JSON object a line for each boot, written when the guest exits.
 
-use std::time::Duration;
+use std::{
+    fs::File,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use granule_types::record::{EventCounts, Host};
 use serde::Serialize;
 
-use super::stats::Snapshot;
+use super::{config::VmConfig, stats::Snapshot};
 use crate::kvm::tracepoints;
 
 /// Schema name of the objects in the file.
-pub const SCHEMA: &str = "granule.run/1";
+const SCHEMA: &str = "granule.run/1";
 
 /// Duration of the phase `first-minute`.
 pub const FIRST_MINUTE: Duration = Duration::from_secs(60);
@@ -45,23 +50,6 @@ pub struct BootStats {
     since: Duration,
     last: Option<Snapshot>,
     marks: Vec<(u8, u64)>,
-}
-
-/// The record of a boot in the file.
-#[derive(Debug, Serialize)]
-pub struct BootRecord<'a, C: Serialize> {
-    /// [`SCHEMA`].
-    pub schema: &'static str,
-    /// Host.
-    pub host: &'a Host,
-    /// Configuration of the VM.
-    pub config: &'a C,
-    /// Reason of the end.
-    pub ended: &'a str,
-    /// Values that the guest wrote to the boot timer, with their times in nanoseconds.
-    pub marks: &'a [(u8, u64)],
-    /// Phases.
-    pub phases: &'a [BootPhase],
 }
 
 impl Default for BootStats {
@@ -114,15 +102,66 @@ impl BootStats {
         });
         (self.name, self.since, self.last) = (next, at, Some(snapshot));
     }
+}
 
-    /// Returns the completed phases.
-    pub fn phases(&self) -> &[BootPhase] {
-        &self.phases
+/// The record of a boot in the file.
+#[derive(Serialize)]
+struct BootRecord<'a> {
+    schema: &'static str,
+    host: &'a Host,
+    config: &'a VmConfig,
+    /// Reason of the end.
+    ended: &'static str,
+    /// Values that the guest wrote to the boot timer, with their times in nanoseconds.
+    marks: &'a [(u8, u64)],
+    phases: &'a [BootPhase],
+}
+
+/// The open file and the host's description.
+pub(super) struct StatsFile {
+    pub(super) path: PathBuf,
+    file: File,
+    /// Set when a boot of this run has been written.
+    written: bool,
+    host: Host,
+}
+
+impl StatsFile {
+    /// Opens the file. Records of an earlier run are kept until the first write.
+    pub(super) fn open(path: &Path, host: Host) -> io::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            file: File::options().create(true).append(true).open(path)?,
+            written: false,
+            host,
+        })
     }
 
-    /// Returns the recorded marks.
-    pub fn marks(&self) -> &[(u8, u64)] {
-        &self.marks
+    /// Writes the record of a boot.
+    pub(super) fn write(
+        &mut self,
+        config: &VmConfig,
+        ended: &'static str,
+        boot: &BootStats,
+    ) -> io::Result<()> {
+        let record = BootRecord {
+            schema: SCHEMA,
+            host: &self.host,
+            config,
+            ended,
+            marks: &boot.marks,
+            phases: &boot.phases,
+        };
+        let mut line = serde_json::to_vec(&record)?;
+        line.push(b'\n');
+        if !std::mem::replace(&mut self.written, true) {
+            self.file.set_len(0).or_else(|error| match error.kind() {
+                // The file is a pipe or a terminal.
+                io::ErrorKind::InvalidInput => Ok(()),
+                _ => Err(error),
+            })?;
+        }
+        (&self.file).write_all(&line)
     }
 }
 
@@ -155,7 +194,7 @@ mod tests {
         boot.end_phase("first-minute", at(300), snapshot(700, 1 << 20));
         boot.end_phase("run", at(400), snapshot(900, 2 << 20));
 
-        let phases = boot.phases().iter().map(|phase| {
+        let phases = boot.phases.iter().map(|phase| {
             let Snapshot { faults, resident, .. } = &phase.statistics;
             let faults = faults["translation.level3"];
             (phase.name, phase.ns, faults, resident[0][&4096])

@@ -7,32 +7,29 @@
 
 use std::{
     fmt,
-    io::{self, Read as _},
-    path::PathBuf,
+    io::Read as _,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use granule_types::units::Bytes;
 use kvm_ioctls::VmFd;
-use thiserror::Error;
 use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    config::VmConfig,
-    device_manager::{DEVICE_INTERRUPTS, DeviceManager, DeviceManagerError, SharedSerialPort},
-    memory_zones::{self, MemoryZoneError, VmMemory},
-    open_files::{BootFile, OpenError, OpenFiles},
-    vcpu::VcpuContext,
-    vcpu_control::{ConsoleBackpressure, RunControl},
+    config::{MemoryZone, VmConfig},
+    device_manager::{DEVICE_INTERRUPTS, DeviceManager, SharedSerialPort},
+    open_files::{BootFile, OpenFiles},
+    outcome::{VmError, failed},
+    vcpu::{ConsoleBackpressure, RunControl, VcpuContext},
     vcpu_threads::{ThreadSetup, VcpuThreads},
 };
 use crate::{
     arch::{
-        description::VmDescription,
-        guest::{self, BootLayout, GuestError, Image, InterruptController},
-        vm as arch_vm,
+        VmDescription,
+        guest::{self, BootLayout, Image, InterruptController},
+        layout, vm as arch_vm,
     },
     devices::{
         BootTimer, Bus,
@@ -41,48 +38,16 @@ use crate::{
         virtio::{balloon::BalloonHandle, console::Console},
     },
     kvm::{
-        self, KvmError, dirty::DirtyMode, dirty_ring::DirtyRings, memslot::Memslot,
+        self,
+        dirty_ring::DirtyRings,
+        memslot::{DirtyMode, Memslot},
         stats::Statistics,
     },
+    memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
 };
 
 /// Largest kernel file that is read: above the maximum size of an uncompressed kernel.
 const MAX_KERNEL_FILE: u64 = (512 << 20) + 1;
-
-/// Error returned when a VM cannot be built.
-#[derive(Debug, Error)]
-pub enum BuildError {
-    /// A file or device cannot be opened or read.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The kernel image is refused.
-    #[error("--kernel {path}", path = path.display())]
-    Kernel {
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        #[source]
-        source: GuestError,
-    },
-    /// Guest memory cannot be allocated.
-    #[error("guest memory cannot be allocated")]
-    Memory(#[from] MemoryZoneError),
-    /// The architecture's part of the VM cannot be set up.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
-    /// A KVM call failed.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// A device cannot be created.
-    #[error(transparent)]
-    Device(#[from] DeviceManagerError),
-    /// The initramfs cannot be copied into guest memory.
-    #[error("the initramfs cannot be copied into guest memory")]
-    Initrd(#[source] vm_memory::GuestMemoryError),
-    /// A vCPU thread cannot be started.
-    #[error("the vCPU threads cannot be started")]
-    Threads(#[source] io::Error),
-}
 
 /// Callback for marks that the guest writes to the boot timer.
 pub type BootMarkCallback = Box<dyn FnMut(u8, Duration) + Send>;
@@ -106,6 +71,15 @@ pub struct VmConnections {
     pub vcpu_setup: ThreadSetup,
     /// Opens KVM's statistics if set.
     pub statistics: bool,
+}
+
+/// The memory of a VM.
+#[derive(Debug)]
+pub struct VmMemory {
+    /// The zones in the order of the configuration, which is that of their addresses.
+    pub zones: Vec<Arc<GuestRam>>,
+    /// Memory map of all zones, for devices.
+    pub map: GuestMemory,
 }
 
 /// A VM. The order of its fields is the order in which they are dropped: users before their resources.
@@ -146,17 +120,18 @@ impl fmt::Debug for Vm {
 /// Builds a VM; its vCPUs are paused.
 ///
 /// # Errors
-/// [`BuildError`].
+/// [`VmError`].
 pub fn build(
     config: &VmConfig,
     files: &OpenFiles,
     connections: VmConnections,
-) -> Result<Vm, BuildError> {
+) -> Result<Vm, VmError> {
     kvm::check_vcpus(&files.kvm, config.vcpus)?;
     let image = read_kernel(&files.kernel)?;
     let command_line = guest::parse_command_line(&config.command_line)?;
     let initrd_size = files.initrd.as_ref().map(initrd_size).transpose()?;
-    let memory = memory_zones::allocate(&config.memory)?;
+    let memory =
+        allocate_memory(&config.memory).map_err(failed("guest memory cannot be allocated"))?;
     let first = memory.zones.first().map_or(Bytes(0), |ram| ram.size());
     let layout = guest::boot_layout(&image, initrd_size, first)?;
 
@@ -194,7 +169,7 @@ pub fn build(
     };
     guest::write_boot_data(memory.map.map(), &description, &vcpus, &controller, &layout)?;
 
-    let mut statistics = Statistics::none();
+    let mut statistics = Statistics::default();
     if connections.statistics {
         statistics.add_vm(&vm);
         vcpus.fds.iter().for_each(|vcpu| statistics.add_vcpu(vcpu));
@@ -211,7 +186,7 @@ pub fn build(
         guest_exit: connections.guest_exit,
     };
     let vcpus = VcpuThreads::start(vcpus.fds, context, &connections.vcpu_setup)
-        .map_err(BuildError::Threads)?;
+        .map_err(failed("the vCPU threads cannot be started"))?;
     Ok(Vm {
         vcpus,
         serial,
@@ -227,17 +202,55 @@ pub fn build(
     })
 }
 
-fn read_kernel(kernel: &BootFile) -> Result<Image, BuildError> {
+/// Allocates the memory zones and places them in the guest-physical address space.
+///
+/// # Errors
+/// [`VmError`], which names the zone and what to do.
+pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<VmMemory, VmError> {
+    let host = HostPages::of_this_host()?;
+    let name = |index: usize, zone: &MemoryZone| {
+        format!("--memory {}: {} of {}", index + 1, zone.size, zone.backing)
+    };
+    let overflow = || {
+        let text = "guest memory ends above the 64-bit address space: request less --memory";
+        VmError::Refused(text.to_owned())
+    };
+    let mut plans = Vec::new();
+    for (index, zone) in zones.iter().enumerate() {
+        let plan = Plan::new(zone.backing, &host).map_err(failed(name(index, zone)))?;
+        let size = zone.size.checked_align_up(plan.page()).ok_or_else(overflow)?;
+        plans.push((plan, size));
+    }
+    let starts = layout::place_memory(plans.iter().zip(zones).map(|((plan, size), zone)| {
+        let align = zone.align.map_or(plan.page(), |align| align.max(plan.page()));
+        (*size, align)
+    }));
+    let starts = starts.ok_or_else(overflow)?;
+    let mut rams = Vec::new();
+    for (index, ((zone, start), (plan, size))) in zones.iter().zip(starts).zip(plans).enumerate() {
+        let options = RamOptions {
+            prefault: zone.prefault,
+            align: zone.align,
+            node: zone.node,
+            parallel: true,
+        };
+        let ram = GuestRam::with_options(plan, &host, start, size, options);
+        rams.push(ram.map_err(failed(name(index, zone)))?);
+    }
+    let map = GuestMemory::new(rams.clone())?;
+    Ok(VmMemory { zones: rams, map })
+}
+
+fn read_kernel(kernel: &BootFile) -> Result<Image, VmError> {
     let bytes = kernel.read(|file| {
         let mut bytes = Vec::new();
         file.take(MAX_KERNEL_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
     })?;
-    guest::parse_image(bytes)
-        .map_err(|source| BuildError::Kernel { path: kernel.path().to_owned(), source })
+    guest::parse_image(bytes).map_err(failed(kernel.name()))
 }
 
-fn initrd_size(initrd: &BootFile) -> Result<Bytes, OpenError> {
+fn initrd_size(initrd: &BootFile) -> Result<Bytes, VmError> {
     initrd.read(|file| Ok(Bytes(file.metadata()?.len())))
 }
 
@@ -247,14 +260,14 @@ fn load_images(
     image: &Image,
     initrd: Option<&BootFile>,
     layout: &BootLayout,
-) -> Result<(), BuildError> {
+) -> Result<(), VmError> {
     let map = memory.map.map();
     guest::load_kernel(map, image, layout)?;
     if let (Some(initrd), Some(range)) = (initrd, &layout.initrd) {
         let length = usize::try_from(range.end.0 - range.start.0).unwrap_or(usize::MAX);
         initrd
             .read(|mut file| Ok(map.read_exact_volatile_from(range.start, &mut file, length)))?
-            .map_err(BuildError::Initrd)?;
+            .map_err(failed("the initramfs cannot be copied into guest memory"))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use granule_types::{backing::Backing, units::Bytes};
 use serde::Serialize;
 
 use super::privileges::Identity;
-use crate::{devices::virtio::net::MacAddress, kvm::dirty::DirtyMode};
+use crate::{devices::virtio::net::MacAddress, kvm::memslot::DirtyMode};
 
 /// A zone of guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

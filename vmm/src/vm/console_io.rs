@@ -4,9 +4,13 @@
 //! The terminal is connected to the serial port, or to the virtio console if there is one. With a virtio
 //! console, input goes to it alone, and the output of the serial port is still shown, because it has
 //! the messages of a kernel that has not loaded its drivers yet.
+//!
+//! A text in the output can mark the start of the guest's init, for guests that do not write the boot
+//! timer.
 
 use std::{
-    io, mem,
+    io::{self, Write},
+    mem,
     os::fd::{AsFd as _, OwnedFd},
     sync::Arc,
 };
@@ -15,7 +19,6 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     device_manager::SharedSerialPort,
-    pattern_match::PatternMatcher,
     seccomp::{ThreadRole, confine_if},
     terminal::{EscapeKey, Terminal},
 };
@@ -40,6 +43,57 @@ pub fn stdout(confine: bool) -> io::Result<ConsoleOutput> {
 
 /// Callback for a text that was found in the console output.
 pub type MatchCallback = Box<dyn FnOnce() + Send>;
+
+/// A writer that calls a function when a text is written for the first time.
+struct PatternMatcher<W> {
+    to: W,
+    pattern: Vec<u8>,
+    /// The last bytes written, at most as many as the pattern has; empty after the match.
+    last: Vec<u8>,
+    on_match: Option<MatchCallback>,
+}
+
+impl<W: Write> PatternMatcher<W> {
+    /// Returns a writer to `to` that searches for `pattern`; an empty pattern never matches.
+    fn new(to: W, pattern: &str, on_match: MatchCallback) -> Self {
+        Self {
+            to,
+            pattern: pattern.into(),
+            last: Vec::new(),
+            on_match: (!pattern.is_empty()).then_some(on_match),
+        }
+    }
+
+    fn search(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if self.last.len() == self.pattern.len() {
+                self.last.remove(0);
+            }
+            self.last.push(*byte);
+            if self.last == self.pattern
+                && let Some(on_match) = self.on_match.take()
+            {
+                self.last = Vec::new();
+                return on_match();
+            }
+        }
+    }
+}
+
+impl<W: Write> Write for PatternMatcher<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.on_match.is_some() {
+            self.search(bytes);
+        }
+        // A partial write would pass the same bytes to the search again.
+        self.to.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
 
 /// The ends of the channels between a VM and the terminal.
 #[allow(missing_debug_implementations, reason = "it holds a closure")]
@@ -124,10 +178,7 @@ pub fn forward_stdin(
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::{Read as _, Write as _},
-        sync::mpsc,
-    };
+    use std::{io::Read as _, sync::mpsc};
 
     use super::*;
 
@@ -151,5 +202,24 @@ mod tests {
             assert_eq!(channels.console.is_some(), virtio_console);
             assert_eq!(channels.console_input.is_some(), virtio_console);
         }
+    }
+
+    #[test]
+    fn a_pattern_is_found_once_across_writes() {
+        let (sender, matches) = mpsc::channel();
+        let mut output = Vec::new();
+        let on_match = Box::new(move || sender.send(()).unwrap());
+        let mut matcher = PatternMatcher::new(&mut output, "aab", on_match);
+
+        for part in ["a", "aa"] {
+            matcher.write_all(part.as_bytes()).unwrap();
+            assert!(matches.try_recv().is_err());
+        }
+        matcher.write_all(b"b").unwrap();
+        assert!(matches.try_recv().is_ok());
+        matcher.write_all(b" aab").unwrap();
+
+        assert!(matches.try_recv().is_err());
+        assert_eq!(output, b"aaab aab");
     }
 }

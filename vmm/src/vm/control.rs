@@ -12,9 +12,9 @@ use super::{
     builder::Vm,
     config::VmConfig,
     stats::StatsReader,
-    vcpu_control::RunState,
+    vcpu::RunState,
 };
-use crate::kvm::{KvmError, dirty::DirtyLog};
+use crate::kvm::{KvmError, memslot::DirtyLog};
 
 /// The main thread's state of a running VM.
 #[derive(Debug)]

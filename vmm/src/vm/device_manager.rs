@@ -2,31 +2,31 @@
 //! Creates the devices of a VM. Each device gets a register range on the bus and, if it interrupts, an
 //! interrupt with an irqfd. Queue notifications of virtio devices are ioeventfds.
 
-use std::{io, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use granule_types::units::GuestAddress;
 use kvm_ioctls::{IoEventAddress, VmFd};
 use parking_lot::Mutex;
-use thiserror::Error;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     config::{SerialModel, VirtioConfig},
     open_files::OpenFiles,
+    outcome::{VmError, failed},
 };
 use crate::{
     arch::layout::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICE_STEP, VIRTIO_DEVICES},
     devices::{
-        BootTimer, Bus, BusError, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_SPACE, Rtc, Serial,
+        BootTimer, Bus, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_SPACE, Rtc, Serial,
         serial::{SerialOutput, SerialPort},
         virtio::{
             Transport, VirtioDevice,
             balloon::{Balloon, BalloonHandle},
-            block::{Block, DiskError},
+            block::Block,
             console::Console,
-            net::{Net, TapError, mac_for},
+            net::{Net, mac_for},
             rng::Rng,
-            vsock::{Vsock, VsockError},
+            vsock::Vsock,
         },
     },
     kvm::KvmError,
@@ -36,31 +36,8 @@ use crate::{
 /// Number of interrupts for devices.
 pub const DEVICE_INTERRUPTS: u32 = 256;
 
-/// Error returned when a device cannot be created.
-#[derive(Debug, Error)]
-pub enum DeviceManagerError {
-    /// The bus refuses the device's registers.
-    #[error(transparent)]
-    Bus(#[from] BusError),
-    /// A KVM call failed.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// An eventfd or a descriptor of a device cannot be created.
-    #[error("a device's eventfd cannot be created")]
-    Event(#[from] io::Error),
-    /// A disk's file descriptor cannot be duplicated.
-    #[error("--disk")]
-    Disk(#[from] DiskError),
-    /// A tap's file descriptor cannot be duplicated.
-    #[error("--net")]
-    Tap(#[from] TapError),
-    /// The vsock device cannot be created.
-    #[error("--vsock")]
-    Vsock(#[from] VsockError),
-    /// The address range or the interrupts are used up.
-    #[error("too many devices: use fewer --disk and --net options")]
-    Full,
-}
+/// The object of an error of creating a device's file descriptors.
+const EVENTFD: &str = "a device's eventfd cannot be created";
 
 /// A serial port that vCPU threads and the console input thread share.
 pub type SharedSerialPort = Arc<Mutex<dyn SerialPort>>;
@@ -93,12 +70,12 @@ impl<'a> DeviceManager<'a> {
     /// Adds the serial port. Returns it and its register range.
     ///
     /// # Errors
-    /// [`DeviceManagerError`].
+    /// [`VmError`].
     pub fn add_serial(
         &mut self,
         model: SerialModel,
         output: SerialOutput,
-    ) -> Result<(SharedSerialPort, Range<GuestAddress>), DeviceManagerError> {
+    ) -> Result<(SharedSerialPort, Range<GuestAddress>), VmError> {
         let start = self.platform_address()?;
         let (number, irq) = self.interrupt()?;
         let port: SharedSerialPort = match model {
@@ -119,8 +96,8 @@ impl<'a> DeviceManager<'a> {
     /// Adds the real-time clock.
     ///
     /// # Errors
-    /// [`DeviceManagerError`].
-    pub fn add_rtc(&mut self) -> Result<(), DeviceManagerError> {
+    /// [`VmError`].
+    pub fn add_rtc(&mut self) -> Result<(), VmError> {
         let info = Rtc::describe(self.platform_address()?);
         self.add(info, Arc::new(Mutex::new(Rtc::new())))
     }
@@ -128,8 +105,8 @@ impl<'a> DeviceManager<'a> {
     /// Adds the boot timer.
     ///
     /// # Errors
-    /// [`DeviceManagerError`].
-    pub fn add_boot_timer(&mut self, timer: BootTimer) -> Result<(), DeviceManagerError> {
+    /// [`VmError`].
+    pub fn add_boot_timer(&mut self, timer: BootTimer) -> Result<(), VmError> {
         let info = BootTimer::describe(self.platform_address()?);
         self.add(info, Arc::new(Mutex::new(timer)))
     }
@@ -138,21 +115,21 @@ impl<'a> DeviceManager<'a> {
     /// there is one.
     ///
     /// # Errors
-    /// [`DeviceManagerError`].
+    /// [`VmError`].
     pub fn add_virtio_devices(
         &mut self,
         config: &VirtioConfig,
         files: &OpenFiles,
         console: Option<Console>,
-    ) -> Result<Option<BalloonHandle>, DeviceManagerError> {
+    ) -> Result<Option<BalloonHandle>, VmError> {
         for (index, disk) in files.disks.iter().enumerate() {
             let name = format!("disk{index}");
-            let device = Block::new(disk.try_clone()?, &name);
+            let device = Block::new(disk.try_clone().map_err(failed("--disk"))?, &name);
             self.add_virtio(&name, Box::new(device))?;
         }
         for (index, (net, tap)) in config.nets.iter().zip(&files.taps).enumerate() {
             let mac = net.mac.unwrap_or_else(|| mac_for(&net.tap));
-            let device = Net::new(tap.try_clone()?, mac);
+            let device = Net::new(tap.try_clone().map_err(failed("--net"))?, mac);
             self.add_virtio(&format!("net{index}"), Box::new(device))?;
         }
         self.add_virtio("entropy", Box::new(Rng))?;
@@ -160,13 +137,13 @@ impl<'a> DeviceManager<'a> {
             self.add_virtio("console", Box::new(console))?;
         }
         if let Some(backend) = &files.vsock {
-            let device = Vsock::new(backend.clone())?;
+            let device = Vsock::new(backend.clone()).map_err(failed("--vsock"))?;
             self.add_virtio("vsock", Box::new(device))?;
         }
         if !config.balloon {
             return Ok(None);
         }
-        let balloon = Balloon::new()?;
+        let balloon = Balloon::new().map_err(failed(EVENTFD))?;
         let handle = balloon.handle();
         self.add_virtio("balloon", Box::new(balloon))?;
         Ok(Some(handle))
@@ -178,15 +155,12 @@ impl<'a> DeviceManager<'a> {
         self.bus
     }
 
-    fn add_virtio(
-        &mut self,
-        name: &str,
-        device: Box<dyn VirtioDevice>,
-    ) -> Result<(), DeviceManagerError> {
+    fn add_virtio(&mut self, name: &str, device: Box<dyn VirtioDevice>) -> Result<(), VmError> {
         let end = VIRTIO_DEVICES.end;
         let start = next_address(&mut self.next_virtio, VIRTIO_DEVICE_STEP, end)?;
         let (number, irq) = self.interrupt()?;
-        let transport = Transport::new(name, device, Arc::clone(&self.memory), irq)?;
+        let transport =
+            Transport::new(name, device, Arc::clone(&self.memory), irq).map_err(failed(EVENTFD))?;
         for notifier in transport.notifiers() {
             let address = IoEventAddress::Mmio(start.0 + notifier.offset);
             self.vm
@@ -201,22 +175,22 @@ impl<'a> DeviceManager<'a> {
         &mut self,
         info: MmioDeviceInfo,
         device: Arc<Mutex<dyn MmioDevice>>,
-    ) -> Result<(), DeviceManagerError> {
+    ) -> Result<(), VmError> {
         Ok(self.bus.add(info, device)?)
     }
 
-    fn platform_address(&mut self) -> Result<GuestAddress, DeviceManagerError> {
+    fn platform_address(&mut self) -> Result<GuestAddress, VmError> {
         let end = PLATFORM_DEVICES.end;
         next_address(&mut self.next_platform, PLATFORM_DEVICE_STEP, end)
     }
 
     /// Returns the next interrupt and the irqfd that raises it.
-    fn interrupt(&mut self) -> Result<(u32, EventFd), DeviceManagerError> {
+    fn interrupt(&mut self) -> Result<(u32, EventFd), VmError> {
         let number = self.next_interrupt;
         if number >= DEVICE_INTERRUPTS {
-            return Err(DeviceManagerError::Full);
+            return Err(full());
         }
-        let event = EventFd::new(libc::EFD_NONBLOCK)?;
+        let event = EventFd::new(libc::EFD_NONBLOCK).map_err(failed(EVENTFD))?;
         self.vm
             .register_irqfd(&event, number)
             .map_err(|error| KvmError::call("KVM_IRQFD", error))?;
@@ -229,12 +203,17 @@ fn next_address(
     next: &mut GuestAddress,
     step: u64,
     end: GuestAddress,
-) -> Result<GuestAddress, DeviceManagerError> {
+) -> Result<GuestAddress, VmError> {
     let start = *next;
     let after = GuestAddress(start.0 + step);
     if after > end {
-        return Err(DeviceManagerError::Full);
+        return Err(full());
     }
     *next = after;
     Ok(start)
+}
+
+/// Returns the error of a device for which no address or no interrupt is left.
+fn full() -> VmError {
+    VmError::Refused("too many devices: use fewer --disk and --net options".to_owned())
 }

@@ -18,20 +18,11 @@ use super::{
     api::Api,
     boot_stats::FIRST_MINUTE,
     control::VmController,
+    outcome::VmOutcome,
     signals::{SignalRequest, Signals},
     terminal::Terminal,
-    vcpu_control::GuestExit,
 };
 use crate::{devices::BootTimer, scoped_thread::borrow_event};
-
-/// The reason why the event loop ends.
-#[derive(Debug)]
-pub(super) enum LoopEnd {
-    /// The guest exited.
-    Guest(GuestExit),
-    /// A signal, the escape key or a client stopped the VM.
-    Stopped(&'static str),
-}
 
 /// The event sources of the main thread.
 pub(super) struct EventLoop<'a> {
@@ -50,7 +41,7 @@ pub(super) struct EventLoop<'a> {
 
 impl EventLoop<'_> {
     /// Handles events until the guest exits or the VM is stopped.
-    pub(super) fn run(&self, controller: &mut VmController<'_>) -> io::Result<LoopEnd> {
+    pub(super) fn run(&self, controller: &mut VmController<'_>) -> io::Result<VmOutcome> {
         loop {
             let quit = self.wait(controller)?;
             for (mark, at) in self.marks.try_iter() {
@@ -68,16 +59,16 @@ impl EventLoop<'_> {
                 pending.respond(response);
             }
             if let Some(exit) = controller.vm.vcpus.guest_exit() {
-                return Ok(LoopEnd::Guest(exit));
+                return Ok(exit);
             }
             if quit {
-                return Ok(LoopEnd::Stopped("the escape key"));
+                return Ok(VmOutcome::Stopped("the escape key"));
             }
             if controller.stop_requested {
-                return Ok(LoopEnd::Stopped("the control socket"));
+                return Ok(VmOutcome::Stopped("the control socket"));
             }
             match self.signals.next() {
-                Some(SignalRequest::Terminate(signal)) => return Ok(LoopEnd::Stopped(signal)),
+                Some(SignalRequest::Terminate(signal)) => return Ok(VmOutcome::Stopped(signal)),
                 Some(SignalRequest::Continue) => {
                     if let Some(terminal) = self.terminal {
                         terminal.set_raw()?;

@@ -4,7 +4,7 @@
 //! ```text
 //! config ── open_files ── builder ── Vm ── run ─┬─ main thread: signals, control socket, statistics
 //!                           │                   ├─ vCPU threads ── bus ── devices
-//!   memory_zones, device_manager, arch::guest   └─ console and device threads
+//!   device_manager, memory, arch::guest         └─ console and device threads
 //! ```
 //!
 //! [`run`](run::run) opens all files, confines the process, builds the VM and waits until the guest
@@ -13,7 +13,6 @@
 
 pub mod api;
 pub mod api_request;
-mod boot;
 pub mod boot_stats;
 pub mod builder;
 pub mod config;
@@ -21,20 +20,14 @@ pub mod console_io;
 mod control;
 pub mod device_manager;
 mod event_loop;
-mod landlock;
-pub mod memory_zones;
 pub mod open_files;
 pub mod outcome;
-pub mod pattern_match;
 pub mod privileges;
 pub mod run;
 pub mod sandbox;
 pub mod seccomp;
 pub mod signals;
-pub mod socket;
 pub mod stats;
-mod stats_file;
 pub mod terminal;
 pub mod vcpu;
-pub mod vcpu_control;
 pub mod vcpu_threads;

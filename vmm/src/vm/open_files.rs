@@ -8,69 +8,31 @@
 use std::{
     fs::File,
     io::{self, Seek as _},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use kvm_ioctls::Kvm;
-use thiserror::Error;
 
-use super::config::VmConfig;
+use super::{
+    config::VmConfig,
+    outcome::{VmError, failed},
+};
 use crate::{
     arch::host,
-    devices::virtio::{
-        block::{Disk, DiskError},
-        net::{Tap, TapError},
-        vsock::{VsockBackend, VsockError},
-    },
-    kvm::{self, KvmError},
+    devices::virtio::{block::Disk, net::Tap, vsock::VsockBackend},
+    kvm,
 };
-
-/// Error returned when a file or device cannot be opened or read.
-#[derive(Debug, Error)]
-pub enum OpenError {
-    /// A file cannot be opened or read.
-    #[error("{option} {path}", path = path.display())]
-    File {
-        /// The option that names the file.
-        option: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The error.
-        #[source]
-        source: io::Error,
-    },
-    /// `/dev/kvm` cannot be used.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// A disk cannot be opened.
-    #[error("--disk")]
-    Disk(#[from] DiskError),
-    /// A tap interface cannot be opened.
-    #[error("--net")]
-    Tap(#[from] TapError),
-    /// The vsock backend cannot be opened.
-    #[error("--vsock")]
-    Vsock(#[from] VsockError),
-}
-
-impl OpenError {
-    /// Returns a conversion of the error of a file that `option` names.
-    pub(super) fn file(option: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self::File { option, path: path.clone(), source }
-    }
-}
 
 /// A kernel or initramfs file.
 #[derive(Debug)]
 pub struct BootFile {
-    option: &'static str,
-    path: PathBuf,
+    /// The option and the path.
+    name: String,
     file: File,
 }
 
 impl BootFile {
-    fn open(option: &'static str, path: &Path) -> Result<Self, OpenError> {
+    fn open(option: &'static str, path: &Path) -> Result<Self, VmError> {
         let open = || {
             let file = File::open(path)?;
             if !file.metadata()?.is_file() {
@@ -79,25 +41,23 @@ impl BootFile {
             }
             Ok(file)
         };
-        Ok(Self {
-            option,
-            path: path.to_owned(),
-            file: open().map_err(OpenError::file(option, path))?,
-        })
+        let name = format!("{option} {}", path.display());
+        let file = open().map_err(failed(name.as_str()))?;
+        Ok(Self { name, file })
     }
 
-    /// Returns the path.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Returns the option that names the file, and the path.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Calls `read` with the file, positioned at its start.
     ///
     /// # Errors
     /// The error of `read`, with the option that names the file.
-    pub fn read<T>(&self, read: impl FnOnce(&File) -> io::Result<T>) -> Result<T, OpenError> {
+    pub fn read<T>(&self, read: impl FnOnce(&File) -> io::Result<T>) -> Result<T, VmError> {
         let mut file = &self.file;
-        file.rewind().and_then(|()| read(file)).map_err(OpenError::file(self.option, &self.path))
+        file.rewind().and_then(|()| read(file)).map_err(failed(self.name.as_str()))
     }
 }
 
@@ -122,8 +82,8 @@ impl OpenFiles {
     /// Opens everything that `config` names.
     ///
     /// # Errors
-    /// [`OpenError`], which names the option.
-    pub fn new(config: &VmConfig) -> Result<Self, OpenError> {
+    /// [`VmError`], which names the option.
+    pub fn new(config: &VmConfig) -> Result<Self, VmError> {
         let initrd = config.initrd.as_deref();
         let disks = config.devices.disks.iter();
         let nets = config.devices.nets.iter();
@@ -134,9 +94,16 @@ impl OpenFiles {
             initrd: initrd.map(|path| BootFile::open("--initrd", path)).transpose()?,
             disks: disks
                 .map(|disk| Disk::open(&disk.path, disk.read_only))
-                .collect::<Result<_, _>>()?,
-            taps: nets.map(|net| Tap::open(&net.tap)).collect::<Result<_, _>>()?,
-            vsock: vsock.map(|vsock| VsockBackend::open(vsock.cid)).transpose()?,
+                .collect::<Result<_, _>>()
+                .map_err(failed("--disk"))?,
+            taps: nets
+                .map(|net| Tap::open(&net.tap))
+                .collect::<Result<_, _>>()
+                .map_err(failed("--net"))?,
+            vsock: vsock
+                .map(|vsock| VsockBackend::open(vsock.cid))
+                .transpose()
+                .map_err(failed("--vsock"))?,
         })
     }
 }

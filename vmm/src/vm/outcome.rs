@@ -1,53 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The outcome of a run, and the error of a run that failed.
+//! The outcome of a run, and the error of a VM that cannot be built or run.
 
-use std::io;
+use std::error::Error;
 
 use granule_types::host::FactsError;
-use thiserror::Error;
 
-use super::{
-    builder::BuildError, event_loop::LoopEnd, open_files::OpenError, privileges::PrivilegeError,
-    sandbox::SandboxError, vcpu_control::GuestExit,
-};
-use crate::arch::guest::GuestError;
-
-/// Error returned when a VM cannot be run.
-#[derive(Debug, Error)]
-pub enum RunError {
-    /// Linux guests are not supported on this architecture.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
-    /// A file or device cannot be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The VM cannot be built.
-    #[error(transparent)]
-    Build(#[from] BuildError),
-    /// The process cannot be confined.
-    #[error("the process cannot be confined")]
-    Sandbox(#[from] SandboxError),
-    /// The privileges cannot be dropped.
-    #[error("privileges cannot be dropped")]
-    Privileges(#[from] PrivilegeError),
-    /// An operation of the main thread failed.
-    #[error("{operation} failed")]
-    Io {
-        /// The operation.
-        operation: &'static str,
-        /// The error.
-        #[source]
-        source: io::Error,
-    },
-    /// The host's description cannot be read.
-    #[error(transparent)]
-    Facts(#[from] FactsError),
-}
-
-/// Returns a conversion of the error of a failed operation.
-pub(super) fn io_error(operation: &'static str) -> impl Fn(io::Error) -> RunError {
-    move |source| RunError::Io { operation, source }
-}
+use crate::{arch::guest::GuestError, devices::BusError, kvm::KvmError, memory::MemoryError};
 
 /// The outcome of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,14 +32,41 @@ impl VmOutcome {
     }
 }
 
-impl From<LoopEnd> for VmOutcome {
-    fn from(end: LoopEnd) -> Self {
-        match end {
-            LoopEnd::Guest(GuestExit::PowerOff) => Self::PowerOff,
-            LoopEnd::Guest(GuestExit::Reset) => Self::Reset,
-            LoopEnd::Guest(GuestExit::Crash) => Self::Failed("the guest crashed".to_owned()),
-            LoopEnd::Guest(GuestExit::VcpuFailed(reason)) => Self::Failed(reason),
-            LoopEnd::Stopped(by) => Self::Stopped(by),
-        }
-    }
+/// Error returned when a VM cannot be built or run.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// The architecture's part of the VM cannot be set up.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// A KVM call failed.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// Guest memory is not available as requested.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The bus refuses the registers of a device.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// The host's description cannot be read.
+    #[error(transparent)]
+    Facts(#[from] FactsError),
+    /// An option or the host rules the VM out.
+    #[error("{0}")]
+    Refused(String),
+    /// An operation failed, or the object that an option names cannot be used.
+    #[error("{object}")]
+    Failed {
+        /// The operation, or the option and its value.
+        object: String,
+        /// The error.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+}
+
+/// Returns a conversion of an error into a [`VmError::Failed`] with `object`.
+pub(super) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(
+    object: impl Into<String>,
+) -> impl FnOnce(E) -> VmError {
+    move |error| VmError::Failed { object: object.into(), source: error.into() }
 }

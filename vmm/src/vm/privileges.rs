@@ -8,7 +8,7 @@
 //! Names are looked up in `/etc/passwd` and `/etc/group`. A user of another service (LDAP) must be
 //! specified by number.
 
-use std::{fs, io};
+use std::{fmt, fs, io};
 
 use rustix::{
     process::{getgid, getuid},
@@ -18,55 +18,8 @@ use rustix::{
         set_thread_res_gid, set_thread_res_uid,
     },
 };
-use thiserror::Error;
 
-/// Error returned when privileges cannot be dropped.
-#[derive(Debug, Error)]
-pub enum PrivilegeError {
-    /// A file with names cannot be read.
-    #[error("{0} cannot be read to look up a name: use numbers")]
-    Names(&'static str, #[source] io::Error),
-    /// The name does not exist.
-    #[error("{option} {name}: no such name in {file}; use another name or a number")]
-    UnknownName {
-        /// The option.
-        option: &'static str,
-        /// The name.
-        name: String,
-        /// The file that was searched.
-        file: &'static str,
-    },
-    /// The group of a user number is unknown.
-    #[error("--user {0} is not in /etc/passwd, so its group is unknown: add --group")]
-    UnknownGroup(u32),
-    /// The user is root.
-    #[error("--user {0} is root and keeps all privileges: use another user, or remove --user")]
-    Root(String),
-    /// `--group` without `--user`.
-    #[error("--group {0} needs --user: the user would keep its privileges")]
-    GroupWithoutUser(String),
-    /// The process lacks the capabilities to change its user.
-    #[error(
-        "--user: only root can change the user, and this process runs as user {0}: start it as root \
-         (sudo), or remove --user"
-    )]
-    NotRoot(u32),
-    /// Other threads would keep their privileges.
-    #[error("the process has {0} threads; privileges can be dropped by a single thread only")]
-    Threads(usize),
-    /// A system call failed.
-    #[error("{call} failed")]
-    Call {
-        /// The call.
-        call: &'static str,
-        /// The error.
-        #[source]
-        source: io::Error,
-    },
-    /// The process could regain root.
-    #[error("the process can regain root after dropping it: do not run it on this kernel")]
-    Regained,
-}
+use super::outcome::{VmError, failed};
 
 /// The user and group that a process changes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,38 +38,39 @@ impl Identity {
     ///
     /// # Errors
     /// The user or group does not exist, or is root.
-    pub fn find(user: Option<&str>, group: Option<&str>) -> Result<Option<Self>, PrivilegeError> {
-        let read = |file| fs::read_to_string(file).map_err(|e| PrivilegeError::Names(file, e));
+    pub fn find(user: Option<&str>, group: Option<&str>) -> Result<Option<Self>, VmError> {
+        let read = |file: &str| fs::read_to_string(file).map_err(names_unreadable(file));
         find(user, group, || read(PASSWD), || read(GROUP))
     }
 
     /// Changes user and group irrevocably. The process must have a single thread.
     ///
     /// # Errors
-    /// [`PrivilegeError`].
-    pub fn assume(self) -> Result<(), PrivilegeError> {
-        let failed = |call| {
-            move |error: rustix::io::Errno| PrivilegeError::Call { call, source: error.into() }
-        };
-        let threads = fs::read_dir("/proc/self/task")
-            .map_err(|error| PrivilegeError::Names("/proc/self/task", error))?;
-        match threads.count() {
-            1 => {}
-            count => return Err(PrivilegeError::Threads(count)),
+    /// [`VmError`].
+    pub fn assume(self) -> Result<(), VmError> {
+        let failed = |call: &str| failed(format!("{call} failed"));
+        const TASKS: &str = "/proc/self/task";
+        let threads = fs::read_dir(TASKS).map_err(names_unreadable(TASKS))?.count();
+        if threads != 1 {
+            return refuse(format_args!(
+                "the process has {threads} threads; privileges can be dropped by a single thread only"
+            ));
         }
         let own = capabilities(None).map_err(failed("capget"))?;
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
         if !own.effective.contains(needed) {
-            return Err(PrivilegeError::NotRoot(getuid().as_raw()));
+            return refuse(format_args!(
+                "--user: only root can change the user, and this process runs as user {}: start it as \
+                 root (sudo), or remove --user",
+                getuid().as_raw()
+            ));
         }
         set_no_new_privs(true).map_err(failed("PR_SET_NO_NEW_PRIVS"))?;
         for capability in CapabilitySet::all().iter() {
             match remove_capability_from_bounding_set(capability) {
                 // This kernel does not have the capability.
                 Ok(()) | Err(rustix::io::Errno::INVAL) => {}
-                Err(error) => {
-                    return Err(failed("PR_CAPBSET_DROP")(error));
-                }
+                Err(error) => return Err(failed("PR_CAPBSET_DROP")(error)),
             }
         }
         let (user, group) = (Uid::from_raw(self.user), Gid::from_raw(self.group));
@@ -138,29 +92,45 @@ impl Identity {
     }
 
     /// Checks the user and group, and that the process cannot become root again.
-    fn check(self) -> Result<(), PrivilegeError> {
+    fn check(self) -> Result<(), VmError> {
         let same = (getuid().as_raw(), getgid().as_raw()) == (self.user, self.group);
         if !same || set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).is_ok() {
-            return Err(PrivilegeError::Regained);
+            return refuse(format_args!(
+                "the process can regain root after dropping it: do not run it on this kernel"
+            ));
         }
         Ok(())
     }
 }
 
+fn refuse<T>(why: fmt::Arguments<'_>) -> Result<T, VmError> {
+    Err(VmError::Refused(why.to_string()))
+}
+
+fn names_unreadable(file: &str) -> impl FnOnce(io::Error) -> VmError {
+    failed(format!("{file} cannot be read to look up a name: use numbers"))
+}
+
 fn find(
     user: Option<&str>,
     group: Option<&str>,
-    passwd: impl Fn() -> Result<String, PrivilegeError>,
-    groups: impl Fn() -> Result<String, PrivilegeError>,
-) -> Result<Option<Identity>, PrivilegeError> {
+    passwd: impl Fn() -> Result<String, VmError>,
+    groups: impl Fn() -> Result<String, VmError>,
+) -> Result<Option<Identity>, VmError> {
     let Some(name) = user else {
-        return group
-            .map_or(Ok(None), |group| Err(PrivilegeError::GroupWithoutUser(group.to_owned())));
+        return group.map_or(Ok(None), |group| {
+            refuse(format_args!("--group {group} needs --user: the user would keep its privileges"))
+        });
     };
-    let unknown = |option, name: &str, file| PrivilegeError::UnknownName {
-        option,
-        name: name.to_owned(),
-        file,
+    let unknown = |option, name, file| {
+        VmError::Refused(format!(
+            "{option} {name}: no such name in {file}; use another name or a number"
+        ))
+    };
+    let unknown_group = |user| {
+        VmError::Refused(format!(
+            "--user {user} is not in /etc/passwd, so its group is unknown: add --group"
+        ))
     };
     // NAME:PASSWORD:UID:GID:…
     let (user, own) = match name.parse::<u32>() {
@@ -168,22 +138,22 @@ fn find(
         Ok(number) => {
             let passwd = passwd()?;
             let row = row(&passwd, |row| row.get(2) == Some(&name));
-            let own = row.ok_or(PrivilegeError::UnknownGroup(number))?;
-            (number, field(&own, 3))
+            (number, field(&row.ok_or_else(|| unknown_group(number))?, 3))
         }
         Err(_) => {
             let passwd = passwd()?;
-            let row = row(&passwd, |row| row.first() == Some(&name));
-            let row = row.ok_or_else(|| unknown("--user", name, PASSWD))?;
+            let row = row(&passwd, |row| row.first() == Some(&name)).unwrap_or_default();
             let number = field(&row, 2).ok_or_else(|| unknown("--user", name, PASSWD))?;
             (number, field(&row, 3))
         }
     };
     if user == 0 {
-        return Err(PrivilegeError::Root(name.to_owned()));
+        return refuse(format_args!(
+            "--user {name} is root and keeps all privileges: use another user, or remove --user"
+        ));
     }
     let group = match group {
-        None => own.ok_or(PrivilegeError::UnknownGroup(user))?,
+        None => own.ok_or_else(|| unknown_group(user))?,
         Some(name) => match name.parse() {
             Ok(number) => number,
             Err(_) => {

@@ -14,19 +14,19 @@ use std::{
 use granule_types::record::EventCounts;
 use serde::Serialize;
 
-use super::vcpu_control::ExitCounters;
+use super::{outcome::VmError, vcpu::ExitCounters};
 use crate::{
-    arch::{faults, host},
+    arch::host,
     kvm::{
         stage2_tables::stage2_table_bytes,
-        stats::{StatisticKind, Statistics, StatisticsError},
-        tracepoints::{EventCounters, ReadEventsError},
+        stats::{StatisticKind, Statistics},
+        tracepoints::EventCounters,
     },
     memory::{GuestRam, MemoryError, Residency},
 };
 
 /// Counters of the host kernel. They count threads that start after they were opened.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HostCounters {
     events: EventCounters,
     aborts: EventCounters,
@@ -35,19 +35,14 @@ pub struct HostCounters {
 impl HostCounters {
     /// Opens all counters that the host supports.
     pub fn open() -> Self {
-        let mut aborts = EventCounters::none();
-        aborts.add_filtered(faults::TRACEPOINT, faults::FILTERS);
+        let mut aborts = EventCounters::default();
+        aborts.add_filtered(host::FAULT_TRACEPOINT, host::FAULT_FILTERS);
         Self { events: EventCounters::open(host::TRACEPOINTS), aborts }
     }
 
     /// Returns whether no event is counted.
     pub const fn is_empty(&self) -> bool {
         self.events.is_empty() && self.aborts.is_empty()
-    }
-
-    /// Returns an empty set of counters.
-    pub fn none() -> Self {
-        Self { events: EventCounters::none(), aborts: EventCounters::none() }
     }
 }
 
@@ -72,20 +67,6 @@ pub struct Snapshot {
     pub overhead: Option<u64>,
 }
 
-/// Error returned when statistics cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum StatsError {
-    /// An event counter cannot be read.
-    #[error(transparent)]
-    Events(#[from] ReadEventsError),
-    /// KVM's statistics cannot be read.
-    #[error(transparent)]
-    Statistics(#[from] StatisticsError),
-    /// Resident memory cannot be read.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-}
-
 /// Reads the statistics of a VM.
 #[derive(Debug)]
 pub struct StatsReader {
@@ -105,8 +86,8 @@ impl StatsReader {
     /// Reads all statistics.
     ///
     /// # Errors
-    /// [`StatsError`].
-    pub fn read(&mut self) -> Result<Snapshot, StatsError> {
+    /// [`VmError`].
+    pub fn read(&mut self) -> Result<Snapshot, VmError> {
         let mut events = self.counters.events.read()?;
         events.extend(self.statistics.read(StatisticKind::Cumulative)?);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -2,10 +2,12 @@
 //! The loop of a vCPU thread: `KVM_RUN`, and the handling of its exits.
 //!
 //! A thread that finds the guest at its end, or cannot continue, reports that to the main thread and
-//! waits: only the main thread stops a VM.
+//! waits: only the main thread stops a VM. The two share the requested run state, the number of paused
+//! vCPUs, exit counters, and backpressure of the console.
 
 use std::{
     io,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -20,18 +22,134 @@ use kvm_bindings::{
     KVM_SYSTEM_EVENT_SHUTDOWN,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::vcpu_control::{ConsoleBackpressure, ExitCounters, GuestExit, RunControl, RunState};
+use super::outcome::VmOutcome;
 use crate::{
     arch,
-    devices::Bus,
+    devices::{Bus, console_output::ConsoleOutput},
     kvm::{
         dirty_ring::DirtyRings,
-        exit,
+        ioctls::exit_name,
         kick::{KickTarget, Kicker},
     },
 };
+
+/// The run state that is requested of all vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunState {
+    /// Run the guest.
+    Running,
+    /// Stay out of the guest.
+    Paused,
+    /// End the vCPU threads.
+    Stopped,
+}
+
+/// Exits to user space by reason. Exits that the kernel handles are not included.
+#[derive(Debug, Default)]
+pub struct ExitCounters {
+    /// Loads from devices.
+    pub mmio_reads: AtomicU64,
+    /// Stores to devices that no ioeventfd handles.
+    pub mmio_writes: AtomicU64,
+    /// Exits by a signal.
+    pub interrupted: AtomicU64,
+    /// Other exits.
+    pub other: AtomicU64,
+}
+
+/// Backpressure on vCPUs that write to the serial port faster than the console output is read.
+#[derive(Debug)]
+pub struct ConsoleBackpressure {
+    /// Registers of the serial port.
+    pub registers: Range<GuestAddress>,
+    /// Destination of its output.
+    pub output: ConsoleOutput,
+}
+
+/// The requested run state, and the vCPUs that have paused.
+#[derive(Debug)]
+pub struct RunControl {
+    state: Mutex<ControlState>,
+    changed: Condvar,
+    vcpus: usize,
+}
+
+#[derive(Debug)]
+struct ControlState {
+    requested: RunState,
+    paused_vcpus: usize,
+}
+
+impl RunControl {
+    /// Returns the control of `vcpus` vCPUs, which are requested to pause.
+    pub const fn new(vcpus: usize) -> Self {
+        Self {
+            state: Mutex::new(ControlState { requested: RunState::Paused, paused_vcpus: 0 }),
+            changed: Condvar::new(),
+            vcpus,
+        }
+    }
+
+    /// Returns the requested run state.
+    pub fn requested(&self) -> RunState {
+        self.state.lock().requested
+    }
+
+    /// Requests a run state; returns `false` if the vCPUs are stopped already.
+    pub(super) fn request(&self, requested: RunState) -> bool {
+        let mut state = self.state.lock();
+        if state.requested == RunState::Stopped {
+            return false;
+        }
+        state.requested = requested;
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    /// Waits until all vCPUs have paused, or another state is requested.
+    pub(super) fn wait_until_paused(&self) {
+        let mut state = self.state.lock();
+        while state.requested == RunState::Paused && state.paused_vcpus < self.vcpus {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Waits in a vCPU thread while a pause is requested; returns the state that is requested then.
+    pub(super) fn wait_while_paused(&self) -> RunState {
+        let mut state = self.state.lock();
+        if state.requested == RunState::Paused {
+            self.count_paused(&mut state);
+            while state.requested == RunState::Paused {
+                self.changed.wait(&mut state);
+            }
+            state.paused_vcpus -= 1;
+        }
+        state.requested
+    }
+
+    /// Waits until a stop is requested, in the thread of a vCPU that never enters the guest again.
+    pub(super) fn wait_until_stopped(&self) {
+        let mut state = self.state.lock();
+        self.count_paused(&mut state);
+        while state.requested != RunState::Stopped {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Counts a vCPU as paused for good.
+    pub(super) fn mark_paused(&self) {
+        self.count_paused(&mut self.state.lock());
+    }
+
+    fn count_paused(&self, state: &mut MutexGuard<'_, ControlState>) {
+        state.paused_vcpus += 1;
+        self.changed.notify_all();
+    }
+}
 
 /// Everything that the vCPU threads of a VM share.
 #[derive(Debug)]
@@ -46,7 +164,7 @@ pub struct VcpuContext {
     pub backpressure: Option<ConsoleBackpressure>,
     /// Exit counters.
     pub exits: Arc<ExitCounters>,
-    /// Event that is signalled when a [`GuestExit`] is reported.
+    /// Event that is signalled when the guest's exit is reported.
     pub guest_exit: EventFd,
 }
 
@@ -66,11 +184,11 @@ impl VcpuContext {
 pub(super) struct ExitReporter {
     pub(super) index: usize,
     pub(super) context: Arc<VcpuContext>,
-    pub(super) exits: mpsc::Sender<GuestExit>,
+    pub(super) exits: mpsc::Sender<VmOutcome>,
 }
 
 impl ExitReporter {
-    fn report(&self, exit: GuestExit) {
+    fn report(&self, exit: VmOutcome) {
         // The main thread joins the vCPU threads, so the receiver exists.
         let _ = self.exits.send(exit);
         let _ = self.context.guest_exit.write(1);
@@ -81,7 +199,7 @@ impl Drop for ExitReporter {
     fn drop(&mut self) {
         if thread::panicking() {
             let reason = format!("vCPU {}: its thread panicked", self.index);
-            self.report(GuestExit::VcpuFailed(reason));
+            self.report(VmOutcome::Failed(reason));
             self.context.control.mark_paused();
         }
     }
@@ -100,7 +218,7 @@ enum ExitAction {
     /// Enter the guest again.
     Resume,
     /// Report the guest's exit.
-    Report(GuestExit),
+    Report(VmOutcome),
 }
 
 impl Vcpu {
@@ -162,9 +280,9 @@ impl Vcpu {
             Ok(VcpuExit::SystemEvent(event, _)) => {
                 count(&exits.other);
                 return ExitAction::Report(match event {
-                    KVM_SYSTEM_EVENT_SHUTDOWN => GuestExit::PowerOff,
-                    KVM_SYSTEM_EVENT_RESET => GuestExit::Reset,
-                    KVM_SYSTEM_EVENT_CRASH => GuestExit::Crash,
+                    KVM_SYSTEM_EVENT_SHUTDOWN => VmOutcome::PowerOff,
+                    KVM_SYSTEM_EVENT_RESET => VmOutcome::Reset,
+                    KVM_SYSTEM_EVENT_CRASH => VmOutcome::Failed("the guest crashed".to_owned()),
                     other => self.failed(&format!("KVM_EXIT_SYSTEM_EVENT of type {other}")),
                 });
             }
@@ -188,7 +306,7 @@ impl Vcpu {
                     .to_owned()
             }
             Err(error) => {
-                let reason = exit::name(self.fd.get_kvm_run().exit_reason);
+                let reason = exit_name(self.fd.get_kvm_run().exit_reason);
                 format!("KVM_RUN: {error} (last exit: {reason})")
             }
         };
@@ -196,9 +314,9 @@ impl Vcpu {
         ExitAction::Report(self.failed(&failure))
     }
 
-    fn failed(&self, failure: &str) -> GuestExit {
+    fn failed(&self, failure: &str) -> VmOutcome {
         let pc = arch::vm::program_counter(&self.fd)
             .map_or_else(String::new, |pc| format!(", program counter {pc:#x}"));
-        GuestExit::VcpuFailed(format!("vCPU {}: {failure}{pc}", self.reporter.index))
+        VmOutcome::Failed(format!("vCPU {}: {failure}{pc}", self.reporter.index))
     }
 }

@@ -17,8 +17,8 @@ use std::{
 use kvm_ioctls::VcpuFd;
 
 use super::{
-    vcpu::{ExitReporter, Vcpu, VcpuContext},
-    vcpu_control::{ExitCounters, GuestExit, RunState},
+    outcome::VmOutcome,
+    vcpu::{ExitCounters, ExitReporter, RunState, Vcpu, VcpuContext},
 };
 use crate::kvm::kick::{KickTarget, Kicker};
 
@@ -28,7 +28,7 @@ pub struct VcpuThreads {
     context: Arc<VcpuContext>,
     kickers: Vec<Kicker>,
     threads: Vec<JoinHandle<()>>,
-    guest_exits: mpsc::Receiver<GuestExit>,
+    guest_exits: mpsc::Receiver<VmOutcome>,
 }
 
 /// A function that each vCPU thread calls before it enters the guest.
@@ -95,7 +95,7 @@ impl VcpuThreads {
     }
 
     /// Returns the guest's exit, if it was reported.
-    pub fn guest_exit(&self) -> Option<GuestExit> {
+    pub fn guest_exit(&self) -> Option<VmOutcome> {
         self.guest_exits.try_recv().ok()
     }
 
@@ -124,7 +124,7 @@ mod tests {
     use vmm_sys_util::eventfd::EventFd;
 
     use super::{
-        super::vcpu_control::{ConsoleBackpressure, RunControl},
+        super::vcpu::{ConsoleBackpressure, RunControl},
         *,
     };
     use crate::devices::{
@@ -165,7 +165,7 @@ mod tests {
 
         vcpus.pause();
         let reason = "vCPU 7: its thread panicked".to_owned();
-        assert_eq!(vcpus.guest_exit(), Some(GuestExit::VcpuFailed(reason)));
+        assert_eq!(vcpus.guest_exit(), Some(VmOutcome::Failed(reason)));
         assert_eq!(vcpus.context.guest_exit.read().unwrap(), 1);
     }
 

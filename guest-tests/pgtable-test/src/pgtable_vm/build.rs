@@ -24,16 +24,15 @@ use granule_types::{
 };
 use granule_vmm::{
     arch::{
-        aarch64::eager_split,
+        aarch64::vm::enable_eager_split,
         host,
         vm::{choose_ipa_bits, create_vm},
     },
     kvm::{
         self,
-        dirty::{DirtyLog, DirtyMode},
         dirty_ring::DirtyRings,
         kick::KickTarget,
-        memslot::Memslot,
+        memslot::{DirtyLog, DirtyMode, Memslot},
         stats::Statistics,
     },
     memory::{GuestMemory, GuestRam, HostPages, Plan},
@@ -80,7 +79,7 @@ pub(super) fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
         .transpose()
         .map_err(doing(logging))?;
     if let Some(chunk) = config.eager_split {
-        eager_split::enable(&vm, chunk).map_err(doing(logging))?;
+        enable_eager_split(&vm, chunk).map_err(doing(logging))?;
     }
     let dirty = DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?;
     let slots = "creating memslots";
@@ -95,7 +94,7 @@ pub(super) fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
         memory: loaded.memory,
         layout: Arc::new(loaded.layout),
         vcpus: Vec::new(),
-        statistics: Statistics::none(),
+        statistics: Statistics::default(),
         mode,
         ipa_bits: loaded.ipa_bits,
         features: BTreeMap::new(),

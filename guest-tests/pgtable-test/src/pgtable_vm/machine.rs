@@ -61,7 +61,7 @@ impl KvmMachine {
             ));
         }
         let mut events =
-            if config.events { EventCounters::open(TRACEPOINTS) } else { EventCounters::none() };
+            if config.events { EventCounters::open(TRACEPOINTS) } else { EventCounters::default() };
         let mut parts = build(&config)?;
         let mut host = Host::of_this_machine()
             .map_err(|error| MachineError::new("detecting the properties of this host", error))?;

@@ -28,7 +28,7 @@ use granule_types::{
     guest_mode::GuestMode,
     units::{Bytes, GuestAddress},
 };
-use granule_vmm::kvm::dirty::DirtyMode;
+use granule_vmm::kvm::memslot::DirtyMode;
 
 pub use machine::KvmMachine;
 

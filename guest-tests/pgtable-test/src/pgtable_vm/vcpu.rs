@@ -30,7 +30,7 @@ use granule_vmm::{
     arch::vm::program_counter,
     kvm::{
         dirty_ring::DirtyRings,
-        exit,
+        ioctls::exit_name,
         kick::{KickTarget, Kicker},
     },
     memory::GuestMemory,
@@ -120,7 +120,7 @@ impl GuestVcpu {
                 return GuestExit::Unexpected("KVM_RUN failed".to_owned(), detail);
             }
         };
-        let name = exit::name(self.fd.get_kvm_run().exit_reason);
+        let name = exit_name(self.fd.get_kvm_run().exit_reason);
         GuestExit::Unexpected(name, detail)
     }
 

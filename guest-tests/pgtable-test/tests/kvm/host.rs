@@ -17,7 +17,7 @@ use granule_types::{
     testing::skip,
     units::{Bytes, GuestAddress},
 };
-use granule_vmm::kvm::dirty::DirtyMode;
+use granule_vmm::kvm::memslot::DirtyMode;
 
 use super::{SIZE, machine_and_vcpu, made, small, task};
 

@@ -17,12 +17,10 @@ use kvm_bindings::{
     kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V2, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3,
 };
 use kvm_ioctls::{DeviceFd, VmFd};
-use thiserror::Error;
 
 use crate::{
     arch::aarch64::boot::{
-        fdt::GicRanges,
-        layout::{GIC_CPU_INTERFACE, GIC_DISTRIBUTOR, GIC_ITS, GIC_REDISTRIBUTORS},
+        GIC_CPU_INTERFACE, GIC_DISTRIBUTOR, GIC_ITS, GIC_REDISTRIBUTORS, fdt::GicRanges,
     },
     kvm::KvmError,
 };
@@ -36,25 +34,6 @@ const GICV2_CPUS: u64 = 8;
 /// Number of SGIs and PPIs, which precede the SPIs.
 const PRIVATE_INTERRUPTS: u32 = 32;
 
-/// Error returned when no interrupt controller can be created.
-#[derive(Debug, Error)]
-pub enum GicError {
-    /// A KVM call failed.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// A GICv2 does not support the number of vCPUs.
-    #[error("--vcpus {0}: this host has a GICv2, which supports 8 vCPUs")]
-    Gicv2Vcpus(u64),
-    /// The address map has no space for the redistributors.
-    #[error("--vcpus {requested}: the address map has space for the redistributors of {limit}")]
-    RedistributorSpace {
-        /// The requested number of vCPUs.
-        requested: u64,
-        /// The largest supported number.
-        limit: u64,
-    },
-}
-
 /// An interrupt controller. It exists as long as the VM.
 #[derive(Debug)]
 pub struct Gic {
@@ -67,7 +46,7 @@ pub struct Gic {
 ///
 /// # Errors
 /// The host's GIC does not support the number of vCPUs, or the kernel's error.
-pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicError> {
+pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
     match create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3) {
         Ok(gic) => v3(vm, gic, vcpus, interrupts),
         // ENODEV: the host has no GICv3.
@@ -76,14 +55,16 @@ pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicError> {
                 .map_err(|error| KvmError::call("KVM_CREATE_DEVICE (GICv2)", error))?;
             v2(gic, vcpus, interrupts)
         }
-        Err(error) => Err(KvmError::call("KVM_CREATE_DEVICE (GICv3)", error).into()),
+        Err(error) => Err(KvmError::call("KVM_CREATE_DEVICE (GICv3)", error)),
     }
 }
 
-fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicError> {
+fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
     let limit = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / REDISTRIBUTOR_SIZE;
     if vcpus > limit {
-        return Err(GicError::RedistributorSpace { requested: vcpus, limit });
+        return Err(KvmError::Unsupported(format!(
+            "--vcpus {vcpus}: the address map has space for the redistributors of {limit}"
+        )));
     }
     set_address(&gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
     // One region for all redistributors: their number is in bits 63:52.
@@ -108,9 +89,11 @@ fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicE
     })
 }
 
-fn v2(gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, GicError> {
+fn v2(gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
     if vcpus > GICV2_CPUS {
-        return Err(GicError::Gicv2Vcpus(vcpus));
+        return Err(KvmError::Unsupported(format!(
+            "--vcpus {vcpus}: this host has a GICv2, which supports {GICV2_CPUS} vCPUs"
+        )));
     }
     set_address(&gic, KVM_VGIC_V2_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
     set_address(&gic, KVM_VGIC_V2_ADDR_TYPE_CPU, GIC_CPU_INTERFACE)?;

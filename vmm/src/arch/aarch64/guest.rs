@@ -13,50 +13,26 @@ use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
 use super::{
-    boot::{
-        command_line::{self, CommandLineError},
-        fdt::{Fdt, FdtError},
-        image::ImageError,
-        layout::BootLayoutError,
-    },
-    eager_split::{self, EagerSplitError},
-    gic::{self, GicError},
-    ipa::{self, IpaError},
+    boot::{self, BootError, fdt::Fdt},
+    gic,
     vcpu::{self, VcpuFeatures},
+    vm,
 };
 pub use super::{
-    boot::{image::Image, layout::BootLayout},
+    boot::{BootLayout, image::Image},
     gic::Gic as InterruptController,
 };
-use crate::{arch::description::VmDescription, kvm::KvmError, memory::GuestRam};
+use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
 
 /// Error returned when an arm64 guest cannot be set up.
 #[derive(Debug, Error)]
 pub enum GuestError {
-    /// The kernel image is refused.
+    /// The boot data is refused.
     #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The command line is refused.
-    #[error(transparent)]
-    CommandLine(#[from] CommandLineError),
-    /// The boot data does not fit into memory.
-    #[error(transparent)]
-    BootLayout(#[from] BootLayoutError),
-    /// The IPA width is not available.
-    #[error(transparent)]
-    Ipa(#[from] IpaError),
-    /// A KVM call failed.
+    Boot(#[from] BootError),
+    /// KVM refuses a request.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The interrupt controller cannot be created.
-    #[error(transparent)]
-    Gic(#[from] GicError),
-    /// Eager page splitting cannot be enabled.
-    #[error(transparent)]
-    EagerSplit(#[from] EagerSplitError),
-    /// The device tree cannot be written.
-    #[error(transparent)]
-    Fdt(#[from] FdtError),
     /// The kernel or the device tree cannot be copied into guest memory.
     #[error("{object} cannot be copied into guest memory")]
     Load {
@@ -87,7 +63,7 @@ pub const fn check_supported() -> Result<(), GuestError> {
 /// Parses a kernel image and decompresses it.
 ///
 /// # Errors
-/// [`ImageError`].
+/// [`BootError`].
 pub fn parse_image(file: Vec<u8>) -> Result<Image, GuestError> {
     Ok(Image::from_file(file)?)
 }
@@ -95,15 +71,15 @@ pub fn parse_image(file: Vec<u8>) -> Result<Image, GuestError> {
 /// Parses a kernel command line.
 ///
 /// # Errors
-/// [`CommandLineError`].
+/// [`BootError`].
 pub fn parse_command_line(text: &str) -> Result<Cmdline, GuestError> {
-    Ok(command_line::parse(text)?)
+    Ok(boot::parse_command_line(text)?)
 }
 
 /// Places the boot data in a first memory range of `memory` bytes.
 ///
 /// # Errors
-/// [`BootLayoutError`].
+/// [`BootError`].
 pub fn boot_layout(
     image: &Image,
     initrd: Option<Bytes>,
@@ -116,20 +92,22 @@ pub fn boot_layout(
 /// sizes, as far as the host supports it.
 ///
 /// # Errors
-/// [`IpaError`].
+/// [`KvmError`].
 pub fn choose_ipa_bits(
     kvm: &Kvm,
     memory: &[Arc<GuestRam>],
     requested: Option<u8>,
 ) -> Result<u8, GuestError> {
-    let limit = ipa::limit(kvm.get_host_ipa_limit());
+    let limit = vm::bits_limit(kvm.get_host_ipa_limit());
     let end = memory.last().map_or(0, |ram| ram.start().0 + ram.size().0);
-    let bits = ipa::choose(GuestAddress(end), requested, limit)?;
+    let bits = vm::choose_bits(GuestAddress(end), requested, limit)?;
     if requested.is_some() {
         return Ok(bits);
     }
-    let for_blocks =
-        memory.iter().map(|ram| ipa::for_blocks(ram.plan().page(), ram.plan().base_page())).max();
+    let for_blocks = memory
+        .iter()
+        .map(|ram| vm::bits_for_blocks(ram.plan().page(), ram.plan().base_page()))
+        .max();
     Ok(bits.max(for_blocks.unwrap_or(0).min(limit)))
 }
 
@@ -137,12 +115,12 @@ pub fn choose_ipa_bits(
 /// not have memslots yet.
 ///
 /// # Errors
-/// [`EagerSplitError`].
-pub fn configure_vm(vm: &VmFd, eager_split: Option<Bytes>) -> Result<(), GuestError> {
+/// [`KvmError`].
+pub fn configure_vm(fd: &VmFd, eager_split: Option<Bytes>) -> Result<(), GuestError> {
     if let Some(chunk) = eager_split {
-        eager_split::enable(vm, chunk)?;
+        vm::enable_eager_split(fd, chunk)?;
     }
-    vcpu::enable_nisv_exits(vm);
+    vcpu::enable_nisv_exits(fd);
     Ok(())
 }
 
@@ -160,7 +138,7 @@ pub fn create_vcpus(vm: &VmFd, count: u32) -> Result<GuestVcpus, GuestError> {
 /// Creates the interrupt controller of a VM, and the PMU of its vCPUs, which needs it.
 ///
 /// # Errors
-/// [`GicError`].
+/// [`KvmError`].
 pub fn create_interrupt_controller(
     vm: &VmFd,
     vcpus: &GuestVcpus,
@@ -201,7 +179,7 @@ pub fn write_boot_data(
     layout: &BootLayout,
 ) -> Result<(), GuestError> {
     let cpus = vcpus.fds.iter().map(vcpu::affinity).collect::<Result<Vec<_>, _>>()?;
-    let command_line = vm.command_line.as_cstring().map_err(CommandLineError::Invalid)?;
+    let command_line = vm.command_line.as_cstring().map_err(boot::invalid_command_line)?;
     let command_line = command_line.to_string_lossy();
     let seed = random_seed();
     let fdt = Fdt {

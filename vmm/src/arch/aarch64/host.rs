@@ -1,5 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! KVM on an arm64 host: tracepoints, and why the driver may be missing.
+//! KVM on an arm64 host: tracepoints, the cause of a missing driver, and event filters that count
+//! stage-2 aborts by type, level and access.
+//!
+//! The tracepoint `kvm_guest_fault` records syndrome (`hsr`) and IPA of each abort. The kernel's event
+//! filters cannot compare a masked field, but can test bits: in the fault status code (Arm ARM
+//! D19.2.39), bits 3:2 are 01 for a translation fault, 10 for an access flag fault and 11 for a
+//! permission fault, bits 1:0 are the level; bit 28 of the syndrome distinguishes data aborts from
+//! instruction aborts, bit 6 is set for a write. Aborts below the start of memory are device accesses
+//! and are not counted.
+
+use std::ffi::CStr;
 
 /// The tracepoints to count, of the kernel's `kvm` group: guest aborts and exits, and the
 /// mmu_notifier calls of the host's memory management.
@@ -15,3 +25,74 @@ pub fn explain_missing_driver() -> String {
 
 /// System calls that newer architectures replaced; arm64 has none of them.
 pub const LEGACY_SYSCALLS: &[i64] = &[];
+
+/// The tracepoint of stage-2 aborts.
+pub const FAULT_TRACEPOINT: &str = "kvm_guest_fault";
+
+/// Names and event filters of the counters of stage-2 aborts.
+pub const FAULT_FILTERS: &[(&str, &CStr)] = &[
+    ("translation.level1", c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 1 && !(hsr & 2)"),
+    ("translation.level2", c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 2 && !(hsr & 1)"),
+    ("translation.level3", c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 2 && hsr & 1"),
+    ("access-flag.level1", c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 1 && !(hsr & 2)"),
+    ("access-flag.level2", c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 2 && !(hsr & 1)"),
+    ("access-flag.level3", c"ipa >= 0x40000000 && hsr & 8 && !(hsr & 4) && hsr & 2 && hsr & 1"),
+    ("permission.level1", c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 1 && !(hsr & 2)"),
+    ("permission.level2", c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 2 && !(hsr & 1)"),
+    ("permission.level3", c"ipa >= 0x40000000 && hsr & 4 && hsr & 8 && hsr & 2 && hsr & 1"),
+    ("by.instruction", c"ipa >= 0x40000000 && !(hsr & 0x10000000)"),
+    ("by.read", c"ipa >= 0x40000000 && hsr & 0x10000000 && !(hsr & 0x40)"),
+    ("by.write", c"ipa >= 0x40000000 && hsr & 0x10000000 && hsr & 0x40"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::layout::MEMORY;
+
+    /// Returns whether a filter passes a syndrome. Its terms, joined by `&&`, each test bits.
+    fn passes(filter: &CStr, syndrome: u64) -> bool {
+        let terms = filter.to_str().unwrap().split(" && ").skip(1);
+        terms.into_iter().all(|term| {
+            let (expected, bits) = match term.strip_prefix("!(hsr & ") {
+                Some(bits) => (false, bits.trim_end_matches(')')),
+                None => (true, term.strip_prefix("hsr & ").unwrap()),
+            };
+            let bits = match bits.strip_prefix("0x") {
+                Some(hex) => u64::from_str_radix(hex, 16).unwrap(),
+                None => bits.parse().unwrap(),
+            };
+            (syndrome & bits != 0) == expected
+        })
+    }
+
+    #[test]
+    fn each_abort_is_counted_once_by_type_and_once_by_access() {
+        for (status, kind) in [(0x04, "translation"), (0x08, "access-flag"), (0x0c, "permission")] {
+            for level in 1..4 {
+                for (class, access) in [
+                    (0x20 << 26, "by.instruction"),
+                    (0x24 << 26, "by.read"),
+                    (0x24 << 26 | 1 << 6, "by.write"),
+                ] {
+                    let names: Vec<_> = FAULT_FILTERS
+                        .iter()
+                        .filter(|(_, filter)| passes(filter, class | status | level))
+                        .map(|(name, _)| (*name).to_owned())
+                        .collect();
+
+                    assert_eq!(names, [format!("{kind}.level{level}"), access.to_owned()]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn device_accesses_are_not_counted() {
+        let start = format!("ipa >= {:#x} && ", MEMORY.0);
+
+        assert!(
+            FAULT_FILTERS.iter().all(|(_, filter)| filter.to_str().unwrap().starts_with(&start))
+        );
+    }
+}

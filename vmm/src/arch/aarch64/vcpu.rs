@@ -2,17 +2,23 @@
 //! vCPUs of a Linux guest. They have the host CPU's features (SVE, pointer authentication, PMU). The
 //! guest powers on all but the first by PSCI; the first starts at the kernel's entry point with the
 //! address of the device tree in `x0` (`Documentation/arch/arm64/booting.rst`).
+//!
+//! Registers are accessed by their KVM register IDs (`KVM_SET_ONE_REG`,
+//! `Documentation/virt/kvm/api.rst`).
+
+use std::mem::offset_of;
 
 use granule_types::units::GuestAddress;
 use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3, KVM_ARM_VCPU_PMU_V3_CTRL, KVM_ARM_VCPU_PMU_V3_INIT,
     KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2,
     KVM_ARM_VCPU_PTRAUTH_ADDRESS, KVM_ARM_VCPU_PTRAUTH_GENERIC, KVM_ARM_VCPU_SVE,
-    KVM_CAP_ARM_NISV_TO_USER, kvm_device_attr, kvm_enable_cap, kvm_vcpu_init,
+    KVM_CAP_ARM_NISV_TO_USER, KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG,
+    KVM_REG_SIZE_U64, kvm_device_attr, kvm_enable_cap, kvm_regs, kvm_vcpu_init, user_pt_regs,
 };
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
-use super::{boot::fdt::PMU_PPI, registers, system_register::SystemRegister};
+use super::{SystemRegister, boot::fdt::PMU_PPI};
 use crate::kvm::KvmError;
 
 const MPIDR_EL1: SystemRegister = SystemRegister { name: "MPIDR_EL1", encoding: [3, 0, 0, 0, 5] };
@@ -51,7 +57,7 @@ impl VcpuFeatures {
             (self.pointer_authentication, KVM_ARM_VCPU_PTRAUTH_GENERIC),
         ]
         .into_iter()
-        .filter(|(wanted, _)| *wanted)
+        .filter(|(requested, _)| *requested)
         .fold(0, |bits, (_, feature)| bits | 1 << feature)
     }
 }
@@ -90,7 +96,7 @@ pub fn create(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, K
 /// # Errors
 /// The kernel's error.
 pub fn affinity(fd: &VcpuFd) -> Result<u64, KvmError> {
-    Ok(registers::get(fd, MPIDR_EL1)? & AFFINITY_MASK)
+    Ok(get(fd, MPIDR_EL1)? & AFFINITY_MASK)
 }
 
 /// Connects the PMU of a vCPU to its interrupt; call it after the GIC is initialised.
@@ -115,11 +121,81 @@ pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Sets the entry point of a vCPU, and `x0` to the address of the device tree; all other registers keep their reset values.
+/// Sets the entry point of a vCPU, and `x0` to the address of the device tree; all other registers keep
+/// their reset values.
 ///
 /// # Errors
 /// The kernel's error.
 pub fn set_entry(fd: &VcpuFd, entry: GuestAddress, fdt: GuestAddress) -> Result<(), KvmError> {
-    registers::set_x0(fd, fdt.0)?;
-    registers::set_pc(fd, entry.0)
+    set_by_id(fd, X0, fdt.0)?;
+    set_pc(fd, entry.0)
+}
+
+/// Register ID of the program counter.
+const PC: u64 = core_register(offset_of!(user_pt_regs, pc));
+
+/// Register ID of `x0`.
+const X0: u64 = core_register(offset_of!(user_pt_regs, regs));
+
+/// Returns the ID of a core register from its offset in `user_pt_regs`.
+const fn core_register(offset: usize) -> u64 {
+    let offset = offset_of!(kvm_regs, regs) + offset;
+    KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | (offset / 4) as u64
+}
+
+/// Returns the ID of a system register.
+const fn id(register: SystemRegister) -> u64 {
+    let [op0, op1, crn, crm, op2] = register.encoding;
+    KVM_REG_ARM64
+        | KVM_REG_SIZE_U64
+        | KVM_REG_ARM64_SYSREG as u64
+        | (op0 as u64) << 14
+        | (op1 as u64) << 11
+        | (crn as u64) << 7
+        | (crm as u64) << 3
+        | op2 as u64
+}
+
+/// Returns a system register of a vCPU.
+///
+/// # Errors
+/// The kernel's error.
+pub fn get(vcpu: &VcpuFd, register: SystemRegister) -> Result<u64, KvmError> {
+    get_by_id(vcpu, id(register))
+}
+
+/// Sets a system register of a vCPU.
+///
+/// # Errors
+/// The kernel's error.
+pub fn set(vcpu: &VcpuFd, register: SystemRegister, value: u64) -> Result<(), KvmError> {
+    set_by_id(vcpu, id(register), value)
+}
+
+/// Returns the program counter of a vCPU.
+///
+/// # Errors
+/// The kernel's error.
+pub fn get_pc(vcpu: &VcpuFd) -> Result<u64, KvmError> {
+    get_by_id(vcpu, PC)
+}
+
+/// Sets the program counter of a vCPU.
+///
+/// # Errors
+/// The kernel's error.
+pub fn set_pc(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
+    set_by_id(vcpu, PC, value)
+}
+
+fn get_by_id(vcpu: &VcpuFd, id: u64) -> Result<u64, KvmError> {
+    let mut bytes = [0; 8];
+    vcpu.get_one_reg(id, &mut bytes).map_err(|error| KvmError::call("KVM_GET_ONE_REG", error))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn set_by_id(vcpu: &VcpuFd, id: u64, value: u64) -> Result<(), KvmError> {
+    vcpu.set_one_reg(id, &value.to_le_bytes())
+        .map(drop)
+        .map_err(|error| KvmError::call("KVM_SET_ONE_REG", error))
 }

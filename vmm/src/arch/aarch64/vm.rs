@@ -1,29 +1,92 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Creates a VM with the smallest IPA width that holds its memory.
+//! Creates a VM: the width of its intermediate physical addresses (IPA), and eager page splitting.
+//!
+//! With 4K pages stage 2 has two levels up to 34 bits, three up to 43 and four from 44 on, and each
+//! level is one more access in every walk. A VM therefore gets the smallest width that holds its memory,
+//! at least 32 bits (the minimum of `KVM_CREATE_VM`, `Documentation/virt/kvm/api.rst`). A guest on huge
+//! pages gets at least the levels that blocks of that size need: with tables that start at 2M entries,
+//! a 1G page would be 512 entries.
+//!
+//! With eager page splitting (`KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`, since Linux 6.5), KVM splits blocks
+//! into pages when dirty logging starts or part of the log is cleared, one chunk of tables at a time,
+//! instead of at each write fault. The chunk is a block size of stage 2. KVM accepts it only before the
+//! VM has memslots.
 
-use granule_types::units::GuestAddress;
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use granule_types::units::{Bytes, GuestAddress};
+use kvm_bindings::{
+    KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES, kvm_enable_cap,
+};
+use kvm_ioctls::VmFd;
+#[cfg(target_arch = "aarch64")]
+use kvm_ioctls::{Kvm, VcpuFd};
 
-pub use super::ipa::IpaError as AddressWidthError;
-use super::{ipa, registers};
-use crate::kvm::KvmError;
+use crate::kvm::{KvmError, ioctls::VmExt as _};
+
+/// Smallest IPA width of KVM.
+const MIN_BITS: u8 = 32;
+/// IPA width of kernels without a choice (before Linux 4.20).
+const FIXED_BITS: u8 = 40;
+
+/// Returns the largest IPA width, from the value of `KVM_CAP_ARM_VM_IPA_SIZE`; 0 means no choice.
+pub fn bits_limit(capability: i32) -> u8 {
+    match u8::try_from(capability) {
+        Ok(bits) if bits >= MIN_BITS => bits,
+        _ => FIXED_BITS,
+    }
+}
+
+/// Returns the IPA width for memory that ends before `end`: the requested one, or the smallest that
+/// fits.
+///
+/// # Errors
+/// The memory does not fit the requested width, or the host does not support it.
+pub fn choose_bits(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, KvmError> {
+    let end = end.0;
+    let needed = (MIN_BITS..64).find(|bits| end.saturating_sub(1) >> bits == 0).unwrap_or(64);
+    let bits = requested.unwrap_or(needed);
+    if bits < needed {
+        return Err(KvmError::Unsupported(format!(
+            "--ipa-bits {bits}: guest memory ends at {end:#x} and needs {needed}"
+        )));
+    }
+    if bits > limit {
+        return Err(KvmError::Unsupported(format!(
+            "{bits} bits of guest-physical address are not available: this host's KVM supports \
+             {MIN_BITS} to {limit} (KVM_CAP_ARM_VM_IPA_SIZE); use a smaller --ipa-bits or less memory"
+        )));
+    }
+    Ok(bits)
+}
+
+/// Returns the smallest width whose tables have blocks of `page` bytes, with pages of `granule` bytes.
+///
+/// The number of levels is (bits - 8) / (index bits), because KVM concatenates up to 16 tables at the
+/// start level (`stage2_pgtable_levels` in the kernel's `asm/stage2_pgtable.h`).
+pub fn bits_for_blocks(page: Bytes, granule: Bytes) -> u8 {
+    let offset = granule.0.trailing_zeros();
+    let index = offset - 3;
+    let levels = page.0.trailing_zeros().saturating_sub(offset) / index + 1;
+    u8::try_from(levels * index + 8).map_or(MIN_BITS, |bits| bits.max(MIN_BITS))
+}
 
 /// Returns the VM's IPA width for memory that ends before `end`: `requested`, or the smallest that fits.
 ///
 /// # Errors
 /// The memory does not fit `requested`, or the host's KVM has fewer bits.
+#[cfg(target_arch = "aarch64")]
 pub fn choose_ipa_bits(
     kvm: &Kvm,
     end: GuestAddress,
     requested: Option<u8>,
-) -> Result<u8, AddressWidthError> {
-    ipa::choose(end, requested, ipa::limit(kvm.get_host_ipa_limit()))
+) -> Result<u8, KvmError> {
+    choose_bits(end, requested, bits_limit(kvm.get_host_ipa_limit()))
 }
 
 /// Creates a VM with `ipa_bits` of guest-physical address.
 ///
 /// # Errors
 /// The kernel's error.
+#[cfg(target_arch = "aarch64")]
 pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     // Without KVM_CAP_ARM_VM_IPA_SIZE every VM has 40 bits, and the type must be 0.
     let vm = if kvm.get_host_ipa_limit() > 0 {
@@ -35,6 +98,106 @@ pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
 }
 
 /// Returns a vCPU's program counter, if KVM returns it.
+#[cfg(target_arch = "aarch64")]
 pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
-    registers::get_pc(vcpu).ok()
+    super::vcpu::get_pc(vcpu).ok()
+}
+
+/// Enables eager page splitting in chunks of `chunk`; call it before the VM has memslots.
+///
+/// # Errors
+/// The kernel lacks the capability or does not support the chunk size.
+pub fn enable_eager_split(vm: &VmFd, chunk: Bytes) -> Result<(), KvmError> {
+    let supported = vm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into());
+    check_chunk(chunk, u64::try_from(supported).unwrap_or(0))?;
+    let mut cap =
+        kvm_enable_cap { cap: KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, ..kvm_enable_cap::default() };
+    cap.args[0] = chunk.0;
+    vm.enable_capability(&cap)
+        .map_err(|error| KvmError::call("KVM_ENABLE_CAP (eager split)", error))?;
+    Ok(())
+}
+
+/// Checks a size against the bitmap of supported sizes.
+fn check_chunk(requested: Bytes, supported: u64) -> Result<(), KvmError> {
+    if supported == 0 {
+        return Err(KvmError::Unsupported(
+            "--eager-split: this host's KVM does not support it (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE \
+             needs Linux 6.5): remove the option"
+                .to_owned(),
+        ));
+    }
+    if requested.0.is_power_of_two() && supported & requested.0 != 0 {
+        return Ok(());
+    }
+    let sizes = (0..u64::BITS).map(|bit| 1 << bit);
+    let sizes: Vec<String> =
+        sizes.filter(|size| supported & size != 0).map(|size| Bytes(size).to_string()).collect();
+    Err(KvmError::Unsupported(format!(
+        "--eager-split {requested}: not a block size of this host; expected one of {}",
+        sizes.join(", ")
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_width_that_fits_is_chosen_unless_another_is_requested() {
+        for (end, requested, bits) in [
+            (0x10_0000, None, 32),
+            (1 << 32, None, 32),
+            ((1 << 32) + 1, None, 33),
+            (1 << 40, None, 40),
+            (0xffff_ffe0_0000, None, 48),
+            (1 << 32, Some(44), 44),
+        ] {
+            let chosen = choose_bits(GuestAddress(end), requested, 48).unwrap();
+            assert_eq!(chosen, bits, "{end:#x}");
+        }
+    }
+
+    #[test]
+    fn a_1g_page_needs_a_third_level() {
+        let small = Bytes::kib(4);
+
+        assert_eq!(bits_for_blocks(Bytes::gib(1), small), 35);
+        assert_eq!(bits_for_blocks(Bytes::mib(2), small), 32);
+        assert_eq!(bits_for_blocks(small, small), 32);
+        assert_eq!(bits_for_blocks(Bytes::mib(512), Bytes::kib(64)), 34);
+    }
+
+    #[test]
+    fn widths_above_the_host_limit_or_below_the_memory_are_refused() {
+        for (end, requested, limit, why) in [
+            (1 << 32, Some(49), 48, "49 bits of guest-physical address are not available"),
+            (1 << 41, None, 40, "41 bits of guest-physical address are not available"),
+            (1 << 41, Some(40), 48, "ends at 0x20000000000 and needs 41"),
+            (0, Some(31), 48, "needs 32"),
+        ] {
+            let error = choose_bits(GuestAddress(end), requested, limit).unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_the_capability_has_40_bits() {
+        assert_eq!(bits_limit(0), 40);
+        assert_eq!(bits_limit(-1), 40);
+        assert_eq!(bits_limit(48), 48);
+    }
+
+    #[test]
+    fn the_chunk_must_be_a_block_size_of_the_host() {
+        let supported = Bytes::gib(1).0 | Bytes::mib(2).0 | Bytes::kib(4).0;
+
+        let wrong = check_chunk(Bytes::mib(4), supported).unwrap_err();
+        let none = check_chunk(Bytes::mib(3), supported);
+
+        assert!(check_chunk(Bytes::mib(2), supported).is_ok());
+        assert!(wrong.to_string().ends_with("one of 4K, 2M, 1G"), "{wrong}");
+        assert!(none.is_err());
+        assert!(check_chunk(Bytes::mib(2), 0).unwrap_err().to_string().contains("needs Linux 6.5"));
+    }
 }

@@ -12,7 +12,7 @@ use linux_loader::cmdline::Cmdline;
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
-use crate::{arch::description::VmDescription, memory::GuestRam};
+use crate::{arch::VmDescription, memory::GuestRam};
 
 /// Error returned on x86_64, where Linux guests are not supported.
 #[derive(Debug, Error)]

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! KVM on an x86_64 host: tracepoints, and why the driver may be missing.
+//! KVM on an x86_64 host: tracepoints, and the cause of a missing driver.
 
-use std::fs;
+use std::{ffi::CStr, fs};
 
 /// The tracepoints to count, of the kernel's `kvm` group.
 pub const TRACEPOINTS: &[&str] = &["kvm_page_fault", "kvm_exit", "kvm_unmap_hva_range"];
+
+/// The tracepoint of guest page faults.
+pub const FAULT_TRACEPOINT: &str = "kvm_page_fault";
+
+/// Counters of guest page faults by event filter: none, because the error code does not encode the
+/// level, and `granule run`, which would count them, does not support x86_64 guests.
+pub const FAULT_FILTERS: &[(&str, &CStr)] = &[];
 
 /// System calls that newer architectures replaced; the C library may use them.
 #[cfg(target_arch = "x86_64")]

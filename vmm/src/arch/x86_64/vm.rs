@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Creates a VM. Its guest-physical addresses are as wide as the CPU's, unless KVM reports a smaller
-//! width for the second stage.
+//! Creates a VM, and computes the range of its physical addresses.
+//!
+//! A VM has the CPU's address width (CPUID leaf `0x8000_0008`), unless KVM reports a smaller one for
+//! the second stage. On AMD CPUs 12 GiB are reserved for HyperTransport and cannot hold memory: from
+//! family 17h on at the end of the CPU's addresses, whose width memory encryption reduces (leaf
+//! `0x8000_001f`); before it below 1T, which then limits all memory. The kernel's selftests use the same
+//! rule (`vm_compute_max_gfn()` in `tools/testing/selftests/kvm/lib/x86_64/processor.c`).
 
 use std::arch::x86_64::__cpuid;
 
 use granule_types::units::GuestAddress;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use thiserror::Error;
 
-use super::address_width::{self, Amd, WidthError};
 use crate::kvm::KvmError;
 
 /// Address of the task segment that Intel CPUs without unrestricted guests need
@@ -22,17 +25,6 @@ const ADDRESS_LEAF: u32 = 0x8000_0008;
 /// The CPUID leaf with the number of address bits that memory encryption takes.
 const ENCRYPTION_LEAF: u32 = 0x8000_001f;
 
-/// Error returned when a VM cannot have the address width requested.
-#[derive(Debug, Error)]
-pub enum AddressWidthError {
-    /// KVM does not report its CPUID leaves.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// The memory does not fit, or the CPU has fewer bits.
-    #[error(transparent)]
-    Width(#[from] WidthError),
-}
-
 /// Returns the VM's address width for memory that ends before `end`: `requested`, or the CPU's.
 ///
 /// # Errors
@@ -41,8 +33,20 @@ pub fn choose_ipa_bits(
     kvm: &Kvm,
     end: GuestAddress,
     requested: Option<u8>,
-) -> Result<u8, AddressWidthError> {
-    Ok(address_width::choose(end, requested, physical_width(&cpuid(kvm)?))?)
+) -> Result<u8, KvmError> {
+    choose(end, requested, physical_width(&cpuid(kvm)?))
+}
+
+fn choose(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, KvmError> {
+    let end = end.0;
+    match requested {
+        None => Ok(limit),
+        Some(requested) if requested <= limit && end <= 1 << requested => Ok(requested),
+        Some(requested) => Err(KvmError::Unsupported(format!(
+            "{requested} bits of guest-physical address requested; guest memory ends at {end:#x}, and \
+             this host's CPU has {limit} bits"
+        ))),
+    }
 }
 
 /// Creates a VM.
@@ -68,12 +72,12 @@ pub fn cpuid(kvm: &Kvm) -> Result<CpuId, KvmError> {
 pub fn physical_width(cpuid: &CpuId) -> u8 {
     let leaf = cpuid.as_slice().iter().find(|entry| entry.function == ADDRESS_LEAF);
     // Without the leaf a CPU has 36 bits (Intel SDM volume 3, 5.1.4).
-    leaf.map_or(36, |entry| address_width::width(entry.eax))
+    leaf.map_or(36, |entry| width(entry.eax))
 }
 
 /// Returns the end of the addresses that memory can have in a VM with these CPUID leaves.
 pub fn end_of_memory(cpuid: &CpuId) -> GuestAddress {
-    address_width::end(physical_width(cpuid), amd())
+    end(physical_width(cpuid), amd())
 }
 
 /// Returns the host's own CPUID data if its CPU is AMD's, or Hygon's by its licence (leaf 0, `EBX`).
@@ -93,4 +97,120 @@ fn amd() -> Option<Amd> {
 /// Returns a vCPU's program counter, if KVM returns it.
 pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
     vcpu.get_regs().ok().map(|registers| registers.rip)
+}
+
+/// Size of the HyperTransport range.
+const HYPERTRANSPORT_SIZE: u64 = 12 << 30;
+
+/// First family with the HyperTransport range at the end of its addresses.
+const RANGE_AT_END: u32 = 0x17;
+
+/// Smallest address width that includes the HyperTransport range.
+const RANGE_VISIBLE: u8 = 40;
+
+/// Returns the address width in `EAX` of leaf `0x8000_0008`: that of the second stage (bits 23:16), or
+/// if it is 0 that of the CPU (bits 7:0).
+const fn width(eax: u32) -> u8 {
+    let [physical, _, guest, _] = eax.to_le_bytes();
+    if guest == 0 { physical } else { guest }
+}
+
+/// CPUID data of an AMD host CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Amd {
+    /// `EAX` of leaf 1, which holds the family.
+    signature: u32,
+    /// Bits 7:0 of `EAX` of leaf `0x8000_0008`: the CPU's address width.
+    width: u8,
+    /// `EBX` of leaf `0x8000_001f`, or 0 without that leaf; it holds the number of address bits that
+    /// memory encryption takes.
+    encryption: u32,
+}
+
+impl Amd {
+    /// Returns the family: bits 11:8, plus bits 27:20 if all of those are set.
+    const fn family(self) -> u32 {
+        let base = self.signature >> 8 & 0xf;
+        if base == 0xf { base + (self.signature >> 20 & 0xff) } else { base }
+    }
+
+    /// Returns the start of the HyperTransport range.
+    const fn hypertransport(self) -> u64 {
+        let end = if self.family() < RANGE_AT_END {
+            1 << 40
+        } else {
+            let width = self.width as u32;
+            let reduced = width.saturating_sub(self.encryption >> 6 & 0x3f);
+            match 1u64.checked_shl(reduced) {
+                Some(end) => end,
+                None => u64::MAX,
+            }
+        };
+        end.saturating_sub(HYPERTRANSPORT_SIZE)
+    }
+}
+
+/// Returns the end of the addresses that memory can have in a VM of `width` bits.
+fn end(width: u8, amd: Option<Amd>) -> GuestAddress {
+    let end = 1u64 << width;
+    GuestAddress(match amd {
+        Some(amd) if width >= RANGE_VISIBLE => end.min(amd.hypertransport()),
+        _ => end,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_stage_width_takes_precedence() {
+        assert_eq!(width(0x0000_302e), 46);
+        assert_eq!(width(0x0030_3034), 48);
+    }
+
+    /// Opteron 8347 (family 10h), Ryzen 1700 (17h), EPYC 7763 (19h).
+    const OLD: u32 = 0x0010_0f23;
+    const FIRST: u32 = 0x0080_0f11;
+    const NEWER: u32 = 0x00a0_0f11;
+
+    fn amd(signature: u32, width: u8, encryption: u32) -> Option<Amd> {
+        Some(Amd { signature, width, encryption })
+    }
+
+    #[test]
+    fn without_hypertransport_memory_can_use_all_addresses() {
+        assert_eq!(end(46, None), GuestAddress(1 << 46));
+    }
+
+    #[test]
+    fn before_family_17h_hypertransport_is_below_1t() {
+        for width in [40, 48] {
+            let end = end(width, amd(OLD, width, 0));
+            assert_eq!(end, GuestAddress(0xfd_0000_0000), "{width}");
+        }
+    }
+
+    #[test]
+    fn from_family_17h_on_hypertransport_ends_the_cpus_addresses() {
+        for signature in [FIRST, NEWER] {
+            let at = |width, reduced_by: u32| end(48, amd(signature, width, reduced_by << 6));
+            assert_eq!(at(48, 0), GuestAddress(0xfffd_0000_0000));
+            assert_eq!(at(48, 5), GuestAddress((1 << 43) - (12 << 30)));
+            assert_eq!(at(52, 0), GuestAddress(1 << 48));
+        }
+    }
+
+    #[test]
+    fn below_40_bits_hypertransport_is_out_of_range() {
+        assert_eq!(end(39, amd(OLD, 39, 0)), GuestAddress(1 << 39));
+    }
+
+    #[test]
+    fn a_supported_width_can_be_requested() {
+        assert_eq!(choose(GuestAddress(1 << 46), None, 46).unwrap(), 46);
+        assert_eq!(choose(GuestAddress(1 << 40), Some(40), 46).unwrap(), 40);
+        assert!(choose(GuestAddress(1 << 40), Some(39), 46).is_err());
+        assert!(choose(GuestAddress(1 << 40), Some(47), 46).is_err());
+    }
 }

@@ -35,15 +35,13 @@ use crate::{
     },
     kvm::stats::Statistics,
     vm::{
-        api::Api,
-        boot_stats::BootStats,
+        api::{Api, BoundSocket},
+        boot_stats::{BootStats, StatsFile},
+        builder::allocate_memory,
         config::{MemoryZone, SerialModel, VirtioConfig, VmConfig},
         console_io::{self, ConsoleChannels},
-        memory_zones,
         signals::Signals,
-        socket::BoundSocket,
         stats::{HostCounters, StatsReader},
-        stats_file::StatsFile,
     },
 };
 
@@ -145,8 +143,8 @@ fn guest_memory() {
         node,
     };
     // A kernel without NUMA refuses the node.
-    let _ = memory_zones::allocate(&[zone("anonymous", Some(0))]);
-    let memory = memory_zones::allocate(&[zone("anonymous_thp", None), zone("shmem", None)]);
+    let _ = allocate_memory(&[zone("anonymous", Some(0))]);
+    let memory = allocate_memory(&[zone("anonymous_thp", None), zone("shmem", None)]);
     for ram in &memory.unwrap().zones {
         assert!(!ram.resident().unwrap().resident.is_empty());
         let _ = ram.collapse();
@@ -191,7 +189,7 @@ fn devices(mut disk: Driver, mut entropy: Driver, mut balloon: Driver) {
 fn statistics(mut file: StatsFile) {
     let mut reader = StatsReader {
         counters: HostCounters::open(),
-        statistics: Statistics::none(),
+        statistics: Statistics::default(),
         exits: Arc::default(),
         zones: Vec::new(),
         tables_before: Some(0),
@@ -208,7 +206,7 @@ fn statistics(mut file: StatsFile) {
         memory: Vec::new(),
         ipa_bits: None,
         eager_split: None,
-        dirty: crate::kvm::dirty::DirtyMode::default(),
+        dirty: crate::kvm::memslot::DirtyMode::default(),
     };
     file.write(&config, "off", &boot).unwrap();
 }

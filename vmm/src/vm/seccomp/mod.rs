@@ -26,7 +26,10 @@ use seccompiler::{
 };
 use vmm_sys_util::signal::register_signal_handler;
 
-use super::{sandbox::SandboxError, terminal};
+use super::{
+    outcome::{VmError, failed},
+    terminal,
+};
 use crate::arch::host;
 use allowed::AllowedCall;
 
@@ -95,19 +98,21 @@ impl ThreadRole {
     ///
     /// # Errors
     /// The kernel has seccomp and refuses the filter.
-    pub fn confine(self) -> Result<(), SandboxError> {
+    pub fn confine(self) -> Result<(), VmError> {
         if !has_seccomp() {
             return Ok(());
         }
         install_handler()?;
-        Ok(apply_filter(&self.filter()?)?)
+        let filter = self.filter().map_err(failed("a seccomp filter cannot be compiled"))?;
+        apply_filter(&filter)
+            .map_err(failed("a seccomp filter cannot be installed; --sandbox off runs without it"))
     }
 }
 
 /// Confines the calling thread, if `confine` is set.
 ///
 /// # Errors
-/// [`SandboxError`].
+/// [`VmError`].
 pub fn confine_if(confine: bool, role: ThreadRole) -> io::Result<()> {
     match confine {
         true => role.confine().map_err(io::Error::other),
@@ -128,14 +133,15 @@ fn has_seccomp() -> bool {
 }
 
 /// Installs the handler of SIGSYS once in the process.
-fn install_handler() -> Result<(), SandboxError> {
+fn install_handler() -> Result<(), VmError> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     INSTALLED
         .get_or_init(|| {
             register_signal_handler(libc::SIGSYS, report_forbidden_call)
                 .map_err(|error| error.errno())
         })
-        .map_err(|error| SandboxError::Handler(io::Error::from_raw_os_error(error)))
+        .map_err(io::Error::from_raw_os_error)
+        .map_err(failed("the handler of SIGSYS cannot be installed"))
 }
 
 /// The handler of SIGSYS: writes the number of the call and ends the process.

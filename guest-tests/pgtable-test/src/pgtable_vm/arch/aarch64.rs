@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use granule_types::{guest_mode::GuestMode, host::aarch64::stage2_features, units::GuestAddress};
 use granule_vmm::{
-    arch::aarch64::{ipa, registers, system_register::SystemRegister},
+    arch::aarch64::{SystemRegister, vcpu as registers, vm::bits_limit},
     kvm::KvmError,
 };
 use kvm_bindings::kvm_vcpu_init;
@@ -37,7 +37,7 @@ pub fn choose_mode(
     asked: Option<GuestMode>,
 ) -> Result<(GuestMode, GuestAddress), MachineError> {
     let choosing = "choosing the guest mode";
-    let limit = ipa::limit(kvm.get_host_ipa_limit());
+    let limit = bits_limit(kvm.get_host_ipa_limit());
     let mode = match asked {
         Some(mode) => mode,
         None => guest_registers::default_mode(limit).map_err(doing(choosing))?,

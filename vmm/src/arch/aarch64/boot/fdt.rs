@@ -8,10 +8,9 @@
 use std::ops::Range;
 
 use granule_types::units::{Bytes, GuestAddress};
-use thiserror::Error;
 use vm_fdt::FdtWriter;
 
-use super::layout::FDT_MAX_SIZE;
+use super::{BootError, FDT_MAX_SIZE};
 use crate::devices::MmioDeviceInfo;
 
 const GIC_PHANDLE: u32 = 1;
@@ -75,26 +74,9 @@ pub struct Fdt<'a> {
     pub seed: Option<&'a [u8]>,
 }
 
-/// Error returned when no device tree can be written.
-#[derive(Debug, Error)]
-pub enum FdtError {
-    /// A value is not valid in a device tree.
-    #[error("the device tree cannot be written: {0}")]
-    Write(vm_fdt::Error),
-    /// The device tree exceeds the maximum size.
-    #[error(
-        "the device tree has {size} bytes; the kernel accepts {FDT_MAX_SIZE}: use fewer vCPUs or a \
-         shorter --cmdline"
-    )]
-    TooLarge {
-        /// The size in bytes.
-        size: usize,
-    },
-}
-
-impl From<vm_fdt::Error> for FdtError {
+impl From<vm_fdt::Error> for BootError {
     fn from(error: vm_fdt::Error) -> Self {
-        Self::Write(error)
+        Self::Fdt(error)
     }
 }
 
@@ -103,7 +85,7 @@ impl Fdt<'_> {
     ///
     /// # Errors
     /// A string holds a NUL, or the device tree is too large.
-    pub fn write(&self) -> Result<Vec<u8>, FdtError> {
+    pub fn write(&self) -> Result<Vec<u8>, BootError> {
         let mut fdt = FdtWriter::new()?;
         let root = fdt.begin_node("")?;
         fdt.property_string("compatible", "linux,dummy-virt")?;
@@ -134,12 +116,16 @@ impl Fdt<'_> {
         fdt.end_node(root)?;
         let bytes = fdt.finish()?;
         if bytes.len() as u64 > FDT_MAX_SIZE.0 {
-            return Err(FdtError::TooLarge { size: bytes.len() });
+            return Err(BootError::Refused(format!(
+                "the device tree has {} bytes; the kernel accepts {FDT_MAX_SIZE}: use fewer vCPUs or \
+                 a shorter --cmdline",
+                bytes.len()
+            )));
         }
         Ok(bytes)
     }
 
-    fn write_chosen(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
+    fn write_chosen(&self, fdt: &mut FdtWriter) -> Result<(), BootError> {
         let chosen = fdt.begin_node("chosen")?;
         fdt.property_string("bootargs", self.command_line)?;
         if let Some(console) = self.devices.first() {
@@ -158,7 +144,7 @@ impl Fdt<'_> {
         Ok(())
     }
 
-    fn write_cpus(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
+    fn write_cpus(&self, fdt: &mut FdtWriter) -> Result<(), BootError> {
         let cpus = fdt.begin_node("cpus")?;
         fdt.property_u32("#address-cells", 2)?;
         fdt.property_u32("#size-cells", 0)?;
@@ -185,7 +171,7 @@ impl Fdt<'_> {
         Ok(())
     }
 
-    fn write_gic(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
+    fn write_gic(&self, fdt: &mut FdtWriter) -> Result<(), BootError> {
         let (distributor, other) = match self.gic {
             GicRanges::V3 { distributor, redistributors, .. } => (distributor, redistributors),
             GicRanges::V2 { distributor, cpu_interface } => (distributor, cpu_interface),
@@ -217,7 +203,7 @@ impl Fdt<'_> {
         Ok(())
     }
 
-    fn write_timers(&self, fdt: &mut FdtWriter) -> Result<(), FdtError> {
+    fn write_timers(&self, fdt: &mut FdtWriter) -> Result<(), BootError> {
         let node = fdt.begin_node("timer")?;
         fdt.property_string("compatible", "arm,armv8-timer")?;
         fdt.property_null("always-on")?;
@@ -227,7 +213,7 @@ impl Fdt<'_> {
         Ok(())
     }
 
-    fn write_device(&self, fdt: &mut FdtWriter, device: &MmioDeviceInfo) -> Result<(), FdtError> {
+    fn write_device(&self, fdt: &mut FdtWriter, device: &MmioDeviceInfo) -> Result<(), BootError> {
         let is = |name: &str| device.compatible.contains(&name);
         let open = fdt.begin_node(&node_name(device))?;
         let names = device.compatible.iter().map(|&name| name.to_owned());

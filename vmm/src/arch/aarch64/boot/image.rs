@@ -13,10 +13,14 @@
 //!
 //! Files are untrusted: lengths are checked, and decompression stops at [`MAX_SIZE`] bytes.
 
-use std::io::{self, Read};
+use std::{
+    fmt,
+    io::{self, Read},
+};
 
 use granule_types::units::Bytes;
-use thiserror::Error;
+
+use super::BootError;
 
 /// Maximum size of an uncompressed kernel. Debian's has 40M; one with all drivers built in below 300M.
 pub const MAX_SIZE: Bytes = Bytes::mib(512);
@@ -27,41 +31,6 @@ const MAGIC: &[u8] = b"ARM\x64";
 const GZIP: &[u8] = &[0x1f, 0x8b];
 /// Text offset of kernels before Linux 3.17, whose header has no image size.
 const LEGACY_TEXT_OFFSET: u64 = 0x8_0000;
-
-/// Error returned when a file is not a bootable kernel image.
-#[derive(Debug, Error)]
-pub enum ImageError {
-    /// The format is unknown.
-    #[error(
-        "not an arm64 kernel image (Image, Image.gz, or an EFI zboot vmlinuz): the file starts with \
-         {0:02x?}"
-    )]
-    UnknownFormat(Vec<u8>),
-    /// The file is truncated.
-    #[error("the file ends before its {0}: copy it again")]
-    Truncated(&'static str),
-    /// The payload cannot be decompressed.
-    #[error("the {compression} data cannot be decompressed")]
-    Decompress {
-        /// The compression format.
-        compression: &'static str,
-        /// The decoder's error.
-        #[source]
-        source: io::Error,
-    },
-    /// The compression format is not supported.
-    #[error(
-        "compression '{0}' is not supported: build the kernel with CONFIG_KERNEL_GZIP or \
-         CONFIG_KERNEL_ZSTD"
-    )]
-    UnsupportedCompression(String),
-    /// The kernel exceeds the maximum size.
-    #[error("the uncompressed kernel is larger than {0}")]
-    TooLarge(Bytes),
-    /// The kernel is big-endian.
-    #[error("a big-endian kernel (CONFIG_CPU_BIG_ENDIAN) is not supported")]
-    BigEndian,
-}
 
 /// An uncompressed kernel image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,8 +47,8 @@ impl Image {
     /// Parses a kernel file and decompresses it.
     ///
     /// # Errors
-    /// [`ImageError`].
-    pub fn from_file(file: Vec<u8>) -> Result<Self, ImageError> {
+    /// [`BootError`].
+    pub fn from_file(file: Vec<u8>) -> Result<Self, BootError> {
         Self::with_limit(file, MAX_SIZE)
     }
 
@@ -87,7 +56,7 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::from_file`].
-    pub fn with_limit(file: Vec<u8>, limit: Bytes) -> Result<Self, ImageError> {
+    pub fn with_limit(file: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
         if let Some(payload) = decompress_zboot(&file, limit)? {
             return Self::from_uncompressed(payload, limit);
         }
@@ -97,17 +66,22 @@ impl Image {
         Self::from_uncompressed(file, limit)
     }
 
-    fn from_uncompressed(bytes: Vec<u8>, limit: Bytes) -> Result<Self, ImageError> {
+    fn from_uncompressed(bytes: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
         if bytes.get(MAGIC_OFFSET..MAGIC_OFFSET + MAGIC.len()) != Some(MAGIC) {
-            return Err(ImageError::UnknownFormat(bytes[..bytes.len().min(4)].to_vec()));
+            return refuse(format_args!(
+                "not an arm64 kernel image (Image, Image.gz, or an EFI zboot vmlinuz): the file starts \
+                 with {:02x?}",
+                &bytes[..bytes.len().min(4)]
+            ));
         }
-        let truncated = ImageError::Truncated("header");
         let [text_offset, image_size, flags] = match [8, 16, 24].map(|at| read_u64(&bytes, at)) {
             [Some(text_offset), Some(image_size), Some(flags)] => [text_offset, image_size, flags],
-            _ => return Err(truncated),
+            _ => return Err(truncated("header")),
         };
         if flags & 1 != 0 {
-            return Err(ImageError::BigEndian);
+            return refuse(format_args!(
+                "a big-endian kernel (CONFIG_CPU_BIG_ENDIAN) is not supported"
+            ));
         }
         let length = bytes.len() as u64;
         let (text_offset, size) = match image_size {
@@ -115,18 +89,18 @@ impl Image {
             size => (text_offset, size.max(length)),
         };
         if length > limit.0 || size > limit.0 || text_offset > limit.0 {
-            return Err(ImageError::TooLarge(limit));
+            return Err(too_large(limit));
         }
         Ok(Self { bytes, text_offset: Bytes(text_offset), size: Bytes(size) })
     }
 }
 
 /// Returns the decompressed payload of a zboot image, or `None` for another format.
-fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, ImageError> {
+fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, BootError> {
     if !file.starts_with(b"MZ") || file.get(4..8) != Some(b"zimg") {
         return Ok(None);
     }
-    let truncated = || ImageError::Truncated("payload");
+    let truncated = || truncated("payload");
     let word = |at: usize| -> Option<usize> {
         let bytes: [u8; 4] = file.get(at..at + 4)?.try_into().ok()?;
         usize::try_from(u32::from_le_bytes(bytes)).ok()
@@ -139,19 +113,33 @@ fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, ImageE
     match name {
         b"gzip" => gunzip(payload, limit),
         b"zstd" | b"zstd22" => unzstd(payload, limit),
-        other => {
-            Err(ImageError::UnsupportedCompression(String::from_utf8_lossy(other).into_owned()))
-        }
+        other => refuse(format_args!(
+            "compression '{}' is not supported: build the kernel with CONFIG_KERNEL_GZIP or \
+             CONFIG_KERNEL_ZSTD",
+            String::from_utf8_lossy(other)
+        )),
     }
     .map(Some)
 }
 
-fn gunzip(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, ImageError> {
+fn refuse<T>(why: fmt::Arguments<'_>) -> Result<T, BootError> {
+    Err(BootError::Refused(why.to_string()))
+}
+
+fn truncated(part: &str) -> BootError {
+    BootError::Refused(format!("the file ends before its {part}: copy it again"))
+}
+
+fn too_large(limit: Bytes) -> BootError {
+    BootError::Refused(format!("the uncompressed kernel is larger than {limit}"))
+}
+
+fn gunzip(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, BootError> {
     read_all("gzip", flate2::read::GzDecoder::new(compressed), limit)
 }
 
-fn unzstd(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, ImageError> {
-    let failed = |source: io::Error| ImageError::Decompress { compression: "zstd", source };
+fn unzstd(compressed: &[u8], limit: Bytes) -> Result<Vec<u8>, BootError> {
+    let failed = |source: io::Error| BootError::Decompress { compression: "zstd", source };
     let decoder = ruzstd::decoding::StreamingDecoder::new(compressed)
         .map_err(|error| failed(io::Error::other(error.to_string())))?;
     read_all("zstd", decoder, limit)
@@ -161,13 +149,13 @@ fn read_all(
     compression: &'static str,
     from: impl Read,
     limit: Bytes,
-) -> Result<Vec<u8>, ImageError> {
+) -> Result<Vec<u8>, BootError> {
     let mut uncompressed = Vec::new();
     from.take(limit.0 + 1)
         .read_to_end(&mut uncompressed)
-        .map_err(|source| ImageError::Decompress { compression, source })?;
+        .map_err(|source| BootError::Decompress { compression, source })?;
     if uncompressed.len() as u64 > limit.0 {
-        return Err(ImageError::TooLarge(limit));
+        return Err(too_large(limit));
     }
     Ok(uncompressed)
 }

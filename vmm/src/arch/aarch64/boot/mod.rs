@@ -1,10 +1,203 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Boot data of a Linux guest on arm64 (`Documentation/arch/arm64/booting.rst`): kernel [image],
-//! [command line](command_line), [device tree](fdt) and their [addresses](layout).
+//! [device tree](fdt), command line, and the arm64 part of the guest's
+//! [address map](crate::arch::layout).
+//!
+//! | from | range |
+//! |---|---|
+//! | `0x0800_0000` | GIC: distributor, CPU interface or ITS |
+//! | `0x1000_0000` | GIC redistributors, 128K for each vCPU |
+//!
+//! Device tree, kernel and initramfs are at the start of memory, each aligned to 2M, so that a guest
+//! touches few of the host's huge pages before it runs.
 //!
 //! These modules need neither KVM nor an arm64 host, so they are tested on every host.
 
-pub mod command_line;
 pub mod fdt;
 pub mod image;
-pub mod layout;
+
+use std::{io, ops::Range};
+
+use granule_types::units::{Bytes, GuestAddress};
+use linux_loader::cmdline::{self, Cmdline};
+use thiserror::Error;
+
+use crate::arch::layout::MEMORY;
+use image::Image;
+
+/// Address of the GIC distributor.
+pub const GIC_DISTRIBUTOR: GuestAddress = GuestAddress(0x0800_0000);
+/// Address of the GICv2 CPU interface.
+pub const GIC_CPU_INTERFACE: GuestAddress = GuestAddress(0x0801_0000);
+/// Address of the GICv3 interrupt translation service.
+pub const GIC_ITS: GuestAddress = GuestAddress(0x0808_0000);
+/// Range of the GICv3 redistributors.
+pub const GIC_REDISTRIBUTORS: Range<GuestAddress> =
+    GuestAddress(0x1000_0000)..GuestAddress(0x4000_0000);
+/// Maximum size of the device tree (the arm64 kernel maps one 2M block).
+pub const FDT_MAX_SIZE: Bytes = Bytes::mib(2);
+/// Alignment of kernel, device tree and initramfs.
+const ALIGNMENT: u64 = 2 << 20;
+
+/// Error returned when boot data cannot be prepared.
+#[derive(Debug, Error)]
+pub enum BootError {
+    /// The kernel image, the command line or the size of memory is refused.
+    #[error("{0}")]
+    Refused(String),
+    /// The kernel image cannot be decompressed.
+    #[error("the {compression} data cannot be decompressed")]
+    Decompress {
+        /// The compression format.
+        compression: &'static str,
+        /// The decoder's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A value is not valid in a device tree.
+    #[error("the device tree cannot be written: {0}")]
+    Fdt(vm_fdt::Error),
+}
+
+/// Guest-physical addresses of the boot data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BootLayout {
+    /// Address of the device tree.
+    pub fdt: GuestAddress,
+    /// Load address of the kernel image, which is also its entry point.
+    pub kernel: GuestAddress,
+    /// Range of the initramfs.
+    pub initrd: Option<Range<GuestAddress>>,
+}
+
+impl BootLayout {
+    /// Places the boot data in a first memory range of `memory` bytes.
+    ///
+    /// # Errors
+    /// [`BootError`].
+    pub fn new(image: &Image, initrd: Option<Bytes>, memory: Bytes) -> Result<Self, BootError> {
+        let initrd_size = initrd.unwrap_or(Bytes(0));
+        // The image is at most 512M and the initramfs a file, so the sums do not overflow.
+        let kernel = MEMORY.0 + FDT_MAX_SIZE.0 + image.text_offset.0;
+        let initrd_start = (kernel + image.size.0).next_multiple_of(ALIGNMENT);
+        let end = initrd_start.saturating_add(initrd_size.0);
+        if end > MEMORY.0 + memory.0 {
+            let needed = Bytes((end - MEMORY.0).next_multiple_of(ALIGNMENT));
+            return Err(BootError::Refused(format!(
+                "kernel ({}) and initramfs ({initrd_size}) need {needed} of contiguous guest memory; \
+                 the first --memory is {memory}: increase it",
+                image.size
+            )));
+        }
+        Ok(Self {
+            fdt: MEMORY,
+            kernel: GuestAddress(kernel),
+            initrd: initrd
+                .map(|size| GuestAddress(initrd_start)..GuestAddress(initrd_start + size.0)),
+        })
+    }
+}
+
+/// Size of the kernel's buffer, including the terminating NUL (`COMMAND_LINE_SIZE` in
+/// `arch/arm64/include/uapi/asm/setup.h`).
+const COMMAND_LINE_SIZE: usize = 2048;
+
+/// Parses a command line.
+///
+/// # Errors
+/// [`BootError`].
+pub fn parse_command_line(text: &str) -> Result<Cmdline, BootError> {
+    let parse = || {
+        let mut line = Cmdline::new(COMMAND_LINE_SIZE)?;
+        line.insert_str(text)?;
+        Ok(line)
+    };
+    parse().map_err(|error| match error {
+        cmdline::Error::TooLarge => BootError::Refused(format!(
+            "--cmdline has {} bytes; arm64 Linux reads {}: shorten it",
+            text.len(),
+            COMMAND_LINE_SIZE - 1
+        )),
+        error => invalid_command_line(error),
+    })
+}
+
+/// Returns the error of a command line that has other characters than printable ASCII.
+pub fn invalid_command_line(error: cmdline::Error) -> BootError {
+    BootError::Refused(format!("--cmdline is not valid: {error} Use printable ASCII only"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::layout::{PLATFORM_DEVICES, VIRTIO_DEVICES};
+
+    fn image(text_offset: u64, size: Bytes) -> Image {
+        Image { bytes: Vec::new(), text_offset: Bytes(text_offset), size }
+    }
+
+    #[test]
+    fn boot_data_is_aligned_at_the_start_of_memory() {
+        let layout =
+            BootLayout::new(&image(0, Bytes::mib(31)), Some(Bytes(5_000_001)), Bytes::mib(128))
+                .unwrap();
+
+        assert_eq!(layout.fdt.0, 0x4000_0000);
+        assert_eq!(layout.kernel.0, 0x4020_0000);
+        assert_eq!(
+            layout.initrd,
+            Some(GuestAddress(0x4220_0000)..GuestAddress(0x4220_0000 + 5_000_001))
+        );
+    }
+
+    #[test]
+    fn a_kernel_without_image_size_is_loaded_at_its_text_offset() {
+        let layout =
+            BootLayout::new(&image(0x8_0000, Bytes::mib(8)), None, Bytes::mib(64)).unwrap();
+
+        assert_eq!(layout.kernel.0, 0x4028_0000);
+        assert_eq!(layout.initrd, None);
+    }
+
+    #[test]
+    fn the_error_names_the_required_memory() {
+        let error =
+            BootLayout::new(&image(0, Bytes::mib(31)), Some(Bytes::mib(40)), Bytes::mib(64))
+                .unwrap_err();
+
+        assert!(error.to_string().contains("need 74M"), "{error}");
+    }
+
+    // The redistributor range holds 512 vCPUs, the limit of KVM, and no ranges overlap.
+    const _: () = {
+        assert!((GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / 0x2_0000 >= 512);
+        assert!(GIC_REDISTRIBUTORS.end.0 <= MEMORY.0);
+        assert!(GIC_ITS.0 < PLATFORM_DEVICES.start.0);
+        assert!(VIRTIO_DEVICES.end.0 <= GIC_REDISTRIBUTORS.start.0);
+    };
+
+    #[test]
+    fn a_command_line_that_the_kernel_would_truncate_is_refused() {
+        let error = parse_command_line(&"a".repeat(2048)).unwrap_err().to_string();
+
+        assert!(error.contains("2048 bytes; arm64 Linux reads 2047"), "{error}");
+        assert!(parse_command_line(&"a".repeat(2047)).is_ok());
+    }
+
+    #[test]
+    fn a_command_line_is_kept_as_it_is() {
+        let text = "console=ttyS0 root=/dev/vda init=\"/bin/sh -c\" -- --verbose";
+
+        let line = parse_command_line(text).unwrap().as_cstring().unwrap();
+
+        assert_eq!(line.to_str(), Ok(text));
+    }
+
+    #[test]
+    fn only_printable_ascii_is_accepted() {
+        for text in ["a\0b", "a\tb", "gr\u{fc}n"] {
+            let error = parse_command_line(text).unwrap_err().to_string();
+            assert!(error.contains("printable ASCII"), "{error}");
+        }
+    }
+}

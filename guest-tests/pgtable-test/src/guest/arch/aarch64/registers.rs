@@ -4,7 +4,7 @@
 
 use thiserror::Error;
 
-use granule_vmm::arch::aarch64::system_register::SystemRegister;
+use granule_vmm::arch::aarch64::SystemRegister;
 
 use super::stage1::MAIR;
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
