@@ -14,7 +14,10 @@ use granule_stage2::{
     descriptor::Attributes,
     geometry::{Geometry, Granule},
 };
-use support::{BLOCK, Cpu, PAGE, pool, stage2, test_vm::TestVm, vcpu::Vcpu};
+use support::{
+    BLOCK, Cpu, PAGE, pool, stage2,
+    test_vm::{TestVm, Vcpu},
+};
 
 /// Returns how many of the first `pages` have the bit after one exclusive map of them.
 fn contiguous_pages(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64) -> usize {

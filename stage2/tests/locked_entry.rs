@@ -41,13 +41,13 @@ impl<O: Operations> Hook<O> for OtherWalker {
 type Ops<'a> = Hooked<NoMaintenance<'a, Box<[std::sync::atomic::AtomicU64]>>, OtherWalker>;
 
 /// A table whose entry for the first 2M is locked.
-struct Locked {
+struct LockedEntry {
     pool: Pool,
     table: Stage2,
     entry: EntryAddress,
 }
 
-impl Locked {
+impl LockedEntry {
     fn new(policy: Policy) -> Self {
         let geometry = Geometry::new(Granule::K4, 40).unwrap();
         let pool = pool(&geometry, 16);
@@ -101,7 +101,7 @@ const WAITS: Policy = Policy::LINUX_6_12_WAIT;
 
 #[test]
 fn a_walker_descends_into_the_table_that_it_waited_for() {
-    let locked = Locked::new(WAITS);
+    let locked = LockedEntry::new(WAITS);
     let child = locked.pool.allocate().unwrap();
 
     let done = locked.map_page(Descriptor::table(child), 5 * PAGE, Attributes::READ);
@@ -116,7 +116,7 @@ fn a_block_that_permits_the_access_is_not_split() {
     for (has, wants) in
         [(Attributes::READ, Attributes::READ), (Attributes::READ_WRITE, Attributes::READ)]
     {
-        let locked = Locked::new(WAITS);
+        let locked = LockedEntry::new(WAITS);
         let block = locked.leaf(2, has);
 
         let done = locked.map_page(block, PAGE, wants);
@@ -128,7 +128,7 @@ fn a_block_that_permits_the_access_is_not_split() {
 
 #[test]
 fn a_block_that_does_not_permit_the_access_is_split() {
-    let locked = Locked::new(WAITS);
+    let locked = LockedEntry::new(WAITS);
     let block = locked.leaf(2, Attributes::READ);
 
     let (done, _) = locked.map_page(block, PAGE, Attributes::READ_WRITE);
@@ -141,7 +141,7 @@ fn a_block_that_does_not_permit_the_access_is_split() {
 
 #[test]
 fn a_walker_that_maps_a_block_waits_for_it() {
-    let locked = Locked::new(WAITS);
+    let locked = LockedEntry::new(WAITS);
     let block = locked.leaf(2, Attributes::READ);
     let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
 
@@ -155,7 +155,7 @@ fn a_walker_that_maps_a_block_waits_for_it() {
 
 #[test]
 fn a_walker_that_relaxes_permissions_waits_for_the_leaf() {
-    let locked = Locked::new(WAITS);
+    let locked = LockedEntry::new(WAITS);
 
     let done = locked.while_other_stores(locked.leaf(2, Attributes::READ), |ops, _| {
         locked.table.relax_shared(ops, Ipa(PAGE), Attributes::READ_WRITE)
@@ -167,7 +167,7 @@ fn a_walker_that_relaxes_permissions_waits_for_the_leaf() {
 
 #[test]
 fn the_wait_is_bounded() {
-    let locked = Locked::new(WAITS);
+    let locked = LockedEntry::new(WAITS);
 
     let done = locked.map_page(Descriptor::LOCKED, PAGE, Attributes::READ);
 
@@ -176,7 +176,7 @@ fn the_wait_is_bounded() {
 
 #[test]
 fn a_policy_that_does_not_wait_has_the_guest_fault_again() {
-    let locked = Locked::new(Policy::LINUX_6_12);
+    let locked = LockedEntry::new(Policy::LINUX_6_12);
     let block = locked.leaf(2, Attributes::READ);
 
     let mapped = locked.map_page(block, PAGE, Attributes::READ);

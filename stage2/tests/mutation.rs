@@ -41,7 +41,10 @@ use granule_stage2::{
     check::{Checker, Effect, Hooked, Recorder, Rule},
 };
 use mutant::{MUTATIONS, Mutation, Mutator};
-use support::{BLOCK, Cpu, PAGE, test_vm::TestVm, vcpu::Vcpu};
+use support::{
+    BLOCK, Cpu, PAGE,
+    test_vm::{TestVm, Vcpu},
+};
 
 /// Uses everything that the engine does, on two CPUs in turn.
 fn scenario(

@@ -10,7 +10,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use granule_stage2::check::Rule;
-use support::script::replay;
+use support::{assert_golden, script::replay};
 
 /// CPUs that need no cache maintenance, so that a row shows one rule alone.
 const COHERENT: &str = "fwb=1 dic=1";
@@ -187,9 +187,5 @@ fn the_page_lists_every_rule() {
     let table = format!("| rule | reports | source |\n|---|---|---|{rows}");
     let expected = format!("{before}{BEGIN}{table}\n\n{after}");
 
-    if std::env::var_os("GRANULE_GOLDEN").is_some_and(|v| v == "write") {
-        std::fs::write(path, &expected).unwrap();
-    }
-    let page = std::fs::read_to_string(path).unwrap();
-    assert_eq!(page, expected, "run with GRANULE_GOLDEN=write");
+    assert_golden("../../docs/checking.md", &expected, "rules");
 }

@@ -13,8 +13,10 @@
     reason = "addresses are 64 bits wide here, as pointers are; counts are small"
 )]
 
-mod peers;
+mod others;
+mod own;
 mod report;
+mod table;
 
 use std::{
     hint::black_box,
@@ -27,13 +29,9 @@ use std::{
 };
 
 use criterion::Criterion;
-use peers::{
-    BLOCK, GIB, PAGE, PHYS, Table,
-    aarch64::Aarch64Paging,
-    generic::Generic,
-    multiarch::Multiarch,
-    own::{Direct, Exclusive, Hand, Pooled, Shared},
-};
+use others::{Aarch64Paging, Generic, Multiarch};
+use own::{Direct, Exclusive, Hand, Pooled, Shared};
+use table::{BLOCK, GIB, PAGE, PHYS, Table};
 
 /// Times `run`, which does `count` things each time, per thing.
 fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() -> Duration) {
@@ -42,7 +40,7 @@ fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() 
         b.iter_custom(|iterations| {
             let runs = iterations.div_ceil(count);
             let tidied = || {
-                peers::tidy();
+                table::tidy();
                 run()
             };
             let fastest = (0..runs).map(|_| tidied()).min().unwrap_or_default();
@@ -53,23 +51,6 @@ fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() 
     group.finish();
 }
 
-/// Times `act` on a table after `prepare`.
-fn timed<T: Table>(
-    c: &mut Criterion,
-    group: &str,
-    count: u64,
-    prepare: impl Fn(&mut T),
-    act: impl Fn(&mut T),
-) {
-    bench(c, group, T::NAME, count, || {
-        let mut table = T::new();
-        prepare(&mut table);
-        let start = Instant::now();
-        act(&mut table);
-        start.elapsed()
-    });
-}
-
 const PAGES: u64 = GIB / PAGE;
 const BLOCKS: u64 = GIB / BLOCK;
 /// Single maps of a run: so few that it is seldom interrupted.
@@ -77,77 +58,99 @@ const SINGLE: u64 = PAGES / 4;
 /// Single maps of 2M of a run: so many that reading the clock does not count.
 const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
 
-/// Maps each leaf in an exclusive walk of its own.
-fn walk_each<const SIZE: u64>(c: &mut Criterion, group: &str, count: u64) {
-    bench(c, group, "granule, a walk each", count, || {
-        let mut table = Exclusive::<Direct>::new();
+/// Times `act` on a table after `prepare`.
+fn timed<T: Table>(
+    c: &mut Criterion,
+    (group, name): (&str, &str),
+    count: u64,
+    new: impl Fn() -> T,
+    prepare: impl Fn(&mut T, &mut T::Hand),
+    act: impl Fn(&mut T, &mut T::Hand),
+) {
+    bench(c, group, name, count, || {
+        let (mut table, mut hand) = (new(), T::Hand::default());
+        prepare(&mut table, &mut hand);
         let start = Instant::now();
-        table.walk_each::<SIZE>(count);
+        act(&mut table, &mut hand);
         start.elapsed()
     });
 }
 
-/// Coalesces each block in an exclusive walk of its own, and on CPUs with FEAT_BBM in one walk.
-fn coalesce_variants(c: &mut Criterion) {
-    let group = "coalesce to 2M, each";
-    let time = |mut table: Exclusive<Direct>, act: fn(&mut Exclusive<Direct>, u64)| {
-        table.map(0, GIB, true);
-        (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
-        let start = Instant::now();
-        act(&mut table, BLOCKS);
-        start.elapsed()
-    };
-    bench(c, group, "granule, a walk each", BLOCKS, || {
-        time(Exclusive::new(), Exclusive::coalesce_in_walks)
-    });
-    bench(c, group, "granule, FEAT_BBM", BLOCKS, || {
-        time(Exclusive::with_bbm(), Exclusive::coalesce_each)
-    });
+/// A step of a benchmark on a table.
+type Step<T> = fn(&mut T, &mut <T as Table>::Hand);
+
+fn nothing<T: Table>(_: &mut T, _: &mut T::Hand) {}
+
+fn by_pages<T: Table>(table: &mut T, hand: &mut T::Hand) {
+    table.map(hand, 0, GIB, false);
+}
+
+fn by_blocks<T: Table>(table: &mut T, hand: &mut T::Hand) {
+    table.map(hand, 0, GIB, true);
+}
+
+fn split_each<T: Table>(table: &mut T, hand: &mut T::Hand) {
+    (0..BLOCKS).for_each(|n| table.split(hand, n * BLOCK));
+}
+
+fn split_all<T: Table>(table: &mut T, hand: &mut T::Hand) {
+    by_blocks(table, hand);
+    split_each(table, hand);
+}
+
+/// Translates random addresses of a table that is mapped by pages.
+fn translate(seed: u64, mut translate: impl FnMut(u64) -> u64) {
+    let mut at = seed;
+    for _ in 0..SINGLE {
+        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let ipa = (at >> 34) % GIB;
+        assert_eq!(translate(ipa) & !0xfff, PHYS + (ipa & !0xfff));
+    }
 }
 
 /// Benchmarks of the operations that every table has, in one thread.
 fn alone<T: Table>(c: &mut Criterion) {
-    let nothing = |_: &mut T| {};
-    let by_pages = |table: &mut T| table.map(0, GIB, false);
-    let by_blocks = |table: &mut T| table.map(0, GIB, true);
-    let each_block =
-        |act: fn(&mut T, u64)| move |table: &mut T| (0..BLOCKS).for_each(|n| act(table, n * BLOCK));
-    timed(c, "range map, per 4K", PAGES, nothing, by_pages);
-    timed(c, "map of 4K, each", SINGLE, nothing, |table: &mut T| {
-        table.map_each::<PAGE>(SINGLE);
-    });
-    let blocks = SINGLE_BLOCKS;
-    timed(c, "map of 2M, each", blocks, nothing, |table: &mut T| {
-        table.map_each::<BLOCK>(blocks);
-    });
-    timed(c, "translate", SINGLE, by_pages, |table: &mut T| {
-        let mut at: u64 = 1;
-        for _ in 0..SINGLE {
-            at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let ipa = (at >> 34) % GIB;
-            assert_eq!(table.translate(ipa) & !0xfff, PHYS + (ipa & !0xfff));
-        }
-    });
-    timed(c, "protect, per 4K", PAGES, by_pages, |table: &mut T| {
-        table.protect(0, GIB);
-    });
+    let mut rows: Vec<(&str, u64, Step<T>, Step<T>)> = vec![
+        ("range map, per 4K", PAGES, nothing, by_pages),
+        ("map of 4K, each", SINGLE, nothing, |t, hand| t.map_each::<PAGE>(hand, SINGLE)),
+        ("map of 2M, each", SINGLE_BLOCKS, nothing, |t, hand| {
+            t.map_each::<BLOCK>(hand, SINGLE_BLOCKS);
+        }),
+        ("translate", SINGLE, by_pages, |t, _| translate(1, |ipa| t.translate(ipa))),
+        ("protect, per 4K", PAGES, by_pages, |t, _| t.protect(0, GIB)),
+        ("unmap of 1G, per 4K", PAGES, by_pages, |t, _| t.unmap(0, GIB)),
+    ];
     if T::SPLITS {
-        timed(c, "split of 2M, each", BLOCKS, by_blocks, each_block(T::split));
+        rows.push(("split of 2M, each", BLOCKS, by_blocks, split_each));
     }
     if T::COALESCES {
-        let split = each_block(T::split);
-        timed(
-            c,
-            "coalesce to 2M, each",
-            BLOCKS,
-            |table: &mut T| {
-                by_blocks(table);
-                split(table);
-            },
-            |table: &mut T| table.coalesce_each(BLOCKS),
-        );
+        let coalesce: Step<T> = |t, hand| t.coalesce_each(hand, BLOCKS);
+        rows.push(("coalesce to 2M, each", BLOCKS, split_all, coalesce));
     }
-    timed(c, "unmap of 1G, per 4K", PAGES, by_pages, |table: &mut T| table.unmap(0, GIB));
+    for (group, count, prepare, act) in rows {
+        timed(c, (group, T::NAME), count, T::new, prepare, act);
+    }
+}
+
+/// Benchmarks of the engine alone: each leaf in an exclusive walk of its own, and CPUs with
+/// FEAT_BBM.
+fn variants(c: &mut Criterion) {
+    type Own = Exclusive<Direct>;
+    let name = "granule, a walk each";
+    timed(c, ("map of 4K, each", name), SINGLE, Own::new, nothing, |table, hand| {
+        table.walk_each::<PAGE>(hand, SINGLE);
+    });
+    timed(c, ("map of 2M, each", name), SINGLE_BLOCKS, Own::new, nothing, |table, hand| {
+        table.walk_each::<BLOCK>(hand, SINGLE_BLOCKS);
+    });
+    let group = "coalesce to 2M, each";
+    timed(c, (group, name), BLOCKS, Own::new, split_all, |table, hand| {
+        table.coalesce_in_walks(hand, BLOCKS);
+    });
+    let name = "granule, FEAT_BBM";
+    timed(c, (group, name), BLOCKS, Own::with_bbm, split_all, |table, hand| {
+        table.coalesce_each(hand, BLOCKS);
+    });
 }
 
 /// The least that a shared map does.
@@ -228,15 +231,15 @@ fn together(c: &mut Criterion) {
         bench(c, group, "granule, one walk", count, || {
             let table = Shared::new();
             in_threads(threads, |thread| {
-                let mut walker = table.walker();
-                move || walker.map_all((0..EACH).map(|n| place(thread, n)))
+                let (table, mut hand) = (&table, Hand::default());
+                move || table.map_all(&mut hand, (0..EACH).map(|n| place(thread, n)))
             })
         });
         bench(c, group, "granule, a walk each", count, || {
             let table = Shared::new();
             in_threads(threads, |thread| {
-                let mut walker = table.walker();
-                move || walker.map_each::<PAGE>((0..EACH).map(|n| place(thread, n)))
+                let (table, mut hand) = (&table, Hand::default());
+                move || table.map_each::<PAGE>(&mut hand, (0..EACH).map(|n| place(thread, n)))
             })
         });
         let mut locked = |name, run: fn(u64, u64, Place) -> Duration| {
@@ -260,163 +263,99 @@ unsafe impl<T> Send for Sent<T> {}
 unsafe impl<T> Sync for Sent<T> {}
 
 /// Maps pages in threads that lock the table for each page.
-fn map_locked<T: Table>(threads: u64, each: u64, place: Place) -> Duration {
+fn map_locked<T: Table<Hand = ()>>(threads: u64, each: u64, place: Place) -> Duration {
     let table = Mutex::new(Sent(T::new()));
     in_threads(threads, |thread| {
         let table = &table;
         move || {
             for n in 0..each {
                 let mut table = table.lock().expect("the lock is not poisoned");
-                table.0.map(place(thread, n), PAGE, false);
+                table.0.map(&mut (), place(thread, n), PAGE, false);
             }
         }
     })
 }
 
-/// A table that two threads lock in turns.
-type Locked<T> = Mutex<Sent<T>>;
+/// An operation on one block of a table.
+type Act<T> = fn(&mut T, &mut <T as Table>::Hand, u64);
 
-/// Benchmarks an operation of two threads on one table, block by block.
-fn in_turns<T: Table, H>(
-    c: &mut Criterion,
-    group: &str,
-    count: u64,
-    prepare: impl Fn(&mut T),
-    hand: impl Fn() -> H + Sync,
-    act: impl Fn(&Locked<T>, &mut H, u64) + Sync,
-) {
-    let group = &format!("{group}, two threads");
-    bench(c, group, T::NAME, count, || {
-        let mut table = T::new();
-        prepare(&mut table);
-        let table = Mutex::new(Sent(table));
-        in_threads(2, |thread| {
-            let (table, act, mut hand) = (&table, &act, hand());
-            move || {
-                for block in (thread..BLOCKS).step_by(2) {
-                    act(table, &mut hand, block * BLOCK);
-                }
-            }
-        })
-    });
-}
+/// A benchmark of two threads: group, count, preparation, tables that an operation needs, operation.
+type Row<T> = (&'static str, u64, Step<T>, usize, Act<T>);
 
-/// Benchmarks an operation under the lock.
-fn locked<T: Table>(
-    c: &mut Criterion,
-    group: &str,
-    count: u64,
-    prepare: impl Fn(&mut T),
-    act: impl Fn(&mut T, u64) + Sync,
-) {
-    let nothing = || ();
-    in_turns(c, group, count, prepare, nothing, |table, (), ipa| {
-        act(&mut table.lock().expect("the lock is not poisoned").0, ipa);
-    });
-}
-
-type Own = Exclusive<Direct>;
-
-fn by_pages<T: Table>(table: &mut T) {
-    table.map(0, GIB, false);
-}
-
-fn by_blocks<T: Table>(table: &mut T) {
-    table.map(0, GIB, true);
-}
-
-fn split_all<T: Table>(table: &mut T) {
-    by_blocks(table);
-    (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
-}
-
-/// Benchmarks of the engine in two threads: memcaches are topped up before the lock is taken.
-fn two_own(c: &mut Criterion) {
-    let nothing = |_: &mut Own| {};
-    let range = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
-        hand.ready(2);
-        table.lock().expect("the lock is not poisoned").0.map_with(hand, ipa);
-    };
-    in_turns(c, "range map, per 4K", PAGES, nothing, Hand::new, range);
-    let split = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
-        hand.ready(1);
-        table.lock().expect("the lock is not poisoned").0.split_with(hand, ipa);
-    };
-    in_turns(c, "split of 2M, each", BLOCKS, by_blocks, Hand::new, split);
-    let coalesce = |table: &Locked<Own>, hand: &mut Hand<Direct>, ipa| {
-        hand.ready(1);
-        table.lock().expect("the lock is not poisoned").0.coalesce_with(hand, ipa);
-    };
-    let group = "coalesce to 2M, each";
-    in_turns(c, group, BLOCKS, split_all, Hand::new, coalesce);
-    bench(c, "map of 2M, each, two threads", Own::NAME, BLOCKS, || {
-        let table = Shared::new();
-        in_threads(2, |thread| {
-            let mut walker = table.walker();
-            let own = (thread..BLOCKS).step_by(2).map(|n| n * BLOCK);
-            move || walker.map_each::<BLOCK>(own)
-        })
-    });
-}
-
-/// Benchmarks of another crate in two threads.
-fn two_other<T: Table>(c: &mut Criterion) {
-    let nothing = |_: &mut T| {};
-    locked(c, "range map, per 4K", PAGES, nothing, |t: &mut T, ipa| {
-        t.map(ipa, BLOCK, false);
-    });
-    locked(c, "map of 2M, each", BLOCKS, nothing, |t: &mut T, ipa| {
-        t.map(ipa, BLOCK, true);
-    });
+/// Benchmarks of two threads that lock one table in turns, block by block. Pages for tables are
+/// taken before the table is locked.
+fn in_turns<T: Table>(c: &mut Criterion) {
+    let mut rows: Vec<Row<T>> = vec![
+        ("range map, per 4K", PAGES, nothing, 2, |t, hand, ipa| t.map(hand, ipa, BLOCK, false)),
+        ("protect, per 4K", PAGES, by_pages, 0, |t, _, ipa| t.protect(ipa, BLOCK)),
+        ("unmap of 1G, per 4K", PAGES, by_pages, 0, |t, _, ipa| t.unmap(ipa, BLOCK)),
+    ];
+    if !T::WALKS_BESIDE {
+        let map: Act<T> = |t, hand, ipa| t.map(hand, ipa, BLOCK, true);
+        rows.push(("map of 2M, each", BLOCKS, nothing, 2, map));
+    }
     if T::SPLITS {
-        locked(c, "split of 2M, each", BLOCKS, by_blocks, T::split);
+        rows.push(("split of 2M, each", BLOCKS, by_blocks, 1, T::split));
     }
     if T::COALESCES {
-        locked(c, "coalesce to 2M, each", BLOCKS, split_all, T::coalesce);
+        rows.push(("coalesce to 2M, each", BLOCKS, split_all, 1, T::coalesce));
     }
-    two::<T>(c);
+    for (group, count, prepare, tables, act) in rows {
+        bench(c, &format!("{group}, two threads"), T::NAME, count, || {
+            let mut table = T::new();
+            prepare(&mut table, &mut T::Hand::default());
+            let table = Mutex::new(Sent(table));
+            in_threads(2, |thread| {
+                let (table, mut hand) = (&table, T::Hand::default());
+                move || {
+                    for block in (thread..BLOCKS).step_by(2) {
+                        T::ready(&mut hand, tables);
+                        let mut table = table.lock().expect("the lock is not poisoned");
+                        act(&mut table.0, &mut hand, block * BLOCK);
+                    }
+                }
+            })
+        });
+    }
+    translate_in_two_threads::<T>(c);
 }
 
-/// Benchmarks that need no table pages. A table that allows walks beside maps is looked up without
-/// the lock.
-fn two<T: Table>(c: &mut Criterion) {
-    locked(c, "protect, per 4K", PAGES, by_pages, |t: &mut T, ipa| {
-        t.protect(ipa, BLOCK);
-    });
-    let group = "unmap of 1G, per 4K";
-    locked(c, group, PAGES, by_pages, |t: &mut T, ipa| {
-        t.unmap(ipa, BLOCK);
-    });
+/// Benchmarks translations of two threads. A table that allows walks beside maps is looked up
+/// without the lock.
+fn translate_in_two_threads<T: Table>(c: &mut Criterion) {
     bench(c, "translate, two threads", T::NAME, 2 * SINGLE, || {
         let mut table = T::new();
-        by_pages(&mut table);
+        by_pages(&mut table, &mut T::Hand::default());
         let table = RwLock::new(Sent(table));
         in_threads(2, |thread| {
             let table = &table;
             move || {
-                let look = |table: &T, at: u64| {
-                    let ipa = (at >> 34) % GIB;
-                    assert_eq!(table.translate(ipa) & !0xfff, PHYS + (ipa & !0xfff));
-                };
-                let addresses = (0..SINGLE).scan(1 + thread, |at, _| {
-                    *at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    Some(*at)
-                });
+                let lock = || table.read().expect("the lock is not poisoned");
                 if T::WALKS_BESIDE {
-                    let table = table.read().expect("the lock is not poisoned");
-                    addresses.for_each(|at| look(&table.0, at));
+                    let table = lock();
+                    translate(1 + thread, |ipa| table.0.translate(ipa));
                 } else {
-                    addresses.for_each(|at| {
-                        look(&table.read().expect("the lock is not poisoned").0, at)
-                    });
+                    translate(1 + thread, |ipa| lock().0.translate(ipa));
                 }
             }
+        })
+    });
+}
+
+/// Benchmarks shared maps of blocks in two threads.
+fn blocks_in_two_threads(c: &mut Criterion) {
+    bench(c, "map of 2M, each, two threads", Exclusive::<Direct>::NAME, BLOCKS, || {
+        let table = Shared::new();
+        in_threads(2, |thread| {
+            let (table, mut hand) = (&table, Hand::default());
+            let blocks = (thread..BLOCKS).step_by(2).map(|n| n * BLOCK);
+            move || table.map_each::<BLOCK>(&mut hand, blocks)
         })
     });
 }
 
 fn main() {
-    peers::warm();
+    table::warm();
     let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join("criterion");
     let mut c = Criterion::default()
         .sample_size(10)
@@ -426,20 +365,18 @@ fn main() {
         .output_directory(&at)
         .configure_from_args();
     floors(&mut c);
-    walk_each::<PAGE>(&mut c, "map of 4K, each", SINGLE);
-    walk_each::<BLOCK>(&mut c, "map of 2M, each", SINGLE_BLOCKS);
-    coalesce_variants(&mut c);
+    variants(&mut c);
     alone::<Exclusive<Direct>>(&mut c);
     alone::<Exclusive<Pooled>>(&mut c);
     alone::<Aarch64Paging>(&mut c);
     alone::<Multiarch>(&mut c);
     alone::<Generic>(&mut c);
     together(&mut c);
-    two_own(&mut c);
-    two::<Own>(&mut c);
-    two_other::<Aarch64Paging>(&mut c);
-    two_other::<Multiarch>(&mut c);
-    two_other::<Generic>(&mut c);
+    blocks_in_two_threads(&mut c);
+    in_turns::<Exclusive<Direct>>(&mut c);
+    in_turns::<Aarch64Paging>(&mut c);
+    in_turns::<Multiarch>(&mut c);
+    in_turns::<Generic>(&mut c);
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.svg");
     report::report(&at, &chart).expect("docs/ can be written");
 }

@@ -136,7 +136,7 @@ rules! {
         "The lock is taken twice, released twice, or not held by a CPU that writes a linked table.",
         "Linux: mmu_lock";
     Misaligned: "misaligned",
-        "The address of a leaf is not aligned to its level.",
+        "The address of a leaf is not aligned to its size.",
         "Arm ARM D8.3.1";
     OutsideSlot: "outside-slot",
         "A leaf maps other memory than the memslot has at that address.",

@@ -67,13 +67,13 @@ const EVENTS: &[(&str, &str)] = &[
     ("CLEAN", "dc PHYS 0x200000; dsb ish"),
 ];
 
-/// Returns the first line of a trace for CPUs with these features: `fwb`, `dic`, `tlbrange`, `bbm`.
-/// Granule, IPA width and the other fields are the same for every script.
-pub fn first_line(features: &str) -> String {
-    let defaults = "fwb=0 dic=0 tlbrange=0 bbm=0";
-    // The parser takes the first value of a field, so `features` replace the defaults only.
+/// Returns the first line of a trace. `fields` replaces the defaults: `fwb`, `dic`, `tlbrange`, `bbm`,
+/// `granule`, `ipa-bits`, `cpus` and the others of a trace.
+pub fn first_line(fields: &str) -> String {
+    // The parser takes the first value of a field.
     format!(
-        "granule-trace 1 granule=4096 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 {features} {defaults}\n"
+        "granule-trace 1 {fields} granule=4096 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 fwb=0 \
+         dic=0 tlbrange=0 bbm=0\n"
     )
 }
 

@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A virtual machine for tests: one stage-2 table, and memory in blocks of 2M that the host adds,
-//! writes and reuses.
+//! writes and reuses. Its vCPUs access memory and fault, and their threads change the table as the
+//! host. Every step is recorded to a sink.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use granule_stage2::{
-    Access, Features, Ipa, PhysAddr, Policy,
+    Access, Fault, Features, Ipa, MapError, MapRequest, Memcache, Operations, PhysAddr, Policy,
     check::{Action, Recorder, Setup, Sink},
+    descriptor::Attributes,
     epoch::EpochReclaim,
-    fault::{Host, Mmu, Page},
+    fault::{FaultError, Host, Mmu, Page, Resolution},
     geometry::{Geometry, Granule},
+    operations::Note,
 };
 use lock_api::{RawRwLock, RwLock, RwLockWriteGuard};
+use rand_xoshiro::SplitMix64;
 
-use super::{BLOCK, Cpu, MEMORY, PAGE, Pool, pool, setup, stage2};
+use super::{BLOCK, Cpu, MEMORY, PAGE, Pool, below, cpu, pool, setup, stage2};
 
 /// Host state: the memory that the guest has and the dirty bitmap.
 #[derive(Debug, Default)]
@@ -122,6 +129,213 @@ impl<S: Sink, L: RawRwLock> Host for VmHost<'_, S, L> {
         let mut host = self.vm.host();
         if host.logging {
             host.dirty.extend((ipa.0..ipa.0 + size).step_by(4096));
+        }
+    }
+}
+
+/// A vCPU and the thread of the host that runs it; `O` may change the operations.
+pub struct Vcpu<'a, O, S, L: RawRwLock = parking_lot::RawRwLock> {
+    pub vm: &'a TestVm<L>,
+    pub ops: O,
+    pub recorder: Recorder<'a, Cpu<'a>, S>,
+    pub memcache: Memcache,
+}
+
+impl<L: RawRwLock> TestVm<L> {
+    /// Returns a vCPU whose operations and host events go to `sink`.
+    pub fn vcpu<'a, S: Sink>(
+        &'a self,
+        index: u8,
+        sink: &'a Mutex<S>,
+    ) -> Vcpu<'a, Recorder<'a, Cpu<'a>, S>, S, L> {
+        self.vcpu_with(index, sink, |recorder| recorder)
+    }
+
+    /// Returns a vCPU whose operations are wrapped by `wrap`.
+    pub fn vcpu_with<'a, O: Operations, S: Sink>(
+        &'a self,
+        index: u8,
+        sink: &'a Mutex<S>,
+        wrap: impl FnOnce(Recorder<'a, Cpu<'a>, S>) -> O,
+    ) -> Vcpu<'a, O, S, L> {
+        let recorder = || Recorder::new(cpu(&self.pool, &self.reclaim, index), index, sink);
+        Vcpu { vm: self, ops: wrap(recorder()), recorder: recorder(), memcache: Memcache::new() }
+    }
+}
+
+impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
+    /// Accesses an address until it succeeds and returns the number of faults.
+    pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
+        let ipa = Ipa(ipa);
+        let host = VmHost { vm: self.vm, recorder: &self.recorder };
+        for faults in 0..10_000 {
+            let translated = self.vm.mmu.walker().translate(&self.ops, ipa, access);
+            let Err(fault) = translated else {
+                let uncached = true;
+                self.recorder.record(Action::Access { ipa, access, uncached });
+                return Ok(faults);
+            };
+            let handled = self.vm.mmu.fault(&self.ops, &host, &mut self.memcache, fault)?;
+            if handled == Resolution::Resolved {
+                let Fault { ipa, access, status, level } = fault;
+                self.recorder.record(Action::Resume { ipa, access, status, level });
+            } else {
+                self.ops.pause();
+                // The walker that holds the entry may be preempted on a busy machine.
+                if faults % 64 == 63 {
+                    std::thread::yield_now();
+                }
+            }
+            self.drain();
+        }
+        panic!("{ipa:#x}: no progress");
+    }
+
+    /// Frees tables whose grace period has ended.
+    pub fn drain(&self) {
+        self.vm.reclaim.drain(&self.vm.mmu, &self.ops);
+    }
+
+    pub fn set_logging(&self, on: bool) {
+        let size = self.vm.size();
+        self.vm.mmu.exclusive(&self.ops, |table| {
+            // A lookup that reads the new sequence reads the new setting.
+            let mut host = self.vm.host();
+            self.invalidate_lookups();
+            host.logging = on;
+            host.dirty.clear();
+            if on {
+                table.write_protect(&self.ops, Ipa(0), size).unwrap();
+            } else if table.policy().recover_blocks {
+                for (block, _) in host.blocks.iter().filter(|(_, contiguous)| **contiguous) {
+                    let ipa = Ipa(block * BLOCK);
+                    table.recover_blocks(&self.ops, ipa, BLOCK, BLOCK).unwrap();
+                }
+            }
+            self.recorder.record(Action::Logging { ipa: Ipa(0), size, on });
+        });
+    }
+
+    pub fn read_log(&self) -> BTreeSet<u64> {
+        let size = self.vm.size();
+        self.vm.mmu.exclusive(&self.ops, |table| {
+            let mut host = self.vm.host();
+            if host.logging {
+                table.write_protect(&self.ops, Ipa(0), size).unwrap();
+                self.recorder.record(Action::ReadLog { ipa: Ipa(0), size });
+            }
+            std::mem::take(&mut host.dirty)
+        })
+    }
+
+    fn invalidate_lookups(&self) {
+        // The note comes first. A lookup between the two is void for the engine and valid for the
+        // checker; in the other order the checker would reject a lookup that is valid.
+        self.ops.note(Note::Sequence);
+        self.vm.sequence.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Unmaps a block whose memory the host reuses.
+    pub fn remove_memory(&self, block: u64) {
+        self.vm.mmu.exclusive(&self.ops, |table| {
+            self.invalidate_lookups();
+            let mut host = self.vm.host();
+            let (ipa, size) = (Ipa(block * BLOCK), BLOCK);
+            table.unmap(&self.ops, ipa, size).unwrap();
+            if host.blocks.remove(&block).is_some() {
+                self.recorder.record(Action::RemoveMemory { ipa, size });
+            }
+            self.invalidate_lookups();
+        });
+    }
+
+    /// Unmaps a range whose memory stays the guest's.
+    pub fn unmap(&self, ipa: u64, size: u64) {
+        self.vm.mmu.exclusive(&self.ops, |table| {
+            self.invalidate_lookups();
+            table.unmap(&self.ops, Ipa(ipa), size).unwrap();
+            self.invalidate_lookups();
+        });
+    }
+
+    pub fn age(&self, ipa: u64, size: u64) {
+        self.vm.mmu.exclusive(&self.ops, |table| {
+            table.age(&self.ops, Ipa(ipa), size).unwrap();
+        });
+    }
+
+    pub fn split(&mut self, block: u64) {
+        self.memcache.top_up(&self.ops, 8, 8);
+        let memcache = &mut self.memcache;
+        self.vm.mmu.exclusive(&self.ops, |table| {
+            table.split(&self.ops, memcache, Ipa(block * BLOCK), BLOCK).unwrap();
+        });
+    }
+
+    /// Maps a block of pages before the guest accesses it, exclusively, for policies that set the
+    /// Contiguous bit.
+    pub fn populate(&mut self, block: u64) {
+        self.memcache.top_up(&self.ops, 8, 8);
+        let (ops, memcache) = (&self.ops, &mut self.memcache);
+        let host = VmHost { vm: self.vm, recorder: &self.recorder };
+        self.vm.mmu.exclusive(ops, |table| {
+            if !table.policy().contiguous {
+                return;
+            }
+            let ipa = Ipa(block * BLOCK);
+            host.page(ipa, Access::Read).unwrap();
+            let write = !host.logging(ipa);
+            let attributes = Attributes { write, ..Attributes::READ };
+            let request = MapRequest {
+                largest: PAGE,
+                ..MapRequest::new(ipa, phys_of(ipa), BLOCK, attributes)
+            };
+            let done = table.map(ops, memcache, &request);
+            assert!(matches!(done, Ok(()) | Err(MapError::Again)), "{done:?}");
+            if write {
+                ops.note(Note::MarkDirty { ipa, size: BLOCK });
+            }
+        });
+    }
+
+    /// Writes through the host's own mapping. The lock excludes fault handling: a write during a
+    /// fault is a race of the host with itself.
+    pub fn host_write(&self, ipa: u64, size: u64) {
+        self.vm.mmu.exclusive(&self.ops, |_| {
+            if self.vm.host().blocks.contains_key(&(ipa / BLOCK)) {
+                let phys = phys_of(Ipa(ipa));
+                self.recorder.record(Action::HostWrite { phys, size });
+            }
+        });
+    }
+
+    /// Unmaps everything and frees all tables.
+    pub fn finish(&mut self) {
+        self.drain();
+        self.vm.mmu.exclusive(&self.ops, |table| {
+            self.invalidate_lookups();
+            table.clear(&self.ops);
+        });
+        self.memcache.drain(&self.ops);
+    }
+
+    /// Does a random step.
+    pub fn random_step(&mut self, random: &mut SplitMix64) {
+        let block = below(random, self.vm.blocks);
+        let ipa = block * BLOCK + below(random, 512) * PAGE;
+        match below(random, 100) {
+            0..=39 => drop(self.touch(ipa, Access::Read).unwrap()),
+            40..=74 => drop(self.touch(ipa, Access::Write).unwrap()),
+            75..=84 => drop(self.touch(ipa, Access::Fetch).unwrap()),
+            85 => self.set_logging(true),
+            86..=87 => self.set_logging(false),
+            88..=89 => drop(self.read_log()),
+            90..=91 => self.remove_memory(block),
+            92..=93 => self.unmap(ipa, PAGE),
+            94..=95 => self.age(ipa, PAGE * 4),
+            96 => self.split(block),
+            97 => self.populate(block),
+            _ => self.host_write(ipa, 64),
         }
     }
 }

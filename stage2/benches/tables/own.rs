@@ -21,7 +21,7 @@ use granule_stage2::{
     pool::{TablePool, store_adjacent, words},
 };
 
-use super::{BLOCK, PAGE, PHYS, TABLES, Table, memory, page, put_all_back, put_back};
+use super::table::{BLOCK, PAGE, PHYS, TABLES, Table, memory, page, put_all_back, put_back};
 
 type Pool = TablePool<&'static [AtomicU64]>;
 /// Tables from the crate's own pool.
@@ -157,26 +157,21 @@ fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
     request
 }
 
-/// A table with a sole walker.
-pub struct Exclusive<P: Place> {
-    place: P,
-    table: Stage2,
-    memcache: Memcache,
-}
-
 /// The memcache of a thread.
 pub struct Hand<P: Place> {
     place: P,
     memcache: Memcache,
 }
 
-impl<P: Place> Hand<P> {
-    pub fn new() -> Self {
+impl<P: Place> Default for Hand<P> {
+    fn default() -> Self {
         Self { place: P::get(), memcache: Memcache::new() }
     }
+}
 
+impl<P: Place> Hand<P> {
     /// Tops the memcache up.
-    pub fn ready(&mut self, least: usize) {
+    fn top_up(&mut self, least: usize) {
         let full = self.memcache.top_up(&self.place, least, least + SPARE);
         assert!(full, "the pool is large enough");
     }
@@ -188,37 +183,16 @@ impl<P: Place> Drop for Hand<P> {
     }
 }
 
-impl<P: Place> Exclusive<P> {
-    /// Maps a block's pages with tables from a thread's memcache.
-    pub fn map_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
-        let request = request(ipa, BLOCK, PAGE);
-        let done = self.table.map(&self.place, &mut hand.memcache, &request);
-        done.expect("nothing is there");
-    }
-
-    /// Splits a block into a table from a thread's memcache.
-    pub fn split_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
-        let done = self.table.split(&self.place, &mut hand.memcache, Ipa(ipa), BLOCK);
-        done.expect("a block is there");
-    }
-
-    /// Coalesces a table, which goes into a thread's memcache.
-    pub fn coalesce_with(&mut self, hand: &mut Hand<P>, ipa: u64) {
-        let request = request(ipa, BLOCK, BLOCK);
-        let done = self.table.map(&self.place, &mut hand.memcache, &request);
-        done.expect("a table is there");
-    }
-
-    fn top_up(&mut self, least: usize) {
-        let full = self.memcache.top_up(&self.place, least, least + SPARE);
-        assert!(full, "the pool is large enough");
-    }
+/// A table with a sole walker.
+pub struct Exclusive<P: Place> {
+    place: P,
+    table: Stage2,
 }
 
 impl<P: Place> Exclusive<P> {
     fn on(cpus: Features) -> Self {
         let place = P::get();
-        Self { table: table(&place, cpus), place, memcache: Memcache::new() }
+        Self { table: table(&place, cpus), place }
     }
 
     /// Creates a table for CPUs with FEAT_BBM.
@@ -227,17 +201,17 @@ impl<P: Place> Exclusive<P> {
     }
 
     /// Coalesces as [`Table::coalesce_each`], in a walk each.
-    pub fn coalesce_in_walks(&mut self, count: u64) {
-        (0..count).for_each(|n| self.coalesce(n * BLOCK));
-        self.memcache.free_retired(&self.place);
+    pub fn coalesce_in_walks(&mut self, hand: &mut Hand<P>, count: u64) {
+        (0..count).for_each(|n| self.coalesce(hand, n * BLOCK));
+        hand.memcache.free_retired(&self.place);
     }
 
     /// Maps as [`Table::map_each`], in a walk each.
-    pub fn walk_each<const SIZE: u64>(&mut self, count: u64) {
+    pub fn walk_each<const SIZE: u64>(&mut self, hand: &mut Hand<P>, count: u64) {
         for ipa in (0..count).map(|n| n * SIZE) {
-            self.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
+            hand.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
             self.table
-                .map(&self.place, &mut self.memcache, &request(ipa, SIZE, SIZE))
+                .map(&self.place, &mut hand.memcache, &request(ipa, SIZE, SIZE))
                 .expect("nothing is there");
         }
     }
@@ -247,31 +221,37 @@ impl<P: Place> Table for Exclusive<P> {
     const NAME: &'static str = P::NAME;
     const SPLITS: bool = true;
     const COALESCES: bool = true;
+    const WALKS_BESIDE: bool = true;
+    type Hand = Hand<P>;
+
+    fn ready(hand: &mut Hand<P>, tables: usize) {
+        hand.top_up(tables);
+    }
 
     fn new() -> Self {
         Self::on(CPUS)
     }
 
-    fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
+    fn map(&mut self, hand: &mut Hand<P>, ipa: u64, size: u64, blocks: bool) {
         // As many tables as the memcache holds at least.
         const PIECE: u64 = 32 * BLOCK;
         let largest = if blocks { BLOCK } else { PAGE };
         let mut at = ipa;
         while at < ipa + size {
             let piece = PIECE.min(ipa + size - at);
-            self.top_up(if piece == PIECE { 34 } else { LEAST });
+            hand.top_up(if piece == PIECE { 34 } else { LEAST });
             self.table
-                .map(&self.place, &mut self.memcache, &request(at, piece, largest))
+                .map(&self.place, &mut hand.memcache, &request(at, piece, largest))
                 .expect("nothing is there");
             at += piece;
         }
     }
 
-    fn map_each<const SIZE: u64>(&mut self, count: u64) {
+    fn map_each<const SIZE: u64>(&mut self, hand: &mut Hand<P>, count: u64) {
         let mut mapper = self.table.mapper(&self.place);
         for ipa in (0..count).map(|n| n * SIZE) {
-            self.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
-            mapper.map(&mut self.memcache, &request(ipa, SIZE, SIZE)).expect("nothing is there");
+            hand.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
+            mapper.map(&mut hand.memcache, &request(ipa, SIZE, SIZE)).expect("nothing is there");
         }
     }
 
@@ -285,28 +265,25 @@ impl<P: Place> Table for Exclusive<P> {
         self.table.write_protect(&self.place, Ipa(ipa), size).expect("a range");
     }
 
-    fn split(&mut self, ipa: u64) {
-        self.top_up(1);
-        self.table
-            .split(&self.place, &mut self.memcache, Ipa(ipa), BLOCK)
-            .expect("a block is there");
+    fn split(&mut self, hand: &mut Hand<P>, ipa: u64) {
+        hand.top_up(1);
+        let done = self.table.split(&self.place, &mut hand.memcache, Ipa(ipa), BLOCK);
+        done.expect("a block is there");
     }
 
-    fn coalesce(&mut self, ipa: u64) {
-        self.table
-            .map(&self.place, &mut self.memcache, &request(ipa, BLOCK, BLOCK))
-            .expect("a table is there");
+    fn coalesce(&mut self, hand: &mut Hand<P>, ipa: u64) {
+        let request = request(ipa, BLOCK, BLOCK);
+        let done = self.table.map(&self.place, &mut hand.memcache, &request);
+        done.expect("a table is there");
     }
 
-    const WALKS_BESIDE: bool = true;
-
-    fn coalesce_each(&mut self, count: u64) {
+    fn coalesce_each(&mut self, hand: &mut Hand<P>, count: u64) {
         let mut mapper = self.table.mapper(&self.place);
         for ipa in (0..count).map(|n| n * BLOCK) {
-            mapper.map(&mut self.memcache, &request(ipa, BLOCK, BLOCK)).expect("a table is there");
+            mapper.map(&mut hand.memcache, &request(ipa, BLOCK, BLOCK)).expect("a table is there");
         }
         drop(mapper);
-        self.memcache.free_retired(&self.place);
+        hand.memcache.free_retired(&self.place);
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
@@ -317,7 +294,6 @@ impl<P: Place> Table for Exclusive<P> {
 impl<P: Place> Drop for Exclusive<P> {
     fn drop(&mut self) {
         self.table.clear(&self.place);
-        self.memcache.drain(&self.place);
         self.place.close(self.table.root());
     }
 }
@@ -325,48 +301,34 @@ impl<P: Place> Drop for Exclusive<P> {
 /// A table with many walkers.
 pub struct Shared(Stage2);
 
-/// One walker of a shared table.
-pub struct Walker<'a> {
-    table: &'a Stage2,
-    memcache: Memcache,
-}
-
 impl Shared {
     pub fn new() -> Self {
         Self(table(&Direct, CPUS))
     }
 
-    pub fn walker(&self) -> Walker<'_> {
-        Walker { table: &self.0, memcache: Memcache::new() }
-    }
-}
-
-impl Walker<'_> {
     /// Maps pages or blocks (`SIZE`), each in a walk of its own as faults do. In a race a fault may
     /// have to be taken again.
-    pub fn map_each<const SIZE: u64>(&mut self, leaves: impl Iterator<Item = u64>) {
+    pub fn map_each<const SIZE: u64>(
+        &self,
+        hand: &mut Hand<Direct>,
+        leaves: impl Iterator<Item = u64>,
+    ) {
         for ipa in leaves {
-            self.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
+            hand.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
             let request = request(ipa, SIZE, SIZE);
-            let result = self.table.map_shared(&Direct, &mut self.memcache, &request);
+            let result = self.0.map_shared(&Direct, &mut hand.memcache, &request);
             assert!(matches!(result, Ok(()) | Err(MapError::Again)));
         }
     }
 
     /// Maps pages in one walk.
-    pub fn map_all(&mut self, pages: impl Iterator<Item = u64>) {
-        let mut mapper = self.table.mapper_shared(&Direct);
+    pub fn map_all(&self, hand: &mut Hand<Direct>, pages: impl Iterator<Item = u64>) {
+        let mut mapper = self.0.mapper_shared(&Direct);
         for ipa in pages {
-            self.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
-            let result = mapper.map(&mut self.memcache, &request(ipa, PAGE, PAGE));
+            hand.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
+            let result = mapper.map(&mut hand.memcache, &request(ipa, PAGE, PAGE));
             assert!(matches!(result, Ok(()) | Err(MapError::Again)));
         }
-    }
-}
-
-impl Drop for Walker<'_> {
-    fn drop(&mut self) {
-        self.memcache.drain(&Direct);
     }
 }
 
