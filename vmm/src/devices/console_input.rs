@@ -46,24 +46,24 @@ pub trait InputSink: Send + 'static {
 }
 
 /// Input sink that fills the FIFO of a serial port.
-#[derive(Debug)]
-pub struct SerialSink<P: ?Sized> {
+#[allow(missing_debug_implementations, reason = "it holds any port")]
+pub struct SerialSink {
     drained: Arc<EventFd>,
-    port: Arc<Mutex<P>>,
+    port: Arc<Mutex<dyn SerialPort>>,
 }
 
-impl<P: SerialPort + ?Sized> SerialSink<P> {
+impl SerialSink {
     /// Creates a sink for this port.
     ///
     /// # Errors
     /// The host is out of file descriptors.
-    pub fn new(port: Arc<Mutex<P>>) -> io::Result<Self> {
+    pub fn new(port: Arc<Mutex<dyn SerialPort>>) -> io::Result<Self> {
         let drained = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
         Ok(Self { drained, port })
     }
 }
 
-impl<P: SerialPort + ?Sized + 'static> InputSink for SerialSink<P> {
+impl InputSink for SerialSink {
     fn take(&mut self, input: &[u8]) -> io::Result<usize> {
         // Fails if the event is not signalled.
         let _ = self.drained.read();
@@ -199,7 +199,7 @@ mod tests {
     /// Serial port with its sink, its interrupt, and an input pipe.
     struct Setup {
         port: Arc<Mutex<Serial>>,
-        sink: SerialSink<Serial>,
+        sink: SerialSink,
         irq: EventFd,
         input: io::PipeReader,
         keyboard: io::PipeWriter,
@@ -210,7 +210,8 @@ mod tests {
         let port = Serial::new(irq.try_clone().unwrap(), Box::new(io::sink()));
         let port = Arc::new(Mutex::new(port));
         let (input, keyboard) = io::pipe().unwrap();
-        Setup { sink: SerialSink::new(Arc::clone(&port)).unwrap(), port, irq, input, keyboard }
+        let sink = SerialSink::new(Arc::clone(&port) as _).unwrap();
+        Setup { port, sink, irq, input, keyboard }
     }
 
     /// Reads `count` bytes from the port as a guest driver does.

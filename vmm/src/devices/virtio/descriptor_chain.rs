@@ -162,18 +162,13 @@ impl DescriptorChain {
             let (iovecs, count) = self.iovecs(direction, range.start + done..range.end)?;
             let position = offset.checked_add(done as u64).and_then(|at| at.try_into().ok());
             let position = position.ok_or(io::ErrorKind::InvalidInput)?;
-            let result = match direction {
-                // SAFETY: each buffer is guest memory, mapped and writable as long as `memory`
-                // exists. The guest may access it concurrently; this process holds no references to
-                // it.
-                Direction::Writable => unsafe {
-                    libc::preadv(fd, iovecs.as_ptr(), count, position)
-                },
-                // SAFETY: as above; the call only reads the memory.
-                Direction::Readable => unsafe {
-                    libc::pwritev(fd, iovecs.as_ptr(), count, position)
-                },
+            let call = match direction {
+                Direction::Writable => libc::preadv,
+                Direction::Readable => libc::pwritev,
             };
+            // SAFETY: each buffer is guest memory, mapped and writable as long as `memory` exists.
+            // The guest may access it concurrently; this process holds no references to it.
+            let result = unsafe { call(fd, iovecs.as_ptr(), count, position) };
             match call_result(result) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => done += count,

@@ -22,11 +22,13 @@ use super::SECTOR;
 /// Error returned when a disk cannot be used.
 #[derive(Debug, Error)]
 pub enum DiskError {
-    /// It cannot be opened.
-    #[error("the disk {path} cannot be opened{advice}")]
+    /// It cannot be opened or locked.
+    #[error("the disk {path} cannot be {action}{advice}")]
     Open {
         /// The disk.
         path: PathBuf,
+        /// Failed action.
+        action: &'static str,
         /// Remedy, if known.
         advice: &'static str,
         /// Cause.
@@ -38,14 +40,6 @@ pub enum DiskError {
          readonly=on"
     )]
     InUse(PathBuf),
-    /// It cannot be locked.
-    #[error("the disk {path} cannot be locked")]
-    Lock {
-        /// The disk.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
     /// It has no sectors.
     #[error("the disk {0} holds less than 512 bytes: it must be a raw image or a block device")]
     Empty(PathBuf),
@@ -67,28 +61,27 @@ impl Disk {
     /// # Errors
     /// It cannot be opened or locked, or it is empty.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
-        let open = |source: io::Error| DiskError::Open {
-            path: path.to_owned(),
-            advice: match source.kind() {
+        let failed = |source: io::Error| {
+            let denied = matches!(
+                source.kind(),
                 io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
-                    if !read_only =>
-                {
-                    ": readonly=on needs no right to write"
-                }
-                _ => "",
-            },
-            source,
+            );
+            let advice = match denied && !read_only {
+                true => ": readonly=on needs no right to write",
+                false => "",
+            };
+            DiskError::Open { path: path.to_owned(), action: "opened", advice, source }
         };
-        let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(open)?;
+        let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed)?;
         let locked = match read_only {
             true => file.try_lock_shared(),
             false => file.try_lock(),
         };
         locked.map_err(|error| match error {
             TryLockError::WouldBlock => DiskError::InUse(path.to_owned()),
-            TryLockError::Error(source) => DiskError::Lock { path: path.to_owned(), source },
+            TryLockError::Error(source) => open_error(path, "locked", source),
         })?;
-        if file.metadata().map_err(open)?.is_dir() {
+        if file.metadata().map_err(failed)?.is_dir() {
             return Err(DiskError::Empty(path.to_owned()));
         }
         Self::from_file(file, path, read_only)
@@ -99,20 +92,16 @@ impl Disk {
     /// # Errors
     /// The host is out of file descriptors, or the disk has become empty.
     pub fn try_clone(&self) -> Result<Self, DiskError> {
-        let file = self.file.try_clone().map_err(|source| DiskError::Open {
-            path: self.path.clone(),
-            advice: "",
-            source,
-        })?;
+        let file = self.file.try_clone();
+        let file = file.map_err(|source| open_error(&self.path, "opened", source))?;
         Self::from_file(file, &self.path, self.read_only)
     }
 
     fn from_file(mut file: File, path: &Path, read_only: bool) -> Result<Self, DiskError> {
-        let path = path.to_owned();
-        match file.seek(SeekFrom::End(0)) {
-            Ok(..SECTOR) => Err(DiskError::Empty(path)),
-            Ok(size) => Ok(Self { file, path, sectors: size / SECTOR, read_only }),
-            Err(source) => Err(DiskError::Open { path, advice: "", source }),
+        let size = file.seek(SeekFrom::End(0));
+        match size.map_err(|source| open_error(path, "opened", source))? {
+            ..SECTOR => Err(DiskError::Empty(path.to_owned())),
+            size => Ok(Self { file, path: path.to_owned(), sectors: size / SECTOR, read_only }),
         }
     }
 
@@ -181,4 +170,8 @@ impl Disk {
             _ => fallocate(&self.file, mode | FallocateFlags::KEEP_SIZE, offset, length),
         }
     }
+}
+
+fn open_error(path: &Path, action: &'static str, source: io::Error) -> DiskError {
+    DiskError::Open { path: path.to_owned(), action, advice: "", source }
 }

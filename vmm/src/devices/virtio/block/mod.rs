@@ -13,16 +13,7 @@ mod tests;
 
 use std::io;
 
-use virtio_bindings::{
-    virtio_blk::{
-        VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO,
-        VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR,
-        VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
-        VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
-        VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
-    },
-    virtio_ids::VIRTIO_ID_BLOCK,
-};
+use virtio_bindings::{virtio_blk::*, virtio_ids::VIRTIO_ID_BLOCK};
 
 use super::{
     ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queues, RateLimitedLog,

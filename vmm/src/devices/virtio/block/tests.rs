@@ -23,6 +23,14 @@ fn disk(folder: &TempDir, read_only: bool) -> Box<Block> {
     Box::new(Block::new(Disk::open(&path, read_only).unwrap(), "a disk of the tests"))
 }
 
+/// Returns the folder of a disk, and its driver.
+fn start(read_only: bool) -> (TempDir, Driver) {
+    let folder = tempfile::tempdir().unwrap();
+    drop(disk(&folder, false));
+    let driver = Driver::start(disk(&folder, read_only), EVENT_IDX);
+    (folder, driver)
+}
+
 fn content(folder: &TempDir) -> Vec<u8> {
     fs::read(folder.path().join("disk")).unwrap()
 }
@@ -55,8 +63,7 @@ fn clear(driver: &mut Driver, kind: u32, sector: u64, sectors: u32, flags: u32) 
 
 #[test]
 fn a_request_may_span_buffers_of_any_length() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut driver = Driver::start(disk(&folder, false), 0);
+    let (_folder, mut driver) = start(false);
     let Buffer::Out(head) = header(VIRTIO_BLK_T_IN, 1) else { unreachable!() };
     let (first, second) = head.split_at(5);
 
@@ -81,8 +88,7 @@ fn a_request_may_span_buffers_of_any_length() {
 
 #[test]
 fn requests_beyond_the_disk_or_its_limits_fail() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut driver = Driver::start(disk(&folder, false), 0);
+    let (folder, mut driver) = start(false);
     let end = SECTORS as u64;
 
     let results = [
@@ -103,8 +109,7 @@ fn requests_beyond_the_disk_or_its_limits_fail() {
 
 #[test]
 fn ranges_are_zeroed_and_discarded() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut driver = Driver::start(disk(&folder, false), 0);
+    let (folder, mut driver) = start(false);
     let blocks = || fs::metadata(folder.path().join("disk")).unwrap().blocks();
     let before = blocks();
 
@@ -123,8 +128,7 @@ fn ranges_are_zeroed_and_discarded() {
 
 #[test]
 fn capacity_and_serial_number_are_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut driver = Driver::start(disk(&folder, false), 0);
+    let (_folder, mut driver) = start(false);
 
     let id = driver.request(0, &[header(VIRTIO_BLK_T_GET_ID, 0), Buffer::In(20), Buffer::In(1)]);
     let unknown = driver.request(0, &[header(99, 0), Buffer::In(1)]);
@@ -136,9 +140,7 @@ fn capacity_and_serial_number_are_reported() {
 
 #[test]
 fn writes_to_a_read_only_disk_fail() {
-    let folder = tempfile::tempdir().unwrap();
-    drop(disk(&folder, false));
-    let mut driver = Driver::start(disk(&folder, true), 0);
+    let (folder, mut driver) = start(true);
     let before = content(&folder);
 
     let results = [
@@ -154,8 +156,7 @@ fn writes_to_a_read_only_disk_fail() {
 
 #[test]
 fn requests_beyond_a_truncated_file_fail() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut driver = Driver::start(disk(&folder, false), 0);
+    let (folder, mut driver) = start(false);
     let file = fs::OpenOptions::new().write(true).open(folder.path().join("disk")).unwrap();
     file.set_len(1024).unwrap();
 
@@ -165,8 +166,7 @@ fn requests_beyond_a_truncated_file_fail() {
 
 #[test]
 fn a_request_without_space_for_its_status_stops_the_device() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut driver = Driver::start(disk(&folder, false), 0);
+    let (_folder, mut driver) = start(false);
 
     driver.add(0, &[header(VIRTIO_BLK_T_FLUSH, 0)]);
     driver.notify(0);
@@ -215,8 +215,7 @@ proptest! {
     fn a_disk_behaves_as_an_array_of_sectors(
         operations in prop::collection::vec((0..4_u8, 0..280_u64, 1..9_u32, any::<u8>()), 1..30),
     ) {
-        let folder = tempfile::tempdir().unwrap();
-        let mut driver = Driver::start(disk(&folder, false), EVENT_IDX);
+        let (folder, mut driver) = start(false);
         let mut model = content(&folder);
         for (kind, sector, count, byte) in operations {
             let (first, length) = (usize::try_from(sector).unwrap() * 512, count as usize * 512);

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Register accesses (virtio 1.2, section 4.2.2).
 
-use virtio_bindings::{
-    virtio_config::{
-        VIRTIO_CONFIG_S_DRIVER as DRIVER, VIRTIO_CONFIG_S_DRIVER_OK as DRIVER_OK,
-        VIRTIO_CONFIG_S_FAILED as FAILED, VIRTIO_CONFIG_S_FEATURES_OK as FEATURES_OK,
-        VIRTIO_CONFIG_S_NEEDS_RESET as NEEDS_RESET,
-    },
-    virtio_mmio as reg,
-};
+use virtio_bindings::virtio_mmio as reg;
 
-use super::Transport;
+use super::{DRIVER, DRIVER_OK, FAILED, FEATURES_OK, NEEDS_RESET, Transport};
 use crate::devices::MmioDevice;
 
 /// "virt", little-endian.
