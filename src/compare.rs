@@ -140,7 +140,7 @@ fn judge(args: Args) -> CommandResult {
             result => result?,
         }
     }
-    Ok(if comparison.regressions().next().is_some() {
+    Ok(if comparison.count(Verdict::Regression) > 0 {
         Outcome::Failed
     } else if args.bisect && comparison.count(Verdict::Inconclusive) > 0 {
         Outcome::Inconclusive

@@ -3,7 +3,7 @@
 
 use std::{error::Error, io, path::PathBuf};
 
-use granule_report::{CompareError, input::InputError};
+use granule_report::{CompareError, results::FileError};
 
 use crate::{command::CommandError, kernel::KernelError};
 
@@ -29,7 +29,7 @@ pub enum LabError {
     Command(#[from] CommandError),
     /// Results cannot be read.
     #[error(transparent)]
-    Input(#[from] InputError),
+    Input(#[from] FileError),
     /// Results cannot be compared.
     #[error(transparent)]
     Compare(#[from] CompareError),

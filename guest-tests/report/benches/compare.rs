@@ -2,8 +2,10 @@
 //! Time of a comparison of 27 rows and 20 runs a side, about the default matrix of the lab.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use std::fs;
+
 use criterion::{Criterion, criterion_group, criterion_main};
-use granule_report::{Comparison, Options, Sample, input::page_table_log, render, samples};
+use granule_report::{Comparison, Options, input, render};
 
 /// Returns the log of 20 runs on nine backings with times that differ by a few percent.
 fn log(factor: u64) -> String {
@@ -34,17 +36,16 @@ fn log(factor: u64) -> String {
     log
 }
 
-fn side(log: &str) -> Vec<Sample> {
-    samples(&page_table_log::records(&page_table_log::read(log).unwrap()))
-}
-
 fn compare(criterion: &mut Criterion) {
-    let logs = [log(1000), log(1010)];
-    let [before, after] = logs.each_ref().map(|log| side(log));
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["before", "after"].map(|name| [folder.path().join(name)]);
+    fs::write(&paths[0][0], log(1000)).unwrap();
+    fs::write(&paths[1][0], log(1010)).unwrap();
+    let [before, after] = paths.each_ref().map(|paths| input::side(paths).unwrap());
     let options = Options::default();
     let compared = || Comparison::of(&before, &after, &options).unwrap();
     let comparison = compared();
-    criterion.bench_function("read a log", |b| b.iter(|| side(&logs[0])));
+    criterion.bench_function("read a log", |b| b.iter(|| input::side(&paths[0]).unwrap()));
     criterion.bench_function("compare", |b| b.iter(compared));
     criterion.bench_function("render text", |b| b.iter(|| render::text(&comparison)));
     criterion.bench_function("render html", |b| b.iter(|| render::html(&comparison)));

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //! results ─┐
-//!          ├─ input ─ sample ─ spread ─ judge ─ comparison ─ render
-//! logs  ───┘                   stats ───┘       provenance
+//!          ├─ input ─ sample ─ judge ─ comparison ─ render
+//! logs  ───┘           stats ───┘      provenance
 //! ```
 //!
 //! [`results`] is the format. [`input`] reads results, run directories, logs of the kernel's tests
@@ -20,26 +20,14 @@ mod provenance;
 pub mod render;
 pub mod results;
 mod sample;
-mod side;
-mod spread;
 mod stats;
 
-#[cfg(test)]
-mod fixture;
-#[cfg(test)]
-mod fuzz;
 #[cfg(test)]
 mod tests;
 
 pub use self::{
-    comparison::{
-        CompareError, Comparison, Configuration, Fit, GeometricMean, Growth, Options, PhaseChange,
-        Runs, SCHEMA, SweepParameter, command_line,
-    },
-    judge::{Tested, Verdict},
-    provenance::Difference,
-    sample::{Sample, Setup, Step, samples},
-    side::{Side, series_line},
-    spread::{Change, Spread},
-    stats::Design,
+    comparison::{CompareError, Comparison, Options, command_line},
+    judge::Verdict,
+    provenance::{Difference, series_line},
+    sample::Sample,
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules for which results compare.
+//! Kernel and host of each side, and the rules for which results compare.
 //!
 //! The series, the kernel image and the local part of the kernel release may differ. Architecture,
 //! kernel version, CPU with its features, base page, emulator with its options, engine and page
@@ -10,9 +10,9 @@ use std::{collections::BTreeSet, fmt};
 
 use serde::Serialize;
 
-use crate::sample::Sample;
+use crate::sample::{Sample, printable};
 use granule_types::{
-    record::{Host, Obtained},
+    record::{Host, Obtained, Series},
     units::Bytes,
 };
 
@@ -136,13 +136,89 @@ fn backed_by(obtained: &Obtained) -> String {
     format!("{} pages", sizes.join(" and "))
 }
 
+/// One side. Where samples differ (by force only), the first one stands for all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Side {
+    /// Name of the side.
+    pub label: String,
+    /// `uname -r`; empty if unknown.
+    pub kernel: String,
+    /// Series applied; `None` if unknown.
+    pub series: Option<Vec<Series>>,
+    /// SHA-256 of the kernel image.
+    pub image_sha256: Option<String>,
+    /// Name of the CPU.
+    pub cpu: Option<String>,
+    /// CPU features as `name=value`; empty if unknown.
+    pub features: String,
+    /// Base page of the host.
+    pub page_size: Option<Bytes>,
+    /// Emulator; `None` on hardware and if the host is unknown.
+    pub emulator: Option<String>,
+}
+
+impl Side {
+    /// Returns the side of these samples.
+    pub(crate) fn of(label: String, samples: &[Sample]) -> Self {
+        let host = samples.first().map(|sample| sample.host.clone());
+        let host = host.unwrap_or_default();
+        Self {
+            label: printable(&label),
+            features: features(&host).unwrap_or_default(),
+            kernel: host.kernel,
+            series: host.series,
+            image_sha256: host.image_sha256,
+            cpu: host.cpu,
+            page_size: host.page_size,
+            emulator: host.emulator,
+        }
+    }
+
+    /// Reports whether the side ran under an emulator.
+    pub(crate) const fn is_emulated(&self) -> bool {
+        self.emulator.is_some()
+    }
+
+    /// Returns the series applied; `None` if unknown.
+    pub(crate) fn series_line(&self) -> Option<String> {
+        series_line(self.series.as_deref())
+    }
+
+    /// Returns kernel, series and image in one line; `None` if unknown.
+    pub(crate) fn kernel_line(&self) -> Option<String> {
+        if self.kernel.is_empty() {
+            return None;
+        }
+        let series = self.series_line();
+        let series = series.unwrap_or_else(|| "series not known".to_owned());
+        let image = self.image_sha256.as_deref().and_then(|hash| hash.get(..12));
+        let image = image.map(|start| format!(", image {start}"));
+        Some(format!("Linux {}, {series}{}", self.kernel, image.unwrap_or_default()))
+    }
+}
+
+/// Returns series in words; `None` if unknown.
+pub fn series_line(series: Option<&[Series]>) -> Option<String> {
+    let series = series?;
+    if series.is_empty() {
+        return Some("no series".to_owned());
+    }
+    let each = series.iter().map(|series| match series.patches {
+        // A policy of the model has no patches.
+        0 => series.name.clone(),
+        1 => format!("{} (1 patch)", series.name),
+        patches => format!("{} ({patches} patches)", series.name),
+    });
+    Some(each.collect::<Vec<_>>().join(" + "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture;
+    use crate::tests;
 
     fn record() -> Sample {
-        Sample::from(&fixture::record())
+        Sample::from(&tests::record())
     }
 
     fn fields(before: &[&Sample], after: &[&Sample]) -> Vec<&'static str> {
@@ -211,14 +287,14 @@ mod tests {
 
     #[test]
     fn a_version_excludes_the_local_part() {
-        for (release, wanted) in [
+        for (release, expected) in [
             ("5.10.262", "5.10.262"),
             ("5.10.262-granule+", "5.10.262"),
             ("7.3.0-rc2-00012-gabc", "7.3.0-rc2"),
             ("6.1.0+", "6.1.0"),
             ("custom", ""),
         ] {
-            assert_eq!(version(release), wanted);
+            assert_eq!(version(release), expected);
         }
     }
 }

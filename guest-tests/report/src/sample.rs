@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One step of one run of any test: the form into which every input is converted.
+//! One phase of one run of any test: the form into which every input is converted.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
@@ -29,7 +29,7 @@ pub mod engine {
         [PAGE_TABLE_TEST, BENCH_LINES, DIRTY_LOG_TEST, DEMAND_PAGING_TEST, CRITERION];
 }
 
-/// One step of one run.
+/// One phase of one run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sample {
     /// Host; the default where the input does not name it.
@@ -44,8 +44,8 @@ pub struct Sample {
     pub iteration: u32,
     /// Page sizes that backed the memory.
     pub obtained: Option<Obtained>,
-    /// The step.
-    pub step: Step,
+    /// The phase.
+    pub phase: AnyPhase,
     /// Time in nanoseconds.
     pub ns: f64,
     /// Time of each vCPU in nanoseconds.
@@ -54,7 +54,7 @@ pub struct Sample {
     pub counters: BTreeMap<String, u64>,
     /// Events of the host kernel.
     pub events: BTreeMap<String, u64>,
-    /// State at the end of the step.
+    /// State at the end of the phase.
     pub gauges: BTreeMap<String, u64>,
 }
 
@@ -81,7 +81,7 @@ pub struct Setup {
 
 impl Setup {
     /// Returns the name for readers: `anonymous_thp, 64M, 16 vCPUs`.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let mut parts = Vec::new();
         if !self.subject.is_empty() {
             parts.push(self.subject.clone());
@@ -101,20 +101,20 @@ impl Setup {
 /// Distance between the ranks of two phases, with room for the rounds of the first.
 const ROUNDS: usize = 1 << 20;
 
-/// A phase of the page-table test, or a step of another test. Steps are ordered as they run.
+/// A phase of the page-table test or of another test. Phases are ordered as they run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Step {
+pub struct AnyPhase {
     rank: usize,
     name: Cow<'static, str>,
 }
 
-impl Step {
-    /// Returns a step of another test at place `rank` of its order.
-    pub const fn of_other_test(rank: usize, name: &'static str) -> Self {
+impl AnyPhase {
+    /// Returns a phase of another test at place `rank` of its order.
+    pub(crate) const fn of_other_test(rank: usize, name: &'static str) -> Self {
         Self { rank: Phase::IN_ORDER.len() * ROUNDS + rank, name: Cow::Borrowed(name) }
     }
 
-    /// Returns the step of a record: its phase, or the round of it.
+    /// Returns the phase of a record, or the round of it.
     fn of(record: &Record) -> Self {
         let phase = Self::from(record.phase);
         match record.round {
@@ -132,7 +132,7 @@ impl Step {
     }
 }
 
-impl From<Phase> for Step {
+impl From<Phase> for AnyPhase {
     fn from(phase: Phase) -> Self {
         let at = Phase::IN_ORDER.iter().position(|&known| known == phase);
         Self {
@@ -142,13 +142,13 @@ impl From<Phase> for Step {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for AnyPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.name)
     }
 }
 
-impl Serialize for Step {
+impl Serialize for AnyPhase {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.name)
     }
@@ -156,14 +156,14 @@ impl Serialize for Step {
 
 impl Sample {
     /// Returns a count. An instruction that a counted run did not execute is 0, not unknown.
-    pub fn count(&self, name: &str) -> Option<u64> {
+    pub(crate) fn count(&self, name: &str) -> Option<u64> {
         let kinds = [&self.counters, &self.events, &self.gauges];
         let found = kinds.into_iter().find_map(|counts| counts.get(name));
         found.copied().or((!self.counters.is_empty()).then_some(0))
     }
 
     /// Reports whether the sample comes from an input that does not name its host.
-    pub fn is_without_host(&self) -> bool {
+    pub(crate) fn is_without_host(&self) -> bool {
         engine::WITHOUT_HOST.contains(&self.engine.as_str()) && self.host == Host::default()
     }
 }
@@ -188,7 +188,7 @@ impl From<&Record> for Sample {
             seed: config.seed,
             iteration: config.iteration,
             obtained: record.obtained.clone(),
-            step: Step::of(record),
+            phase: AnyPhase::of(record),
             ns: record.ns.0 as f64,
             vcpu_ns: record.vcpu_ns.iter().map(|ns| ns.0 as f64).collect(),
             counters: counts(&record.counters),
@@ -245,13 +245,13 @@ pub fn single_spaced(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::record;
+    use crate::tests::record;
 
     #[test]
-    fn steps_and_rounds_sort_as_they_run() {
-        let of = |phase, round| Step::of(&Record { phase, round, ..record() });
-        let mut steps = [
-            Step::of_other_test(0, "populate"),
+    fn phases_and_rounds_sort_as_they_run() {
+        let of = |phase, round| AnyPhase::of(&Record { phase, round, ..record() });
+        let mut phases = [
+            AnyPhase::of_other_test(0, "populate"),
             of(Phase::Stop, None),
             of(Phase::Round, Some(10)),
             Phase::Whole.into(),
@@ -259,9 +259,9 @@ mod tests {
             Phase::Update.into(),
             Phase::Create.into(),
         ];
-        steps.sort();
+        phases.sort();
         assert_eq!(
-            steps.each_ref().map(Step::name),
+            phases.each_ref().map(AnyPhase::name),
             ["create", "update", "round-9", "round-10", "stop", "whole", "populate"]
         );
     }

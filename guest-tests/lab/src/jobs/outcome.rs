@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use granule_report::{
-    input::{LogError, page_table_log},
-    results::{ReadError, read_records},
+    input::page_table_log,
+    results::{FileError, read_records},
 };
 use granule_types::{
     phase::Phase,
@@ -50,9 +50,9 @@ pub enum JobError {
     #[error("the test {0}\n{1}")]
     Test(String, String),
     #[error("the results of the test are invalid")]
-    Results(#[from] ReadError),
+    Results(#[source] FileError),
     #[error("the log of the kernel's test is invalid")]
-    Log(#[from] LogError),
+    Log(#[source] FileError),
     #[error(transparent)]
     Counts(#[from] CountError),
 }
@@ -83,7 +83,8 @@ impl Outcome {
     pub fn records(&self, job: &PlannedJob) -> Result<Vec<Record>, JobError> {
         let ns = self.success()?;
         if !job.job.foreign {
-            let mut records = read_records(&String::from_utf8_lossy(self.results()))?;
+            let mut records = read_records(&String::from_utf8_lossy(self.results()))
+                .map_err(JobError::Results)?;
             counts::merge(&self.segments, &mut records)?;
             return Ok(records);
         }
@@ -92,7 +93,7 @@ impl Outcome {
             Some(host) => serde_json::from_slice(host).map_err(JobError::Ending)?,
             None => Host::default(),
         };
-        let runs = page_table_log::read(&self.stdout)?;
+        let runs = page_table_log::read(&self.stdout).map_err(JobError::Log)?;
         let mut records: Vec<Record> = (0..)
             .zip(&runs)
             .flat_map(|(iteration, run)| run.records(&host, job.job.seed, iteration))

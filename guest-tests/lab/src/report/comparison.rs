@@ -2,7 +2,7 @@
 //! Compares the kernels of a run: the last with the first and, with a kernel for each patch, each
 //! with the one before it.
 
-use granule_report::{Comparison, command_line, input, render};
+use granule_report::{Comparison, Verdict, command_line, input, render};
 
 use crate::{
     error::LabError,
@@ -50,7 +50,7 @@ pub fn compare(
         report.push('\n');
         let page = render::html(&comparison);
         if index == whole_series {
-            if options.judge && comparison.regressions().next().is_some() {
+            if options.judge && comparison.count(Verdict::Regression) > 0 {
                 status = RunStatus::Failed;
             }
             html = Some(page);

@@ -5,20 +5,33 @@
 use std::collections::BTreeSet;
 
 use super::{
-    configuration::{Configuration, Runs},
-    error::CompareError,
-    group::{self, Group, Key},
-    growth, notes,
-    options::{MIN_EFFECT, MIN_EFFECT_EMULATED, Options},
-    table::{Comparison, GeometricMean, SCHEMA, TIME},
+    CompareError, Comparison, GeometricMean, Options, SCHEMA, TIME,
+    configuration::{Configuration, Group, Runs, groups},
+    growth,
 };
 use crate::{
     judge::{self, Row},
-    provenance::{self, Difference},
-    sample::{Sample, Step},
-    side::Side,
+    provenance::{self, Difference, Side},
+    sample::{AnyPhase, Sample},
     stats::{self, Design, Resampled},
 };
+
+/// Default minimum effect: growth by a smaller share is no regression.
+const MIN_EFFECT: f64 = 0.01;
+/// Default minimum effect under emulation, where another schedule alone makes a difference.
+const MIN_EFFECT_EMULATED: f64 = 0.03;
+
+const ONE_EMULATED_RUN: &str = "One run shows one schedule of the vCPUs: its virtual times and \
+    counts are exact for that one. Compare several seeds.";
+const ONE_RUN: &str = "One run proves nothing for times: repeat it. (From an emulator, times and \
+    counts are exact for one schedule.)";
+const RAW: &str =
+    "Logs do not name kernel, CPU or emulator: check that the two sides may be compared.";
+const NOT_OBTAINED: &str = "Neither side recorded the page sizes that back the memory.";
+const SAME_IMAGE: &str = "Both sides ran the same kernel image.";
+const SAME_RELEASE: &str =
+    "The results do not distinguish the two kernels: check that they differ.";
+const OTHER_SEEDS: &str = "The two sides ran with different seeds.";
 
 /// Groups of one configuration on both sides.
 type Pair<'a> = (&'a Group<'a>, &'a Group<'a>);
@@ -27,7 +40,7 @@ impl Comparison {
     /// Compares `after` with `before`.
     ///
     /// # Errors
-    /// A side is empty, no configuration and step is on both, the count to judge is missing, runs
+    /// A side is empty, no configuration and phase is on both, the count to judge is missing, runs
     /// cannot be paired, or the provenance differs and the comparison is not forced. Inputs without
     /// a host compare with a note.
     pub fn of(
@@ -40,15 +53,19 @@ impl Comparison {
                 return Err(CompareError::Empty(label.clone()));
             }
         }
-        let by_engine = group::is_by_engine(before, after);
-        let [groups_before, groups_after] = [before, after].map(|side| {
-            let mut groups = group::groups(side, by_engine);
-            retain_phases(&mut groups, &options.phases);
+        let by_engine = is_by_engine(before, after);
+        let sides = [before, after].map(|side| {
+            let mut groups = groups(side, by_engine);
+            let phases = &options.phases;
+            let is_requested = |sample: &&Sample| {
+                phases.is_empty() || phases.iter().any(|phase| phase == sample.phase.name())
+            };
+            groups.iter_mut().for_each(|group| group.samples.retain(is_requested));
             groups
         });
-        let partner = |key: &Key| groups_after.iter().find(|group| group.key == *key);
-        let pairs = groups_before.iter();
-        let pairs: Vec<Pair> = pairs.filter_map(|one| Some((one, partner(&one.key)?))).collect();
+        let partner = |one: &Group| sides[1].iter().find(|other| other.key == one.key);
+        let pairs: Vec<Pair> =
+            sides[0].iter().filter_map(|one| Some((one, partner(one)?))).collect();
         let raw = before.iter().chain(after).all(|sample| sample.is_without_host());
         let differences = differences(&pairs, raw);
         if !differences.is_empty() && !options.force {
@@ -57,16 +74,13 @@ impl Comparison {
         let mut comparison = Self::empty(before, after, options, differences);
         let rows = comparison.add_configurations(&pairs, options)?;
         if comparison.configurations.is_empty() {
-            return Err(CompareError::NothingInCommon {
-                before: names(&groups_before),
-                after: names(&groups_after),
-                phases: options.phases.clone(),
-            });
+            let (sides, phases) = (sides.map(|groups| names(&groups)), options.phases.clone());
+            return Err(CompareError::NothingInCommon { sides, phases });
         }
         comparison.judge(rows)?;
         comparison.geomeans = geometric_means(&comparison);
         comparison.growth = growth::growth(&comparison.configurations, comparison.is_emulated());
-        comparison.notes = notes::notes(&comparison, &groups_before, &groups_after, raw);
+        comparison.notes = notes(&comparison, &sides, raw);
         Ok(comparison)
     }
 
@@ -78,11 +92,8 @@ impl Comparison {
     ) -> Self {
         let [label_before, label_after] = options.labels.clone();
         let (before, after) = (Side::of(label_before, before), Side::of(label_after, after));
-        let default = if before.is_emulated() && after.is_emulated() {
-            MIN_EFFECT_EMULATED
-        } else {
-            MIN_EFFECT
-        };
+        let is_emulated = before.is_emulated() && after.is_emulated();
+        let default = if is_emulated { MIN_EFFECT_EMULATED } else { MIN_EFFECT };
         Self {
             schema: SCHEMA,
             before,
@@ -99,7 +110,7 @@ impl Comparison {
         }
     }
 
-    /// Adds the configurations of both sides and returns the row to judge of each of their steps.
+    /// Adds the configurations of both sides and returns the row to judge of each of their phases.
     fn add_configurations(
         &mut self,
         pairs: &[Pair],
@@ -111,12 +122,11 @@ impl Comparison {
                 return Err(CompareError::Unpaired(before.key.setup.name()));
             }
             let mut configuration = Configuration::of(before, after);
-            for phase in &mut configuration.phases {
-                let row =
-                    row(&phase.phase, before, after, options.metric.as_deref(), self.design());
-                phase.counted = row
-                    .as_ref()
-                    .filter(|row| !row.time)
+            for change in &mut configuration.phases {
+                let metric = options.metric.as_deref();
+                let row = row(&change.phase, before, after, metric, self.design());
+                let counted = row.as_ref().filter(|row| !row.time);
+                change.counted = counted
                     .map(|row| Runs { before: row.before.clone(), after: row.after.clone() });
                 rows.push(row);
             }
@@ -127,33 +137,33 @@ impl Comparison {
         Ok(rows)
     }
 
-    /// Judges the rows, one for each step of all configurations.
+    /// Judges the rows, one for each phase of all configurations.
     fn judge(&mut self, rows: Vec<Option<Row>>) -> Result<(), CompareError> {
         let has: Vec<bool> = rows.iter().map(Option::is_some).collect();
         let rows: Vec<Row> = rows.into_iter().flatten().collect();
         if rows.is_empty() {
-            let known: BTreeSet<&String> = self.rows().flat_map(|(_, p)| p.count_names()).collect();
-            return Err(CompareError::Metric {
-                name: self.metric.clone(),
-                known: known.into_iter().cloned().collect(),
-            });
+            let counts = self.rows().flat_map(|(_, change)| change.counts());
+            let known: BTreeSet<String> = counts.map(|(name, _)| name.clone()).collect();
+            let known = known.into_iter().collect();
+            return Err(CompareError::Metric { name: self.metric.clone(), known });
         }
         let judged = judge::judge(&rows, self.min_effect);
-        let phases = self.configurations.iter_mut().flat_map(|c| &mut c.phases);
-        let phases = phases.zip(has).filter(|(_, has)| *has);
-        for ((phase, _), (tested, verdict)) in phases.zip(judged) {
-            phase.tested = tested;
-            phase.verdict = Some(verdict);
+        let changes = self.configurations.iter_mut().flat_map(|c| &mut c.phases);
+        let changes = changes.zip(has).filter(|(_, has)| *has);
+        for ((change, _), (tested, verdict)) in changes.zip(judged) {
+            change.tested = tested;
+            change.verdict = Some(verdict);
         }
         Ok(())
     }
 }
 
-fn retain_phases(groups: &mut [Group], phases: &[String]) {
-    let wanted = |sample: &&Sample| phases.iter().any(|phase| phase == sample.step.name());
-    for group in groups.iter_mut().filter(|_| !phases.is_empty()) {
-        group.samples.retain(wanted);
-    }
+/// Reports whether samples of different engines belong to different configurations. They do, unless
+/// each side has a single engine and the two differ: then the engines are compared, by force.
+fn is_by_engine(before: &[Sample], after: &[Sample]) -> bool {
+    let [before, after] = [before, after]
+        .map(|side| side.iter().map(|sample| &sample.engine).collect::<BTreeSet<_>>());
+    before == after || before.len() != 1 || after.len() != 1
 }
 
 /// Returns the differences in provenance over all pairs, each once. Of inputs without a host, only
@@ -185,17 +195,17 @@ fn names(groups: &[Group]) -> Vec<String> {
     names
 }
 
-/// Returns the figures to judge of one step; `None` if the step lacks the count `metric`, or if it
+/// Returns the figures to judge of one phase; `None` if the phase lacks the count `metric`, or if it
 /// is 0 in every run.
 fn row(
-    step: &Step,
+    phase: &AnyPhase,
     before: &Group,
     after: &Group,
     metric: Option<&str>,
     design: Design,
 ) -> Option<Row> {
     let figures = |group: &Group| -> Option<Vec<f64>> {
-        let mut samples: Vec<&Sample> = group.of_step(step).collect();
+        let mut samples: Vec<&Sample> = group.of_phase(phase).collect();
         if design == Design::Paired {
             samples.sort_by_key(|sample| (sample.seed, sample.iteration));
         }
@@ -217,21 +227,72 @@ fn row(
     (row.time || all.any(|&figure| figure != 0.0)).then_some(row)
 }
 
-/// Returns the means of each step that several configurations have, and of all steps.
+/// Returns the means of each phase that several configurations have, and of all phases.
 fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
-    let mean = |wanted: Option<&Step>| {
-        let rows = comparison.rows().map(|(_, phase)| phase);
-        let rows = rows.filter(|phase| wanted.is_none_or(|step| phase.phase == *step));
-        let rows: Vec<Resampled> = rows
-            .map(|phase| Resampled {
-                before: &phase.runs.before,
-                after: &phase.runs.after,
+    let mean = |phase: Option<&AnyPhase>| {
+        let changes = comparison.rows().map(|(_, change)| change);
+        let changes = changes.filter(|change| phase.is_none_or(|phase| change.phase == *phase));
+        let rows: Vec<Resampled> = changes
+            .map(|change| Resampled {
+                before: &change.runs.before,
+                after: &change.runs.after,
                 design: comparison.design(),
             })
             .collect();
         let (ratio, interval) = stats::geometric_mean(&rows).filter(|_| rows.len() > 1)?;
-        Some(GeometricMean { phase: wanted.cloned(), rows: rows.len(), ratio, interval })
+        Some(GeometricMean { phase: phase.cloned(), rows: rows.len(), ratio, interval })
     };
-    let steps = comparison.steps().into_iter().map(Some);
-    steps.chain([None]).filter_map(mean).collect()
+    comparison.phases().into_iter().map(Some).chain([None]).filter_map(mean).collect()
+}
+
+/// Returns the limits of the figures of a comparison of these groups; `raw` if all of them are from
+/// inputs without a host.
+fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], raw: bool) -> Vec<String> {
+    let (one, two) = (&comparison.before, &comparison.after);
+    let image = one.image_sha256.as_ref();
+    let unknown = image.is_none() && two.image_sha256.is_none();
+    let mut spreads = comparison.rows().flat_map(|(_, change)| change.time.sides());
+    let single = spreads.any(|spread| spread.runs == 1);
+    let mut samples = sides.iter().flatten().flat_map(|group| &group.samples);
+    let is_obtained = samples.any(|sample| sample.obtained.is_some());
+    let seeds = |groups: &[Group]| -> BTreeSet<u64> {
+        groups.iter().flat_map(|group| &group.samples).map(|sample| sample.seed).collect()
+    };
+    let [before, after] = sides;
+    let notes = [
+        (raw, RAW),
+        (!raw && unknown && one.kernel == two.kernel, SAME_RELEASE),
+        (image.is_some() && image == two.image_sha256.as_ref(), SAME_IMAGE),
+        (!raw && !is_obtained, NOT_OBTAINED),
+        (single && comparison.is_emulated(), ONE_EMULATED_RUN),
+        (single && !comparison.is_emulated(), ONE_RUN),
+        (seeds(before) != seeds(after), OTHER_SEEDS),
+    ];
+    let notes = notes.into_iter().filter(|(holds, _)| *holds);
+    let mut notes: Vec<String> = notes.map(|(_, note)| note.to_owned()).collect();
+    for (label, here, there) in [(&one.label, before, after), (&two.label, after, before)] {
+        let alone = only_in(here, there);
+        if !alone.is_empty() {
+            notes.push(format!("Only in {label}, not compared: {}.", alone.join("; ")));
+        }
+    }
+    notes
+}
+
+/// Names the configurations, and the phases of common ones, that only the first side has.
+fn only_in(here: &[Group], there: &[Group]) -> Vec<String> {
+    let mut alone = Vec::new();
+    for group in here {
+        let name = group.key.setup.name();
+        let Some(other) = there.iter().find(|other| other.key == group.key) else {
+            alone.push(name);
+            continue;
+        };
+        let (phases, known) = (group.phases(), other.phases());
+        let missing: Vec<_> = phases.difference(&known).map(|phase| phase.name()).collect();
+        if !missing.is_empty() {
+            alone.push(format!("{} of {name}", missing.join(", ")));
+        }
+    }
+    alone
 }

@@ -1,44 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One configuration on both sides, step by step.
+//! One configuration: its samples on one side, and its changes phase by phase.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::group::Group;
 use crate::{
     judge::{Tested, Verdict},
-    sample::{Sample, Setup, Step},
-    spread::{self, Change, Spread},
+    sample::{AnyPhase, Sample, Setup},
+    stats::{self, Change, Spread},
 };
+
+/// Counts of one kind in a sample.
+type Kind = fn(&Sample) -> &BTreeMap<String, u64>;
+
+/// Identity of a configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    /// Engine; empty where engines are compared with each other.
+    pub engine: String,
+    /// Setup; without options where engines are compared, since each engine has its own.
+    pub setup: Setup,
+}
+
+/// Samples of one configuration on one side, over seeds and iterations.
+#[derive(Debug)]
+pub struct Group<'a> {
+    pub key: Key,
+    pub samples: Vec<&'a Sample>,
+}
+
+impl Group<'_> {
+    /// Returns the samples of one phase, in the order of runs.
+    pub fn of_phase<'b>(&'b self, phase: &'b AnyPhase) -> impl Iterator<Item = &'b Sample> {
+        self.samples.iter().copied().filter(move |sample| sample.phase == *phase)
+    }
+
+    /// Returns the phases in the order in which they run.
+    pub fn phases(&self) -> BTreeSet<&AnyPhase> {
+        self.samples.iter().map(|sample| &sample.phase).collect()
+    }
+
+    /// Returns the seed and iteration of every run.
+    pub fn runs(&self) -> BTreeSet<(u64, u32)> {
+        self.samples.iter().map(|sample| (sample.seed, sample.iteration)).collect()
+    }
+
+    /// Returns the spread of a figure over the runs that have it.
+    pub fn spread(
+        &self,
+        phase: &AnyPhase,
+        figure: impl Fn(&Sample) -> Option<u64>,
+    ) -> Option<Spread> {
+        let figures = self.of_phase(phase).filter_map(figure);
+        Spread::of(figures.map(|figure| figure as f64))
+    }
+
+    /// Reports whether instructions were counted.
+    pub fn has_counters(&self) -> bool {
+        self.samples.iter().any(|sample| !sample.counters.is_empty())
+    }
+
+    /// Returns the names of counts above 0 in a phase.
+    pub fn occurring<'b>(&'b self, phase: &'b AnyPhase, counts: Kind) -> BTreeSet<&'b str> {
+        let counts = self.of_phase(phase).flat_map(counts);
+        let above_0 = counts.filter(|&(_, &count)| count > 0);
+        above_0.map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+/// Groups samples by configuration, in the order in which configurations first appear.
+pub fn groups(samples: &[Sample], by_engine: bool) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group> = Vec::new();
+    for sample in samples {
+        let mut key = Key { engine: sample.engine.clone(), setup: sample.setup.clone() };
+        if !by_engine {
+            key.engine.clear();
+            key.setup.options.clear();
+        }
+        match groups.iter_mut().find(|group| group.key == key) {
+            Some(group) => group.samples.push(sample),
+            None => groups.push(Group { key, samples: vec![sample] }),
+        }
+    }
+    groups
+}
 
 /// One configuration on both sides.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Configuration {
     /// Engine; empty where different engines are compared by force.
     pub engine: String,
-    /// Setup.
     #[serde(flatten)]
     pub setup: Setup,
-    /// Steps that both sides have, in the order in which they run.
+    /// Phases that both sides have, in the order in which they run.
     pub phases: Vec<PhaseChange>,
 }
 
-/// One step on both sides.
+/// One phase on both sides.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseChange {
-    /// The step.
-    pub phase: Step,
+    pub phase: AnyPhase,
     /// Time in nanoseconds.
     pub time: Change,
     /// Time of every run.
     pub runs: Runs,
-    /// Judged count of every run, where a count is judged and this step has it.
+    /// Judged count of every run, where a count is judged and this phase has it.
     #[serde(skip)]
     pub counted: Option<Runs>,
     /// Time of every vCPU of every run; empty where only the host worked.
     pub vcpus: Runs,
-    /// Verdict on the judged metric; `None` where this step does not have it.
+    /// Verdict on the judged metric; `None` where this phase does not have it.
     pub verdict: Option<Verdict>,
     /// Test of the judged metric; `None` where there are too few runs.
     pub tested: Option<Tested>,
@@ -46,63 +118,59 @@ pub struct PhaseChange {
     pub counters: BTreeMap<String, Change>,
     /// Kernel events by name, without those that never occur.
     pub events: BTreeMap<String, Change>,
-    /// State at the end of the step by name, without what is 0 throughout.
+    /// State at the end of the phase by name, without what is 0 throughout.
     pub gauges: BTreeMap<String, Change>,
 }
 
 /// Figures of every run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Runs {
-    /// Figures before.
-    #[serde(serialize_with = "spread::figures")]
+    #[serde(serialize_with = "stats::figures")]
     pub before: Vec<f64>,
-    /// Figures after.
-    #[serde(serialize_with = "spread::figures")]
+    #[serde(serialize_with = "stats::figures")]
     pub after: Vec<f64>,
 }
 
 impl Configuration {
     /// Returns the configuration of two groups of the same key, not judged.
-    pub(super) fn of(before: &Group, after: &Group) -> Self {
-        let steps = before.steps();
-        let after_steps = after.steps();
-        let common = steps.intersection(&after_steps);
+    pub fn of(before: &Group, after: &Group) -> Self {
+        let [phases, others] = [before, after].map(|group| group.phases());
+        let phases = phases.intersection(&others);
         Self {
             engine: before.key.engine.clone(),
             setup: before.key.setup.clone(),
-            phases: common.map(|step| PhaseChange::of(step, before, after)).collect(),
+            phases: phases.map(|phase| PhaseChange::of(phase, before, after)).collect(),
         }
     }
 
-    /// Returns the change of a step.
-    pub fn phase(&self, step: &Step) -> Option<&PhaseChange> {
-        self.phases.iter().find(|phase| phase.phase == *step)
+    /// Returns the change of a phase.
+    pub fn phase(&self, phase: &AnyPhase) -> Option<&PhaseChange> {
+        self.phases.iter().find(|change| change.phase == *phase)
     }
 }
 
 impl PhaseChange {
-    fn of(step: &Step, before: &Group, after: &Group) -> Self {
+    fn of(phase: &AnyPhase, before: &Group, after: &Group) -> Self {
         let both = |figures: fn(&Sample) -> Vec<f64>| {
             let [before, after] =
-                [before, after].map(|group| group.of_step(step).flat_map(figures).collect());
+                [before, after].map(|group| group.of_phase(phase).flat_map(figures).collect());
             Runs { before, after }
         };
         let runs = both(|sample| vec![sample.ns]);
         let spread = |values: &[f64]| Spread::of(values.iter().copied());
-        let changes = |counts: fn(&Sample) -> &BTreeMap<String, u64>, is_counter: bool| {
-            let mut names = before.occurring(step, counts);
-            names.extend(after.occurring(step, counts));
+        let changes = |counts: Kind, is_counter: bool| {
+            let mut names = before.occurring(phase, counts);
+            names.extend(after.occurring(phase, counts));
             let spread = |group: &Group, name: &str| {
                 // An instruction that a counted run did not execute is 0, not unknown.
                 let missing = (is_counter && group.has_counters()).then_some(0);
-                group.spread(step, |sample| counts(sample).get(name).copied().or(missing))
+                group.spread(phase, |sample| counts(sample).get(name).copied().or(missing))
             };
             let change = |name: &str| Change::between(spread(before, name), spread(after, name));
-            let named = names.into_iter().map(|name| (name.to_owned(), change(name)));
-            named.collect()
+            names.into_iter().map(|name| (name.to_owned(), change(name))).collect()
         };
         Self {
-            phase: step.clone(),
+            phase: phase.clone(),
             time: Change::between(spread(&runs.before), spread(&runs.after)),
             runs,
             counted: None,
@@ -115,20 +183,18 @@ impl PhaseChange {
         }
     }
 
-    /// Returns the change of a count.
-    pub fn count(&self, name: &str) -> Option<&Change> {
-        let kinds = [&self.counters, &self.events, &self.gauges];
-        kinds.into_iter().find_map(|counts| counts.get(name))
-    }
-
-    /// Returns the names of all counts.
-    pub fn count_names(&self) -> impl Iterator<Item = &String> {
-        let kinds = [&self.counters, &self.events, &self.gauges];
-        kinds.into_iter().flat_map(BTreeMap::keys)
-    }
-
     /// Reports whether the judged metric grew by more than the minimum effect.
     pub fn is_regression(&self) -> bool {
         self.verdict == Some(Verdict::Regression)
+    }
+
+    /// Returns every count by name.
+    pub fn counts(&self) -> impl Iterator<Item = (&String, &Change)> {
+        [&self.counters, &self.events, &self.gauges].into_iter().flatten()
+    }
+
+    /// Returns the change of a count.
+    pub fn count(&self, name: &str) -> Option<&Change> {
+        self.counts().find_map(|(known, change)| (known == name).then_some(change))
     }
 }

@@ -8,9 +8,8 @@ use serde::Serialize;
 
 use super::configuration::{Configuration, PhaseChange};
 use crate::{
-    sample::{Setup, Step},
-    spread::Spread,
-    stats,
+    sample::{AnyPhase, Setup},
+    stats::{self, Spread},
 };
 use granule_types::units::{Bytes, counted};
 
@@ -25,7 +24,6 @@ pub enum SweepParameter {
 }
 
 impl SweepParameter {
-    /// Every parameter.
     pub const ALL: [Self; 2] = [Self::Vcpus, Self::Memory];
 
     /// Returns the name for readers.
@@ -61,12 +59,11 @@ impl SweepParameter {
     }
 }
 
-/// One step over all values of a parameter.
+/// One phase over all values of a parameter.
 #[derive(Debug, Clone)]
 pub struct Sweep<'a> {
     /// Setup without the parameter.
     pub rest: Setup,
-    /// Engine.
     pub engine: &'a str,
     /// At least two values in increasing order.
     pub points: Vec<(u64, &'a PhaseChange)>,
@@ -74,28 +71,28 @@ pub struct Sweep<'a> {
     exact: bool,
 }
 
-/// Returns every sweep of a step.
+/// Returns every sweep of a phase.
 pub fn sweeps<'a>(
     configurations: &'a [Configuration],
     emulated: bool,
-    step: &Step,
+    phase: &AnyPhase,
     parameter: SweepParameter,
 ) -> Vec<Sweep<'a>> {
     let mut sweeps: Vec<Sweep> = Vec::new();
     for configuration in configurations {
         let mut rest = configuration.setup.clone();
-        let (Some(phase), Some(value)) = (configuration.phase(step), parameter.take(&mut rest))
+        let (Some(change), Some(value)) = (configuration.phase(phase), parameter.take(&mut rest))
         else {
             continue;
         };
         let engine = configuration.engine.as_str();
         let mut known = sweeps.iter_mut();
         match known.find(|sweep| sweep.rest == rest && sweep.engine == engine) {
-            Some(sweep) => sweep.points.push((value, phase)),
+            Some(sweep) => sweep.points.push((value, change)),
             None => sweeps.push(Sweep {
                 rest,
                 engine,
-                points: vec![(value, phase)],
+                points: vec![(value, change)],
                 exact: emulated || engine == "model",
             }),
         }
@@ -112,11 +109,11 @@ impl Sweep<'_> {
     /// Returns the fits before and after; `None` for fewer than three values.
     pub fn fits(&self) -> [Option<Fit>; 2] {
         let sides: [fn(&PhaseChange) -> Option<Spread>; 2] =
-            [|phase| phase.time.before, |phase| phase.time.after];
+            [|change| change.time.before, |change| change.time.after];
         sides.map(|side| {
             let points = self.points.iter();
             let spreads: Option<Vec<(u64, Spread)>> =
-                points.map(|(value, phase)| Some((*value, side(phase)?))).collect();
+                points.map(|(value, change)| Some((*value, side(change)?))).collect();
             let spreads = spreads?;
             let single = spreads.iter().any(|(_, spread)| spread.runs == 1);
             let medians = spreads.iter().map(|(value, spread)| (*value as f64, spread.median));
@@ -125,18 +122,16 @@ impl Sweep<'_> {
     }
 }
 
-/// Growth of the time of a step.
+/// Growth of the time of a phase.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Growth {
-    /// The step.
-    pub phase: Step,
+    pub phase: AnyPhase,
     /// Parameter that grows.
     pub with: SweepParameter,
     /// Name of the rest of the setup.
     pub of: String,
     /// Fit before; `None` for fewer than three values.
     pub before: Option<Fit>,
-    /// Fit after.
     pub after: Option<Fit>,
 }
 
@@ -214,18 +209,18 @@ impl Growth {
     }
 }
 
-/// Returns the growth of every step with every parameter.
+/// Returns the growth of every phase with every parameter.
 pub fn growth(configurations: &[Configuration], emulated: bool) -> Vec<Growth> {
-    let phases = configurations.iter().flat_map(|c| &c.phases);
-    let steps: BTreeSet<&Step> = phases.map(|phase| &phase.phase).collect();
+    let changes = configurations.iter().flat_map(|c| &c.phases);
+    let phases: BTreeSet<&AnyPhase> = changes.map(|change| &change.phase).collect();
     let mut all = Vec::new();
-    for step in steps {
+    for phase in phases {
         for with in SweepParameter::ALL {
-            for sweep in sweeps(configurations, emulated, step, with) {
+            for sweep in sweeps(configurations, emulated, phase, with) {
                 let [before, after] = sweep.fits();
                 if before.is_some() || after.is_some() {
                     all.push(Growth {
-                        phase: step.clone(),
+                        phase: phase.clone(),
                         with,
                         of: sweep.rest.name(),
                         before,

@@ -2,29 +2,200 @@
 //! The comparison of two sides, each a list of samples.
 //!
 //! ```text
-//! samples ─ group ─ configuration ─┬─ growth ─┐
-//!                                  └──────────┴─ table ─ notes ─ build: Comparison::of
+//! samples ─ configuration ─ growth ─ build: Comparison::of
 //! ```
 //!
 //! Samples form one group for each configuration (engine, mode, backing, size, vCPUs, options);
 //! seeds and iterations are the runs of a group. Both sides need the same provenance. The runs of
-//! each step are then tested against each other and judged over the whole table. Counts explain a
+//! each phase are then tested against each other and judged over the whole table. Counts explain a
 //! time; they are judged only as [`Options::metric`].
 
 mod build;
 mod configuration;
-mod error;
-mod group;
 mod growth;
-mod notes;
-mod options;
-mod table;
 
-pub use self::{
-    configuration::{Configuration, PhaseChange, Runs},
-    error::CompareError,
-    group::{Group, groups},
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use thiserror::Error;
+
+pub(crate) use self::{
+    configuration::{Configuration, Group, PhaseChange, groups},
     growth::{Fit, Growth, Sweep, SweepParameter, sweeps},
-    options::{Options, command_line},
-    table::{Comparison, GeometricMean, SCHEMA, TIME},
 };
+use crate::{
+    judge::Verdict,
+    provenance::{Difference, Side},
+    sample::AnyPhase,
+    stats::Design,
+};
+
+/// Schema of a comparison in JSON.
+const SCHEMA: &str = "granule.comparison/2";
+/// Name of the judged metric where no count is judged.
+pub(crate) const TIME: &str = "time";
+
+/// Two sides, configuration by configuration and phase by phase. In JSON its fields are
+/// `granule.comparison/2`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Comparison {
+    schema: &'static str,
+    pub(crate) before: Side,
+    pub(crate) after: Side,
+    /// Growth that makes a regression, as a share of before.
+    pub(crate) min_effect: f64,
+    /// Judged metric: [`TIME`] or a count's name.
+    pub(crate) metric: String,
+    /// True if runs are paired.
+    paired: bool,
+    /// Command line that repeats the comparison.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) command: Option<String>,
+    /// Differences in provenance; empty unless forced.
+    pub(crate) differences: Vec<Difference>,
+    /// Limits of the figures that a reader must know.
+    pub(crate) notes: Vec<String>,
+    /// Geometric means of ratios of times: each phase of several configurations, and all.
+    pub(crate) geomeans: Vec<GeometricMean>,
+    /// Growth of times with vCPUs and size, for at least three values.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) growth: Vec<Growth>,
+    /// Configurations that both sides have, in the order of before.
+    pub(crate) configurations: Vec<Configuration>,
+}
+
+/// Geometric mean of ratios of times.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct GeometricMean {
+    /// Phase of the ratios; `None` for all.
+    pub phase: Option<AnyPhase>,
+    /// Number of ratios.
+    pub rows: usize,
+    pub ratio: f64,
+    /// 95% bootstrap interval; `None` if a phase ran once on a side.
+    pub interval: Option<[f64; 2]>,
+}
+
+impl Comparison {
+    /// Returns every phase with its configuration.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&Configuration, &PhaseChange)> {
+        self.configurations.iter().flat_map(|configuration| {
+            let phases = configuration.phases.iter();
+            phases.map(move |phase| (configuration, phase))
+        })
+    }
+
+    /// Returns every phase that is compared anywhere, in the order in which phases run.
+    pub(crate) fn phases(&self) -> BTreeSet<&AnyPhase> {
+        self.rows().map(|(_, change)| &change.phase).collect()
+    }
+
+    /// Returns the number of phases with this verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.rows().filter(|(_, change)| change.verdict == Some(verdict)).count()
+    }
+
+    /// Reports whether times are the virtual times of an emulator on both sides.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.before.is_emulated() && self.after.is_emulated()
+    }
+
+    /// Reports whether the time is judged.
+    pub(crate) fn judges_time(&self) -> bool {
+        self.metric == TIME
+    }
+
+    /// Returns the relation between runs of both sides.
+    pub(crate) const fn design(&self) -> Design {
+        if self.paired { Design::Paired } else { Design::Independent }
+    }
+}
+
+/// Options of a comparison.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Names of the two sides: files, directories or series.
+    pub labels: [String; 2],
+    /// True if sides of different provenance are compared.
+    pub force: bool,
+    /// Growth that makes a regression, as a share of before (0.03 is 3%); `None` for
+    /// 1%, and 3% under emulation.
+    pub min_effect: Option<f64>,
+    /// Count to judge instead of the time.
+    pub metric: Option<String>,
+    /// Phases to compare; all if empty.
+    pub phases: Vec<String>,
+    /// True if the first run before belongs to the first run after.
+    pub paired: bool,
+    /// Command line that repeats the comparison, for reports.
+    pub command: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            labels: ["before".to_owned(), "after".to_owned()],
+            force: false,
+            min_effect: None,
+            metric: None,
+            phases: Vec::new(),
+            paired: false,
+            command: None,
+        }
+    }
+}
+
+/// Returns the command line of this process, quoted for a shell, for reports.
+pub fn command_line() -> String {
+    let words = std::env::args_os().enumerate().map(|(at, word)| {
+        let word = word.to_string_lossy().into_owned();
+        let word = match word.rsplit_once('/') {
+            Some((_, name)) if at == 0 => name.to_owned(),
+            _ => word,
+        };
+        shlex::try_quote(&word).map_or_else(|_| word.clone(), |quoted| quoted.into_owned())
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Error returned when two sides cannot be compared.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CompareError {
+    /// A side has no results.
+    #[error("{0} holds no results: run the test again")]
+    Empty(String),
+    /// The provenance differs or is unknown.
+    #[error(
+        "the two sides do not compare: these differ or are unknown:{}\n\
+         Run both on the same host, or add --force to compare anyway.",
+        .0.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
+    )]
+    Unequal(Vec<Difference>),
+    /// No requested phase of a configuration is on both sides.
+    #[error(
+        "{} of any configuration is on both sides. Before: {}. After: {}. Run the same test on both.",
+        if .phases.is_empty() { "no phase".to_owned() } else { format!("none of {}", .phases.join(", ")) },
+        .sides[0].join("; "),
+        .sides[1].join("; ")
+    )]
+    NothingInCommon {
+        /// Configurations of both sides.
+        sides: [Vec<String>; 2],
+        /// Requested phases; empty for all.
+        phases: Vec<String>,
+    },
+    /// The count to judge is not on both sides.
+    #[error(
+        "--metric '{name}' is not counted on both sides: {}",
+        if .known.is_empty() { "no count is".to_owned() } else { format!("expected one of {}", .known.join(", ")) }
+    )]
+    Metric {
+        /// Requested name.
+        name: String,
+        /// Counts that both sides have.
+        known: Vec<String>,
+    },
+    /// Paired sides have different runs.
+    #[error("--paired needs the same runs on both sides, but those of {0} differ: omit --paired")]
+    Unpaired(String),
+}

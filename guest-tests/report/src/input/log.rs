@@ -1,82 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Lines and errors that the logs of all kernel tests share.
-
-use thiserror::Error;
+//! Lines, values and errors that the logs of all kernel tests share, and the removal of a terminal's
+//! escape sequences (ECMA-48: colours, cursor, title).
 
 use granule_types::units::Nanoseconds;
+
+use crate::results::FileError;
 
 /// Words that begin a run of any of the kernel's KVM tests.
 pub const MODE: &str = "Testing guest mode: ";
 /// Line of a failed test.
 pub const FAILURE: &str = "==== Test Assertion Failure ====";
 
-/// Error returned when a text is not a whole log of a kernel test.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum LogError {
-    /// The log has no run.
-    #[error("holds no run of kvm_page_table_test: no line contains '{}'", MODE.trim_end())]
-    NoRun,
-    /// A line, counted from 1, has a defect.
-    #[error("line {0}: {1}")]
-    Line(usize, LogDefect),
+/// Returns the error of a failed test.
+pub fn failed() -> FileError {
+    FileError::new("the test failed: see its message in the log")
 }
 
-/// Defect of a line of a log.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum LogDefect {
-    /// The test failed.
-    #[error("the test failed: see its message in the log")]
-    Failed,
-    /// The line belongs to no run.
-    #[error("'{0}' belongs to no run: the line '{mode}' before it is missing", mode = MODE.trim_end())]
-    Stray(String),
-    /// The value is not what the line requires.
-    #[error("'{0}' is not {1}: the line is damaged")]
-    Value(String, &'static str),
-    /// The line is repeated in a run.
-    #[error("'{0}' is repeated in the run that begins at line {1}: lines are missing")]
-    Repeated(String, usize),
-    /// The line is of another test than its run.
-    #[error("the line is of another test than the run that begins at line {0}: two logs are mixed")]
-    Mixed(usize),
-    /// The iteration does not follow the one before it.
-    #[error("iteration {found} follows {last}: lines are missing; run the test again")]
-    Iteration {
-        /// Number on the line.
-        found: u32,
-        /// Number before it; 0 for none.
-        last: u32,
-    },
-    /// The file ends within the line.
-    #[error("'{0}' is cut off: run the test again, or delete the line")]
-    CutOff(String),
-    /// The line is JSON.
-    #[error(
-        "the line is JSON in a log: use separate files for logs and results of `granule bench --json`"
-    )]
-    Json,
-    /// The run that begins at the line lacks a further line.
-    #[error(
-        "the run that begins here has no '{0}': it is cut off; run the test again, or delete the run"
-    )]
-    Incomplete(String),
+/// Returns the error of a line that belongs to no run.
+pub fn stray(text: &str) -> FileError {
+    let (text, mode) = (text.trim(), MODE.trim_end());
+    FileError::new(format!("'{text}' belongs to no run: the line '{mode}' before it is missing"))
 }
 
-impl LogDefect {
-    /// Returns the error of this defect at a line.
-    pub const fn at(self, line: usize) -> LogError {
-        LogError::Line(line, self)
-    }
+/// Returns the error of a value that is not what its line requires.
+pub fn damaged(value: &str, expected: &str) -> FileError {
+    FileError::new(format!("'{value}' is not {expected}: the line is damaged"))
+}
 
-    /// Returns the defect of a value.
-    pub fn value(value: &str, wanted: &'static str) -> Self {
-        Self::Value(value.to_owned(), wanted)
-    }
+/// Returns the error of a line that the run from line `begin` has already.
+pub fn repeated(words: &str, begin: usize) -> FileError {
+    FileError::new(format!(
+        "'{}' is repeated in the run that begins at line {begin}: lines are missing",
+        words.trim()
+    ))
+}
 
-    /// Returns the defect of a run without a line.
-    pub fn incomplete(missing: &str) -> Self {
-        Self::Incomplete(missing.trim().to_owned())
-    }
+/// Returns the error of a line of another test than its run, which begins at line `begin`.
+pub fn mixed(begin: usize) -> FileError {
+    FileError::new(format!(
+        "the line is of another test than the run that begins at line {begin}: two logs are mixed"
+    ))
+}
+
+/// Returns the error of iteration `found` behind iteration `last`, which is 0 for none.
+pub fn out_of_order(found: u32, last: u32) -> FileError {
+    let message =
+        format!("iteration {found} follows {last}: lines are missing; run the test again");
+    FileError::new(message)
+}
+
+/// Returns the error of a line within which the file ends.
+pub fn cut_off(text: &str) -> FileError {
+    let text = text.trim();
+    FileError::new(format!("'{text}' is cut off: run the test again, or delete the line"))
+}
+
+/// Returns the error of a line of JSON.
+pub fn json() -> FileError {
+    FileError::new(
+        "the line is JSON in a log: use separate files for logs and results of `granule bench --json`",
+    )
+}
+
+/// Returns the error of a run without the line of these words.
+pub fn incomplete(missing: &str) -> FileError {
+    FileError::new(format!(
+        "the run that begins here has no '{}': it is cut off; run the test again, or delete the run",
+        missing.trim()
+    ))
 }
 
 /// Returns the text behind `words` in a line that contains them.
@@ -84,14 +75,9 @@ pub fn behind<'a>(text: &'a str, words: &str) -> Option<&'a str> {
     text.split_once(words).map(|(_, value)| value.trim())
 }
 
-/// Reads a value of a line.
-pub fn parsed<T: std::str::FromStr>(
-    line: usize,
-    value: &str,
-    wanted: &'static str,
-) -> Result<T, LogError> {
-    let read = value.parse();
-    read.map_err(|_| LogDefect::value(value, wanted).at(line))
+/// Reads a value.
+pub fn parsed<T: std::str::FromStr>(value: &str, expected: &str) -> Result<T, FileError> {
+    value.parse().map_err(|_| damaged(value, expected))
 }
 
 /// Reads seconds with exactly nine decimals, as the kernel's tests print them.
@@ -106,8 +92,42 @@ pub fn seconds(text: &str) -> Option<Nanoseconds> {
     Some(Nanoseconds(whole.checked_mul(1_000_000_000)?.checked_add(part)?))
 }
 
-/// Reads a time of a line.
-pub fn time(line: usize, value: &str) -> Result<Nanoseconds, LogError> {
-    let time = seconds(value);
-    time.ok_or_else(|| LogDefect::value(value, "a time as S.NNNNNNNNNs").at(line))
+/// Reads a time.
+pub fn time(value: &str) -> Result<Nanoseconds, FileError> {
+    seconds(value.trim()).ok_or_else(|| damaged(value.trim(), "a time as S.NNNNNNNNNs"))
+}
+
+/// Removes escape sequences and control characters. A broken sequence ends with its line, so the
+/// number of lines stays the same.
+pub fn plain_text(text: &str) -> String {
+    let separators = ['\n', '\t'];
+    let pieces = text.split_inclusive(separators).map(|piece| {
+        let words = piece.trim_end_matches(separators);
+        strip_ansi_escapes::strip_str(ascii_escapes(words)) + &piece[words.len()..]
+    });
+    pieces.collect()
+}
+
+/// Replaces each control character above ASCII with its two-character form, and ends a control
+/// sequence that another character above ASCII breaks, so that it does not consume further text.
+fn ascii_escapes(text: &str) -> String {
+    const CANCEL: char = '\u{18}';
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\u{80}'..='\u{9f}' => {
+                out.push('\u{1b}');
+                out.extend(char::from_u32(u32::from(c) - 0x40));
+            }
+            c if c.is_ascii() => out.push(c),
+            c => {
+                let is_parameter = |c: char| (' '..='?').contains(&c);
+                if out.trim_end_matches(is_parameter).ends_with("\u{1b}[") {
+                    out.push(CANCEL);
+                }
+                out.push(c);
+            }
+        }
+    }
+    out
 }

@@ -21,14 +21,18 @@
 
 use std::collections::HashMap;
 
-use super::log::{FAILURE, LogDefect, LogError, MODE, behind, parsed, time};
-use crate::sample::engine;
 use granule_types::{
     backing::Backing,
     phase::Phase,
     record::{Host, Record, RunConfig, SCHEMA},
     units::{Bytes, Nanoseconds},
 };
+
+use super::log::{
+    FAILURE, MODE, behind, cut_off, damaged, failed, incomplete, json, out_of_order, parsed,
+    repeated, stray, time,
+};
+use crate::{results::FileError, sample::engine};
 
 const BACKING: &str = "Testing memory backing src type: ";
 const MEMORY: &str = "Testing memory size(aligned): ";
@@ -88,7 +92,7 @@ impl Run {
 }
 
 /// Returns runs as results of an unknown host; equal runs are iterations of each other.
-pub fn records(runs: &[Run]) -> Vec<Record> {
+pub(super) fn records(runs: &[Run]) -> Vec<Record> {
     let mut iterations = HashMap::new();
     let records = runs.iter().flat_map(|run| {
         let key = (run.engine, &run.mode, run.backing, run.memory, run.vcpus);
@@ -100,7 +104,7 @@ pub fn records(runs: &[Run]) -> Vec<Record> {
 }
 
 /// Reports whether a text has a line of the test.
-pub fn is_log(text: &str) -> bool {
+pub(super) fn is_log(text: &str) -> bool {
     [MODE, BACKING, TIME].iter().any(|words| text.contains(words))
 }
 
@@ -115,7 +119,7 @@ pub(super) fn is_json(line: &str) -> bool {
 }
 
 /// Checks that a file does not end within a line that begins a run.
-pub(super) fn check_end(text: &str) -> Result<(), LogError> {
+pub(super) fn check_end(text: &str) -> Result<(), FileError> {
     let last = text.lines().last().unwrap_or_default().trim_end();
     let words = MODE.trim_end();
     // "Test" alone may begin any line.
@@ -123,38 +127,42 @@ pub(super) fn check_end(text: &str) -> Result<(), LogError> {
     if text.ends_with('\n') || !begins_a_run {
         return Ok(());
     }
-    Err(LogDefect::CutOff(last.trim().to_owned()).at(text.lines().count()))
+    Err(cut_off(last).at(text.lines().count()))
 }
 
 /// Reads every run of a log.
 ///
 /// # Errors
 /// The log has no run, or one that failed, is damaged or is cut off.
-pub fn read(text: &str) -> Result<Vec<Run>, LogError> {
+pub fn read(text: &str) -> Result<Vec<Run>, FileError> {
     let mut log = Log::default();
     for (line, text) in (1..).zip(text.lines()) {
         if text.contains(FAILURE) {
-            return Err(LogDefect::Failed.at(line));
+            return Err(failed().at(line));
         }
         if is_json(text) {
-            return Err(LogDefect::Json.at(line));
+            return Err(json().at(line));
         }
         if let Some(mode) = behind(text, MODE) {
             log.end_head()?;
             log.open = Some(OpenRun::new(line, mode));
-        } else if text.contains(BENCH) && log.open.is_some() {
-            log.bench_line(line, text)?;
         } else if let Some(run) = &mut log.open {
-            run.take(line, text)?;
+            if text.contains(BENCH) {
+                log.bench_line(line, text)?;
+            } else {
+                run.take(text).map_err(|error| error.at(line))?;
+            }
         } else if is_distinctive(text) || text.contains(VCPUS) {
-            return Err(LogDefect::Stray(text.trim().to_owned()).at(line));
+            return Err(stray(text).at(line));
         }
     }
     log.check_last()?;
     log.end_head()?;
     check_end(text)?;
     if log.runs.is_empty() {
-        return Err(LogError::NoRun);
+        let message =
+            format!("holds no run of kvm_page_table_test: no line contains '{}'", MODE.trim_end());
+        return Err(FileError::new(message));
     }
     Ok(log.runs)
 }
@@ -164,108 +172,103 @@ pub fn read(text: &str) -> Result<Vec<Run>, LogError> {
 struct Log {
     runs: Vec<Run>,
     open: Option<OpenRun>,
-    /// Runs of `granule bench` and their own phases.
-    bench_phases: Vec<(Head, Vec<String>)>,
+    /// Ended runs of `granule bench`.
+    bench: Vec<OpenRun>,
 }
 
 impl Log {
     /// Reads a line of `granule bench`.
-    fn bench_line(&mut self, line: usize, text: &str) -> Result<(), LogError> {
-        let Some(run) = &mut self.open else {
+    fn bench_line(&mut self, line: usize, text: &str) -> Result<(), FileError> {
+        let Some(mut run) = self.open.take() else {
             return Ok(());
         };
         run.engine = engine::BENCH_LINES;
-        let Some(value) = behind(text, ITERATION) else {
+        if let Some(value) = behind(text, ITERATION) {
+            let (number, of) = iteration(value).map_err(|error| error.at(line))?;
+            let last = run.iteration.replace((number, of));
+            if run.times != [None; 3] {
+                let next = OpenRun { line, times: [None; 3], bench_phases: vec![], ..run.clone() };
+                self.end(run)?;
+                run = next;
+            }
+            if last.is_some_and(|(_, known)| known != of) {
+                let expected = "an iteration of as many as the one before it";
+                return Err(damaged(value, expected).at(line));
+            }
+            let last = last.map_or(0, |(last, _)| last);
+            if number != last + 1 {
+                return Err(out_of_order(number, last).at(line));
+            }
+        } else {
             let own = behind(text, BENCH).and_then(|words| words.split_once(" took "));
             run.bench_phases.extend(own.map(|(name, _)| name.to_owned()));
-            return Ok(());
-        };
-        let (number, of) = iteration(line, value)?;
-        let last = run.iteration;
-        if run.times != [None; 3] {
-            let next = run.next_iteration(line);
-            let ended = self.open.replace(next);
-            self.close(ended)?;
         }
-        if last.is_some_and(|(_, known)| known != of) {
-            let wanted = "an iteration of as many as the one before it";
-            return Err(LogDefect::value(value, wanted).at(line));
-        }
-        let last = last.map_or(0, |(last, _)| last);
-        if number != last + 1 {
-            return Err(LogDefect::Iteration { found: number, last }.at(line));
-        }
-        self.open.iter_mut().for_each(|run| run.iteration = Some((number, of)));
+        self.open = Some(run);
         Ok(())
     }
 
     /// Ends the runs below a head, which need all iterations.
-    fn end_head(&mut self) -> Result<(), LogError> {
+    fn end_head(&mut self) -> Result<(), FileError> {
         let Some(run) = self.open.take() else {
             return Ok(());
         };
         let (line, iteration) = (run.line, run.iteration);
-        self.close(Some(run))?;
+        self.end(run)?;
         match iteration {
             Some((number, of)) if number < of => {
                 let next = format!("{ITERATION}{} of {of}", number + 1);
-                Err(LogDefect::incomplete(&next).at(line))
+                Err(incomplete(&next).at(line))
             }
             _ => Ok(()),
         }
     }
 
-    fn close(&mut self, run: Option<OpenRun>) -> Result<(), LogError> {
-        let Some(run) = run else { return Ok(()) };
-        if run.engine == engine::BENCH_LINES {
-            self.bench_phases.push((run.head.clone(), run.bench_phases.clone()));
-        }
+    fn end(&mut self, run: OpenRun) -> Result<(), FileError> {
         self.runs.push(run.close()?);
+        if run.engine == engine::BENCH_LINES {
+            self.bench.push(run);
+        }
         Ok(())
     }
 
-    /// Checks that the last run has the own phases of equal runs.
-    fn check_last(&self) -> Result<(), LogError> {
+    /// Checks that the last run has the own phases of equal runs of `granule bench`.
+    fn check_last(&self) -> Result<(), FileError> {
         let Some(last) = &self.open else {
             return Ok(());
         };
-        let missing = self.bench_phases.iter().rev().find_map(|(head, phases)| {
-            let equal = *head == last.head && last.lacks_no_iteration();
-            equal.then(|| phases.strip_prefix(last.bench_phases.as_slice())?.first())?
-        });
-        if let Some(name) = missing {
-            last.clone().close()?;
-            return Err(LogDefect::incomplete(&format!("{BENCH}{name} took")).at(last.line));
+        if last.iteration.is_some_and(|(number, of)| number != of) {
+            return Ok(());
         }
-        Ok(())
+        let missing = self.bench.iter().rev().filter(|run| run.head() == last.head());
+        let mut missing = missing
+            .filter_map(|run| run.bench_phases.strip_prefix(&last.bench_phases[..])?.first());
+        let Some(name) = missing.next() else {
+            return Ok(());
+        };
+        last.close()?;
+        Err(incomplete(&format!("{BENCH}{name} took")).at(last.line))
     }
 }
 
 /// Reads `3 of 8`.
-fn iteration(line: usize, text: &str) -> Result<(u32, u32), LogError> {
+fn iteration(text: &str) -> Result<(u32, u32), FileError> {
     let read = || {
         let (number, of) = text.split_once(" of ")?;
         let (number, of) = (number.parse().ok()?, of.parse().ok()?);
         (number <= of).then_some((number, of))
     };
-    read().ok_or_else(|| LogDefect::value(text, "an iteration as N of M").at(line))
+    read().ok_or_else(|| damaged(text, "an iteration as N of M"))
 }
 
-/// Lines that precede the times.
-#[derive(Debug, Clone, PartialEq)]
-struct Head {
+/// A run whose end is not yet read.
+#[derive(Clone, Default)]
+struct OpenRun {
+    line: usize,
+    engine: &'static str,
     mode: String,
     backing: Option<Backing>,
     memory: Option<Bytes>,
     vcpus: Option<u32>,
-}
-
-/// A run whose end is not yet read.
-#[derive(Clone)]
-struct OpenRun {
-    line: usize,
-    engine: &'static str,
-    head: Head,
     times: [Option<Nanoseconds>; 3],
     /// Iteration from 1 below its head, and the number of all.
     iteration: Option<(u32, u32)>,
@@ -275,77 +278,57 @@ struct OpenRun {
 
 impl OpenRun {
     fn new(line: usize, mode: &str) -> Self {
-        Self {
-            line,
-            engine: engine::PAGE_TABLE_TEST,
-            head: Head { mode: mode.to_owned(), backing: None, memory: None, vcpus: None },
-            times: [None; 3],
-            iteration: None,
-            bench_phases: Vec::new(),
-        }
+        let engine = engine::PAGE_TABLE_TEST;
+        Self { line, engine, mode: mode.to_owned(), ..Self::default() }
     }
 
-    /// Returns a run with the same head and no times.
-    fn next_iteration(&self, line: usize) -> Self {
-        Self { line, times: [None; 3], bench_phases: Vec::new(), ..self.clone() }
-    }
-
-    fn lacks_no_iteration(&self) -> bool {
-        self.iteration.is_none_or(|(number, of)| number == of)
+    /// Returns the values of the lines that precede the times.
+    fn head(&self) -> (&str, Option<Backing>, Option<Bytes>, Option<u32>) {
+        (&self.mode, self.backing, self.memory, self.vcpus)
     }
 
     /// Reads a line of the test; other lines are ignored.
-    fn take(&mut self, line: usize, text: &str) -> Result<(), LogError> {
-        let head = &mut self.head;
+    fn take(&mut self, text: &str) -> Result<(), FileError> {
         let (is_repeated, words) = if let Some(value) = behind(text, BACKING) {
-            let value = parsed(line, value, "a backing source type")?;
-            (head.backing.replace(value).is_some(), BACKING.to_owned())
+            let value = parsed(value, "a backing source type")?;
+            (self.backing.replace(value).is_some(), BACKING.to_owned())
         } else if let Some(value) = behind(text, MEMORY) {
-            let value = parsed(line, value, "a size")?;
-            (head.memory.replace(value).is_some(), MEMORY.to_owned())
+            (self.memory.replace(parsed(value, "a size")?).is_some(), MEMORY.to_owned())
         } else if let Some(value) = behind(text, VCPUS) {
-            let value = parsed(line, value, "a number of vCPUs")?;
-            (head.vcpus.replace(value).is_some(), VCPUS.to_owned())
+            (self.vcpus.replace(parsed(value, "a number of vCPUs")?).is_some(), VCPUS.to_owned())
         } else if let Some((front, value)) = text.split_once(TIME) {
-            let phase = PHASES.iter().position(|&phase| front.ends_with(&time_words(phase)));
-            let Some(at) = phase else {
-                let wanted = "a phase of kvm_page_table_test";
-                return Err(LogDefect::value(text.trim(), wanted).at(line));
+            let mut phases = PHASES.iter();
+            let Some(at) = phases.position(|&phase| front.ends_with(&kernel_name(phase))) else {
+                return Err(damaged(text.trim(), "a phase of kvm_page_table_test"));
             };
-            let value = time(line, value.trim())?;
-            (self.times[at].replace(value).is_some(), time_words(PHASES[at]) + "_MAPPINGS")
+            let words = kernel_name(PHASES[at]) + "_MAPPINGS";
+            (self.times[at].replace(time(value)?).is_some(), words)
         } else {
             return Ok(());
         };
-        if is_repeated {
-            return Err(LogDefect::Repeated(words.trim_end().to_owned(), self.line).at(line));
-        }
-        Ok(())
+        if is_repeated { Err(repeated(&words, self.line)) } else { Ok(()) }
     }
 
-    fn close(self) -> Result<Run, LogError> {
-        let lacks = |missing: &str| LogDefect::incomplete(missing).at(self.line);
+    fn close(&self) -> Result<Run, FileError> {
+        let lacks = |missing: &str| incomplete(missing).at(self.line);
         let time = |at: usize| {
             let phase = PHASES[at];
-            let ns = self.times[at].ok_or_else(|| lacks(&(time_words(phase) + "_MAPPINGS")))?;
+            let ns = self.times[at].ok_or_else(|| lacks(&(kernel_name(phase) + "_MAPPINGS")))?;
             Ok((phase, ns))
         };
         Ok(Run {
             line: self.line,
             engine: self.engine,
-            backing: self.head.backing.ok_or_else(|| lacks(BACKING))?,
-            memory: self.head.memory.ok_or_else(|| lacks(MEMORY))?,
-            vcpus: self.head.vcpus.ok_or_else(|| lacks(VCPUS))?,
+            backing: self.backing.ok_or_else(|| lacks(BACKING))?,
+            memory: self.memory.ok_or_else(|| lacks(MEMORY))?,
+            vcpus: self.vcpus.ok_or_else(|| lacks(VCPUS))?,
             times: [time(0)?, time(1)?, time(2)?],
-            mode: self.head.mode,
+            mode: self.mode.clone(),
         })
     }
 }
 
-/// Returns the word of a phase before `_MAPPINGS`.
-fn time_words(phase: Phase) -> String {
+/// Returns the words of a phase before `_MAPPINGS`.
+fn kernel_name(phase: Phase) -> String {
     format!("KVM_{}", phase.kernel_word().unwrap_or_default())
 }
-
-#[cfg(test)]
-mod tests;

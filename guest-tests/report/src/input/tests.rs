@@ -1,146 +1,497 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-use std::error::Error;
+//! Whole, cut, damaged and mutated inputs.
+//!
+//! `PROPTEST_CASES=1000000 cargo test --release -p granule-report --lib mutated` takes some minutes.
 
-use super::*;
-use crate::fixture::{record, runs};
+use std::{cell::Cell, error::Error};
+
+use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
+
+use super::{page_table_log::Run, *};
+use crate::{
+    Comparison, Options, Verdict, render,
+    results::record_lines,
+    sample::engine,
+    tests::{patched, record, runs},
+};
+use granule_types::{
+    backing::Backing,
+    record::Host,
+    units::{Bytes, Nanoseconds},
+};
+
+/// Console of a lab host with carriage returns: two runs of `kvm_page_table_test` from Linux 6.1.
+const CONSOLE: &str = include_str!("../../golden/console.log");
+/// Console with `dirty_log_perf_test`, `demand_paging_test` and `kvm_page_table_test`.
+const PERF: &str = include_str!("../../golden/perf.log");
 
 fn lines(records: &[Record]) -> String {
-    let line = |record| serde_json::to_string(record).unwrap() + "\n";
-    records.iter().map(line).collect()
+    records.iter().map(|record| serde_json::to_string(record).unwrap() + "\n").collect()
 }
 
-/// Returns the error and its causes in one line.
-fn refusal(path: &Path) -> String {
-    let error = read(path).unwrap_err();
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
+/// Returns the error and its cause in one line.
+fn chain(error: &FileError) -> String {
+    let cause = error.source().map(|cause| format!(": {cause}"));
+    error.to_string() + &cause.unwrap_or_default()
+}
+
+/// Returns the refusal of a text.
+fn refusal(text: &str) -> String {
+    chain(&samples(text).map(|samples| samples.len()).unwrap_err())
+}
+
+/// Checks the refusal of a log for each text that replaces another in it.
+fn assert_refused(log: &str, cases: &[(&str, &str, &str)]) {
+    for (from, to, expected) in cases {
+        let damaged = log.replacen(from, to, 1);
+        assert_ne!(damaged, log, "{from}");
+        let error = refusal(&damaged);
+        assert!(error.contains(expected), "{error}");
     }
-    text
 }
 
-#[test]
-fn a_run_directory_reads_as_its_results() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join(RESULTS_FILE);
-    fs::write(&file, lines(&[record()])).unwrap();
-
-    assert_eq!(read(&file).unwrap(), [record()]);
-    assert_eq!(read(dir.path()).unwrap(), [record()]);
-}
-
-#[test]
-fn a_sweep_that_is_cut_off_in_its_last_configuration_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("sweep.jsonl");
-    let mut records = runs(&[1], &[2]);
-    let mut more = runs(&[3], &[4]);
-    for record in &mut more {
-        record.config.vcpus = 80;
+/// Returns the lines of `granule bench -i N`.
+fn bench(iterations: u32) -> String {
+    let mut log = "Testing guest mode: m\nTesting memory backing src type: shmem\n\
+                   Testing memory size(aligned): 0x1000\nNumber of testing vCPUs: 1\n\
+                   Started all vCPUs successfully\n"
+        .to_owned();
+    for iteration in 1..=iterations {
+        if iterations > 1 {
+            log += &format!("granule: iteration {iteration} of {iterations}\n");
+        }
+        log += &format!("KVM_CREATE_MAPPINGS: total execution time: 0.00000000{iteration}s\n\n");
+        log += "granule: logging-on took 0.000000007s\n\n\
+                KVM_UPDATE_MAPPINGS: total execution time: 0.000000002s\n\n\
+                KVM_ADJUST_MAPPINGS: total execution time: 0.000000003s\n\n\
+                granule: exec took 0.000000004s\n\n\
+                granule: unmap took 0.000000005s\n";
     }
-    records.extend(more);
-    fs::write(&file, lines(&records)).unwrap();
-    assert_eq!(read(&file).unwrap().len(), 4);
-
-    fs::write(&file, lines(&records[..3])).unwrap();
-    let text = refusal(&file);
-    let wanted = "iteration 0 of anonymous_hugetlb_2mb, 64M, 80 vCPUs lacks update";
-    assert!(text.contains(wanted), "{text}");
+    log
 }
 
 #[test]
-fn results_that_record_their_number_must_be_complete() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("cut.jsonl");
-    let whole = crate::results::record_lines(&runs(&[1], &[2])).unwrap();
-    fs::write(&file, whole.split_inclusive('\n').next().unwrap()).unwrap();
+fn every_run_of_a_console_is_read() {
+    let runs = page_table_log::read(CONSOLE).unwrap();
 
-    let text = refusal(&file);
-
-    assert!(text.contains("cut.jsonl: line 1: 1 record behind it is missing"), "{text}");
+    let first = Run {
+        line: 11,
+        engine: engine::PAGE_TABLE_TEST,
+        mode: "PA-bits:48,  VA-bits:48, 64K pages".to_owned(),
+        backing: "anonymous_hugetlb_2mb".parse().unwrap(),
+        memory: Bytes::mib(8),
+        vcpus: 2,
+        times: [
+            (Phase::Create, Nanoseconds(1_371_008)),
+            (Phase::Update, Nanoseconds(3_193_280)),
+            (Phase::Rebuild, Nanoseconds(1_275_856)),
+        ],
+    };
+    assert_eq!((runs.len(), &runs[0]), (2, &first));
+    assert_eq!(runs[1].backing, Backing::Anonymous);
+    let plain = CONSOLE.replace('\r', "");
+    for prefix in ["# ", "[   12.345678] ", "<6>[ 1.2][ T9] ", "# # ", "\t"] {
+        let prefixed: String = plain.lines().map(|l| format!("{prefix}{l}\n")).collect();
+        assert_eq!(page_table_log::read(&prefixed).unwrap(), runs, "{prefix}");
+    }
 }
 
 #[test]
-fn results_and_logs_in_one_file_are_refused_with_their_line() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("mixed");
-    let (log, json) = (include_str!("../../golden/console.log"), lines(&[record()]));
-    for (content, wanted) in [
-        (format!("{log}{json}"), "line 43: the line is JSON in a log"),
-        (format!("{json}{log}"), "line 2: not JSON"),
-        (format!("hello\n{json}"), "line 1: not JSON"),
-        (format!("\u{1b}[0m{json}"), "line 1: not JSON"),
+fn equal_runs_are_iterations() {
+    let twice = page_table_log::read(&format!("{CONSOLE}\n{CONSOLE}")).unwrap();
+    let records = page_table_log::records(&twice);
+    let iterations: Vec<_> = records.iter().map(|r| r.config.iteration).collect();
+    assert_eq!(iterations, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
+    assert!(records.iter().all(|r| r.host == Host::default()));
+}
+
+#[test]
+fn iterations_of_the_bench_share_one_head_and_are_complete() {
+    let log = bench(8);
+    let runs = page_table_log::read(&log).unwrap();
+    let create: Vec<_> = runs.iter().map(|run| run.times[0].1.0).collect();
+    assert_eq!(create, [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert!(runs.iter().all(|run| run.engine == engine::BENCH_LINES));
+    assert_eq!(page_table_log::records(&runs)[3].config.iteration, 1);
+    for (cut, _) in log.match_indices('\n') {
+        let cut = &log[..cut];
+        assert!(cut.len() + 1 == log.len() || samples(cut).is_err(), "{cut}");
+    }
+    for (words, nth, expected) in [
+        (
+            "granule: exec",
+            2,
+            "line 30: the run that begins here has no 'granule: iteration 4 of 8'",
+        ),
+        ("KVM_UPDATE", 2, "line 30: the run that begins here has no 'KVM_UPDATE_MAPPINGS'"),
+        ("granule: unmap", 7, "line 90: the run that begins here has no 'granule: unmap took'"),
     ] {
-        fs::write(&file, content).unwrap();
-        let text = refusal(&file);
-        assert!(text.contains(wanted) && text.contains("mixed"), "{text}");
+        let error = refusal(&log[..log.match_indices(words).nth(nth).unwrap().0]);
+        assert!(error.starts_with(expected), "{error}");
     }
+    let cut = &bench(3)[..bench(3).find("granule: iteration 3").unwrap()];
+    let error = refusal(&format!("{cut}{}", bench(3)));
+    assert!(error.contains("'granule: iteration 3 of 3'"), "{error}");
+    assert_refused(
+        &bench(3),
+        &[
+            ("iteration 2 of 3", "iteration 3 of 3", "iteration 3 follows 1"),
+            ("iteration 2 of 3", "iteration 2 of 4", "an iteration of as many"),
+            ("iteration 2 of 3", "iteration 2 von 3", "an iteration as N of M"),
+            ("iteration 1 of 3", "iteration 9 of 3", "an iteration as N of M"),
+        ],
+    );
 }
 
 #[test]
-fn a_capture_of_a_terminal_is_a_log() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("typescript");
-    let noise = "\u{1b}]0;root@host: Testing guest mode: none\u{7}\u{1b}[1m# \u{1b}(B\u{1b}[m";
-    let log = include_str!("../../golden/console.log");
-    let noisy: String =
-        log.lines().map(|line| format!("{noise}{line}\u{1b}(B\u{1b}[m\r\n")).collect();
-    fs::write(&file, noisy).unwrap();
-    let plain = dir.path().join("plain");
-    fs::write(&plain, log).unwrap();
+fn runs_of_the_bench_may_differ_in_their_own_phases_but_not_be_cut_off() {
+    let few = bench(1).replace("granule: exec took 0.000000004s\n", "");
+    let cut = &few[..few.find("granule: unmap").unwrap()];
+    let count = |log: String| page_table_log::read(&log).unwrap().len();
 
-    assert_eq!(read(&file).unwrap(), read(&plain).unwrap());
-}
-
-#[test]
-fn a_console_with_stray_bytes_is_a_log() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("console.log");
-    let mut bytes = b"\xff\xfe\x1b[0m boot\n".to_vec();
-    bytes.extend(include_bytes!("../../golden/console.log"));
-    fs::write(&file, bytes).unwrap();
-
-    assert_eq!(read(&file).unwrap().len(), 6);
+    assert_eq!(count(bench(1) + &few), 2, "--phases without exec");
+    assert_eq!(count(few.clone() + &bench(1)), 2, "the last one has more");
+    let error = refusal(&(few.clone() + cut));
+    assert!(error.contains("has no 'granule: unmap took'"), "{error}");
 }
 
 #[test]
 fn a_log_that_ends_within_the_first_words_of_a_run_is_refused() {
-    for log in [include_str!("../../golden/console.log"), include_str!("../../golden/perf.log")] {
-        assert!(samples(log).is_ok());
-        for cut in ["Testing", "[    1.500] Testing guest mode:"] {
-            let found = samples(&format!("{log}{cut}"));
-            let wanted = matches!(found, Err(Defect::Log(LogError::Line(_, LogDefect::CutOff(_)))));
-            assert!(wanted, "{cut}: {found:?}");
+    for log in [CONSOLE, PERF] {
+        for part in ["Testi", "Testing guest", "Testing guest mode:"] {
+            for prefix in ["", "[   12.5] ", "# "] {
+                let error = refusal(&format!("{log}{prefix}{part}"));
+                let line = format!("line {}: ", log.lines().count() + 1);
+                assert!(error.starts_with(&line) && error.contains("is cut off"), "{error}");
+            }
+        }
+        assert!(samples(&format!("{log}a test\n")).is_ok());
+        assert!(samples(log.trim_end()).is_ok(), "a terminal's copy has no last line end");
+    }
+    let error = page_table_log::read(&format!("{CONSOLE}Testing guest mode: PA-b")).unwrap_err();
+    assert!(error.to_string().starts_with("line 43: "), "{error}");
+}
+
+#[test]
+fn a_log_that_is_cut_off_yields_no_wrong_figure() {
+    let whole = page_table_log::read(CONSOLE).unwrap();
+    for cut in 0..CONSOLE.len() {
+        if let Ok(runs) = page_table_log::read(&CONSOLE[..cut]) {
+            assert!(whole.starts_with(&runs), "cut at {cut}");
         }
     }
 }
 
 #[test]
-fn unusable_inputs_are_refused_with_file_and_remedy() {
+fn defects_of_the_page_table_test_are_named_with_their_line() {
+    let begin = "Testing guest mode: PA-bits:48,  VA-bits:48, 64K pages\r\n";
+    let stray =
+        "line 11: 'Testing memory backing src type: anonymous_hugetlb_2mb' belongs to no run";
+    assert_refused(
+        CONSOLE,
+        &[
+            ("0x800000", "0x8oo", "line 14: '0x8oo' is not a size"),
+            ("vCPUs: 2", "vCPUs: two", "line 17: 'two' is not a number"),
+            ("src type: anonymous\r", "src type: foil\r", "line 27: 'foil'"),
+            ("0.003193280s", "0.0031", "line 21: '0.0031' is not a time"),
+            ("KVM_UPDATE", "KVM_ADJUST", "line 23: 'KVM_ADJUST_MAPPINGS' is repeated"),
+            ("KVM_UPDATE", "KVM_MELT", "line 21: 'KVM_MELT"),
+            (begin, "", stray),
+            ("exit 0", "==== Test Assertion Failure ====", "line 25: the test failed"),
+        ],
+    );
+    for text in ["", "hello\nworld\n", "<html>", "KVM_CREATE_MAPPINGS\n"] {
+        let error = page_table_log::read(text).unwrap_err().to_string();
+        assert!(error.starts_with("holds no run of kvm_page_table_test"), "{error}");
+    }
+}
+
+#[test]
+fn both_perf_tests_are_read_from_one_console() {
+    let (rest, samples) = perf_log::take(PERF).unwrap();
+
+    let of = |engine: &str| -> Vec<(&str, f64)> {
+        let samples = samples.iter().filter(|s| s.engine == engine);
+        samples.map(|s| (s.phase.name(), s.ns / 1e3)).collect()
+    };
+    let dirty = [
+        ("populate", 182_904.752),
+        ("logging-on", 123.456),
+        ("dirty-first", 110_523.456),
+        ("get-first", 23.456),
+        ("clear-first", 1523.456),
+        ("dirty-later", 30_000.0),
+        ("get-later", 18.0),
+        ("clear-later", 1300.0),
+        ("logging-off", 923.456),
+    ];
+    assert_eq!(of(engine::DIRTY_LOG_TEST)[..9], dirty);
+    assert_eq!(of(engine::DEMAND_PAGING_TEST), [("demand-paging", 1_234_567.89)]);
+    let last = samples.iter().rfind(|s| s.engine == engine::DIRTY_LOG_TEST);
+    assert_eq!(last.unwrap().iteration, 1, "the second run");
+    assert_eq!(rest.lines().count(), PERF.lines().count());
+    assert_eq!(page_table_log::read(&rest).unwrap().len(), 1, "the page-table test's own");
+}
+
+#[test]
+fn a_perf_log_that_is_cut_off_is_refused_with_its_line_and_the_missing_words() {
+    let after_line = |at: usize| at + PERF[at..].find('\n').unwrap_or(PERF.len() - at);
+    for (first, last) in [
+        ("Populate", "Clear dirty log over"),
+        ("[   12.001]", "Get dirty log over"),
+        ("Finished creating", "Overall demand"),
+    ] {
+        let begin = PERF.find(first).unwrap();
+        let end = after_line(begin + PERF[begin..].find(last).unwrap());
+        for cut in after_line(begin)..end {
+            let error = perf_log::take(&PERF[..cut]).unwrap_err().to_string();
+            assert!(error.starts_with("line "), "{error}");
+        }
+        assert!(perf_log::take(&PERF[..end]).is_ok(), "{last}");
+    }
+    let clear = "line 4: the run that begins here has no 'Clear dirty log over N iterations took'";
+    for (end, expected) in [
+        (
+            " took 0.000059456s. (Avg 0.000019",
+            "line 20: 'Get dirty log over 3 iterations' is cut off",
+        ),
+        ("Clear dirty log over", clear),
+        (
+            "Overall demand",
+            "line 48: the run that begins here has no 'Overall demand paging rate:'",
+        ),
+        (" pgs/sec/vcpu", "line 54: 'Per-vcpu demand paging rate:\t212345.678901' is cut off"),
+    ] {
+        let end = PERF.find(end).unwrap();
+        let error = perf_log::take(&PERF[..end]).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
+
+#[test]
+fn defects_of_the_perf_tests_are_named_with_their_line() {
+    let other_test = "line 7: the line is of another test";
+    let time = "Enabling dirty logging time: ";
+    assert_refused(
+        PERF,
+        &[
+            ("Iteration 2 dirty", "Iteration 3 dirty", "line 13: iteration 3 follows 1"),
+            (&format!("{time}0."), &format!("{time}x."), "line 7: 'x.000123456s'"),
+            ("Iteration 2 get", "Iteration 1 get", "line 14: iteration 1 follows 2"),
+            ("over 3 iterations", "over 4 iterations", "has no 'Iteration 4"),
+            ("Iteration 2 clear dirty log", "lost", "has no 'clear dirty log time:'"),
+            ("Populate memory time", "Total guest execution time", other_test),
+        ],
+    );
+    let stray = perf_log::take("Populate memory time: 0.182904752s\n").unwrap_err().to_string();
+    assert!(stray.starts_with("line 1: ") && stray.contains("belongs to no run"), "{stray}");
+}
+
+#[test]
+fn a_sweep_that_is_cut_off_in_its_last_configuration_is_refused() {
+    let mut records = [runs(&[1], &[2]), runs(&[3], &[4])].concat();
+    records[2..].iter_mut().for_each(|record| record.config.vcpus = 80);
+    assert_eq!(samples(&lines(&records)).unwrap().len(), 4);
+
+    let text = refusal(&lines(&records[..3]));
+    let expected = "iteration 0 of anonymous_hugetlb_2mb, 64M, 80 vCPUs lacks update";
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
+fn results_and_logs_in_one_text_are_refused_with_their_line() {
+    let json = lines(&[record()]);
+    for (content, expected) in [
+        (format!("{CONSOLE}{json}"), "line 43: the line is JSON in a log"),
+        (format!("{CONSOLE}  {{\"a\":\n"), "line 43: the line is JSON in a log"),
+        (format!("# {json}{CONSOLE}"), "line 1: the line is JSON in a log"),
+        (format!("{json}{CONSOLE}"), "line 2: not JSON"),
+        (format!("hello\n{json}"), "line 1: not JSON"),
+        (format!("\u{1b}[0m{json}"), "line 1: not JSON"),
+    ] {
+        let text = refusal(&content);
+        assert!(text.contains(expected), "{text}");
+    }
+    let error = page_table_log::read(&format!("{CONSOLE}{json}")).unwrap_err().to_string();
+    assert!(error.starts_with("line 43: the line is JSON in a log"), "{error}");
+}
+
+#[test]
+fn noise_of_a_terminal_or_console_is_removed() {
+    let noise = "\u{1b}]0;root@host: Testing guest mode: none\u{7}\u{1b}[1m# \u{1b}(B\u{1b}[m";
+    let noisy: String =
+        CONSOLE.lines().map(|line| format!("{noise}{line}\u{1b}(B\u{1b}[m\r\n")).collect();
+    assert_eq!(samples(&noisy).unwrap(), samples(CONSOLE).unwrap());
+    for (noisy, plain) in [
+        ("\u{1b}[1;31mred\u{1b}[0m", "red"),
+        ("\u{1b}[?25lhidden\u{1b}[?25h\r\n", "hidden\n"),
+        ("bold\u{1b}(B\u{1b}[m", "bold"),
+        ("\u{1b}#8\u{1b}=\u{1b}>\u{1b}7\u{1b}8\u{1b}Mtext\u{1b}c", "text"),
+        ("\u{1b}]0;Testing guest mode: x\u{7}text", "text"),
+        ("\u{1b}]8;;file\u{1b}\\text\u{1b}]8;;\u{1b}\\", "text"),
+        ("\u{1b}P1$r0m\u{1b}\\text", "text"),
+        ("\u{9b}31mtext\u{9d}0;title\u{9c}", "text"),
+        ("a\tb\u{8}\u{0}", "a\tb"),
+        ("\u{1b}[3\u{fffd}1m", "\u{fffd}1m"),
+        ("vCPUs: 16 \u{b5}s", "vCPUs: 16 \u{b5}s"),
+    ] {
+        assert_eq!(log::plain_text(noisy), plain, "{noisy:?}");
+    }
+    let title = "\u{1b}]0;title";
+    for noise in ["\u{1b}", "\u{1b}[", "\u{1b}[12;", title, "\u{1b}(", "\u{1b}]\u{1b}"] {
+        let text = log::plain_text(&format!("{noise}\ntext\n"));
+        assert_eq!(text, "\ntext\n", "a broken sequence ends with its line: {noise:?}");
+    }
+}
+
+#[test]
+fn files_and_run_directories_are_read_or_refused_with_file_and_remedy() {
     let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
     let whole = lines(&runs(&[1, 2], &[3, 4]));
-    let log = include_str!("../../golden/console.log");
-    for (name, content, wanted) in [
+    let counted = record_lines(&runs(&[1], &[2])).unwrap();
+    let lacks = "seed 1, iteration 0 of anonymous_hugetlb_2mb, 64M, 16 vCPUs lacks update";
+    for (name, content, expected) in [
         ("empty", "", "is empty: run the test again"),
         ("blank", "\n \r\n", "is empty"),
         ("foreign", "<html></html>", "is neither results"),
         ("other.json", "{\"a\": 1}", "line 1: its schema is ''"),
         ("cut", &whole[..whole.len() - 20], "line 4: the record is cut off"),
-        (
-            "cut-between-lines",
-            &whole[..whole[..whole.len() - 1].rfind('\n').unwrap() + 1],
-            "seed 1, iteration 0 of anonymous_hugetlb_2mb, 64M, 16 vCPUs lacks update",
-        ),
-        ("cut.log", &log[..log.rfind("KVM_ADJUST").unwrap()], "has no 'KVM_ADJUST_MAPPINGS'"),
+        ("between-lines", &whole[..whole[..whole.len() - 1].rfind('\n').unwrap() + 1], lacks),
+        ("counted", counted.lines().next().unwrap(), "line 1: 1 record behind it is missing"),
+        ("log", &CONSOLE[..CONSOLE.rfind("KVM_ADJUST").unwrap()], "has no 'KVM_ADJUST_MAPPINGS'"),
     ] {
-        let path = dir.path().join(name);
-        fs::write(&path, content).unwrap();
-        let text = refusal(&path);
-        assert!(text.contains(wanted), "{text}");
-        assert!(text.contains(name), "{text}");
+        fs::write(path(name), content).unwrap();
+        let text = chain(&read(&path(name)).unwrap_err());
+        assert!(text.contains(expected) && text.contains(name), "{text}");
     }
-    assert!(refusal(&dir.path().join("absent")).contains("cannot read"));
-    assert!(refusal(dir.path()).contains("holds no results.jsonl"));
+    assert!(chain(&read(&path("absent")).unwrap_err()).contains("cannot read"));
+    assert!(chain(&read(dir.path()).unwrap_err()).contains("holds no results.jsonl"));
+
+    fs::write(path(RESULTS_FILE), lines(&[record()])).unwrap();
+    assert_eq!(read(&path(RESULTS_FILE)).unwrap(), [record()]);
+    assert_eq!(read(dir.path()).unwrap(), [record()]);
+    let stray_bytes = [b"\xff\xfe\x1b[0m boot\n", CONSOLE.as_bytes()].concat();
+    fs::write(path("console.log"), stray_bytes).unwrap();
+    assert_eq!(read(&path("console.log")).unwrap().len(), 6);
+}
+
+#[test]
+fn the_last_result_and_a_baseline_of_criterion_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = |name: &str| dir.path().join("table/map").join(name);
+    for (name, time) in [("new", 30.0), ("main", 20.0)] {
+        fs::create_dir_all(folder(name)).unwrap();
+        let about = r#"{"group_id":"table","full_id":"table/map 4K"}"#;
+        let samples = format!(r#"{{"iters":[10,10],"times":[{time},{time}]}}"#);
+        fs::write(folder(name).join("benchmark.json"), about).unwrap();
+        fs::write(folder(name).join("sample.json"), samples).unwrap();
+    }
+    let read = |path: &Path| criterion::read(path).map(Option::unwrap_or_default);
+    let last = read(dir.path()).unwrap();
+    let baseline = read(Path::new(&format!("{}@main", dir.path().display()))).unwrap();
+
+    assert_eq!((last.len(), last[0].setup.subject.as_str()), (2, "table/map 4K"));
+    assert_eq!((last[0].ns, baseline[0].ns), (3.0, 2.0));
+    assert!(read(&folder("none")).unwrap().is_empty());
+    for damaged in [
+        "",
+        "{}",
+        r#"{"iters":[1.0],"times":[]}"#,
+        r#"{"iters":[0.0],"times":[1.0]}"#,
+        r#"{"iters":[],"times":[]}"#,
+    ] {
+        fs::write(folder("new").join("sample.json"), damaged).unwrap();
+        let error = read(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("new/sample.json: "), "{error}");
+    }
+    fs::write(folder("new").join("benchmark.json"), "{}").unwrap();
+    assert!(read(dir.path()).unwrap_err().to_string().contains("new/benchmark.json: "));
+}
+
+/// Texts to insert into an input.
+const WORDS: [&str; 18] = [
+    "Testing guest mode: ",
+    "Iteration 4294967295 dirty memory time: 0.000000001s\n",
+    "KVM_CREATE_MAPPINGS: total execution time: 18446744073.709551615s\n",
+    "Number of testing vCPUs: 99999999999\n",
+    "granule: iteration 4294967295 of 4294967295\n",
+    "Get dirty log over 0 iterations took ",
+    "granule: iteration ",
+    "\u{1b}[31m",
+    "\u{1b}[",
+    "\u{1b}]0;",
+    "\u{1b}(B",
+    "\u{feff}{",
+    "\u{7}",
+    "\r\n",
+    "\n",
+    "0x",
+    "-1",
+    "1e999",
+];
+
+/// Makes the change of this kind at a place of an input; `from` selects its further parameters.
+fn edit(bytes: &mut Vec<u8>, kind: usize, at: Index, from: Index, inputs: &[Vec<u8>]) {
+    let at = at.index(bytes.len() + 1);
+    match kind {
+        0 => bytes.iter_mut().skip(at).take(1).for_each(|b| *b ^= 1 << from.index(8)),
+        1 => bytes.truncate(at),
+        2 => drop(bytes.drain(at..bytes.len().min(at + from.index(200)))),
+        3 => {
+            let other = &inputs[from.index(inputs.len())];
+            let start = from.index(other.len());
+            let piece = other[start..].iter().copied().take(from.index(64));
+            bytes.splice(at..at, piece);
+        }
+        4 => drop(bytes.splice(at..at, WORDS[from.index(WORDS.len())].bytes())),
+        5 => {
+            let mut lines: Vec<&[u8]> = bytes.split_inclusive(|&b| b == b'\n').collect();
+            if let Some(last) = lines.len().checked_sub(1) {
+                lines.swap(at.min(last), from.index(last + 1));
+            }
+            *bytes = lines.concat();
+        }
+        _ => {
+            let digit = bytes.iter_mut().skip(at).find(|byte| byte.is_ascii_digit());
+            let replacement = b"0123456789.s-"[from.index(13)];
+            digit.into_iter().for_each(|byte| *byte = replacement);
+        }
+    }
+}
+
+#[test]
+fn mutated_inputs_are_read_or_refused_and_compare_with_themselves() {
+    let inputs = [
+        CONSOLE.into(),
+        PERF.into(),
+        lines(&patched(runs(&[1, 2], &[3, 4]))).into_bytes(),
+        br#"{"sampling_mode":"Linear","iters":[10.0,20.0],"times":[15.0,31.0]}"#.to_vec(),
+    ];
+    let mut config = ProptestConfig::default();
+    config.cases = config.cases.max(8_000);
+    let edits = prop::collection::vec((0..7_usize, any::<Index>(), any::<Index>()), 1..5);
+    let read = Cell::new(0);
+    let outcome = TestRunner::new(config).run(&(0..inputs.len(), edits), |(input, edits)| {
+        let mut bytes = inputs[input].clone();
+        for (kind, at, from) in edits {
+            edit(&mut bytes, kind, at, from, &inputs);
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let _ = serde_json::from_str::<criterion::Samples>(&text).map(|samples| samples.runs());
+        let Ok(samples) = samples(&text) else {
+            return Ok(());
+        };
+        prop_assert!(!samples.is_empty(), "neither samples nor an error");
+        read.set(read.get() + 1);
+        if read.get() % 64 == 0
+            && let Ok(comparison) = Comparison::of(&samples, &samples, &Options::default())
+        {
+            prop_assert_eq!(comparison.count(Verdict::Regression), 0);
+            prop_assert!(!render::text(&comparison).is_empty());
+        }
+        Ok(())
+    });
+    outcome.unwrap();
+    assert!(read.get() > 100, "only {} inputs are readable: mutate less", read.get());
 }

@@ -5,33 +5,30 @@
 //! from a [`Row`], the formats that show it, and its fields in CSV. Text, Markdown, HTML and CSV
 //! print what is declared here; JSON, KTAP and benchstat do not use [`COLUMNS`]. Text fills its 75
 //! columns, so a further column has a `text_width` of 0, which leaves it out there. The golden test
-//! then fails: `GOLDEN=write cargo test -p granule-report` updates the golden files, whose
+//! then fails: `GRANULE_GOLDEN=write cargo test -p granule-report` updates the golden files, whose
 //! difference shows the effect. "Statistics" in `docs/methodology.md` defines the figures.
 
 use super::number::{self, Unit};
 use crate::{
     comparison::{Comparison, PhaseChange, TIME},
     judge::{Tested, Verdict},
-    spread::{Change, Spread},
+    stats::{Change, Spread},
 };
 
-/// One row of a table: the time or a count of a step.
+/// One row of a table: the time or a count of a phase.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
     /// [`TIME`], or the name of the count.
     pub metric: &'a str,
-    /// The step.
     pub phase: &'a PhaseChange,
-    /// The figure.
     pub change: &'a Change,
-    /// True if verdict and test of the step are about this figure.
+    /// True if verdict and test of the phase are about this figure.
     pub is_judged: bool,
 }
 
 /// One cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cell {
-    /// Plain text.
     Text(String),
     /// A median, and the range of its runs where they differ.
     Spread(String, Option<String>),
@@ -45,7 +42,6 @@ type Field = (&'static str, fn(&Row) -> Option<String>);
 /// One column.
 #[derive(Debug)]
 pub struct Column {
-    /// Heading.
     pub heading: &'static str,
     /// Width in text; 0 to omit the column there.
     pub text_width: usize,
@@ -64,7 +60,7 @@ macro_rules! spread_fields {
     };
 }
 
-/// Columns behind the name of the step or count.
+/// Columns behind the name of the phase or count.
 pub const COLUMNS: &[Column] = &[
     Column {
         heading: "before",
@@ -158,7 +154,7 @@ pub fn estimate(tested: &Tested) -> Option<String> {
     Some(format!("{} ({})", number::factor(ratio), number::interval(ends)))
 }
 
-/// Returns the rows of a step: its time, then its counts. Kernel events and functions come before
+/// Returns the rows of a phase: its time, then its counts. Kernel events and functions come before
 /// instructions, whose names begin with a capital letter.
 pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<Row<'a>> {
     let row = |metric: &'a str, change: &'a Change| Row {
@@ -179,7 +175,7 @@ pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<Row<'a>>
 }
 
 impl Row<'_> {
-    /// Reports whether the row is the time of the step.
+    /// Reports whether the row is the time of the phase.
     pub fn is_time(&self) -> bool {
         self.metric == TIME
     }
@@ -189,7 +185,7 @@ impl Row<'_> {
         if self.is_time() { Unit::of_time(self.change) } else { Unit::Count }
     }
 
-    /// Returns the name: that of the step for its time, or that of the count.
+    /// Returns the name of the phase for its time, or that of the count.
     pub fn name(&self) -> &str {
         if self.is_time() { self.phase.phase.name() } else { self.metric }
     }
@@ -212,9 +208,9 @@ impl Row<'_> {
     /// Returns the growth that the runs would show, if they show no difference.
     pub fn detectable(&self) -> Option<String> {
         let tested = self.tested()?;
-        let growth = growth_percent(tested.detectable?);
+        let growth = (tested.detectable? - 1.0) * 100.0;
         let is_found = tested.is_found() || self.phase.is_regression();
-        (!is_found).then(|| format!("no difference found; growth of {growth} would be found"))
+        (!is_found).then(|| format!("no difference found; growth of {growth:.1}% would be found"))
     }
 
     /// Returns the test in words, in a line or two.
@@ -245,10 +241,6 @@ impl Row<'_> {
     fn test_text(&self, text: fn(&Tested) -> Option<String>) -> Cell {
         Cell::Text(self.tested().and_then(text).unwrap_or_default())
     }
-}
-
-fn growth_percent(ratio: f64) -> String {
-    format!("{:.1}%", (ratio - 1.0) * 100.0)
 }
 
 impl Cell {

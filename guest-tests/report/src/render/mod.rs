@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Renderers: a comparison for readers ([`text()`], [`markdown()`], [`html()`]) and for programs
-//! ([`json`], [`csv()`], [`ktap()`], [`benchstat()`]).
+//! Renderers: a comparison for readers ([`text()`], [`markdown`], [`html()`]) and for programs
+//! ([`json`], [`csv`], [`ktap`], [`benchstat`]).
 //!
 //! ```text
-//! number ─ columns ─┬─ text, markdown, csv, html
-//!            words ─┘  ktap, benchstat
+//! number ─ columns ─┬─ text, html, export
+//!            words ─┘
 //! ```
 //!
 //! `columns` declares the columns of all tables, `words` the sentences around them.
 
-mod benchstat;
 mod columns;
-mod csv;
+mod export;
 mod html;
-mod ktap;
-mod markdown;
 mod number;
 mod text;
 mod words;
@@ -22,18 +19,7 @@ mod words;
 #[cfg(any(test, feature = "browser-test"))]
 pub use self::html::browser;
 pub use self::{
-    benchstat::benchstat,
-    csv::csv,
+    export::{benchstat, csv, json, ktap},
     html::{Lane, bars, html, page, single},
-    ktap::ktap,
-    markdown::markdown,
-    text::text,
+    text::{markdown, text},
 };
-
-/// Renders a comparison as JSON, schema [`crate::SCHEMA`], with the fields of [`crate::Comparison`].
-///
-/// # Errors
-/// Those of the JSON writer; none is expected.
-pub fn json(comparison: &crate::Comparison) -> Result<String, serde_json::Error> {
-    serde_json::to_string_pretty(comparison).map(|text| text + "\n")
-}

@@ -2,7 +2,7 @@
 //! Figures in a few characters. A row has one unit, so that its columns compare; a range has four
 //! digits, so that it fits into a column.
 
-use crate::spread::{Change, Spread};
+use crate::stats::{Change, Spread};
 
 /// Unit of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,14 +177,9 @@ mod tests {
         assert_eq!(Unit::Count.range(counts, false).unwrap(), "34.60M..135.0M");
         assert_eq!(Unit::Count.range(spread(33, 33, 33), false), None);
         assert_eq!(Unit::Count.range(spread(33, 100, 10_000), false).unwrap(), "33..10.00K");
-    }
-
-    #[test]
-    fn a_median_between_small_counts_keeps_its_decimal() {
-        let between = |one: u64, two: u64| Spread::of([one as f64, two as f64]);
-        assert_eq!(Unit::Count.median(between(0, 1)), "0.5");
-        assert_eq!(Unit::Count.median(between(1, 3)), "2");
-        assert_eq!(Unit::Count.median(between(34_625_989, 34_625_990)), "34,625,990");
+        let between = |one: f64, two: f64| Unit::Count.median(Spread::of([one, two]));
+        assert_eq!([between(0.0, 1.0), between(1.0, 3.0)], ["0.5", "2"]);
+        assert_eq!(between(34_625_989.0, 34_625_990.0), "34,625,990");
     }
 
     #[test]
@@ -203,18 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_figures_fit_into_a_column() {
+    fn the_longest_figures_fit_into_a_column_and_percentages_have_no_trailing_zeros() {
         let all = Some(Spread { min: 0.0, ..spread(u64::MAX, u64::MAX, u64::MAX).unwrap() });
         for unit in [Unit::Count, Unit::Time(1_000_000_000, "s")] {
             assert!(unit.range(all, false).unwrap().len() <= 20);
         }
         assert!(Unit::Count.median(all).len() <= 14);
-    }
-
-    #[test]
-    fn a_percentage_has_no_trailing_zeros() {
-        assert_eq!(percent(3.0), "3%");
-        assert_eq!(percent(0.25), "0.25%");
-        assert_eq!(percent(100.0), "100%");
+        assert_eq!([3.0, 0.25, 100.0].map(percent), ["3%", "0.25%", "100%"]);
     }
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Plain text within 75 columns, ASCII where the input is, for a mail.
+//! Plain text within 75 columns, ASCII where the input is, for a mail; and Markdown.
 
 use std::fmt::Write;
 
 use super::{
-    columns::{COLUMNS, Cell, Row, rows},
+    columns::{COLUMNS, Cell, Column, Row, rows},
     words,
 };
 use crate::{
     comparison::{Comparison, PhaseChange},
     judge::Verdict,
-    sample::Step,
+    sample::AnyPhase,
 };
 
 /// Length of the longest line. A longer word, such as a path, is broken.
@@ -29,13 +29,13 @@ pub fn text(comparison: &Comparison) -> String {
         wrap(&mut out, "", &words::title(comparison, configuration));
         let headings = COLUMNS.iter().map(|column| column.heading.to_owned());
         line(&mut out, "  phase", headings, "");
-        for phase in &configuration.phases {
-            phase_lines(&mut out, comparison, phase);
+        for change in &configuration.phases {
+            phase_lines(&mut out, comparison, change);
         }
     }
     if comparison.configurations.len() > 1 {
         out.push('\n');
-        overview(&mut out, comparison);
+        text_overview(&mut out, comparison);
     }
     out.push('\n');
     for note in words::foot(comparison) {
@@ -44,9 +44,9 @@ pub fn text(comparison: &Comparison) -> String {
     out
 }
 
-/// Writes each row of a step, the range of its runs where they differ, and its test.
-fn phase_lines(out: &mut String, comparison: &Comparison, phase: &PhaseChange) {
-    for row in rows(comparison, phase) {
+/// Writes each row of a phase, the range of its runs where they differ, and its test.
+fn phase_lines(out: &mut String, comparison: &Comparison, change: &PhaseChange) {
+    for row in rows(comparison, change) {
         let indent = if row.is_time() { "  " } else { "    " };
         let cells: Vec<Cell> = COLUMNS.iter().map(|column| (column.cell)(&row)).collect();
         let medians = cells.iter().map(|cell| match cell {
@@ -92,42 +92,41 @@ fn line(out: &mut String, name: &str, cells: impl Iterator<Item = String>, mark:
     push_trimmed(out, &format!("{line} {mark}"));
 }
 
-/// Writes all ratios of times: a column for each step, two lines for each configuration. Steps that
-/// do not fit beside the others follow below.
-fn overview(out: &mut String, comparison: &Comparison) {
-    let _ = writeln!(out, "Ratio of {}s, after to before:", words::time_name(comparison));
-    let steps: Vec<&Step> = comparison.steps().into_iter().collect();
-    let mut steps = steps.as_slice();
-    while !steps.is_empty() {
-        let fit =
-            |count: &usize| steps.iter().take(*count).map(|s| width(s)).sum::<usize>() < WIDTH;
-        let more = (2..=steps.len()).take_while(fit).count();
-        let (fitting, later) = steps.split_at(1 + more);
+/// Writes all ratios of times: a column for each phase, two lines for each configuration. Phases
+/// that do not fit beside the others follow below.
+fn text_overview(out: &mut String, comparison: &Comparison) {
+    let _ = writeln!(out, "{}:", words::ratios_title(comparison));
+    let phases: Vec<&AnyPhase> = comparison.phases().into_iter().collect();
+    let mut phases = phases.as_slice();
+    while !phases.is_empty() {
+        let fit = |count: &usize| phases[..*count].iter().map(|p| width(p)).sum::<usize>() < WIDTH;
+        let more = (2..=phases.len()).take_while(fit).count();
+        let (fitting, later) = phases.split_at(1 + more);
         ratios(out, comparison, fitting);
-        steps = later;
+        phases = later;
     }
 }
 
-/// Returns the width of a step's column with its mark.
-fn width(step: &Step) -> usize {
-    step.name().len().max("0.00000".len()) + 1
+/// Returns the width of a phase's column with its mark.
+fn width(phase: &AnyPhase) -> usize {
+    phase.name().len().max("0.00000".len()) + 1
 }
 
-fn ratios(out: &mut String, comparison: &Comparison, steps: &[&Step]) {
+fn ratios(out: &mut String, comparison: &Comparison, phases: &[&AnyPhase]) {
     let mut head = " ".to_owned();
-    for step in steps {
-        let _ = write!(head, "{:>1$} ", step.name(), width(step) - 1);
+    for phase in phases {
+        let _ = write!(head, "{:>1$} ", phase.name(), width(phase) - 1);
     }
     push_trimmed(out, &head);
     for configuration in &comparison.configurations {
         wrap(out, "", &words::short_title(comparison, configuration));
         let mut line = " ".to_owned();
-        for step in steps {
-            let ratio = configuration.phase(step).map(|phase| {
-                let (ratio, verdict) = words::time_ratio(comparison, phase);
+        for phase in phases {
+            let ratio = configuration.phase(phase).map(|change| {
+                let (ratio, verdict) = words::time_ratio(comparison, change);
                 format!("{ratio}{:1}", verdict.map_or("", Verdict::mark))
             });
-            let _ = write!(line, "{:>1$}", ratio.unwrap_or_default(), width(step));
+            let _ = write!(line, "{:>1$}", ratio.unwrap_or_default(), width(phase));
         }
         push_trimmed(out, &line);
     }
@@ -148,4 +147,75 @@ fn wrap(out: &mut String, name: &str, words: &str) {
 fn push_trimmed(out: &mut String, line: &str) {
     out.push_str(line.trim_end());
     out.push('\n');
+}
+
+/// Renders a comparison as Markdown: a list, a table for each configuration, and the notes.
+pub fn markdown(comparison: &Comparison) -> String {
+    let mut out = String::new();
+    for (name, words) in words::head(comparison) {
+        let _ = writeln!(out, "- {name}: {}", escaped(&words));
+    }
+    let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.in_markdown).collect();
+    for configuration in &comparison.configurations {
+        let title = escaped(&words::title(comparison, configuration));
+        let headings = columns.iter().map(|column| column.heading.to_owned());
+        let mut table = vec![["phase".to_owned()].into_iter().chain(headings).collect()];
+        for row in configuration.phases.iter().flat_map(|change| rows(comparison, change)) {
+            let name = escaped(row.name());
+            let name = if row.is_time() { format!("**{name}**") } else { name };
+            let name = format!("{name} {}", row.mark()).trim_end().to_owned();
+            let cells = columns.iter().map(|column| (column.cell)(&row).text());
+            table.push([name].into_iter().chain(cells).collect());
+        }
+        push_table(&mut out, &title, &table);
+    }
+    if comparison.configurations.len() > 1 {
+        markdown_overview(&mut out, comparison);
+    }
+    for note in words::foot(comparison) {
+        let _ = writeln!(out, "\n{}", escaped(&note));
+    }
+    out
+}
+
+/// Writes all ratios of times in one table.
+fn markdown_overview(out: &mut String, comparison: &Comparison) {
+    let phases = comparison.phases();
+    let names = phases.iter().map(|phase| phase.name().to_owned());
+    let mut table = vec![[String::new()].into_iter().chain(names).collect()];
+    for configuration in &comparison.configurations {
+        let title = words::short_title(comparison, configuration);
+        let ratios = phases.iter().map(|phase| match configuration.phase(phase) {
+            Some(change) => {
+                let (ratio, verdict) = words::time_ratio(comparison, change);
+                format!("{ratio} {}", verdict.map_or("", Verdict::mark)).trim_end().to_owned()
+            }
+            None => String::new(),
+        });
+        table.push([escaped(&title)].into_iter().chain(ratios).collect());
+    }
+    push_table(out, &words::ratios_title(comparison), &table);
+}
+
+/// Writes a table below its title; the first row is the heading.
+fn push_table(out: &mut String, title: &str, table: &[Vec<String>]) {
+    let _ = writeln!(out, "\n**{title}**\n");
+    for (at, row) in table.iter().enumerate() {
+        let _ = writeln!(out, "| {} |", row.join(" | "));
+        if at == 0 {
+            let _ = writeln!(out, "|---|{}", "--:|".repeat(row.len() - 1));
+        }
+    }
+}
+
+/// Escapes the characters that Markdown interprets.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if "|*_`<&~[]\\".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
 }

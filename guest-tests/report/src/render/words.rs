@@ -6,8 +6,8 @@ use super::number;
 use crate::{
     comparison::{Comparison, Configuration, Fit, GeometricMean, Growth, PhaseChange},
     judge::{self, Verdict},
-    side::Side,
-    spread::{Change, Spread},
+    provenance::Side,
+    stats::{Change, Spread},
 };
 use granule_types::{record::SIMULATOR, units::counted};
 
@@ -56,8 +56,8 @@ fn one_mode(comparison: &Comparison) -> Option<&str> {
 pub fn title(comparison: &Comparison, configuration: &Configuration) -> String {
     let title = short_title(comparison, configuration);
     let runs = |side: fn(&Change) -> Option<Spread>| {
-        let phases = configuration.phases.iter();
-        let runs = phases.filter_map(|phase| Some(side(&phase.time)?.runs));
+        let changes = configuration.phases.iter();
+        let runs = changes.filter_map(|change| Some(side(&change.time)?.runs));
         runs.max().unwrap_or(0)
     };
     match (runs(|change| change.before), runs(|change| change.after)) {
@@ -82,10 +82,15 @@ pub fn short_title(comparison: &Comparison, configuration: &Configuration) -> St
     title
 }
 
-/// Returns the ratio of the time of a step, with the mark of its verdict.
-pub fn time_ratio(comparison: &Comparison, phase: &PhaseChange) -> (String, Option<Verdict>) {
-    let verdict = phase.verdict.filter(|_| comparison.judges_time());
-    (number::ratio(&phase.time), verdict)
+/// Returns the title of the overview of ratios.
+pub fn ratios_title(comparison: &Comparison) -> String {
+    format!("Ratio of {}s, after to before", time_name(comparison))
+}
+
+/// Returns the ratio of the time of a phase, with its verdict.
+pub fn time_ratio(comparison: &Comparison, change: &PhaseChange) -> (String, Option<Verdict>) {
+    let verdict = change.verdict.filter(|_| comparison.judges_time());
+    (number::ratio(&change.time), verdict)
 }
 
 /// Returns the lines below the tables: notes, means, growth, and the verdict last.
@@ -112,7 +117,7 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
 
 /// Returns a geometric mean in one line.
 pub fn geometric_mean(mean: &GeometricMean) -> String {
-    let of = mean.phase.as_ref().map_or("all", |step| step.name());
+    let of = mean.phase.as_ref().map_or("all", |phase| phase.name());
     let ends = mean.interval.map(|ends| format!(", 95% {}", number::interval(ends)));
     format!(
         "Geometric mean of {} of {of}: {}{}.",
@@ -169,32 +174,28 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
         (true, false) => "slower".to_owned(),
         (false, _) => format!("higher in {}", comparison.metric),
     };
-    let judged = comparison.rows().filter(|(_, phase)| phase.verdict.is_some());
-    let judged = judged.count();
-    let regressions = comparison.count(Verdict::Regression);
-    let inconclusive = comparison.count(Verdict::Inconclusive);
-    let of = match judged {
-        1 => "the phase".to_owned(),
-        judged if regressions > 0 => format!("{regressions} of {judged} phases"),
-        judged => format!("{judged} phases"),
-    };
-    let mut lines = vec![match (regressions, inconclusive) {
-        (0, 0) if judged == 1 => {
-            format!("No regression: {of} is not {more} by more than {effect}.")
-        }
-        (0, 0) => format!("No regression: none of {of} is {more} by more than {effect}."),
-        (0, _) if judged == 1 => {
-            format!("No regression shown: {of} is not shown to be {more} by more than {effect}.")
-        }
-        (0, _) => {
-            format!(
-                "No regression shown: none of {of} is shown to be {more} by more than {effect}."
-            )
-        }
-        _ => format!("Regression: {of} {more} by more than {effect}, marked with !."),
+    let judged = comparison.rows().filter(|(_, change)| change.verdict.is_some()).count();
+    let [regressions, inconclusive] =
+        [Verdict::Regression, Verdict::Inconclusive].map(|verdict| comparison.count(verdict));
+    let mut lines = vec![if regressions > 0 {
+        let of = match judged {
+            1 => "the phase".to_owned(),
+            _ => format!("{regressions} of {judged} phases"),
+        };
+        format!("Regression: {of} {more} by more than {effect}, marked with !.")
+    } else {
+        let (shown, is_shown) =
+            if inconclusive > 0 { (" shown", " shown to be") } else { ("", "") };
+        let of = match judged {
+            1 => format!("the phase is not{is_shown}"),
+            _ => format!("none of {judged} phases is{is_shown}"),
+        };
+        format!("No regression{shown}: {of} {more} by more than {effect}.")
     }];
-    let is_one_sided = |phase: &PhaseChange| phase.tested.is_some_and(|tested| !tested.is_found());
-    if comparison.regressions().any(|(_, phase)| is_one_sided(phase)) {
+    let is_one_sided = |change: &PhaseChange| {
+        change.is_regression() && change.tested.is_some_and(|tested| !tested.is_found())
+    };
+    if comparison.rows().any(|(_, change)| is_one_sided(change)) {
         lines.push(ONE_SIDED.to_owned());
     }
     if inconclusive > 0 {
@@ -206,15 +207,15 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
 /// Returns the reason of inconclusive rows, and the number of runs that they need.
 fn inconclusive_line(comparison: &Comparison, inconclusive: usize, rows: usize) -> String {
     let least = judge::least_runs(rows, comparison.design());
-    let too_few = |phase: &PhaseChange| {
-        phase.verdict == Some(Verdict::Inconclusive)
-            && phase.runs.before.len().min(phase.runs.after.len()) < least
+    let too_few = |change: &PhaseChange| {
+        change.verdict == Some(Verdict::Inconclusive)
+            && change.runs.before.len().min(change.runs.after.len()) < least
     };
     let (of, table) = match rows {
         1 => (String::new(), "One phase".to_owned()),
         rows => (format!(" for {inconclusive} of {rows}"), format!("A table of {rows}")),
     };
-    if comparison.rows().any(|(_, phase)| too_few(phase)) {
+    if comparison.rows().any(|(_, change)| too_few(change)) {
         format!(
             "Inconclusive{of}, marked with ?: too few runs or too wide a spread. {table} needs at \
              least {least} runs a side."

@@ -3,7 +3,7 @@
 //!
 //! | question | answer |
 //! |---|---|
-//! | typical value and spread | [`quantile`]: median and quartiles |
+//! | typical value and spread | [`Spread`]: median and quartiles |
 //! | difference between independent runs | [`mann_whitney`] |
 //! | difference between paired runs | [`wilcoxon`] on differences of logarithms |
 //! | difference between a few exact runs | [`student`] on logarithms |
@@ -22,26 +22,16 @@
 //! tests are implemented here.
 
 mod descriptive;
-mod geometric_mean;
-mod null;
-mod power;
-mod power_law;
+mod effect;
 mod rank_tests;
-mod ratio;
 mod student;
 
 #[cfg(test)]
-pub mod draw;
-#[cfg(test)]
-mod golden;
+pub mod tests;
 
 pub use self::{
-    descriptive::{holm, quantile},
-    geometric_mean::{Resampled, geometric_mean},
-    null::{ALPHA, Design, least_p},
-    power::detectable,
-    power_law::power_law,
-    rank_tests::{RankTest, mann_whitney, wilcoxon},
-    ratio::ratio,
-    student::student,
+    descriptive::{Change, Spread, figures, holm},
+    effect::{Resampled, detectable, geometric_mean, ratio},
+    rank_tests::{ALPHA, Design, RankTest, least_p, mann_whitney, wilcoxon},
+    student::{power_law, student},
 };

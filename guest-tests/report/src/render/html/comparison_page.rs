@@ -6,10 +6,9 @@ use super::{
         columns::{COLUMNS, Cell, Row, rows},
         words,
     },
-    counts,
-    page::{classed_table, escaped, rendered},
-    report::{Figures, KEY, Report, Section, provenance},
-    times, vcpus,
+    charts,
+    page::{Figures, KEY, Report, Section, classed_table, escaped, page, provenance, rendered},
+    times,
 };
 use crate::{
     comparison::{Comparison, Configuration, SweepParameter},
@@ -26,8 +25,7 @@ pub fn html(comparison: &Comparison) -> String {
     let head = words::head(comparison).into_iter();
     let head = head.filter(|(name, _)| *name == "time" || *name == "guest");
     let head = head.map(|(name, words)| format!("{name}: {words}"));
-    rendered(&Report {
-        title: format!("{} against {}", after.label, before.label),
+    let report = Report {
         class: class.map_or("", Verdict::name),
         verdict: words::verdict(comparison),
         overview: overview(comparison),
@@ -41,21 +39,22 @@ pub fn html(comparison: &Comparison) -> String {
             .collect(),
         provenance: provenance(&[("before", before), ("after", after)]),
         command: comparison.command.as_deref(),
-    })
+    };
+    page(&format!("{} against {}", after.label, before.label), &rendered(&report))
 }
 
 /// Returns all ratios of times, a row for each configuration.
 fn overview(comparison: &Comparison) -> String {
-    let steps = comparison.steps();
+    let phases = comparison.phases();
     let title = format!("{} after ÷ before", words::time_name(comparison));
-    let names = steps.iter().map(|step| step.name());
+    let names = phases.iter().map(|phase| phase.name());
     let head: Vec<&str> = [title.as_str()].into_iter().chain(names).collect();
     let row = |configuration: &Configuration| {
-        let cells = steps.iter().map(|step| {
-            let Some(phase) = configuration.phase(step) else {
+        let cells = phases.iter().map(|phase| {
+            let Some(change) = configuration.phase(phase) else {
                 return String::new();
             };
-            let (ratio, verdict) = words::time_ratio(comparison, phase);
+            let (ratio, verdict) = words::time_ratio(comparison, change);
             tag(verdict, &format!("{ratio}{}", verdict.map_or("", Verdict::mark)))
         });
         let name = escaped(&words::short_title(comparison, configuration));
@@ -67,27 +66,27 @@ fn overview(comparison: &Comparison) -> String {
 
 /// Returns the sections of charts.
 fn sections(comparison: &Comparison) -> Vec<Section> {
-    let steps = comparison.steps();
+    let phases = comparison.phases();
     let mut times: Vec<Vec<String>> = Vec::new();
-    for step in &steps {
-        let mut charts = vec![times::by_configuration(comparison, step)];
+    for phase in &phases {
+        let mut charts = vec![times::by_configuration(comparison, phase)];
         for parameter in SweepParameter::ALL {
-            charts.extend(times::by_parameter(comparison, step, parameter));
+            charts.extend(times::by_parameter(comparison, phase, parameter));
         }
         times.push(charts);
     }
-    // Without growth, the charts of all steps lie side by side.
+    // Without growth, the charts of all phases lie side by side.
     if times.iter().all(|charts| charts.len() == 1) {
         times = vec![times.concat()];
     }
     let configurations = comparison.configurations.iter();
-    let counted = configurations.filter_map(|one| counts::breakdown(comparison, one));
-    let vcpus = steps.iter().filter_map(|step| vcpus::distribution(comparison, step));
+    let counted = configurations.filter_map(|one| charts::breakdown(comparison, one));
+    let vcpus = phases.iter().filter_map(|phase| charts::vcpu_times(comparison, phase));
     let time = words::time_name(comparison);
     let [by_phase, by_vcpu] = ["phase", "vCPU"].map(|of| format!("{} of each {of}", capital(time)));
     let sections = [
         Section::of(&by_phase, KEY, &times),
-        Section::of("Counts", &counts::key(comparison), &[counted.collect()]),
+        Section::of("Counts", &charts::key(comparison), &[counted.collect()]),
         Section::of(&by_vcpu, KEY, &[vcpus.collect()]),
     ];
     sections.into_iter().flatten().collect()
@@ -98,9 +97,9 @@ fn capital(text: &str) -> String {
     first.to_uppercase() + rest
 }
 
-/// Returns every figure of one configuration; the counts of a step fold away unless judged.
+/// Returns every figure of one configuration; the counts of a phase fold away unless judged.
 fn figures(comparison: &Comparison, configuration: &Configuration) -> Figures {
-    let all = configuration.phases.iter().flat_map(|phase| rows(comparison, phase));
+    let all = configuration.phases.iter().flat_map(|change| rows(comparison, change));
     let (main, counts): (Vec<Row>, Vec<Row>) =
         all.clone().partition(|row| row.is_time() || row.is_judged);
     let has_counts = !counts.is_empty() || main.iter().any(|row| !row.is_time());
@@ -148,11 +147,16 @@ mod tests {
     use super::*;
     use crate::{
         Options,
-        fixture::{patched, runs},
-        samples,
+        render::{
+            browser::{look_at, probed},
+            single,
+        },
+        sample::samples,
+        tests::{patched, record, runs},
     };
+    use granule_types::{phase::Phase, record::Record, units::Nanoseconds};
 
-    /// Compares a step that improves with one that regresses, on hardware.
+    /// Compares a phase that improves with one that regresses, on hardware.
     fn comparison(metric: Option<&str>) -> Comparison {
         let side = |create: u64, update: u64| {
             let about = |us| (0..10).map(|run| us + run).collect::<Vec<u64>>();
@@ -185,15 +189,15 @@ mod tests {
     }
 
     #[test]
-    fn the_overview_has_a_ratio_with_its_verdict_for_each_step() {
+    fn the_overview_has_a_ratio_with_its_verdict_for_each_phase() {
         let table = overview(&comparison(None));
 
-        for wanted in [
+        for expected in [
             "<th>time after ÷ before</th><th>create</th><th>update</th>",
             "<span class=\"tag improvement\">0.501</span>",
             "<span class=\"tag regression\">1.996!</span>",
         ] {
-            assert!(table.contains(wanted), "{table}");
+            assert!(table.contains(expected), "{table}");
         }
     }
 
@@ -236,14 +240,132 @@ mod tests {
         let comparison = comparison(None);
         let table = provenance(&[("before", &comparison.before), ("after", &comparison.after)]);
 
-        for wanted in [
+        for expected in [
             "<th>before</th><th>after</th>",
             "<th>kernel</th><td>5.10.262</td><td>5.10.262-granule</td>",
             "<td>no series</td><td>stage2-fault-path (6 patches)</td>",
             "<th>CPU</th><td colspan=\"2\">neoverse-n1</td>",
             "<th>emulator</th><td colspan=\"2\"><span class=\"soft\">not known</span></td>",
         ] {
-            assert!(table.contains(wanted), "{wanted}\n{table}");
+            assert!(table.contains(expected), "{expected}\n{table}");
         }
+    }
+
+    /// Returns two backings, four numbers of vCPUs, two sizes, all phases and ten runs: times from
+    /// nanoseconds to minutes, counts from 0 to billions, and names that are longer than a chart.
+    fn matrix(factor: u64) -> Vec<Record> {
+        let mut records = Vec::new();
+        for (at, backing) in ["anonymous", "anonymous_hugetlb_2mb"].into_iter().enumerate() {
+            for vcpus in [1, 2, 8, 80] {
+                for (at_phase, phase) in (0..).zip(Phase::ALL) {
+                    for run in 0..10 {
+                        let mut one = record();
+                        one.host.emulator = None;
+                        one.config.backing = backing.parse().unwrap();
+                        one.config.vcpus = vcpus;
+                        one.config.iteration = run;
+                        if at == 1 {
+                            one.config.memory.0 <<= vcpus % 2;
+                            let option =
+                                "a value that goes on for longer than any chart".to_owned();
+                            one.config.options.insert("dirty-log".to_owned(), option);
+                        }
+                        one.phase = phase;
+                        let ns = 7_u64.pow(at_phase * 2) * u64::from(vcpus) * factor
+                            + u64::from(run * 3 % 7);
+                        one.ns = Nanoseconds(ns);
+                        if phase.is_guest_work() {
+                            let of = |vcpu| Nanoseconds(ns * (100 - u64::from(vcpu) % 31) / 100);
+                            one.vcpu_ns = (0..vcpus).map(of).collect();
+                        }
+                        one.counters.insert("DC CIVAC".to_owned(), ns * 3);
+                        one.gauges.insert("pages_2m".to_owned(), 32 * factor);
+                        if at == 0 {
+                            let mut larger = one.clone();
+                            larger.config.memory.0 *= 4;
+                            larger.ns.0 *= 4;
+                            records.push(larger);
+                        }
+                        records.push(one);
+                    }
+                }
+            }
+        }
+        records
+    }
+
+    fn matrix_page() -> String {
+        let options = Options {
+            labels: [
+                "before <&>".to_owned(),
+                "a/quite/long/path/that/must/break/somewhere/".repeat(3),
+            ],
+            command: Some("granule compare \"<before>\" after".to_owned()),
+            ..Options::default()
+        };
+        let (before, after) = (samples(&matrix(10)), samples(&patched(matrix(7))));
+        html(&Comparison::of(&before, &after, &options).unwrap())
+    }
+
+    #[test]
+    fn the_page_is_one_file_and_escapes_text() {
+        let page = matrix_page();
+        for unexpected in ["<script", "http:", "https:", "src=", "@import", "url("] {
+            assert!(!page.contains(unexpected), "{unexpected}");
+        }
+        assert!(page.contains("before &lt;&amp;&gt;") && !page.contains("before <&>"));
+        assert!(page.contains("granule compare &quot;&lt;before&gt;&quot; after"));
+        for expected in [
+            "create, by configuration",
+            "create, by vCPUs",
+            "rebuild, by size",
+            "create, time of each vCPU",
+            "prefers-color-scheme: dark",
+            "Every figure",
+        ] {
+            assert!(page.contains(expected), "{expected}");
+        }
+    }
+
+    #[test]
+    fn one_run_of_one_phase_makes_a_page() {
+        let (before, after) = (samples(&runs(&[10], &[])), samples(&runs(&[10], &[])));
+        let page = html(&Comparison::of(&before, &after, &Options::default()).unwrap());
+        assert!(page.contains("inconclusive") || page.contains("no regression"));
+        assert!(page.contains("data-marks=\"2\""));
+    }
+
+    #[test]
+    fn charts_and_tables_show_the_same_range() {
+        let page = |runs_a_side: &[u64]| {
+            let [before, after] = [runs(runs_a_side, &[]), patched(runs(runs_a_side, &[]))];
+            html(&Comparison::of(&samples(&before), &samples(&after), &Options::default()).unwrap())
+        };
+        let (few, enough) = (page(&[10, 20, 60]), page(&[10, 20, 60, 70]));
+
+        assert!(
+            few.contains("before: 20.000 us, all from 10.000 us to 60.000 us, 3 runs"),
+            "{few}"
+        );
+        assert!(
+            few.contains("; median, least and greatest") && !few.contains("; median and quartiles")
+        );
+        assert!(enough.contains(", quartiles 17.500 us to 62.500 us, 4 runs"), "{enough}");
+        assert!(enough.contains("; median and quartiles"));
+    }
+
+    #[test]
+    #[ignore = "needs Chromium; scripts/test runs it where it is installed"]
+    fn in_chromium_charts_are_complete_and_do_not_overlap() {
+        let folder = tempfile::tempdir().unwrap();
+        let spoilt = matrix_page().replace("y=\"12.0\"", "y=\"25.0\"");
+        assert!(probed(folder.path(), &spoilt, 0).contains("lies upon"), "the probe finds nothing");
+        look_at(&matrix_page(), 30);
+    }
+
+    #[test]
+    #[ignore = "needs Chromium; scripts/test runs it where it is installed"]
+    fn in_chromium_a_page_of_one_kernel_is_legible() {
+        look_at(&single(&samples(&matrix(7)), "a series", Some("granule lab")), 8);
     }
 }

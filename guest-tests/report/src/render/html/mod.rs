@@ -9,24 +9,65 @@
 //! Charts are drawn here (`svg`), not by `plotters`: its SVG has fixed colours in place of classes,
 //! so one page could not serve both settings, and marks without tooltips.
 
-mod bars;
-#[cfg(any(test, feature = "browser-test"))]
-pub mod browser;
+mod charts;
 mod comparison_page;
-mod counts;
 pub mod page;
-mod report;
-mod scale;
 mod single_page;
 mod svg;
 mod times;
-mod vcpus;
-
-#[cfg(test)]
-mod tests;
 
 pub use self::{
-    bars::{Lane, bars},
+    charts::{Lane, bars},
     comparison_page::html,
     single_page::single,
 };
+
+/// Renders a page in headless Chromium and checks its charts, for tests of this crate and of crates
+/// whose pages are made with it (feature `browser-test`).
+#[cfg(any(test, feature = "browser-test"))]
+#[allow(clippy::unwrap_used, reason = "only tests call this")]
+pub mod browser {
+    use std::{fs, path::Path, process::Command};
+
+    /// Returns the findings of the probe; `scheme` is 0 for dark and 1 for light.
+    ///
+    /// # Panics
+    /// Panics if Chromium does not start.
+    pub fn probed(folder: &Path, page: &str, scheme: u8) -> String {
+        let text = serde_json::to_string(page).unwrap().replace("</", "<\\/");
+        let probe = include_str!("../../../templates/probe.html")
+            .replace("const page = PAGE;", &format!("const page = {text};"));
+        let path = folder.join("probe.html");
+        fs::write(&path, probe).unwrap();
+        let output = Command::new("timeout")
+            .args(["120", "chromium", "--headless", "--no-sandbox", "--disable-gpu"])
+            .arg(format!("--user-data-dir={}", folder.join("profile").display()))
+            .arg(format!("--blink-settings=preferredColorScheme={scheme}"))
+            .args(["--window-size=1800,1200", "--virtual-time-budget=20000", "--dump-dom"])
+            .arg(format!("file://{}", path.display()))
+            .output()
+            .unwrap();
+        let dom = String::from_utf8_lossy(&output.stdout).into_owned();
+        let start = dom.find("<pre id=\"result\">").map(|at| at + "<pre id=\"result\">".len());
+        let start = start.unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+        dom[start..].split("</pre>").next().unwrap().to_owned()
+    }
+
+    /// Checks a page in Chromium, dark and light, at the widths of a phone and of a desktop. The page
+    /// must have at least `charts` charts and no defect.
+    ///
+    /// # Panics
+    /// Panics if a chart is missing or the probe finds a defect.
+    pub fn look_at(page: &str, charts: u32) {
+        let folder = tempfile::tempdir().unwrap();
+        for (scheme, name) in [(0, "dark=true"), (1, "dark=false")] {
+            let found = probed(folder.path(), page, scheme);
+            println!("{found}");
+            assert!(found.contains(name), "{found}");
+            assert!(found.ends_with("no defect"), "{found}");
+            let drawn = found.split_whitespace().next().unwrap();
+            let drawn: u32 = drawn.trim_start_matches("charts=").parse().unwrap();
+            assert!(drawn >= 2 * charts, "{found}");
+        }
+    }
+}

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Parts that all pages share: those of a comparison, of one kernel, and of the lab. Templates are
-//! in `templates/`; a template that does not match its data does not compile.
+//! Parts that all pages share: those of a comparison, of one kernel, and of the lab. A template that
+//! does not match its data does not compile.
 
 use std::fmt;
 
 use askama::{Template, filters::Escaper};
 
+use crate::provenance::Side;
+
 /// Style sheet of every page.
-pub(super) const STYLE: &str = include_str!("../../../templates/style.css");
+const STYLE: &str = include_str!("../../../templates/style.css");
+/// Colours of before and after.
+pub(super) const KEY: &str = "<ul class=\"key\"><li><i class=\"before\"></i>before</li>\
+    <li><i class=\"after\"></i>after</li></ul>\n";
 
 /// Escapes text for HTML and SVG with named entities.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,12 +48,12 @@ pub(super) fn rendered(template: &impl Template) -> String {
 /// Returns a page with a title above its body, which is HTML.
 pub fn page(title: &str, body: &str) -> String {
     #[derive(Template)]
-    #[template(path = "plain.html")]
-    struct Plain<'a> {
+    #[template(path = "parts.html", block = "page")]
+    struct Page<'a> {
         title: &'a str,
         body: &'a str,
     }
-    rendered(&Plain { title, body })
+    rendered(&Page { title, body })
 }
 
 /// Returns a verdict in words. `class` is `regression`, `improvement`, `inconclusive`, or empty.
@@ -65,7 +70,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 /// Returns a table whose rows have a class and cells that are HTML.
 pub(super) fn classed_table(head: &[&str], rows: &[(&str, Vec<String>)]) -> String {
     #[derive(Template)]
-    #[template(path = "table.html")]
+    #[template(path = "parts.html", block = "table")]
     struct Table<'a> {
         head: &'a [&'a str],
         rows: &'a [(&'a str, Vec<String>)],
@@ -79,7 +84,7 @@ pub fn facts(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> String {
     /// Name of a fact, number of columns of a cell, and the cells.
     type Row<'a> = (&'a str, usize, Vec<Option<&'a str>>);
     #[derive(Template)]
-    #[template(path = "facts.html")]
+    #[template(path = "parts.html", block = "facts")]
     struct Facts<'a> {
         columns: &'a [&'a str],
         rows: Vec<Row<'a>>,
@@ -108,6 +113,80 @@ pub fn details(summary: &str, text: &str) -> String {
 /// Returns the command that made the page.
 pub fn made_by(command: &str) -> String {
     format!("<p>Command:</p>\n<pre>{}</pre>\n", escaped(command))
+}
+
+/// Body of the page of a report, which comparisons and single kernels share.
+#[derive(Debug, Template)]
+#[template(path = "parts.html", block = "report")]
+pub(super) struct Report<'a> {
+    /// Class of the verdict: the name of one, or empty.
+    pub class: &'a str,
+    pub verdict: Vec<String>,
+    /// Table below the verdict, as HTML.
+    pub overview: String,
+    pub notes: Vec<String>,
+    /// Sections that have charts.
+    pub sections: Vec<Section>,
+    /// True if tables have tests and verdicts.
+    pub judged: bool,
+    pub configurations: Vec<Figures>,
+    /// Table of [`provenance`].
+    pub provenance: String,
+    pub command: Option<&'a str>,
+}
+
+/// Charts below a heading.
+#[derive(Debug)]
+pub(super) struct Section {
+    heading: String,
+    /// Key of the colours, as HTML.
+    key: String,
+    /// Charts of each group, as HTML.
+    groups: Vec<String>,
+}
+
+/// Tables of one configuration, as HTML.
+#[derive(Debug)]
+pub(super) struct Figures {
+    pub title: String,
+    pub figures: String,
+    pub counts: Option<String>,
+}
+
+impl Section {
+    /// Returns a section; `None` without a chart.
+    pub fn of(heading: &str, key: &str, groups: &[Vec<String>]) -> Option<Self> {
+        let has_charts = groups.iter().any(|charts| !charts.is_empty());
+        has_charts.then(|| Self {
+            heading: heading.to_owned(),
+            key: key.to_owned(),
+            groups: groups.iter().map(|charts| charts.concat()).collect(),
+        })
+    }
+
+    /// Groups whose charts differ in height need columns in place of a grid.
+    fn class(&self) -> &'static str {
+        if self.groups.len() > 1 { "charts uneven" } else { "charts" }
+    }
+}
+
+/// Returns the kernel and host of each side.
+pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
+    type Fact = (&'static str, fn(&Side) -> Option<String>);
+    const FACTS: [Fact; 8] = [
+        ("input", |side| Some(side.label.clone())),
+        ("kernel", |side| Some(side.kernel.clone())),
+        ("series", |side| side.series_line()),
+        ("image, SHA-256", |side| side.image_sha256.clone()),
+        ("CPU", |side| side.cpu.clone()),
+        ("CPU features", |side| Some(side.features.clone())),
+        ("base page", |side| side.page_size.map(|size| size.to_string())),
+        ("emulator", |side| side.emulator.clone()),
+    ];
+    let names: Vec<&str> = sides.iter().map(|(name, _)| *name).collect();
+    let of = |fact: fn(&Side) -> Option<String>| sides.iter().map(|(_, side)| fact(side)).collect();
+    let rows = FACTS.map(|(name, fact)| (name, of(fact)));
+    facts(&names, &rows)
 }
 
 #[cfg(test)]

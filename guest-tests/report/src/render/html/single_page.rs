@@ -5,16 +5,15 @@ use std::collections::BTreeMap;
 
 use super::{
     super::{columns::Cell, number::Unit, words},
-    bars::{Lane, bars},
+    charts::{Lane, bars},
     comparison_page::cell,
-    page::{self, escaped, rendered},
-    report::{Figures, Report, Section, provenance},
+    page::{self, Figures, Report, Section, escaped, provenance, rendered},
 };
 use crate::{
     comparison::{self, Group},
-    sample::{Sample, Step},
-    side::Side,
-    spread::Spread,
+    provenance::Side,
+    sample::{AnyPhase, Sample},
+    stats::Spread,
 };
 use granule_types::units::counted;
 
@@ -39,8 +38,7 @@ pub fn single(samples: &[Sample], label: &str, command: Option<&str>) -> String 
     let time = words::time_words(side.emulator.as_deref());
     let heading = if time.is_some() { "Virtual time of each phase" } else { "Time of each phase" };
     let charts = groups.iter().filter_map(chart).collect();
-    rendered(&Report {
-        title: format!("Figures of {label}"),
+    let report = Report {
         class: "inconclusive",
         verdict: vec!["One kernel: no comparison and no verdict.".to_owned()],
         overview: String::new(),
@@ -50,7 +48,8 @@ pub fn single(samples: &[Sample], label: &str, command: Option<&str>) -> String 
         configurations: groups.iter().map(figures).collect(),
         provenance: provenance(&[(label, &side)]),
         command,
-    })
+    };
+    page::page(&format!("Figures of {label}"), &rendered(&report))
 }
 
 fn name(group: &Group) -> String {
@@ -61,19 +60,19 @@ fn name(group: &Group) -> String {
     }
 }
 
-fn time(group: &Group, step: &Step) -> Option<Spread> {
-    Spread::of(group.of_step(step).map(|sample| sample.ns))
+fn time(group: &Group, phase: &AnyPhase) -> Option<Spread> {
+    Spread::of(group.of_phase(phase).map(|sample| sample.ns))
 }
 
 fn chart(group: &Group) -> Option<String> {
-    let lane = |step: &Step| {
-        let median = time(group, step)?.median;
+    let lane = |phase: &AnyPhase| {
+        let median = time(group, phase)?.median;
         Some(Lane {
-            name: step.name().to_owned(),
+            name: phase.name().to_owned(),
             bars: vec![(median, Unit::of_nanoseconds(median).value(median))],
         })
     };
-    let lanes: Vec<Lane> = group.steps().into_iter().filter_map(lane).collect();
+    let lanes: Vec<Lane> = group.phases().into_iter().filter_map(lane).collect();
     bars(&name(group), "medians, all to one scale", &lanes)
 }
 
@@ -88,25 +87,25 @@ fn figures(group: &Group) -> Figures {
     let head: Vec<&str> = ["phase", "runs", "time"].into_iter().chain(names).collect();
     let mut rows = Vec::new();
     let mut counts = Vec::new();
-    for step in group.steps() {
-        let Some(time) = time(group, step) else {
+    for phase in group.phases() {
+        let Some(time) = time(group, phase) else {
             continue;
         };
         let unit = Unit::of_nanoseconds(time.median);
         let time_cell = spread_cell(unit, Some(time));
-        let mut row = vec![escaped(step.name()), time.runs.to_string(), time_cell];
+        let mut row = vec![escaped(phase.name()), time.runs.to_string(), time_cell];
         row.extend(sums.iter().map(|(_, belongs)| {
             let sum = |sample: &Sample| {
                 let counters = sample.counters.iter();
                 Some(counters.filter(|(name, _)| belongs(name)).map(|(_, count)| count).sum())
             };
-            spread_cell(Unit::Count, group.spread(step, sum))
+            spread_cell(Unit::Count, group.spread(phase, sum))
         }));
         rows.push(row);
         for kind in KINDS {
-            for name in group.occurring(step, kind) {
-                let spread = group.spread(step, |sample| kind(sample).get(name).copied());
-                let name = format!("{}: {}", escaped(step.name()), escaped(name));
+            for name in group.occurring(phase, kind) {
+                let spread = group.spread(phase, |sample| kind(sample).get(name).copied());
+                let name = format!("{}: {}", escaped(phase.name()), escaped(name));
                 counts.push(vec![name, spread_cell(Unit::Count, spread)]);
             }
         }
@@ -122,8 +121,8 @@ fn figures(group: &Group) -> Figures {
 mod tests {
     use super::*;
     use crate::{
-        fixture::{record, runs},
-        samples,
+        sample::samples,
+        tests::{record, runs},
     };
 
     #[test]
@@ -131,7 +130,7 @@ mod tests {
         let samples = samples(&runs(&[10, 30, 20], &[7, 7, 7]));
         let page = single(&samples, "<base>", Some("granule lab"));
 
-        for wanted in [
+        for expected in [
             "<title>Figures of &lt;base&gt;</title>",
             "One kernel",
             "anonymous_hugetlb_2mb, 64M, 16 vCPUs",
@@ -143,10 +142,10 @@ mod tests {
             "<pre>granule lab</pre>",
             "<h2>Provenance</h2>",
         ] {
-            assert!(page.contains(wanted), "{wanted}\n{page}");
+            assert!(page.contains(expected), "{expected}\n{page}");
         }
-        for unwanted in ["<script", "http:", "https:", "src=", "url(", "Holm"] {
-            assert!(!page.contains(unwanted), "{unwanted}");
+        for unexpected in ["<script", "http:", "https:", "src=", "url(", "Holm"] {
+            assert!(!page.contains(unexpected), "{unexpected}");
         }
     }
 

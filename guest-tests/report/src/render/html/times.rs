@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Charts of times: a step over all configurations, and over growing numbers of vCPUs or sizes.
+//! Charts of times: a phase over all configurations, and over growing numbers of vCPUs or sizes.
 
 use super::{
     super::{
         number::{self, Unit},
         words,
     },
-    scale::Scale,
-    svg::{Anchor, Svg, WIDTH, figure},
+    svg::{Anchor, Scale, Svg, WIDTH, figure},
 };
 use crate::{
     comparison::{self, Comparison, Configuration, PhaseChange, Sweep, SweepParameter},
-    sample::Step,
-    spread::Spread,
+    sample::AnyPhase,
+    stats::Spread,
 };
 use granule_types::units::counted;
 
 const LEFT: f64 = 8.0;
 const RIGHT: f64 = WIDTH - 10.0;
 
-/// Times of one side of a step.
+/// Times of one side of a phase.
 #[derive(Clone, Copy)]
 struct Times {
     /// Name and class of the side.
@@ -30,9 +29,9 @@ struct Times {
 }
 
 impl Times {
-    fn of(phase: &PhaseChange) -> impl Iterator<Item = Self> {
-        let quartiles = phase.time.has_quartiles();
-        let sides = [("before", phase.time.before), ("after", phase.time.after)];
+    fn of(change: &PhaseChange) -> impl Iterator<Item = Self> {
+        let quartiles = change.time.has_quartiles();
+        let sides = [("before", change.time.before), ("after", change.time.after)];
         sides
             .into_iter()
             .filter_map(move |(side, spread)| Some(Self { side, spread: spread?, quartiles }))
@@ -69,12 +68,12 @@ fn ends_words(times: &[Times]) -> &'static str {
     }
 }
 
-/// Returns the chart of one step: a lane for each configuration, with both sides and their spread.
-pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
+/// Returns the chart of one phase: a lane for each configuration, with both sides and their spread.
+pub fn by_configuration(comparison: &Comparison, phase: &AnyPhase) -> String {
     const ROW: f64 = 52.0;
-    let rows = comparison.rows().filter(|(_, phase)| phase.phase == *step);
+    let rows = comparison.rows().filter(|(_, change)| change.phase == *phase);
     let rows: Vec<(&Configuration, &PhaseChange)> = rows.collect();
-    let times: Vec<Times> = rows.iter().flat_map(|(_, phase)| Times::of(phase)).collect();
+    let times: Vec<Times> = rows.iter().flat_map(|(_, change)| Times::of(change)).collect();
     let all =
         times.iter().flat_map(|times| [times.ends()[0], times.spread.median, times.ends()[1]]);
     let scale = Scale::of(all);
@@ -85,16 +84,16 @@ pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
     for tick in scale.ticks() {
         svg.line([x(tick), 0.0, x(tick), bottom], "rule");
     }
-    for (at, (configuration, phase)) in rows.iter().enumerate() {
+    for (at, (configuration, change)) in rows.iter().enumerate() {
         let top = ROW * at as f64;
         let name = words::short_title(comparison, configuration);
         svg.text(LEFT, top + 12.0, Anchor::Start, "", &name);
-        svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &change_words(phase));
-        for times in Times::of(phase) {
+        svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &change_words(change));
+        for times in Times::of(change) {
             let y = top + if times.side == "before" { 33.0 } else { 42.0 };
             let [low, high] = times.ends();
             svg.line([x(low), y, x(high), y], times.side);
-            let tooltip = times.tooltip(Unit::of_time(&phase.time));
+            let tooltip = times.tooltip(Unit::of_time(&change.time));
             svg.circle(x(times.spread.median), y, 4.0, times.side, &tooltip);
         }
     }
@@ -104,17 +103,17 @@ pub fn by_configuration(comparison: &Comparison, step: &Step) -> String {
         Scale::Linear(_) => "",
     };
     let words = format!("{}{scaled}; {}", unit.name(), ends_words(&times));
-    figure(&format!("{step}, by configuration"), &words, svg)
+    figure(&format!("{phase}, by configuration"), &words, svg)
 }
 
 /// Returns both medians and their ratio with its interval.
-fn change_words(phase: &PhaseChange) -> String {
-    let unit = Unit::of_time(&phase.time);
-    let [before, after] = [phase.time.before, phase.time.after].map(|spread| unit.median(spread));
-    let ends = phase.tested.and_then(|tested| tested.interval);
+fn change_words(change: &PhaseChange) -> String {
+    let unit = Unit::of_time(&change.time);
+    let [before, after] = [change.time.before, change.time.after].map(|spread| unit.median(spread));
+    let ends = change.tested.and_then(|tested| tested.interval);
     let ends = ends.map(|ends| ends.map(number::factor));
     let ends = ends.map(|[low, high]| format!(" ({low} to {high})"));
-    let ratio = number::ratio(&phase.time);
+    let ratio = number::ratio(&change.time);
     format!("{before} → {after}, ×{ratio}{}", ends.unwrap_or_default())
 }
 
@@ -142,15 +141,15 @@ fn tick_label(tick: f64, unit: Unit) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Returns the charts of one step over a parameter, one for each sweep.
+/// Returns the charts of one phase over a parameter, one for each sweep.
 pub fn by_parameter(
     comparison: &Comparison,
-    step: &Step,
+    phase: &AnyPhase,
     parameter: SweepParameter,
 ) -> Vec<String> {
     let (all, emulated) = (&comparison.configurations, comparison.is_emulated());
-    let sweeps = comparison::sweeps(all, emulated, step, parameter);
-    sweeps.iter().map(|sweep| curves(step, parameter, sweep)).collect()
+    let sweeps = comparison::sweeps(all, emulated, phase, parameter);
+    sweeps.iter().map(|sweep| curves(phase, parameter, sweep)).collect()
 }
 
 /// Left end of the plot, behind the labels of its ticks.
@@ -158,9 +157,9 @@ const GUTTER: f64 = 46.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 170.0;
 
-fn curves(step: &Step, parameter: SweepParameter, sweep: &Sweep) -> String {
+fn curves(phase: &AnyPhase, parameter: SweepParameter, sweep: &Sweep) -> String {
     let points = &sweep.points;
-    let times: Vec<Times> = points.iter().flat_map(|(_, phase)| Times::of(phase)).collect();
+    let times: Vec<Times> = points.iter().flat_map(|(_, change)| Times::of(change)).collect();
     let scale = Scale::from_zero(times.iter().flat_map(|t| [t.spread.median, t.ends()[1]]));
     let unit = unit_of(&times);
     let y = |ns: f64| BOTTOM - scale.at(ns) * (BOTTOM - TOP);
@@ -176,8 +175,8 @@ fn curves(step: &Step, parameter: SweepParameter, sweep: &Sweep) -> String {
     let labels = points.iter().map(|(value, _)| (x(*value), parameter.label(*value)));
     value_labels(&mut svg, labels);
     for side in ["before", "after"] {
-        let of = |(value, phase): &(u64, &PhaseChange)| {
-            let times = Times::of(phase).find(|times| times.side == side)?;
+        let of = |(value, change): &(u64, &PhaseChange)| {
+            let times = Times::of(change).find(|times| times.side == side)?;
             Some((*value, times))
         };
         let of: Vec<(u64, Times)> = points.iter().filter_map(of).collect();
@@ -200,7 +199,7 @@ fn curves(step: &Step, parameter: SweepParameter, sweep: &Sweep) -> String {
             words += &format!("; power {side}: {}", fit.words());
         }
     }
-    figure(&format!("{step}, by {}", parameter.name()), &words, svg)
+    figure(&format!("{phase}, by {}", parameter.name()), &words, svg)
 }
 
 /// Adds the values of the parameter below the plot, without those that would overlap.

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests against SciPy's results, to six digits.
+//! Tests against SciPy's results, to six digits, and seeded samples for simulations.
 
+use std::f64::consts::TAU;
+
+use rand_core::{Rng, SeedableRng};
+use rand_xoshiro::SplitMix64;
 use serde::Deserialize;
 
-use super::{Design, Design::*, *};
+use super::{Design::*, descriptive::quantile, *};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -30,11 +34,11 @@ struct Case {
 
 impl Case {
     #[track_caller]
-    fn agrees(&self, what: &str, found: f64, wanted: f64) {
-        let close = (found - wanted).abs() <= 1e-6 * wanted.abs().max(1e-9);
+    fn agrees(&self, figure: &str, found: f64, expected: f64) {
+        let close = (found - expected).abs() <= 1e-6 * expected.abs().max(1e-9);
         let (m, n) = (self.before.len(), self.after.len());
         let kind = &self.kind;
-        assert!(close, "{kind} {m} {n}: {what} is {found}, SciPy has {wanted}");
+        assert!(close, "{kind} {m} {n}: {figure} is {found}, SciPy has {expected}");
     }
 
     #[track_caller]
@@ -46,8 +50,8 @@ impl Case {
         }
         assert_eq!(interval.is_some(), self.interval.is_some(), "{}", self.kind);
         let ends = interval.into_iter().flatten();
-        for (found, wanted) in ends.zip(self.interval.into_iter().flatten()) {
-            self.agrees("interval", found, wanted);
+        for (found, expected) in ends.zip(self.interval.into_iter().flatten()) {
+            self.agrees("interval", found, expected);
         }
     }
 }
@@ -69,15 +73,15 @@ fn independent_samples_agree_with_scipy() {
         case.agrees("U", test.statistic, case.u.unwrap());
         case.agrees("p", test.p, case.p);
         case.agrees("delta", test.delta, case.delta.unwrap());
-        if let Some(wanted) = case.student {
+        if let Some(expected) = case.student {
             let (_, p) = student(&logs(&case.before), &logs(&case.after)).unwrap();
-            case.agrees("p of Student's test", p, wanted);
+            case.agrees("p of Student's test", p, expected);
         }
         case.ratio_agrees(Independent);
         let mut sorted = case.before.clone();
         sorted.sort_by(f64::total_cmp);
-        for (share, wanted) in [0.25, 0.5, 0.75].into_iter().zip(case.quartiles.unwrap()) {
-            case.agrees("quantile", quantile(&sorted, share).unwrap(), wanted);
+        for (share, expected) in [0.25, 0.5, 0.75].into_iter().zip(case.quartiles.unwrap()) {
+            case.agrees("quantile", quantile(&sorted, share).unwrap(), expected);
         }
     }
 }
@@ -93,5 +97,33 @@ fn paired_samples_agree_with_scipy() {
         case.agrees("positive ranks", test.statistic, case.positive.unwrap());
         case.agrees("p", test.p, case.p);
         case.ratio_agrees(Paired);
+    }
+}
+
+/// Stream of normal values.
+pub struct Normal(SplitMix64);
+
+impl Normal {
+    pub fn new(seed: u64) -> Self {
+        // Neighbouring seeds must not begin at neighbouring states.
+        let spread = SplitMix64::seed_from_u64(seed).next_u64();
+        let mut random = SplitMix64::seed_from_u64(spread);
+        random.next_u64();
+        Self(random)
+    }
+
+    /// Returns a value between 0 and 1, both excluded.
+    fn share(&mut self) -> f64 {
+        ((self.0.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+    }
+
+    /// Returns one standard normal value (Box and Muller).
+    fn next(&mut self) -> f64 {
+        (-2.0 * self.share().ln()).sqrt() * (TAU * self.share()).cos()
+    }
+
+    /// Returns log-normal runs about `centre`; `deviation` is that of their logarithms.
+    pub fn sample(&mut self, runs: usize, centre: f64, deviation: f64) -> Vec<f64> {
+        (0..runs).map(|_| centre * (deviation * self.next()).exp()).collect()
     }
 }

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Formats for programs: JSON, CSV, KTAP, and the Go benchmark format.
+
+use std::fmt::Write;
+
+use super::{
+    columns::{self, COLUMNS, rows},
+    number, words,
+};
+use crate::{
+    comparison::{Comparison, Configuration, PhaseChange},
+    judge::Verdict,
+};
+
+/// Renders a comparison as JSON, schema `granule.comparison/2`.
+///
+/// # Errors
+/// Those of the JSON writer; none is expected.
+pub fn json(comparison: &Comparison) -> Result<String, serde_json::Error> {
+    serde_json::to_string_pretty(comparison).map(|text| text + "\n")
+}
+
+/// Names of the fields of CSV before those of [`COLUMNS`].
+const HEAD: &str = "engine,subject,mode,backing,memory_bytes,vcpus,prefault,options,phase,metric";
+
+/// Renders a comparison as CSV (RFC 4180 with line feeds): a row for each time and count of each
+/// phase. Unknown fields are empty; times are nanoseconds.
+pub fn csv(comparison: &Comparison) -> String {
+    let fields = || COLUMNS.iter().flat_map(|column| column.csv);
+    let mut out = String::new();
+    push_line(&mut out, HEAD.split(',').chain(fields().map(|(name, _)| *name)));
+    for (configuration, change) in comparison.rows() {
+        for row in rows(comparison, change) {
+            let mut line = setup_fields(configuration);
+            line.extend([change.phase.to_string(), row.metric.to_owned()]);
+            line.extend(fields().map(|(_, value)| value(&row).unwrap_or_default()));
+            push_line(&mut out, line.iter().map(String::as_str));
+        }
+    }
+    out
+}
+
+fn setup_fields(configuration: &Configuration) -> Vec<String> {
+    let setup = &configuration.setup;
+    let options = setup.options.iter().map(|(name, value)| format!("{name}={value}"));
+    vec![
+        configuration.engine.clone(),
+        setup.subject.clone(),
+        setup.mode.clone(),
+        setup.backing.map(|backing| backing.to_string()).unwrap_or_default(),
+        setup.memory.map(|memory| memory.0.to_string()).unwrap_or_default(),
+        setup.vcpus.map(|vcpus| vcpus.to_string()).unwrap_or_default(),
+        setup.prefault.to_string(),
+        options.collect::<Vec<_>>().join(" "),
+    ]
+}
+
+/// Writes a line; quotes a field that contains a separator.
+fn push_line<'a>(out: &mut String, fields: impl Iterator<Item = &'a str>) {
+    let quoted = fields.map(|field| {
+        if field.contains([',', '"', '\n', '\r']) {
+            format!("\"{}\"", field.replace('"', "\"\""))
+        } else {
+            field.to_owned()
+        }
+    });
+    out.push_str(&quoted.collect::<Vec<_>>().join(","));
+    out.push('\n');
+}
+
+/// Renders a comparison as KTAP, version 1, for the kernel's test runners: a test for each judged
+/// phase. A regression is `not ok`, an inconclusive phase is skipped.
+pub fn ktap(comparison: &Comparison) -> String {
+    let rows = comparison.rows();
+    let judged: Vec<_> =
+        rows.filter_map(|(c, change)| Some((c, change, change.verdict?))).collect();
+    let mut out = format!("KTAP version 1\n1..{}\n", judged.len());
+    for (number, (configuration, change, verdict)) in (1..).zip(&judged) {
+        let name = format!("{} {}", words::short_title(comparison, configuration), change.phase);
+        // A name ends where a directive begins.
+        let name = name.replace('#', "").replace(", ", " ");
+        let reason = reason(comparison, change);
+        out += &match verdict {
+            Verdict::Regression => format!("# {name}: {reason}\nnot ok {number} {name}\n"),
+            Verdict::Inconclusive => {
+                format!("ok {number} {name} # SKIP inconclusive: {reason}\n")
+            }
+            Verdict::Improvement | Verdict::NoRegression => {
+                format!("# {name}: {reason}\nok {number} {name}\n")
+            }
+        };
+    }
+    let [failed, skipped] =
+        [Verdict::Regression, Verdict::Inconclusive].map(|verdict| comparison.count(verdict));
+    let passed = judged.len() - failed - skipped;
+    out + &format!("# Totals: pass:{passed} fail:{failed} xfail:0 xpass:0 skip:{skipped} error:0\n")
+}
+
+fn reason(comparison: &Comparison, phase: &PhaseChange) -> String {
+    let metric = &comparison.metric;
+    let change = phase.count(metric).unwrap_or(&phase.time);
+    let mut reason = format!("{metric} ratio {}", number::ratio(change));
+    if let Some(tested) = &phase.tested {
+        if let Some(estimate) = columns::estimate(tested) {
+            reason += &format!(", Hodges-Lehmann {estimate}");
+        }
+        reason += &format!(", p after Holm {}", number::p_value(tested.p_holm));
+    }
+    reason
+}
+
+/// Renders the time of each run, or the judged count, in the Go benchmark format, which `benchstat`
+/// reads: a line for each run.
+///
+/// Both sides are in one text below a configuration line each, so the command is `benchstat -col
+/// side FILE`. Any further configuration line that differs would split the table.
+pub fn benchstat(comparison: &Comparison) -> String {
+    let mut out = String::new();
+    // A unit is one word; of an unknown unit, benchstat takes less as better.
+    let unit = if comparison.judges_time() {
+        "ns/op".to_owned()
+    } else {
+        comparison.metric.split_whitespace().collect::<Vec<_>>().join("-") + "/op"
+    };
+    for side in ["before", "after"] {
+        // Writing into a String cannot fail.
+        let _ = writeln!(out, "side: {side}\n");
+        for (configuration, change) in comparison.rows() {
+            let times = Some(&change.runs).filter(|_| comparison.judges_time());
+            let Some(runs) = times.or(change.counted.as_ref()) else {
+                continue;
+            };
+            let benchmark = benchmark(configuration, change);
+            for figure in if side == "before" { &runs.before } else { &runs.after } {
+                let _ = writeln!(out, "{benchmark} 1 {figure} {unit}");
+            }
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Returns the name `BenchmarkStage2/phase=create/backing=anonymous/...`: without spaces, and
+/// without a final dash and number, which would be taken for a count of processors.
+fn benchmark(configuration: &Configuration, change: &PhaseChange) -> String {
+    let setup = &configuration.setup;
+    let subject = Some(setup.subject.clone()).filter(|s| *s != configuration.engine);
+    let mut parts = vec![
+        ("engine", Some(configuration.engine.clone())),
+        ("subject", subject),
+        ("mode", Some(setup.mode.clone())),
+    ];
+    parts.extend(setup.options.iter().map(|(key, value)| (key.as_str(), Some(value.clone()))));
+    parts.extend([
+        ("prefault", setup.prefault.then(|| "on".to_owned())),
+        ("backing", setup.backing.map(|backing| backing.to_string())),
+        ("size", setup.memory.map(|memory| memory.to_string())),
+        ("vcpus", setup.vcpus.map(|vcpus| vcpus.to_string())),
+    ]);
+    let word = |text: &str| text.replace(|c: char| c.is_whitespace() || c == '/' || c == '-', "_");
+    let mut name = format!("BenchmarkStage2/phase={}", change.phase);
+    for (key, value) in parts {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            name += &format!("/{}={}", word(key), word(&value));
+        }
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use granule_types::{phase::Phase, record::Record};
+
+    use super::*;
+    use crate::{
+        Options,
+        sample::samples,
+        tests::{patched, runs},
+    };
+
+    fn printed(metric: Option<&str>, change: impl Fn(&mut Record)) -> String {
+        let side = |create: &[u64], update: &[u64]| {
+            let mut records = runs(create, update);
+            records.iter_mut().for_each(&change);
+            records
+        };
+        let (before, after) = (side(&[10, 12], &[30, 31]), patched(side(&[8, 9], &[30, 33])));
+        let options = Options { metric: metric.map(str::to_owned), ..Options::default() };
+        benchstat(&Comparison::of(&samples(&before), &samples(&after), &options).unwrap())
+    }
+
+    #[test]
+    fn every_run_has_a_line_below_its_side() {
+        let name = |phase| {
+            format!(
+                "BenchmarkStage2/phase={phase}/engine=kvm/mode=PA_bits:48,_VA_bits:48,_4K_pages/\
+                 backing=anonymous_hugetlb_2mb/size=64M/vcpus=16"
+            )
+        };
+        let (create, update) = (name("create"), name("update"));
+
+        assert_eq!(
+            printed(None, |_| ()),
+            format!(
+                "side: before\n\n\
+                 {create} 1 10000 ns/op\n{create} 1 12000 ns/op\n\
+                 {update} 1 30000 ns/op\n{update} 1 31000 ns/op\n\n\
+                 side: after\n\n\
+                 {create} 1 8000 ns/op\n{create} 1 9000 ns/op\n\
+                 {update} 1 30000 ns/op\n{update} 1 33000 ns/op\n\n"
+            )
+        );
+        let count = printed(Some("DC CIVAC"), |record| {
+            if record.phase == Phase::Update {
+                record.counters.insert("DC CIVAC".to_owned(), 0);
+            }
+        });
+        assert_eq!(
+            count,
+            format!(
+                "side: before\n\n{create} 1 8000 DC-CIVAC/op\n{create} 1 9600 DC-CIVAC/op\n\n\
+                 side: after\n\n{create} 1 6400 DC-CIVAC/op\n{create} 1 7200 DC-CIVAC/op\n\n"
+            ),
+            "a judged count is printed where a phase has it"
+        );
+    }
+
+    #[test]
+    fn a_name_is_one_word_for_any_options() {
+        let text = printed(None, |record| {
+            let options = [("dirty-log", "manual"), ("pin", "0-3 8/9"), ("empty", "")];
+            let options = options.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            record.config.options = options.into();
+            record.config.prefault = true;
+        });
+
+        for line in text.lines().filter(|line| line.starts_with("Benchmark")) {
+            let words: Vec<&str> = line.split(' ').collect();
+            assert_eq!((words.len(), words[1], words[3]), (4, "1", "ns/op"), "{line}");
+            assert!(!words[0].contains('-'), "{line}");
+            assert!(line.contains("/dirty_log=manual/pin=0_3_8_9/prefault=on/"), "{line}");
+        }
+        assert_eq!(text.matches("side:").count(), 2, "a further line would split the table");
+    }
+}

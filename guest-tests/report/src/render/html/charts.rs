@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Charts of bars: of any figure by kernel, of counts stacked by phase, and of the times of vCPUs.
+
+use super::{
+    super::{columns::rows, number::Unit, words},
+    page::escaped,
+    svg::{Anchor, Scale, Svg, WIDTH, figure},
+};
+use crate::{
+    comparison::{Comparison, Configuration},
+    sample::AnyPhase,
+    stats::Spread,
+};
+
+const LEFT: f64 = 8.0;
+const ROOM: f64 = WIDTH - 2.0 * LEFT;
+/// Sums of both sides that are nearer than this share count as unchanged.
+const ALIKE: f64 = 0.01;
+/// Largest number of dots of a side; more are thinned to as many quantiles.
+const MOST_DOTS: usize = 160;
+
+/// Lane of a bar chart.
+#[derive(Debug, Clone)]
+pub struct Lane {
+    /// Name above the lane.
+    pub name: String,
+    /// Length of each bar, and the text above it.
+    pub bars: Vec<(f64, String)>,
+}
+
+/// Returns a chart with all bars to one scale; `None` if no bar has a length.
+pub fn bars(title: &str, words: &str, lanes: &[Lane]) -> Option<String> {
+    let bars = lanes.iter().flat_map(|lane| &lane.bars);
+    let greatest = bars.map(|(value, _)| *value).fold(0.0, f64::max);
+    if greatest <= 0.0 {
+        return None;
+    }
+    let mut svg = Svg::default();
+    for lane in lanes {
+        svg.text(LEFT, svg.height + 12.0, Anchor::Start, "", &lane.name);
+        svg.height += 16.0;
+        for (at, (value, label)) in lane.bars.iter().enumerate() {
+            // The first bar is before, the last one after; others have colours of their own.
+            let class = match at {
+                at if at + 1 == lane.bars.len() => "after".to_owned(),
+                0 => "before".to_owned(),
+                at => format!("p{}", at % 8),
+            };
+            svg.text(LEFT, svg.height + 11.0, Anchor::Start, "soft", label);
+            let width = (value / greatest * ROOM).max(0.5);
+            svg.rect([LEFT, svg.height + 16.0, width, 6.0], &class, Some(label));
+            svg.height += 25.0;
+        }
+        svg.height += 8.0;
+    }
+    Some(figure(title, words, svg))
+}
+
+/// Returns the key of the colours of phases.
+pub fn key(comparison: &Comparison) -> String {
+    let item = |(at, phase): (usize, &AnyPhase)| {
+        format!("<li><i class=\"swatch p{}\"></i>{}</li>", at % 8, escaped(phase.name()))
+    };
+    let items: String = comparison.phases().into_iter().enumerate().map(item).collect();
+    format!("<ul class=\"key\">{items}</ul>\n")
+}
+
+/// Returns the chart of the counts of one configuration: two bars for each, stacked by phase; `None`
+/// without counts.
+pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Option<String> {
+    let (changed, unchanged): (Vec<Count>, Vec<Count>) =
+        counts(comparison, configuration).into_iter().partition(|count| {
+            let [before, after] = count.sums();
+            (before - after).abs() > ALIKE * before.max(after)
+        });
+    if changed.is_empty() && unchanged.is_empty() {
+        return None;
+    }
+    let mut svg = Svg::default();
+    for count in &changed {
+        bar_pair(&mut svg, count);
+    }
+    if changed.is_empty() {
+        let words = "no count changed by more than 1%";
+        svg.text(LEFT, 14.0, Anchor::Start, "soft", words);
+        svg.height = 22.0;
+    }
+    let mut words =
+        "sums of the medians of each phase; upper bar before, lower bar after".to_owned();
+    if !unchanged.is_empty() {
+        let names: Vec<&str> = unchanged.iter().map(|count| count.name.as_str()).collect();
+        words += &format!(". Within 1%: {}", names.join(", "));
+    }
+    Some(figure(&words::short_title(comparison, configuration), &words, svg))
+}
+
+/// One count, phase by phase.
+struct Count {
+    name: String,
+    /// Place and name of each phase, and its medians before and after.
+    parts: Vec<(usize, String, [f64; 2])>,
+}
+
+impl Count {
+    fn sums(&self) -> [f64; 2] {
+        [0, 1].map(|side| self.parts.iter().map(|(_, _, medians)| medians[side]).sum())
+    }
+}
+
+/// Returns the counts of a configuration, in the order of tables. Gauges do not add up over phases.
+fn counts(comparison: &Comparison, configuration: &Configuration) -> Vec<Count> {
+    let phases: Vec<_> = comparison.phases().into_iter().collect();
+    let mut counts: Vec<Count> = Vec::new();
+    for change in &configuration.phases {
+        for row in rows(comparison, change).iter().filter(|row| !row.is_time()) {
+            let is_gauge = configuration.phases.iter().any(|p| p.gauges.contains_key(row.metric));
+            if !is_gauge && !counts.iter().any(|count| count.name == row.metric) {
+                counts.push(Count { name: row.metric.to_owned(), parts: Vec::new() });
+            }
+        }
+    }
+    for count in &mut counts {
+        for change in &configuration.phases {
+            let at = phases.iter().position(|phase| **phase == change.phase);
+            let sides = change.count(&count.name).map_or([None; 2], |c| [c.before, c.after]);
+            let medians = sides.map(|spread| spread.map_or(0.0, |spread| spread.median));
+            count.parts.extend(at.map(|at| (at, change.phase.name().to_owned(), medians)));
+        }
+    }
+    counts
+}
+
+fn bar_pair(svg: &mut Svg, count: &Count) {
+    let top = svg.height;
+    let sums = count.sums();
+    let [before, after] = sums.map(|sum| Unit::Count.value(sum));
+    svg.text(LEFT, top + 12.0, Anchor::Start, "", &count.name);
+    svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &format!("{before} → {after}"));
+    for (side, class) in ["before", "after"].into_iter().enumerate() {
+        let y = top + 30.0 + 10.0 * side as f64;
+        let mut x = LEFT;
+        for (at, phase, medians) in count.parts.iter().filter(|(_, _, m)| m[side] > 0.0) {
+            let width = medians[side] / sums[0].max(sums[1]) * (ROOM - 6.0);
+            let title = format!("{class}, {phase}: {}", Unit::Count.value(medians[side]));
+            let part = [x + 6.0, y, width.max(0.3), 8.0];
+            svg.rect(part, &format!("p{}", at % 8), Some(&title));
+            x += width;
+        }
+        svg.rect([LEFT, y, 3.0, 8.0], class, None);
+    }
+    svg.height += 58.0;
+}
+
+/// Returns the chart of the times of vCPUs in one phase: a box between the quartiles, a line between
+/// the least and the greatest, and a dot for each vCPU of each run; `None` if no time is known.
+pub fn vcpu_times(comparison: &Comparison, phase: &AnyPhase) -> Option<String> {
+    let rows: Vec<_> = comparison
+        .rows()
+        .filter(|(_, change)| change.phase == *phase)
+        .filter(|(_, change)| !change.vcpus.before.is_empty() || !change.vcpus.after.is_empty())
+        .collect();
+    if rows.is_empty() {
+        return None;
+    }
+    let mut svg = Svg::default();
+    for (configuration, change) in &rows {
+        let name = words::short_title(comparison, configuration);
+        boxes(&mut svg, &name, [&change.vcpus.before, &change.vcpus.after]);
+    }
+    svg.height -= 8.0;
+    let words = "a dot for every vCPU of every run; box between the quartiles";
+    Some(figure(&format!("{phase}, time of each vCPU"), words, svg))
+}
+
+/// Draws both sides of a configuration, which has a scale of its own.
+fn boxes(svg: &mut Svg, name: &str, sides: [&[f64]; 2]) {
+    let top = svg.height;
+    let times = || sides.into_iter().flatten().copied();
+    let greatest = times().fold(0.0, f64::max);
+    let (scale, unit) = (Scale::from_zero(times()), Unit::of_nanoseconds(greatest));
+    let x = |ns: f64| LEFT + scale.at(ns) * (ROOM - 2.0);
+    svg.text(LEFT, top + 12.0, Anchor::Start, "", name);
+    let words = format!("from 0 to {}", unit.value(greatest));
+    svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &words);
+    for end in [x(0.0), x(greatest)] {
+        svg.line([end, top + 30.0, end, top + 70.0], "rule");
+    }
+    for (lane, (class, times)) in ["before", "after"].into_iter().zip(sides).enumerate() {
+        let Some(spread) = Spread::of(times.iter().copied()) else {
+            continue;
+        };
+        let y = top + 40.0 + 20.0 * lane as f64;
+        svg.line([x(spread.min), y, x(spread.max), y], class);
+        let width = (x(spread.q3) - x(spread.q1)).max(1.0);
+        let between = [x(spread.q1), y - 7.0, width, 14.0];
+        svg.rect(between, &format!("box {class}"), None);
+        let mut sorted = times.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let dots = sorted.len().min(MOST_DOTS);
+        for dot in 0..dots {
+            let ns = sorted[dot * (sorted.len() - 1) / dots.max(2).saturating_sub(1)];
+            // Moved up and down, so that equal times do not hide each other.
+            let off = (dot % 5) as f64 * 2.0 - 4.0;
+            svg.circle(x(ns), y + off, 1.6, &format!("dot {class}"), &unit.value(ns));
+        }
+        let median = x(spread.median);
+        svg.line([median, y - 7.0, median, y + 7.0], class);
+    }
+    svg.height += 84.0;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bar_is_a_mark_with_its_label() {
+        let lane = |name: &str, values: &[f64]| Lane {
+            name: name.to_owned(),
+            bars: values.iter().map(|v| (*v, format!("label {v}"))).collect(),
+        };
+        let chart = bars("title", "ms", &[lane("a", &[4.0, 2.0, 1.0]), lane("b", &[0.0])]).unwrap();
+
+        assert!(chart.contains("data-marks=\"4\"") && chart.contains("label 2"));
+        assert!(chart.contains("width=\"344.0\"") && chart.contains("width=\"86.0\""));
+        assert_eq!(bars("title", "", &[lane("a", &[0.0])]), None);
+        assert_eq!(bars("title", "", &[]), None);
+    }
+}

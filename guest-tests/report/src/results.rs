@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Results: JSON Lines, one object for each phase of each iteration, of schema `granule.result/1`
+//! ([`Record`]).
+//!
+//! The schema is stable. Within `granule.result/1`
+//!
+//! - fields are only added; a field keeps its name, unit and meaning;
+//! - a reader ignores fields that it does not know;
+//! - a value that was not measured is absent, and never 0;
+//! - an absent provenance field is unknown, and results with unknown provenance compare only by force.
+//!
+//! A change that breaks one of these rules gets a new schema, which readers of the old one refuse.
+//!
+//! Each line is written and flushed before the next phase begins, so an interrupted run keeps its
+//! finished phases. A line records the number of lines that follow it (`left`), so that a reader
+//! recognises a file that was cut off between two lines; older results do not record it. Blank lines
+//! are ignored.
+
+use std::{
+    error::Error,
+    fmt,
+    fs::File,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use granule_types::{
+    record::{Record, SCHEMA},
+    units::counted,
+};
+
+/// Error returned when a file is not a whole input, or cannot be read or written: file, line and
+/// remedy.
+#[derive(Debug)]
+pub struct FileError {
+    path: Option<PathBuf>,
+    line: Option<usize>,
+    message: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl FileError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { path: None, line: None, message: message.into(), source: None }
+    }
+
+    /// Adds the line at fault, counted from 1.
+    pub(crate) fn at(self, line: usize) -> Self {
+        Self { line: Some(line), ..self }
+    }
+
+    pub(crate) fn caused_by(self, source: impl Error + Send + Sync + 'static) -> Self {
+        Self { source: Some(Box::new(source)), ..self }
+    }
+
+    /// Adds the file, unless the error names one.
+    pub(crate) fn in_file(self, path: &Path) -> Self {
+        Self { path: self.path.or_else(|| Some(path.to_owned())), ..self }
+    }
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.path {
+            write!(f, "{}: ", path.display())?;
+        }
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for FileError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Reads every record of a results file.
+///
+/// # Errors
+/// A line is not a whole record of [`SCHEMA`], lines are missing, or there is no line.
+pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
+    let mut records = Vec::new();
+    let mut before = None;
+    for (line, text) in (1..).zip(text.lines()) {
+        if text.trim().is_empty() {
+            continue;
+        }
+        let (left, record) = read_record(text).map_err(|error| error.at(line))?;
+        check_follows(before, left)?;
+        before = left.map(|left| (line, left));
+        records.push(record);
+    }
+    check_follows(before, None)?;
+    if records.is_empty() {
+        return Err(FileError::new(
+            "holds no record: the test ended before its first phase; run it again",
+        ));
+    }
+    Ok(records)
+}
+
+/// Checks that a line with `left` further lines may follow the line and its `left` in `before`.
+fn check_follows(before: Option<(usize, u64)>, left: Option<u64>) -> Result<(), FileError> {
+    let Some((line, required @ 1..)) = before else {
+        return Ok(());
+    };
+    let missing = match left {
+        Some(left) if left < required => required - 1 - left,
+        _ => required,
+    };
+    if missing == 0 {
+        return Ok(());
+    }
+    let message = format!(
+        "{} behind it {} missing: the run ended early, or the file is cut off; run the test again",
+        counted(missing, "record"),
+        if missing == 1 { "is" } else { "are" }
+    );
+    Err(FileError::new(message).at(line))
+}
+
+/// Reads one line and the number of lines that follow it. The schema is read before the record, so
+/// that a file of another kind or version is distinguished from a damaged one.
+fn read_record(text: &str) -> Result<(Option<u64>, Record), FileError> {
+    #[derive(Deserialize)]
+    struct Tag {
+        #[serde(default)]
+        schema: String,
+        left: Option<u64>,
+    }
+    let tag: Tag = serde_json::from_str(text).map_err(|error| {
+        if error.is_eof() {
+            FileError::new("the record is cut off; delete the line or run the test again")
+        } else {
+            FileError::new(format!("not JSON; expected one object of schema {SCHEMA} a line"))
+                .caused_by(error)
+        }
+    })?;
+    if tag.schema != SCHEMA {
+        let message = format!("its schema is '{}'; this program reads {SCHEMA}", tag.schema);
+        return Err(FileError::new(message));
+    }
+    let record = serde_json::from_str(text).map_err(|error| {
+        FileError::new(format!("not a whole record of schema {SCHEMA}; run the test again"))
+            .caused_by(error)
+    })?;
+    Ok((tag.left, record))
+}
+
+/// A record and the number of lines that follow it.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    record: &'a Record,
+    left: u64,
+}
+
+/// Returns records as the lines of a whole file.
+///
+/// # Errors
+/// Those of the JSON writer; none is expected.
+pub fn record_lines(records: &[Record]) -> Result<String, serde_json::Error> {
+    let mut text = String::new();
+    let lefts = (0..records.len() as u64).rev();
+    for (record, left) in records.iter().zip(lefts) {
+        text.push_str(&serde_json::to_string(&Line { record, left })?);
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// Writes records, one a line.
+pub struct RecordWriter {
+    path: PathBuf,
+    to: Box<dyn Write>,
+    left: u64,
+}
+
+impl fmt::Debug for RecordWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecordWriter({})", self.path.display())
+    }
+}
+
+impl RecordWriter {
+    /// Creates or empties a file for `records` records; `-` is standard output.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn create(path: &Path, records: u64) -> Result<Self, FileError> {
+        let to: Box<dyn Write> = if path == Path::new("-") {
+            Box::new(io::stdout())
+        } else {
+            let message = || format!("cannot create the results file {}", path.display());
+            let file = File::create(path);
+            Box::new(file.map_err(|error| FileError::new(message()).caused_by(error))?)
+        };
+        Ok(Self { path: path.to_owned(), to, left: records })
+    }
+
+    /// Writes and flushes one record.
+    ///
+    /// # Errors
+    /// The line cannot be written.
+    pub fn write(&mut self, record: &Record) -> Result<(), FileError> {
+        self.left = self.left.saturating_sub(1);
+        let left = self.left;
+        let mut write = || {
+            let mut line = serde_json::to_vec(&Line { record, left })?;
+            line.push(b'\n');
+            self.to.write_all(&line)?;
+            self.to.flush()
+        };
+        write().map_err(|error: io::Error| {
+            let message = format!("cannot write results to {}", self.path.display());
+            FileError::new(message).caused_by(error)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::record;
+    use granule_types::record::Host;
+
+    fn refusal(text: &str) -> String {
+        read_records(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn blank_lines_and_unknown_fields_are_ignored_and_missing_provenance_is_unknown() {
+        let line = serde_json::to_string(&record()).unwrap();
+        let mut value = serde_json::to_value(record()).unwrap();
+        let object = value.as_object_mut().unwrap();
+        object.insert("colour".to_owned(), "blue".into());
+        object.remove("host");
+
+        let records = read_records(&format!("{line}\n\n{value}\r\n")).unwrap();
+
+        assert_eq!(records, [record(), Record { host: Host::default(), ..record() }]);
+    }
+
+    #[test]
+    fn a_cut_file_names_its_last_line() {
+        let line = serde_json::to_string(&record()).unwrap();
+        for cut in 1..line.len() {
+            let error = refusal(&format!("{line}\n{}", &line[..cut]));
+            assert!(error.starts_with("line 2: the record is cut off"), "{cut}");
+        }
+    }
+
+    #[test]
+    fn missing_lines_are_found_at_any_place() {
+        let whole = record_lines(&vec![record(); 4]).unwrap();
+        let lines: Vec<&str> = whole.lines().collect();
+        let without = |gone: std::ops::Range<usize>| {
+            let kept = lines.iter().enumerate().filter(|(at, _)| !gone.contains(at));
+            kept.map(|(_, line)| format!("{line}\n")).collect::<String>()
+        };
+        for (text, expected) in [
+            (without(1..4), "line 1: 3 records behind it are missing"),
+            (without(3..4), "line 3: 1 record behind it is missing"),
+            (without(1..3), "line 1: 2 records behind"),
+            (without(2..4) + &whole, "line 2: 2 records behind"),
+            (without(3..4) + &serde_json::to_string(&record()).unwrap(), "line 3: 1 record behind"),
+        ] {
+            assert!(refusal(&text).starts_with(expected), "{text}");
+        }
+        assert_eq!(read_records(&format!("{whole}\n{whole}")).unwrap().len(), 8);
+    }
+
+    #[test]
+    fn other_and_damaged_lines_are_distinguished() {
+        let no_phase = format!(r#"{{"schema":"{SCHEMA}"}}"#);
+        for (text, expected) in [
+            ("", "no record"),
+            ("\n \n", "no record"),
+            ("hello", "line 1: not JSON"),
+            ("[1,2]", "line 1: not JSON"),
+            ("{}", "schema is ''"),
+            (r#"{"schema":"granule.result/9"}"#, "granule.result/9"),
+            (no_phase.as_str(), "line 1: not a whole record"),
+        ] {
+            let error = refusal(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn written_records_are_read_unchanged() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("results.jsonl");
+        let mut writer = RecordWriter::create(&path, 2).unwrap();
+
+        writer.write(&record()).unwrap();
+        let first = std::fs::read_to_string(&path).unwrap();
+        writer.write(&record()).unwrap();
+        let both = std::fs::read_to_string(&path).unwrap();
+
+        assert!(first.ends_with("\n"), "written before the next record");
+        assert!(read_records(&first).is_err(), "the next record is missing");
+        assert_eq!(read_records(&both).unwrap(), [record(), record()]);
+        assert_eq!(record_lines(&[record(), record()]).unwrap(), both);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_created_or_written_is_named() {
+        let create = |path: &str| RecordWriter::create(Path::new(path), 1);
+        let error = create("/nowhere/results.jsonl").unwrap_err();
+        assert!(error.to_string().contains("/nowhere/results.jsonl"));
+        let error = create("/dev/full").unwrap().write(&record()).unwrap_err();
+        assert_eq!(error.to_string(), "cannot write results to /dev/full");
+    }
+}

@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Comparisons as a whole: verdicts, provenance, formats; and results for tests.
+
+use std::slice;
+
+use granule_types::{
+    phase::Phase,
+    record::{Host, Obtained, Record, RunConfig, SCHEMA, Series},
+    units::{Bytes, Nanoseconds},
+};
+
+use crate::{
+    CompareError, Comparison, Options, Verdict, input, render,
+    sample::{engine, samples},
+};
+
+/// Returns `create` in 64M of 2M pages by 16 vCPUs, on an emulated 5.10 without a series.
+pub fn record() -> Record {
+    Record {
+        schema: SCHEMA.to_owned(),
+        host: Host {
+            arch: "aarch64".to_owned(),
+            kernel: "5.10.262".to_owned(),
+            series: Some(vec![]),
+            image_sha256: Some("0a1b2c3d4e5f60718293a4b5c6d7e8f9".repeat(2)),
+            cpu: Some("neoverse-n1".to_owned()),
+            features: [("fwb".to_owned(), 0), ("dic".to_owned(), 0)].into(),
+            page_size: Some(Bytes::kib(4)),
+            emulator: Some("QEMU 7.2.22 -icount shift=0,sleep=off".to_owned()),
+        },
+        engine: "kvm".to_owned(),
+        config: RunConfig {
+            mode: "PA-bits:48,  VA-bits:48,  4K pages".to_owned(),
+            backing: "anonymous_hugetlb_2mb".parse().unwrap(),
+            memory: Bytes::mib(64),
+            vcpus: 16,
+            seed: 0,
+            iteration: 0,
+            prefault: false,
+            options: Default::default(),
+        },
+        obtained: Some(Obtained { resident: [(2 << 20, 64 << 20)].into() }),
+        phase: Phase::Create,
+        round: None,
+        ns: Nanoseconds(42_209_280),
+        vcpu_ns: vec![],
+        counters: [
+            ("DC CIVAC".to_owned(), 34_625_989),
+            ("TLBI VMALLS12E1IS".to_owned(), 33),
+            ("IC IVAU".to_owned(), 0),
+        ]
+        .into(),
+        events: [("kvm_guest_fault".to_owned(), 132_847)].into(),
+        gauges: Default::default(),
+    }
+}
+
+/// Returns [`record`] in two phases with a seed for each time, in microseconds.
+pub fn runs(create: &[u64], update: &[u64]) -> Vec<Record> {
+    let run = |phase, seed: usize, us: u64| {
+        let mut record = record();
+        record.phase = phase;
+        record.config.seed = seed as u64;
+        record.ns = Nanoseconds(us * 1000);
+        record.counters.insert("DC CIVAC".to_owned(), us * 800);
+        record
+    };
+    let of = |phase, times: &[u64]| -> Vec<Record> {
+        let runs = times.iter().enumerate();
+        runs.map(|(seed, &us)| run(phase, seed, us)).collect()
+    };
+    [of(Phase::Create, create), of(Phase::Update, update)].concat()
+}
+
+/// Returns the records as of the kernel with the series.
+pub fn patched(mut records: Vec<Record>) -> Vec<Record> {
+    for record in &mut records {
+        record.host.kernel = "5.10.262-granule".to_owned();
+        record.host.image_sha256 = Some("f".repeat(64));
+        record.host.series =
+            Some(vec![Series { name: "stage2-fault-path".to_owned(), patches: 6 }]);
+    }
+    records
+}
+
+/// Returns options with a minimum effect of 3%.
+fn options() -> Options {
+    Options { min_effect: Some(0.03), ..Options::default() }
+}
+
+fn compare_by(
+    before: &[Record],
+    after: &[Record],
+    options: &Options,
+) -> Result<Comparison, CompareError> {
+    Comparison::of(&samples(before), &samples(after), options)
+}
+
+fn compare(before: &[Record], after: &[Record]) -> Result<Comparison, CompareError> {
+    compare_by(before, after, &options())
+}
+
+/// Returns two sides of three seeds: create improves, update regresses.
+fn pair() -> [Vec<Record>; 2] {
+    let after = runs(&[12_613, 11_900, 13_000], &[560_000, 559_000, 571_500]);
+    [runs(&[42_209, 40_100, 43_000], &[522_255, 519_000, 530_000]), patched(after)]
+}
+
+#[test]
+fn a_regression_is_beyond_the_minimum_effect_and_a_timer_tick() {
+    let regressions = |before: u64, after: u64| {
+        let comparison = compare(&runs(&[before; 2], &[]), &patched(runs(&[after; 2], &[])));
+        comparison.unwrap().count(Verdict::Regression)
+    };
+    for (before, after, expected) in [
+        (100_000, 90_000, 0),
+        (100_000, 102_999, 0),
+        (100_000, 103_000, 0),
+        (100_000, 103_100, 1),
+        // 60 us may be timer ticks.
+        (20, 75, 0),
+        (20, 79, 0),
+        (20, 81, 1),
+    ] {
+        assert_eq!(regressions(before, after), expected, "{before} {after}");
+    }
+}
+
+#[test]
+fn one_run_is_inconclusive() {
+    let comparison = compare(&runs(&[100_000], &[]), &patched(runs(&[150_000], &[]))).unwrap();
+
+    assert_eq!(comparison.count(Verdict::Regression), 0);
+    assert_eq!(comparison.count(Verdict::Inconclusive), 1);
+    assert_eq!(comparison.configurations[0].phases[0].time.ratio, Some(1.5));
+    assert!(render::text(&comparison).contains("One run shows one schedule"));
+}
+
+#[test]
+fn a_count_can_be_judged() {
+    let [before, after] = pair();
+    let by = |metric: &str| Options { metric: Some(metric.to_owned()), ..options() };
+
+    let fewer = compare_by(&before, &after, &by("DC CIVAC")).unwrap();
+    let once = compare_by(&after[..1], &before[..1], &by("DC CIVAC")).unwrap();
+    let missing = compare_by(&before, &after, &by("DC ZVA")).unwrap_err();
+
+    let verdict = |of: &Comparison, at: usize| of.configurations[0].phases[at].verdict;
+    assert_eq!(verdict(&fewer, 0), Some(Verdict::Improvement));
+    assert_eq!(verdict(&fewer, 1), Some(Verdict::Regression));
+    assert_eq!(verdict(&once, 0), Some(Verdict::Regression), "counts are exact");
+    assert!(missing.to_string().contains("expected one of DC CIVAC, TLBI"), "{missing}");
+}
+
+#[test]
+fn phases_can_be_chosen() {
+    let [before, after] = pair();
+    let of = |phase: &str| {
+        let phases = vec![phase.to_owned()];
+        compare_by(&before, &after, &Options { phases, ..options() })
+    };
+    let comparison = of("create").unwrap();
+    assert_eq!(comparison.rows().count(), 1);
+    assert_eq!(comparison.count(Verdict::Regression), 0);
+    let error = of("exec").unwrap_err();
+    assert!(error.to_string().starts_with("none of exec of any"), "{error}");
+}
+
+#[test]
+fn paired_runs_show_more_and_must_be_equally_many() {
+    let ramp: Vec<u64> = (1..=8).map(|at| at * 100_000).collect();
+    let slower: Vec<u64> = ramp.iter().map(|us| us * 11 / 10 + us % 7).collect();
+    let real = |times: &[u64]| {
+        let mut records = runs(times, &[]);
+        for record in &mut records {
+            record.host.emulator = None;
+        }
+        records
+    };
+    let by = |paired, slower: &[u64]| {
+        let options = Options { paired, ..options() };
+        compare_by(&real(&ramp), &patched(real(slower)), &options)
+    };
+
+    assert_eq!(by(true, &slower).unwrap().count(Verdict::Regression), 1);
+    assert_eq!(by(false, &slower).unwrap().count(Verdict::Inconclusive), 1);
+    assert!(matches!(by(true, &slower[1..]), Err(CompareError::Unpaired(_))));
+}
+
+#[test]
+fn single_runs_show_growth_of_virtual_time_only() {
+    let report = |emulated: bool| {
+        let records = [1, 2, 4].map(|vcpus| {
+            let mut record = record();
+            record.config.vcpus = vcpus;
+            record.ns = Nanoseconds(u64::from(vcpus) * 1_000_000);
+            if !emulated {
+                record.host.emulator = None;
+            }
+            record
+        });
+        render::markdown(&compare(&records, &records).unwrap())
+    };
+
+    assert!(report(true).contains("linear, of one schedule"));
+    assert!(report(false).contains("inconclusive, one run a point"));
+    assert!(!report(false).contains("linear"));
+}
+
+#[test]
+fn counts_that_occur_are_shown_and_unknown_is_not_0() {
+    let before = vec![record()];
+    let mut after = vec![record()];
+    after[0].counters.remove("TLBI VMALLS12E1IS");
+    after[0].counters.insert("TLBI IPAS2E1IS".to_owned(), 5);
+    after[0].events.clear();
+
+    let comparison = compare(&before, &after).unwrap();
+
+    let phase = &comparison.configurations[0].phases[0];
+    let names: Vec<_> = phase.counters.keys().collect();
+    assert_eq!(names, ["DC CIVAC", "TLBI IPAS2E1IS", "TLBI VMALLS12E1IS"]);
+    assert_eq!(phase.counters["TLBI VMALLS12E1IS"].after.unwrap().median, 0.0);
+    assert_eq!(phase.counters["TLBI IPAS2E1IS"].before.unwrap().median, 0.0);
+    assert_eq!(phase.events["kvm_guest_fault"].after, None);
+}
+
+#[test]
+fn counts_of_a_foreign_test_belong_to_the_whole() {
+    let mut create = record();
+    create.counters.clear();
+    let mut whole = record();
+    whole.phase = Phase::Whole;
+    let records = [whole, create];
+
+    let comparison = compare(&records, &records).unwrap();
+
+    let phases = &comparison.configurations[0].phases;
+    assert_eq!([&phases[0].phase, &phases[1].phase], [&Phase::Create.into(), &Phase::Whole.into()]);
+    assert!(phases[0].counters.is_empty());
+    assert_eq!(phases[1].counters.len(), 2);
+}
+
+/// Returns the record of a test whose log does not name its host.
+fn log(engine: &str) -> Record {
+    let mut log = record();
+    log.host = Host::default();
+    log.obtained = None;
+    log.engine = engine.to_owned();
+    log
+}
+
+#[test]
+fn unequal_provenance_is_refused_unless_forced() {
+    let before = vec![record()];
+    let mut after = vec![record()];
+    after[0].host.cpu = Some("cortex-a72".to_owned());
+    after[0].host.page_size = None;
+
+    let refused = compare(&before, &after).unwrap_err();
+    let force = Options { force: true, ..options() };
+    let forced = compare_by(&before, &after, &force).unwrap();
+
+    assert!(matches!(&refused, CompareError::Unequal(list) if list.len() == 2));
+    let text = refused.to_string();
+    for expected in [
+        "\n  CPU: neoverse-n1 before, cortex-a72 after\n",
+        "\n  base page: 4K before, unknown after\n",
+    ] {
+        assert!(text.contains(expected), "{text}");
+    }
+    assert_eq!(forced.differences.len(), 2);
+    assert!(render::text(&forced).contains("Compared with --force"));
+}
+
+#[test]
+fn logs_compare_with_logs_of_the_same_test_only() {
+    let mut without_host = record();
+    without_host.host = Host::default();
+    let (kernel_test, bench) = (log(engine::PAGE_TABLE_TEST), log(engine::BENCH_LINES));
+    for (before, after, compares) in [
+        (&bench, &bench, true),
+        (&kernel_test, &bench, false),
+        (&kernel_test, &record(), false),
+        // Results must name their host.
+        (&without_host, &without_host, false),
+    ] {
+        let (before, after) = (slice::from_ref(before), slice::from_ref(after));
+        let found = compare(before, after);
+        assert_eq!(found.is_ok(), compares, "{found:?}");
+        let force = Options { force: true, ..options() };
+        assert!(compares || matches!(found, Err(CompareError::Unequal(_))));
+        assert!(compare_by(before, after, &force).is_ok());
+    }
+    let refused = compare(&[kernel_test], &[bench]);
+    assert!(matches!(refused, Err(CompareError::Unequal(list)) if list.len() == 1));
+}
+
+#[test]
+fn engines_on_both_sides_are_not_mixed() {
+    let mut kernel_test = record();
+    kernel_test.engine = engine::PAGE_TABLE_TEST.to_owned();
+    kernel_test.ns.0 *= 2;
+    let both = [record(), kernel_test];
+
+    let comparison = compare(&both, &both).unwrap();
+
+    assert_eq!(comparison.configurations.len(), 2);
+    assert!(comparison.rows().all(|(_, phase)| phase.time.ratio == Some(1.0)));
+}
+
+#[test]
+fn phases_and_configurations_of_one_side_are_named() {
+    let mut other = record();
+    other.config.vcpus = 4;
+    let mut before = runs(&[10], &[20]);
+    before.push(other);
+
+    let comparison = compare(&before, &patched(runs(&[10], &[]))).unwrap();
+
+    let expected = "Only in before, not compared: update of anonymous_hugetlb_2mb, 64M, 16 vCPUs; \
+                  anonymous_hugetlb_2mb, 64M, 4 vCPUs.";
+    assert!(comparison.notes.iter().any(|note| note == expected), "{:?}", comparison.notes);
+}
+
+#[test]
+fn sides_without_a_common_configuration_are_refused() {
+    let mut other = record();
+    other.config.vcpus = 4;
+
+    let error = compare(&[record()], &[other]).unwrap_err().to_string();
+
+    assert!(error.contains("16 vCPUs. After: anonymous_hugetlb_2mb, 64M, 4 vCPUs"), "{error}");
+    assert!(matches!(compare(&[], &[record()]), Err(CompareError::Empty(_))));
+}
+
+/// Compares a text with a golden file.
+fn golden(name: &str, text: &str) {
+    let path = format!("{}/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("GRANULE_GOLDEN").is_some_and(|v| v == "write") {
+        std::fs::write(&path, text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap();
+    let command = "GRANULE_GOLDEN=write cargo test -p granule-report";
+    assert!(text == expected, "golden/{name} differs; `{command}` rewrites it:\n{text}");
+}
+
+#[test]
+fn text_markdown_and_json_match_the_golden_files() {
+    let [before, after] = pair();
+    let options =
+        Options { labels: ["base".to_owned(), "stage2-fault-path".to_owned()], ..options() };
+    let comparison = compare_by(&before, &after, &options).unwrap();
+
+    golden("pair.txt", &render::text(&comparison));
+    golden("pair.md", &render::markdown(&comparison));
+    golden("pair.json", &render::json(&comparison).unwrap());
+}
+
+#[test]
+fn one_run_of_a_log_prints_with_its_notes() {
+    let log = include_str!("../golden/console.log");
+    let faster = log.replace("0.003193280s", "0.001000000s");
+    let [before, after] = [log, &faster].map(|log| input::samples(log).unwrap());
+
+    let comparison = Comparison::of(&before, &after, &options()).unwrap();
+
+    golden("raw.txt", &render::text(&comparison));
+}
+
+fn assert_fits_into_a_mail(text: &str) {
+    for line in text.lines() {
+        assert!(line.len() <= 75, "{line}");
+    }
+}
+
+#[test]
+fn text_with_long_names_fits_into_a_mail() {
+    let mut sides = pair();
+    for record in sides.iter_mut().flatten() {
+        record.counters.insert("TLBI RVAALE1ISNXS and then some".to_owned(), 7);
+        record.host.emulator = Some("QEMU 7.2.22 ".to_owned() + &"-option value ".repeat(20));
+    }
+    let [before, after] = sides;
+    assert_fits_into_a_mail(&render::text(&compare(&before, &after).unwrap()));
+}
+
+/// Returns nine rounds for two numbers of vCPUs, with options and counts of long names.
+fn rounds(records: &[Record]) -> Vec<Record> {
+    let mut rounds = Vec::new();
+    for (round, vcpus) in (1..=9).flat_map(|round| [(round, 4), (round, 8)]) {
+        for mut record in records.iter().filter(|r| r.phase == Phase::Create).cloned() {
+            record.phase = Phase::Round;
+            record.round = Some(round);
+            record.config.vcpus = vcpus;
+            let options = [("migrate", "4"), ("a-long-option", "and-a-long-value")];
+            let options = options.map(|(name, value)| (name.to_owned(), value.repeat(3)));
+            record.config.options = options.into();
+            record.counters.insert("long_name_".repeat(9), 7);
+            rounds.push(record);
+        }
+    }
+    rounds
+}
+
+#[test]
+fn text_with_many_steps_fits_into_a_mail() {
+    let [before, after] = pair().map(|records| rounds(&records));
+    let options =
+        Options { labels: ["/a/path/of/one/word".repeat(9), "b".to_owned()], ..Options::default() };
+    let text = render::text(&compare_by(&before, &after, &options).unwrap());
+
+    assert_fits_into_a_mail(&text);
+    let (_, overview) = text.split_once("Ratio of virtual times, after to before:").unwrap();
+    for round in 1..=9 {
+        let ends = ["\n", " "].map(|end| format!(" round-{round}{end}"));
+        let found: usize = ends.iter().map(|end| overview.matches(end).count()).sum();
+        assert_eq!(found, 1, "{text}");
+    }
+}
+
+/// Returns the two sides with a text in every field that holds one.
+fn with_text(text: &str) -> Comparison {
+    let mut sides = pair();
+    for record in sides.iter_mut().flatten() {
+        let host = &mut record.host;
+        for field in [&mut host.cpu, &mut host.emulator] {
+            *field = Some(text.to_owned());
+        }
+        host.kernel += text;
+        host.arch = text.to_owned();
+        host.features = [(text.to_owned(), 1)].into();
+        record.engine = text.to_owned();
+        record.config.mode = text.to_owned();
+        record.config.options = [(text.to_owned(), text.to_owned())].into();
+        for counts in [&mut record.counters, &mut record.events, &mut record.gauges] {
+            counts.insert(text.to_owned(), 7);
+        }
+    }
+    let options = Options { labels: [text.to_owned(), text.to_owned()], ..Options::default() };
+    let [before, after] = sides;
+    compare_by(&before, &after, &options).unwrap()
+}
+
+#[test]
+fn text_in_results_does_not_control_terminals_tables_or_test_runners() {
+    let hostile = "x\u{1b}[31m\r\nnot ok 7 forged\n| a | b &lt; ~~c~~ \u{202e}\u{85}\0";
+    let comparison = with_text(hostile);
+
+    let markdown = render::markdown(&comparison);
+    for text in [
+        render::text(&comparison),
+        markdown.clone(),
+        render::html(&comparison),
+        render::csv(&comparison),
+        render::json(&comparison).unwrap(),
+        render::ktap(&comparison),
+        render::benchstat(&comparison),
+    ] {
+        let bad = |c: char| c != '\n' && c.is_control() || c == '\u{202e}';
+        assert!(!text.contains(bad), "{text:?}");
+        assert!(!text.contains("\nnot ok 7") && !text.contains("\n| a"), "{text}");
+    }
+    assert!(markdown.contains("\\&lt; \\~\\~c"), "{markdown}");
+}
+
+#[test]
+fn csv_ktap_and_benchstat_agree() {
+    let [before, after] = pair();
+    let comparison = compare(&before, &after).unwrap();
+
+    let csv = render::csv(&comparison);
+    let ktap = render::ktap(&comparison);
+    let benchstat = render::benchstat(&comparison);
+
+    let columns: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
+    let is_whole = |&count: &usize| count == columns[0] + 2;
+    assert!(columns[1..].iter().all(is_whole), "the mode has two commas");
+    assert!(csv.contains("create,time,42209000,"), "{csv}");
+    let mut lines = csv.lines();
+    assert!(lines.any(|line| line.contains("update,time") && line.contains(",regression")));
+    for expected in [
+        "KTAP version 1\n1..2\n",
+        "\nok 1 anonymous_hugetlb_2mb 64M 16 vCPUs create\n",
+        "\nnot ok 2 anonymous_hugetlb_2mb 64M 16 vCPUs update\n",
+    ] {
+        assert!(ktap.contains(expected), "{ktap}");
+    }
+    assert_eq!(benchstat.lines().filter(|line| line.starts_with("Benchmark")).count(), 12);
+    for expected in ["/phase=create/", "/vcpus=16 1 42209000 ns/op"] {
+        assert!(benchstat.contains(expected), "{benchstat}");
+    }
+}
