@@ -10,7 +10,6 @@
 use std::{ffi::CStr, fs, io, os::unix::fs::MetadataExt};
 
 use kvm_ioctls::Kvm;
-use thiserror::Error;
 
 const PATH: &str = "/dev/kvm";
 const DEVICE: &CStr = c"/dev/kvm";
@@ -21,73 +20,50 @@ const VERSION: i32 = 12;
 /// The major number of the devices in `/proc/misc`.
 const MISC: u32 = 10;
 
-/// Error returned when `/dev/kvm` cannot be used.
-#[derive(Debug, Error)]
-pub enum AccessError {
-    /// The node or the driver is missing.
-    #[error("{PATH} is not available: {hint}")]
-    Missing {
-        /// The missing part and the command that provides it.
-        hint: String,
-    },
-    /// The user lacks the permission.
-    #[error("this user may not open {PATH}: {hint}")]
-    Denied {
-        /// The command that gets the permission.
-        hint: String,
-    },
-    /// A device cgroup of the container or service forbids access.
-    #[error(
-        "a device cgroup forbids access to {PATH} for every user: pass the device to the container or \
-         service (docker run --device {PATH}, systemd's DeviceAllow={PATH} rw)"
-    )]
-    Cgroup,
-    /// The node belongs to another driver.
-    #[error(
-        "{PATH} exists and is not KVM ({0}): remove it and create the node again (sudo modprobe kvm, \
-         or sudo mknod {PATH} c 10 232)"
-    )]
-    NotKvm(io::Error),
-    /// The KVM API has another version.
-    #[error("{PATH} has KVM API version {0}; version {VERSION} is required: boot another kernel")]
-    Version(i32),
-    /// `open(2)` failed for another reason.
-    #[error("{PATH} cannot be opened ({0})")]
-    Open(io::Error),
-}
-
 /// Opens `/dev/kvm` and checks the API version. `explain_missing_driver` is called when no KVM driver
 /// is loaded.
 ///
 /// # Errors
-/// [`AccessError`], which says how to get access.
-pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, AccessError> {
+/// A message with the cause and how to get access.
+pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, String> {
     open_at(DEVICE, explain_missing_driver)
 }
 
-fn open_at(path: &CStr, explain_missing_driver: fn() -> String) -> Result<Kvm, AccessError> {
+fn open_at(path: &CStr, explain_missing_driver: fn() -> String) -> Result<Kvm, String> {
     let kvm =
-        Kvm::new_with_path(path).map_err(|error| explain(error.into(), explain_missing_driver))?;
+        Kvm::new_with_path(path).map_err(|error| explain(&error.into(), explain_missing_driver))?;
     match kvm.get_api_version() {
         VERSION => Ok(kvm),
-        ..0 => Err(AccessError::NotKvm(io::Error::last_os_error())),
-        other => Err(AccessError::Version(other)),
+        ..0 => Err(format!(
+            "{PATH} exists and is not KVM ({}): remove it and create the node again (sudo modprobe kvm, \
+             or sudo mknod {PATH} c 10 232)",
+            io::Error::last_os_error()
+        )),
+        other => Err(wrong_version(other)),
     }
 }
 
+fn wrong_version(version: i32) -> String {
+    format!(
+        "{PATH} has KVM API version {version}; version {VERSION} is required: boot another kernel"
+    )
+}
+
 /// Returns the cause of an error of opening `/dev/kvm`.
-fn explain(error: io::Error, explain_missing_driver: fn() -> String) -> AccessError {
+fn explain(error: &io::Error, explain_missing_driver: fn() -> String) -> String {
     match error.raw_os_error() {
-        Some(libc::EPERM) => AccessError::Cgroup,
+        Some(libc::EPERM) => format!(
+            "a device cgroup forbids access to {PATH} for every user: pass the device to the container \
+             or service (docker run --device {PATH}, systemd's DeviceAllow={PATH} rw)"
+        ),
         Some(libc::EACCES) => {
             let groups = fs::read_to_string("/etc/group").unwrap_or_default();
             let (group, mode) = fs::metadata(PATH).map_or((0, 0), |file| (file.gid(), file.mode()));
-            AccessError::Denied {
-                hint: match rustix::process::geteuid().is_root() {
-                    true => root_denied_hint().to_owned(),
-                    false => denied_hint(group, mode, &groups),
-                },
-            }
+            let hint = match rustix::process::geteuid().is_root() {
+                true => root_denied_hint().to_owned(),
+                false => denied_hint(group, mode, &groups),
+            };
+            format!("this user may not open {PATH}: {hint}")
         }
         Some(code @ (libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
             let misc = fs::read_to_string("/proc/misc").unwrap_or_default();
@@ -95,9 +71,9 @@ fn explain(error: io::Error, explain_missing_driver: fn() -> String) -> AccessEr
                 Some(minor) => node_hint(code == libc::ENOENT, minor),
                 None => explain_missing_driver(),
             };
-            AccessError::Missing { hint }
+            format!("{PATH} is not available: {hint}")
         }
-        _ => AccessError::Open(error),
+        _ => format!("{PATH} cannot be opened ({error})"),
     }
 }
 
@@ -178,36 +154,27 @@ mod tests {
 
     #[test]
     fn each_open_error_has_its_cause() {
-        let error = |code| explain(io::Error::from_raw_os_error(code), String::new);
-
-        for code in [libc::ENOENT, libc::ENODEV, libc::ENXIO] {
-            assert!(matches!(error(code), AccessError::Missing { .. }), "{code}");
+        for (code, cause) in [
+            (libc::ENOENT, "/dev/kvm is not available"),
+            (libc::ENODEV, "/dev/kvm is not available"),
+            (libc::ENXIO, "/dev/kvm is not available"),
+            (libc::EACCES, "may not open /dev/kvm"),
+            (libc::EPERM, "--device /dev/kvm"),
+            (libc::EMFILE, "cannot be opened"),
+        ] {
+            let error = explain(&io::Error::from_raw_os_error(code), String::new);
+            assert!(error.contains(cause), "{code}: {error}");
         }
-        assert!(matches!(error(libc::EACCES), AccessError::Denied { .. }));
-        assert!(matches!(error(libc::EPERM), AccessError::Cgroup));
-        assert!(error(libc::EPERM).to_string().contains("--device /dev/kvm"));
-        assert!(matches!(error(libc::EMFILE), AccessError::Open(_)));
     }
 
     #[test]
-    fn another_device_is_refused() {
-        let error = open_at(c"/dev/null", String::new).unwrap_err();
+    fn another_device_a_missing_node_and_another_version_are_refused() {
+        let other = open_at(c"/dev/null", String::new).unwrap_err();
+        let missing = open_at(c"/nonexistent/kvm", String::new).unwrap_err();
+        let version = wrong_version(11);
 
-        assert!(matches!(error, AccessError::NotKvm(_)), "{error}");
-        assert!(error.to_string().contains("is not KVM"), "{error}");
-    }
-
-    #[test]
-    fn a_missing_node_is_reported_missing() {
-        let error = open_at(c"/nonexistent/kvm", String::new).unwrap_err();
-
-        assert!(matches!(error, AccessError::Missing { .. }), "{error}");
-    }
-
-    #[test]
-    fn another_version_is_named_with_the_required_one() {
-        let text = AccessError::Version(11).to_string();
-
-        assert!(text.contains("version 11") && text.contains("version 12"));
+        assert!(other.contains("is not KVM"), "{other}");
+        assert!(missing.contains("is not available"), "{missing}");
+        assert!(version.contains("version 11") && version.contains("version 12"), "{version}");
     }
 }

@@ -26,7 +26,6 @@ use std::{
 
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP, kvm_dirty_gfn,
-    kvm_enable_cap,
 };
 use kvm_ioctls::{VcpuFd, VmFd};
 use parking_lot::Mutex;
@@ -86,9 +85,7 @@ impl DirtyRings {
             return Err(KvmError::no_dirty_rings());
         }
         let enable = |number: u32, argument: u64| {
-            let mut cap = kvm_enable_cap { cap: number, ..kvm_enable_cap::default() };
-            cap.args[0] = argument;
-            vm.enable_capability(&cap)
+            vm.enable_capability(number, argument)
                 .map_err(|error| KvmError::call("KVM_ENABLE_CAP (dirty rings)", error))
         };
         enable(KVM_CAP_DIRTY_LOG_RING_ACQ_REL, bytes)?;

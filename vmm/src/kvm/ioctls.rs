@@ -34,11 +34,11 @@ pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
 
 /// VM ioctls that `kvm-ioctls` lacks.
 pub trait VmExt {
-    /// Enables a capability of the VM (`KVM_ENABLE_CAP`).
+    /// Enables a capability of the VM with its first argument (`KVM_ENABLE_CAP`).
     ///
     /// # Errors
     /// The kernel's error.
-    fn enable_capability(&self, cap: &kvm_enable_cap) -> errno::Result<()>;
+    fn enable_capability(&self, cap: u32, argument: u64) -> errno::Result<()>;
 
     /// Clears the pages set in `bitmap` from the dirty log and write-protects them
     /// (`KVM_CLEAR_DIRTY_LOG`). Bit 0 is page `first_page` of the memslot. `first_page` and
@@ -56,9 +56,11 @@ pub trait VmExt {
 }
 
 impl VmExt for VmFd {
-    fn enable_capability(&self, cap: &kvm_enable_cap) -> errno::Result<()> {
+    fn enable_capability(&self, cap: u32, argument: u64) -> errno::Result<()> {
+        let args = [argument, 0, 0, 0];
+        let cap = kvm_enable_cap { cap, args, ..kvm_enable_cap::default() };
         // SAFETY: the descriptor is a VM's and the kernel reads exactly this struct.
-        match unsafe { ioctl_with_ref(self, KVM_ENABLE_CAP(), cap) } {
+        match unsafe { ioctl_with_ref(self, KVM_ENABLE_CAP(), &cap) } {
             0 => Ok(()),
             _ => Err(errno::Error::last()),
         }

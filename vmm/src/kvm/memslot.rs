@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 use kvm_bindings::{
     KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_INITIALLY_SET,
-    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES, kvm_enable_cap,
-    kvm_userspace_memory_region,
+    KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES, kvm_userspace_memory_region,
 };
 use kvm_ioctls::VmFd;
 use serde::Serialize;
@@ -131,12 +130,8 @@ impl DirtyLog {
                      logging"
                 )));
             }
-            let mut cap = kvm_enable_cap {
-                cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
-                ..kvm_enable_cap::default()
-            };
-            cap.args[0] = flags.into();
-            vm.enable_capability(&cap).map_err(|error| {
+            let cap = KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2;
+            vm.enable_capability(cap, flags.into()).map_err(|error| {
                 KvmError::call("KVM_ENABLE_CAP (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2)", error)
             })?;
         }

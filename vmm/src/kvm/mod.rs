@@ -18,8 +18,6 @@ use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 use vmm_sys_util::errno;
 
-use access::AccessError;
-
 /// Error returned when KVM refuses a request.
 #[derive(Debug, Error)]
 pub enum KvmError {
@@ -28,7 +26,7 @@ pub enum KvmError {
         "{0}. Without KVM: `granule bench --engine model` runs the fault path in software; \
          `granule lab` emulates a host that has KVM"
     )]
-    Open(AccessError),
+    Open(String),
     /// A call failed.
     #[error("{call} failed")]
     Call {

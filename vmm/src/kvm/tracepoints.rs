@@ -11,34 +11,15 @@
 //! Each counted event costs a few hundred instructions, and each context switch saves and restores
 //! the counters.
 
-use std::{
-    ffi::CStr,
-    fs, io,
-    os::fd::AsRawFd,
-    path::{Path, PathBuf},
-};
+use std::{ffi::CStr, fs, io, os::fd::AsRawFd, path::Path};
 
 use granule_types::record::EventCounts;
 use perf_event::{Builder, Counter, events::Tracepoint};
-use thiserror::Error;
 
 use super::KvmError;
 
 /// Mount points of tracefs.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-
-/// Error of opening one event; it is only logged.
-#[derive(Debug, Error)]
-enum EventOpenError {
-    #[error("no tracefs at {} or {}", TRACEFS[0], TRACEFS[1])]
-    NoTracefs,
-    #[error("{path}: {source}")]
-    Id { path: PathBuf, source: io::Error },
-    #[error("perf_event_open: {0}")]
-    Perf(io::Error),
-    #[error("PERF_EVENT_IOC_SET_FILTER: {0}")]
-    Filter(io::Error),
-}
 
 /// Running counters of kernel events.
 #[derive(Debug, Default)]
@@ -115,29 +96,36 @@ fn tracefs() -> Option<&'static Path> {
 }
 
 /// Sets the event filter of a counter.
-fn filtered(counter: Counter, filter: &CStr) -> Result<Counter, EventOpenError> {
+fn filtered(counter: Counter, filter: &CStr) -> io::Result<Counter> {
     /// `PERF_EVENT_IOC_SET_FILTER`: `_IOW('$', 6, char *)`.
     const SET_FILTER: libc::Ioctl = 0x4008_2406;
     // SAFETY: the file descriptor is a perf event; the kernel reads a NUL-terminated string.
     let result = unsafe { libc::ioctl(counter.as_raw_fd(), SET_FILTER, filter.as_ptr()) };
     if result < 0 {
-        return Err(EventOpenError::Filter(io::Error::last_os_error()));
+        return Err(named("PERF_EVENT_IOC_SET_FILTER", io::Error::last_os_error()));
     }
     Ok(counter)
 }
 
-fn open(tracefs: Option<&Path>, name: &str) -> Result<Counter, EventOpenError> {
-    let path = tracefs.ok_or(EventOpenError::NoTracefs)?.join("events/kvm").join(name).join("id");
+fn open(tracefs: Option<&Path>, name: &str) -> io::Result<Counter> {
+    let no_tracefs = || format!("no tracefs at {} or {}", TRACEFS[0], TRACEFS[1]);
+    let tracefs = tracefs.ok_or_else(|| io::Error::other(no_tracefs()))?;
+    let path = tracefs.join("events/kvm").join(name).join("id");
     let id = fs::read_to_string(&path)
         .and_then(|text| text.trim().parse().map_err(io::Error::other))
-        .map_err(|source| EventOpenError::Id { path, source })?;
+        .map_err(|error| named(&path.display().to_string(), error))?;
     let mut counter = Builder::new(Tracepoint::with_id(id))
         .inherit(true)
         .include_kernel()
         .build()
-        .map_err(EventOpenError::Perf)?;
-    counter.enable().map_err(EventOpenError::Perf)?;
+        .map_err(|error| named("perf_event_open", error))?;
+    counter.enable().map_err(|error| named("perf_event_open", error))?;
     Ok(counter)
+}
+
+/// Returns an error with the call or the file that caused it.
+fn named(cause: &str, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{cause}: {error}"))
 }
 
 /// Returns the counts between two readings; a counter missing in either is absent.

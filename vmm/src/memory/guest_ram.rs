@@ -72,7 +72,7 @@ impl GuestRam {
             return Err(MemoryError::Invalid(text));
         }
         if plan.is_hugetlb() {
-            host.pool(page)?.check(size)?;
+            host.check_pool(page, size)?;
             if let Some(node) = options.node {
                 host.check_node(node, page, size)?;
             }

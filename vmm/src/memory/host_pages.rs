@@ -30,51 +30,6 @@ pub struct HostPages {
     nodes: PathBuf,
 }
 
-/// Hugetlb pool (`Documentation/admin-guide/mm/hugetlbpage.rst`); counts are in pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HugetlbPool {
-    /// Size of a page.
-    pub page: Bytes,
-    /// Pages in the pool.
-    pub total: u64,
-    /// Unused pages.
-    pub free: u64,
-    /// Unused pages that are reserved for existing mappings.
-    pub reserved: u64,
-    /// Pages above the fixed size of the pool.
-    pub surplus: u64,
-    /// Maximum number of surplus pages.
-    pub overcommit: u64,
-}
-
-impl HugetlbPool {
-    /// Returns the number of pages that a mapping can reserve.
-    pub const fn available(&self) -> u64 {
-        self.free.saturating_sub(self.reserved) + self.overcommit.saturating_sub(self.surplus)
-    }
-
-    /// Checks that a mapping of `size` bytes can reserve its pages.
-    ///
-    /// # Errors
-    /// [`MemoryError::Unavailable`] with a remedy.
-    pub fn check(&self, size: Bytes) -> Result<(), MemoryError> {
-        let needed = size.0.div_ceil(self.page.0);
-        let available = self.available();
-        if available < needed {
-            let (page, missing) = (self.page, needed - available);
-            let total = self.total - self.surplus.min(self.total) + missing;
-            return Err(MemoryError::Unavailable(format!(
-                "the memory needs {needed} hugetlb pages of {page} and the host has {available} \
-                 available: {missing} are missing; add them with: echo {total} > \
-                 /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages \
-                 (or boot the host with hugepagesz={page} hugepages={total})",
-                kib = page.0 >> 10
-            )));
-        }
-        Ok(())
-    }
-}
-
 /// Returns the block that an entry of the second-to-last table level maps. A table of 8-byte entries
 /// fills one page: 4K → 2M, 16K → 32M, 64K → 512M.
 pub(super) const fn block_above(page: Bytes) -> Bytes {
@@ -157,13 +112,16 @@ impl HostPages {
         Ok(())
     }
 
-    /// Reads the pool of hugetlb pages of `page` bytes.
+    /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes: unused ones that no
+    /// mapping has reserved, and the surplus that the pool may still add
+    /// (`Documentation/admin-guide/mm/hugetlbpage.rst`).
     ///
     /// # Errors
-    /// The host has no such pool, or a file has unexpected contents.
-    pub fn pool(&self, page: Bytes) -> Result<HugetlbPool, MemoryError> {
-        let folder = self.root.join(format!("hugepages/hugepages-{}kB", page.0 >> 10));
-        let number = |name: &str| {
+    /// [`MemoryError::Unavailable`] with a remedy; or a file has unexpected contents.
+    pub fn check_pool(&self, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
+        let kib = page.0 >> 10;
+        let folder = self.root.join(format!("hugepages/hugepages-{kib}kB"));
+        let number = |name: &str| -> Result<u64, MemoryError> {
             let path = folder.join(name);
             let text = read(&path)?;
             text.trim().parse().map_err(|_| {
@@ -172,14 +130,21 @@ impl HostPages {
                 MemoryError::Unexpected(text)
             })
         };
-        Ok(HugetlbPool {
-            page,
-            total: number("nr_hugepages")?,
-            free: number("free_hugepages")?,
-            reserved: number("resv_hugepages")?,
-            surplus: number("surplus_hugepages")?,
-            overcommit: number("nr_overcommit_hugepages")?,
-        })
+        let surplus = number("surplus_hugepages")?;
+        let unreserved = number("free_hugepages")?.saturating_sub(number("resv_hugepages")?);
+        let available = unreserved + number("nr_overcommit_hugepages")?.saturating_sub(surplus);
+        let needed = size.0.div_ceil(page.0);
+        if available < needed {
+            let missing = needed - available;
+            let total = number("nr_hugepages")?.saturating_sub(surplus) + missing;
+            return Err(MemoryError::Unavailable(format!(
+                "the memory needs {needed} hugetlb pages of {page} and the host has {available} \
+                 available: {missing} are missing; add them with: echo {total} > \
+                 /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages \
+                 (or boot the host with hugepagesz={page} hugepages={total})"
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -262,18 +227,26 @@ mod tests {
     }
 
     #[test]
-    fn all_counts_of_a_pool_are_read() {
-        let (_root, pages) = host("[never]", [40, 37, 5, 3, 2]);
+    fn a_pool_needs_unreserved_or_surplus_pages() {
+        for (pool, missing) in [
+            ([40, 37, 5, 0, 0], None),
+            ([0, 0, 0, 0, 32], None),
+            ([40, 10, 5, 0, 0], Some((5, 27, 67))),
+            ([40, 10, 5, 3, 4], Some((6, 26, 63))),
+        ] {
+            let (_root, pages) = host("[never]", pool);
+            let checked = pages.check_pool(Bytes::mib(2), Bytes::mib(64));
 
-        let pool = HugetlbPool {
-            page: Bytes::mib(2),
-            total: 40,
-            free: 37,
-            reserved: 5,
-            surplus: 3,
-            overcommit: 2,
-        };
-        assert_eq!(pages.pool(Bytes::mib(2)).unwrap(), pool);
+            let Some((available, missing, total)) = missing else {
+                checked.unwrap();
+                continue;
+            };
+            let text = checked.unwrap_err().to_string();
+            let counts = format!("has {available} available: {missing} are missing");
+            let file = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+            assert!(text.contains("32 hugetlb pages of 2M") && text.contains(&counts), "{text}");
+            assert!(text.contains(&format!("echo {total} > {file}")), "{text}");
+        }
     }
 
     #[test]
@@ -288,36 +261,8 @@ mod tests {
         let (root, pages) = host("[never]", [0; 5]);
         fs::write(root.path().join("hugepages/hugepages-2048kB/free_hugepages"), "many\n").unwrap();
 
-        let error = pages.pool(Bytes::mib(2)).unwrap_err();
+        let error = pages.check_pool(Bytes::mib(2), Bytes::mib(2)).unwrap_err();
 
         assert!(error.to_string().contains("free_hugepages holds 'many'"), "{error}");
-    }
-
-    fn pool([total, free, reserved, surplus, overcommit]: [u64; 5]) -> HugetlbPool {
-        HugetlbPool { page: Bytes::mib(2), total, free, reserved, surplus, overcommit }
-    }
-
-    #[test]
-    fn reserved_pages_are_not_available() {
-        let pool = pool([40, 37, 5, 0, 0]);
-
-        assert_eq!(pool.available(), 32);
-        assert!(pool.check(Bytes::mib(64)).is_ok());
-    }
-
-    #[test]
-    fn surplus_pages_are_available() {
-        assert!(pool([0, 0, 0, 0, 32]).check(Bytes::mib(64)).is_ok());
-    }
-
-    #[test]
-    fn a_short_pool_reports_the_missing_pages_and_the_remedy() {
-        let error = pool([40, 10, 5, 0, 0]).check(Bytes::mib(64)).unwrap_err();
-
-        let text = error.to_string();
-        assert!(text.contains("32 hugetlb pages of 2M and the host has 5"), "{text}");
-        assert!(text.contains("27 are missing"), "{text}");
-        let file = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-        assert!(text.contains(&format!("echo 67 > {file}")), "{text}");
     }
 }

@@ -28,7 +28,7 @@ mod tests;
 
 pub use error::MemoryError;
 pub use guest_ram::{GuestMemory, GuestRam, RamOptions};
-pub use host_pages::{HostPages, HugetlbPool};
+pub use host_pages::HostPages;
 pub use plan::Plan;
 pub use residency::Residency;
 

@@ -32,7 +32,7 @@ use crate::{
         layout, vm as arch_vm,
     },
     devices::{
-        BootTimer, Bus,
+        BootTimer, Bus, Rtc,
         console_output::ConsoleOutput,
         serial::SerialOutput,
         virtio::{balloon::BalloonHandle, console::Console},
@@ -133,7 +133,7 @@ pub fn build(
     let memory =
         allocate_memory(&config.memory).map_err(failed("guest memory cannot be allocated"))?;
     let first = memory.zones.first().map_or(Bytes(0), |ram| ram.size());
-    let layout = guest::boot_layout(&image, initrd_size, first)?;
+    let layout = BootLayout::new(&image, initrd_size, first)?;
 
     let ipa_bits = guest::choose_ipa_bits(&files.kvm, &memory.zones, config.ipa_bits)?;
     let vm = Arc::new(arch_vm::create_vm(&files.kvm, ipa_bits)?);
@@ -154,9 +154,9 @@ pub fn build(
     let mut devices = DeviceManager::new(&vm, Arc::new(memory.map.clone()));
     let (serial, serial_registers) =
         devices.add_serial(config.serial, connections.serial_output)?;
-    devices.add_rtc()?;
+    devices.add_platform_device(Rtc::describe, Rtc::new())?;
     let timer = BootTimer::new(connections.started, connections.on_boot_mark);
-    devices.add_boot_timer(timer)?;
+    devices.add_platform_device(BootTimer::describe, timer)?;
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;
     let bus = Arc::new(devices.finish());
 
@@ -247,7 +247,7 @@ fn read_kernel(kernel: &BootFile) -> Result<Image, VmError> {
         file.take(MAX_KERNEL_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
     })?;
-    guest::parse_image(bytes).map_err(failed(kernel.name()))
+    Image::from_file(bytes).map_err(failed(kernel.name()))
 }
 
 fn initrd_size(initrd: &BootFile) -> Result<Bytes, VmError> {

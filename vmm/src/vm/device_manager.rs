@@ -17,7 +17,7 @@ use super::{
 use crate::{
     arch::layout::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICE_STEP, VIRTIO_DEVICES},
     devices::{
-        BootTimer, Bus, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_SPACE, Rtc, Serial,
+        Bus, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_SPACE, Serial,
         serial::{SerialOutput, SerialPort},
         virtio::{
             Transport, VirtioDevice,
@@ -93,22 +93,17 @@ impl<'a> DeviceManager<'a> {
         Ok((port, start..GuestAddress(start.0 + REGISTER_SPACE)))
     }
 
-    /// Adds the real-time clock.
+    /// Adds a platform device without an interrupt; `describe` takes its address.
     ///
     /// # Errors
     /// [`VmError`].
-    pub fn add_rtc(&mut self) -> Result<(), VmError> {
-        let info = Rtc::describe(self.platform_address()?);
-        self.add(info, Arc::new(Mutex::new(Rtc::new())))
-    }
-
-    /// Adds the boot timer.
-    ///
-    /// # Errors
-    /// [`VmError`].
-    pub fn add_boot_timer(&mut self, timer: BootTimer) -> Result<(), VmError> {
-        let info = BootTimer::describe(self.platform_address()?);
-        self.add(info, Arc::new(Mutex::new(timer)))
+    pub fn add_platform_device(
+        &mut self,
+        describe: impl FnOnce(GuestAddress) -> MmioDeviceInfo,
+        device: impl MmioDevice + 'static,
+    ) -> Result<(), VmError> {
+        let info = describe(self.platform_address()?);
+        self.add(info, Arc::new(Mutex::new(device)))
     }
 
     /// Adds the virtio devices, with `console` if there is one. Returns the handle of the balloon, if

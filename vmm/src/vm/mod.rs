@@ -20,6 +20,8 @@ pub mod console_io;
 mod control;
 pub mod device_manager;
 mod event_loop;
+#[cfg(test)]
+mod killed;
 pub mod open_files;
 pub mod outcome;
 pub mod privileges;

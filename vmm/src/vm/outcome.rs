@@ -5,7 +5,12 @@ use std::error::Error;
 
 use granule_types::host::FactsError;
 
-use crate::{arch::guest::GuestError, devices::BusError, kvm::KvmError, memory::MemoryError};
+use crate::{
+    arch::guest::{BootError, GuestError},
+    devices::BusError,
+    kvm::KvmError,
+    memory::MemoryError,
+};
 
 /// The outcome of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +43,9 @@ pub enum VmError {
     /// The architecture's part of the VM cannot be set up.
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// The boot data cannot be prepared.
+    #[error(transparent)]
+    Boot(#[from] BootError),
     /// A KVM call failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),

@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::{eventfd::EventFd, signal::create_sigset};
 
 use crate::scoped_thread::{ScopedThread, borrow_event};
 
@@ -107,20 +107,14 @@ fn wait(signals: &Signals, stop: &EventFd) -> bool {
 
 /// Returns the signals to block.
 fn set() -> io::Result<libc::sigset_t> {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: the call initialises the set.
-    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-    // SAFETY: initialised by the call above.
-    let mut set = unsafe { set.assume_init() };
+    let mut blocked = Vec::new();
     for signal in SIGNALS {
         // SIGCONT is delivered even if it is ignored.
-        if signal != libc::SIGCONT && is_ignored(signal)? {
-            continue;
+        if signal == libc::SIGCONT || !is_ignored(signal)? {
+            blocked.push(signal);
         }
-        // SAFETY: the set is initialised and the numbers are valid.
-        unsafe { libc::sigaddset(&raw mut set, signal) };
     }
-    Ok(set)
+    Ok(create_sigset(&blocked)?)
 }
 
 fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {

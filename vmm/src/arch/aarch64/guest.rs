@@ -5,21 +5,18 @@ use std::{io::Cursor, sync::Arc};
 
 use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use linux_loader::{
-    cmdline::Cmdline,
-    loader::{self, KernelLoader as _, load_dtb, pe::PE},
-};
+use linux_loader::loader::{KernelLoader as _, load_dtb, pe::PE};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
 use super::{
-    boot::{self, BootError, fdt::Fdt},
+    boot::{self, fdt::Fdt},
     gic,
     vcpu::{self, VcpuFeatures},
     vm,
 };
 pub use super::{
-    boot::{BootLayout, image::Image},
+    boot::{BootError, BootLayout, image::Image, parse_command_line},
     gic::Gic as InterruptController,
 };
 use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
@@ -33,15 +30,6 @@ pub enum GuestError {
     /// KVM refuses a request.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// The kernel or the device tree cannot be copied into guest memory.
-    #[error("{object} cannot be copied into guest memory")]
-    Load {
-        /// The object.
-        object: &'static str,
-        /// The loader's error.
-        #[source]
-        source: loader::Error,
-    },
 }
 
 /// The vCPUs of a guest and their features.
@@ -58,34 +46,6 @@ pub struct GuestVcpus {
 /// None on arm64.
 pub const fn check_supported() -> Result<(), GuestError> {
     Ok(())
-}
-
-/// Parses a kernel image and decompresses it.
-///
-/// # Errors
-/// [`BootError`].
-pub fn parse_image(file: Vec<u8>) -> Result<Image, GuestError> {
-    Ok(Image::from_file(file)?)
-}
-
-/// Parses a kernel command line.
-///
-/// # Errors
-/// [`BootError`].
-pub fn parse_command_line(text: &str) -> Result<Cmdline, GuestError> {
-    Ok(boot::parse_command_line(text)?)
-}
-
-/// Places the boot data in a first memory range of `memory` bytes.
-///
-/// # Errors
-/// [`BootError`].
-pub fn boot_layout(
-    image: &Image,
-    initrd: Option<Bytes>,
-    memory: Bytes,
-) -> Result<BootLayout, GuestError> {
-    Ok(BootLayout::new(image, initrd, memory)?)
 }
 
 /// Chooses the IPA width: `requested`, or the smallest that holds `memory` and has blocks of its page
@@ -154,17 +114,17 @@ pub fn create_interrupt_controller(
 /// Copies the kernel into guest memory.
 ///
 /// # Errors
-/// [`GuestError::Load`].
+/// [`BootError::Load`].
 pub fn load_kernel(
     memory: &GuestMemoryMmap,
     image: &Image,
     layout: &BootLayout,
-) -> Result<(), GuestError> {
+) -> Result<(), BootError> {
     let base = GuestAddress(layout.kernel.0 - image.text_offset.0);
     let mut file = Cursor::new(&image.bytes);
     PE::load(memory, Some(base), &mut file, None)
         .map(drop)
-        .map_err(|source| GuestError::Load { object: "the kernel", source })
+        .map_err(|source| BootError::Load { object: "the kernel", source })
 }
 
 /// Writes the device tree and sets the registers of the boot vCPU.
@@ -193,7 +153,7 @@ pub fn write_boot_data(
         seed: seed.as_ref().map(<[u8; SEED_SIZE]>::as_slice),
     };
     load_dtb(memory, layout.fdt, &mut Cursor::new(fdt.write()?))
-        .map_err(|source| GuestError::Load { object: "the device tree", source })?;
+        .map_err(|source| BootError::Load { object: "the device tree", source })?;
     if let Some(boot) = vcpus.fds.first() {
         vcpu::set_entry(boot, layout.kernel, layout.fdt)?;
     }

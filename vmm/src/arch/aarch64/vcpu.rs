@@ -14,12 +14,12 @@ use kvm_bindings::{
     KVM_ARM_VCPU_PMU_V3_IRQ, KVM_ARM_VCPU_POWER_OFF, KVM_ARM_VCPU_PSCI_0_2,
     KVM_ARM_VCPU_PTRAUTH_ADDRESS, KVM_ARM_VCPU_PTRAUTH_GENERIC, KVM_ARM_VCPU_SVE,
     KVM_CAP_ARM_NISV_TO_USER, KVM_REG_ARM_CORE, KVM_REG_ARM64, KVM_REG_ARM64_SYSREG,
-    KVM_REG_SIZE_U64, kvm_device_attr, kvm_enable_cap, kvm_regs, kvm_vcpu_init, user_pt_regs,
+    KVM_REG_SIZE_U64, kvm_device_attr, kvm_regs, kvm_vcpu_init, user_pt_regs,
 };
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
 use super::{SystemRegister, boot::fdt::PMU_PPI};
-use crate::kvm::KvmError;
+use crate::kvm::{KvmError, ioctls::VmExt as _};
 
 const MPIDR_EL1: SystemRegister = SystemRegister { name: "MPIDR_EL1", encoding: [3, 0, 0, 0, 5] };
 /// The affinity fields of `MPIDR_EL1`: Aff3 and Aff2 to Aff0.
@@ -65,8 +65,7 @@ impl VcpuFeatures {
 /// Enables `KVM_EXIT_ARM_NISV` (Linux 5.5), so that a device access by an instruction that KVM does
 /// not decode exits with its address instead of failing `KVM_RUN` with `ENOSYS`.
 pub fn enable_nisv_exits(vm: &VmFd) {
-    let cap = kvm_enable_cap { cap: KVM_CAP_ARM_NISV_TO_USER, ..Default::default() };
-    if let Err(error) = vm.enable_cap(&cap) {
+    if let Err(error) = vm.enable_capability(KVM_CAP_ARM_NISV_TO_USER, 0) {
         log::debug!("KVM_CAP_ARM_NISV_TO_USER: {error}");
     }
 }

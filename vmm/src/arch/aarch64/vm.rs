@@ -13,9 +13,7 @@
 //! VM has memslots.
 
 use granule_types::units::{Bytes, GuestAddress};
-use kvm_bindings::{
-    KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES, kvm_enable_cap,
-};
+use kvm_bindings::{KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES};
 use kvm_ioctls::VmFd;
 #[cfg(target_arch = "aarch64")]
 use kvm_ioctls::{Kvm, VcpuFd};
@@ -110,12 +108,8 @@ pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
 pub fn enable_eager_split(vm: &VmFd, chunk: Bytes) -> Result<(), KvmError> {
     let supported = vm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into());
     check_chunk(chunk, u64::try_from(supported).unwrap_or(0))?;
-    let mut cap =
-        kvm_enable_cap { cap: KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, ..kvm_enable_cap::default() };
-    cap.args[0] = chunk.0;
-    vm.enable_capability(&cap)
-        .map_err(|error| KvmError::call("KVM_ENABLE_CAP (eager split)", error))?;
-    Ok(())
+    vm.enable_capability(KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, chunk.0)
+        .map_err(|error| KvmError::call("KVM_ENABLE_CAP (eager split)", error))
 }
 
 /// Checks a size against the bitmap of supported sizes.

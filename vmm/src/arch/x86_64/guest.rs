@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
-use granule_types::units::{Bytes, GuestAddress};
+use granule_types::units::Bytes;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use linux_loader::cmdline::Cmdline;
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
 use crate::{arch::VmDescription, memory::GuestRam};
+
+pub use crate::arch::aarch64::boot::{BootError, BootLayout, image::Image, parse_command_line};
 
 /// Error returned on x86_64, where Linux guests are not supported.
 #[derive(Debug, Error)]
@@ -21,17 +22,6 @@ use crate::{arch::VmDescription, memory::GuestRam};
      it on an emulated host"
 )]
 pub struct GuestError;
-
-/// A kernel image, which cannot exist on x86_64.
-#[derive(Debug)]
-pub enum Image {}
-
-/// A boot layout, which cannot exist on x86_64.
-#[derive(Debug)]
-pub struct BootLayout {
-    /// Range of the initramfs.
-    pub initrd: Option<std::ops::Range<GuestAddress>>,
-}
 
 /// An interrupt controller, which cannot exist on x86_64.
 #[derive(Debug)]
@@ -50,22 +40,6 @@ pub struct GuestVcpus {
 /// [`GuestError`], always.
 pub const fn check_supported() -> Result<(), GuestError> {
     Err(GuestError)
-}
-
-pub fn parse_image(_file: Vec<u8>) -> Result<Image, GuestError> {
-    Err(GuestError)
-}
-
-pub fn parse_command_line(_text: &str) -> Result<Cmdline, GuestError> {
-    Err(GuestError)
-}
-
-pub fn boot_layout(
-    image: &Image,
-    _initrd: Option<Bytes>,
-    _memory: Bytes,
-) -> Result<BootLayout, GuestError> {
-    match *image {}
 }
 
 pub fn choose_ipa_bits(
@@ -92,12 +66,12 @@ pub fn create_interrupt_controller(
     Err(GuestError)
 }
 
-pub fn load_kernel(
+pub const fn load_kernel(
     _memory: &GuestMemoryMmap,
-    image: &Image,
+    _image: &Image,
     _layout: &BootLayout,
 ) -> Result<(), GuestError> {
-    match *image {}
+    Err(GuestError)
 }
 
 pub fn write_boot_data(

@@ -19,7 +19,10 @@ pub mod image;
 use std::{io, ops::Range};
 
 use granule_types::units::{Bytes, GuestAddress};
-use linux_loader::cmdline::{self, Cmdline};
+use linux_loader::{
+    cmdline::{self, Cmdline},
+    loader,
+};
 use thiserror::Error;
 
 use crate::arch::layout::MEMORY;
@@ -57,6 +60,15 @@ pub enum BootError {
     /// A value is not valid in a device tree.
     #[error("the device tree cannot be written: {0}")]
     Fdt(vm_fdt::Error),
+    /// The kernel or the device tree cannot be copied into guest memory.
+    #[error("{object} cannot be copied into guest memory")]
+    Load {
+        /// The object.
+        object: &'static str,
+        /// The loader's error.
+        #[source]
+        source: loader::Error,
+    },
 }
 
 /// Guest-physical addresses of the boot data.

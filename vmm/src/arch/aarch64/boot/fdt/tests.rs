@@ -69,20 +69,32 @@ fn gicv3() -> GicRanges {
     }
 }
 
+const MEMORY: &[(GuestAddress, Bytes)] = &[(GuestAddress(0x4000_0000), Bytes::mib(512))];
+
+/// Returns a device tree without devices, PMU, initramfs and entropy.
+fn fdt<'a>(gic: &'a GicRanges, cpus: &'a [u64], command_line: &'a str) -> Fdt<'a> {
+    Fdt {
+        memory: MEMORY,
+        cpus,
+        pmu: false,
+        gic,
+        devices: &[],
+        command_line,
+        initrd: None,
+        seed: None,
+    }
+}
+
 #[test]
 fn the_fdt_matches_the_golden_file() {
+    let gic = gicv3();
     let fdt = Fdt {
-        memory: &[
-            (GuestAddress(0x4000_0000), Bytes::mib(512)),
-            (GuestAddress(0x6000_0000), Bytes::gib(16)),
-        ],
-        cpus: &[0, 1],
+        memory: &[MEMORY[0], (GuestAddress(0x6000_0000), Bytes::gib(16))],
         pmu: true,
-        gic: &gicv3(),
         devices: &devices(),
-        command_line: "console=ttyS0 quiet",
         initrd: Some(GuestAddress(0x4420_0000)..GuestAddress(0x4430_0001)),
         seed: Some(&[7; 40]),
+        ..fdt(&gic, &[0, 1], "console=ttyS0 quiet")
     };
 
     let text = text(&fdt.write().unwrap());
@@ -101,18 +113,8 @@ fn gicv2_private_interrupts_have_a_cpu_mask() {
         distributor: GuestAddress(0x800_0000)..GuestAddress(0x801_0000),
         cpu_interface: GuestAddress(0x801_0000)..GuestAddress(0x801_2000),
     };
-    let fdt = Fdt {
-        memory: &[(GuestAddress(0x4000_0000), Bytes::mib(512))],
-        cpus: &[0, 1, 2],
-        pmu: false,
-        gic: &gic,
-        devices: &[],
-        command_line: "",
-        initrd: None,
-        seed: None,
-    };
 
-    let text = text(&fdt.write().unwrap());
+    let text = text(&fdt(&gic, &[0, 1, 2], "").write().unwrap());
 
     assert!(text.contains("compatible = arm,cortex-a15-gic"), "{text}");
     assert!(text.contains("interrupts = <1 d 704 1 e 704 1 b 704 1 a 704>"), "{text}");
@@ -122,32 +124,13 @@ fn gicv2_private_interrupts_have_a_cpu_mask() {
 #[test]
 fn the_fdt_of_512_vcpus_fits() {
     let cpus: Vec<u64> = (0..512).map(|n| (n >> 4) << 8 | n & 0xf).collect();
-    let fdt = Fdt {
-        memory: &[(GuestAddress(0x4000_0000), Bytes::mib(512))],
-        cpus: &cpus,
-        pmu: true,
-        gic: &gicv3(),
-        devices: &devices(),
-        command_line: "",
-        initrd: None,
-        seed: None,
-    };
+    let gic = gicv3();
+    let fdt = Fdt { pmu: true, devices: &devices(), ..fdt(&gic, &cpus, "") };
 
     assert!(fdt.write().unwrap().len() < 128 << 10);
 }
 
 #[test]
 fn a_command_line_with_a_nul_is_refused() {
-    let fdt = Fdt {
-        memory: &[],
-        cpus: &[0],
-        pmu: false,
-        gic: &gicv3(),
-        devices: &[],
-        command_line: "a\0b",
-        initrd: None,
-        seed: None,
-    };
-
-    assert!(fdt.write().is_err());
+    assert!(fdt(&gicv3(), &[0], "a\0b").write().is_err());
 }

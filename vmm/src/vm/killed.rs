@@ -10,47 +10,35 @@
 //! A killed process loses no page cache. The test therefore shows that no write is acknowledged
 //! before it is complete, not that a host keeps it through a power failure.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
-
 use std::{
     env, fs,
     io::{BufRead as _, BufReader, Read as _},
     os::fd::OwnedFd,
     path::Path,
     process::{Child, Command, Stdio},
-    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use granule_types::units::{Bytes, GuestAddress};
-use granule_vmm::{
-    devices::{
-        MmioDevice as _,
-        virtio::{
-            Transport,
-            block::{Block, Disk},
-            net::Tap,
-        },
-    },
-    memory::{GuestMemory, GuestRam, HostPages, Plan},
-    vm::{
-        api::{Api, BoundSocket},
-        terminal::Terminal,
-    },
-};
 use rand_core::{Rng as _, SeedableRng as _};
 use rand_xoshiro::Xoshiro256StarStar;
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{LocalModes, tcgetattr},
 };
-use vm_memory::Bytes as _;
-use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    api::{Api, BoundSocket},
+    terminal::Terminal,
+};
+use crate::devices::virtio::{
+    block::{Block, Disk},
+    net::Tap,
+    testing::{Buffer, Driver},
+};
 
 const KILLS: u64 = 100;
 const TAP: &str = "granule-kill";
-const START: u64 = 0x4000_0000;
 const SECTORS: u64 = 64;
 const SECTOR: usize = 512;
 
@@ -60,98 +48,19 @@ const WRITES: &str = "GRANULE_TEST_VICTIM";
 const FOLDER: &str = "GRANULE_TEST_FOLDER";
 const WITH_TAP: &str = "GRANULE_TEST_TAP";
 
-/// Driver of the disk, with one request at a time.
-struct Driver {
-    transport: Transport,
-    memory: Arc<GuestMemory>,
-    requests: u16,
-}
-
-const DESC_TABLE: u64 = START;
-const AVAIL_RING: u64 = START + 0x1000;
-const USED_RING: u64 = START + 0x2000;
-const HEADER: u64 = START + 0x3000;
-const DATA: u64 = START + 0x4000;
-const STATUS: u64 = START + 0x5000;
-
 // Request types (virtio 1.2, section 5.2.6).
 const OUT: u32 = 1;
 const FLUSH: u32 = 4;
+/// Feature bit of [`FLUSH`].
+const FLUSH_FEATURE: u64 = 1 << 9;
 
-impl Driver {
-    fn new(disk: &Path) -> Self {
-        let host = HostPages::of_this_host().unwrap();
-        let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
-        let start = GuestAddress(START);
-        let ram = GuestRam::new(plan, &host, start, Bytes::mib(1), false).unwrap();
-        let memory = Arc::new(GuestMemory::new(vec![ram]).unwrap());
-        let device = Block::new(Disk::open(disk, false).unwrap(), "disk0");
-        let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let transport =
-            Transport::new("disk0", Box::new(device), Arc::clone(&memory), irq).unwrap();
-        let mut driver = Self { transport, memory, requests: 0 };
-        // Reset, acknowledge, driver; flush and version 1; features; queue; driver OK.
-        for (register, value) in [
-            (0x70, 0),
-            (0x70, 1),
-            (0x70, 3),
-            (0x24, 0),
-            (0x20, 1 << 9),
-            (0x24, 1),
-            (0x20, 1),
-            (0x70, 11),
-            (0x30, 0),
-            (0x38, 8),
-            (0x80, DESC_TABLE),
-            (0x90, AVAIL_RING),
-            (0xa0, USED_RING),
-            (0x44, 1),
-            (0x70, 15),
-        ] {
-            driver.set(register, value);
-        }
-        driver
-    }
-
-    fn set(&mut self, register: u64, value: u64) {
-        let [a, b, c, d, ..] = value.to_le_bytes();
-        assert!(self.transport.write(register, &[a, b, c, d]));
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) {
-        let map = self.memory.map();
-        map.write_slice(bytes, GuestAddress(address)).unwrap();
-    }
-
-    /// Sends a request and waits until it is complete.
-    fn request(&mut self, request_type: u32, sector: u64, data: Option<&[u8]>) {
-        self.write(HEADER, &u64::from(request_type).to_le_bytes());
-        self.write(HEADER + 8, &sector.to_le_bytes());
-        self.write(STATUS, &[0xff]);
-        let mut buffers = vec![(HEADER, 16u32, 0u16)];
-        if let Some(data) = data {
-            self.write(DATA, data);
-            buffers.push((DATA, u32::try_from(data.len()).unwrap(), 0));
-        }
-        buffers.push((STATUS, 1, 2));
-        let last = buffers.len() - 1;
-        for (index, (address, length, flags)) in buffers.into_iter().enumerate() {
-            let more = u16::from(index < last);
-            let mut descriptor = address.to_le_bytes().to_vec();
-            descriptor.extend(length.to_le_bytes());
-            descriptor.extend((flags | more).to_le_bytes());
-            descriptor.extend(u16::try_from(index + 1).unwrap().to_le_bytes());
-            self.write(DESC_TABLE + index as u64 * 16, &descriptor);
-        }
-        self.requests = self.requests.wrapping_add(1);
-        self.write(AVAIL_RING + 2, &self.requests.to_le_bytes());
-        self.set(0x50, 0);
-        let (map, used) = (self.memory.map(), GuestAddress(USED_RING + 2));
-        while map.read_obj::<u16>(used).unwrap() != self.requests {
-            thread::yield_now();
-        }
-        assert_eq!(map.read_obj::<u8>(GuestAddress(STATUS)).unwrap(), 0);
-    }
+/// Sends a request to the disk and waits until it is complete.
+fn request(disk: &mut Driver, request_type: u32, sector: u64, data: Option<Vec<u8>>) {
+    let header = [u64::from(request_type), sector].map(u64::to_le_bytes).concat();
+    let mut buffers = vec![Buffer::Out(header)];
+    buffers.extend(data.map(Buffer::Out));
+    buffers.push(Buffer::In(1));
+    assert_eq!(disk.request(0, &buffers).0, [[0]]);
 }
 
 /// Returns the contents of the sector with this number: copies of the number.
@@ -168,11 +77,12 @@ fn run_victim(folder: &Path, writes: u64) {
     println!("terminal");
     let _tap = env::var_os(WITH_TAP).map(|_| Tap::open(TAP).unwrap());
     println!("tap");
-    let mut disk = Driver::new(&folder.join("disk"));
+    let disk = Disk::open(&folder.join("disk"), false).unwrap();
+    let mut disk = Driver::start(Box::new(Block::new(disk, "disk0")), FLUSH_FEATURE);
     println!("disk");
     for number in 1..=writes {
-        disk.request(OUT, number % SECTORS, Some(&record(number)));
-        disk.request(FLUSH, 0, None);
+        request(&mut disk, OUT, number % SECTORS, Some(record(number)));
+        request(&mut disk, FLUSH, 0, None);
         println!("{number}");
     }
 }
@@ -194,7 +104,7 @@ fn start_victim(folder: &Path, terminal: &OwnedFd, writes: u64, tap: bool) -> Ch
         command.env(WITH_TAP, "yes");
     }
     command
-        .args(["--exact", "a_killed_process_does_not_impede_the_next"])
+        .args(["--exact", "vm::killed::a_killed_process_does_not_impede_the_next"])
         .args(["--nocapture", "--test-threads=1"])
         .env(WRITES, writes.to_string())
         .env(FOLDER, folder)
