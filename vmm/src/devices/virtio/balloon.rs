@@ -112,7 +112,7 @@ impl Balloon {
             });
             *self.state.statistics.lock() = entries.collect();
             // The protocol has one chain in flight; a further one releases the former.
-            if let Some(head) = self.statistics_chain.replace(chain.head()) {
+            if let Some(head) = self.statistics_chain.replace(chain.head) {
                 queue.complete(head, 0)?;
             }
         }
@@ -193,7 +193,7 @@ impl VirtioDevice for Balloon {
                     // The buffers themselves are the free memory.
                     let buffers = chain.buffers(Direction::Writable).iter();
                     let sizes = buffers.map(|&(start, length)| {
-                        chain.memory().discard(start, Bytes(length as u64)).0
+                        chain.memory.discard(start, Bytes(length as u64)).0
                     });
                     let discarded = sizes.sum();
                     state.reported.fetch_add(discarded, Ordering::Relaxed);
@@ -230,7 +230,7 @@ fn inflate(chain: &DescriptorChain) -> u64 {
     let mut discarded = 0;
     let mut discard = |first: u64, end: u64| {
         let size = Bytes((end - first) * PAGE);
-        discarded += chain.memory().discard(GuestAddress(first * PAGE), size).0;
+        discarded += chain.memory.discard(GuestAddress(first * PAGE), size).0;
     };
     let (mut first, mut end) = (0, 0);
     let mut numbers = [0; 1024];

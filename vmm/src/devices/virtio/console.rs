@@ -5,7 +5,7 @@
 use std::{
     io::Write,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
 };
 
 use rustix::io::Errno;
@@ -79,7 +79,7 @@ impl VirtioDevice for Console {
             self.rx_available = true;
             return Ok(());
         }
-        let stop = queue.stop_flag();
+        let stop = Arc::clone(&queue.stop_flag);
         queue.serve_available(|chain| {
             if chain.length(Direction::Readable) > MAX_OUTPUT {
                 return Err(DeviceError::Request("its output is larger than 1M"));
@@ -139,7 +139,7 @@ impl VirtioDevice for Console {
             return Ok(());
         }
         let written = chain.write(0, &bytes[..count]);
-        queue.complete(chain.head(), written)
+        queue.complete(chain.head, written)
     }
 
     fn reset(&mut self) {

@@ -33,8 +33,10 @@ pub enum Direction {
 /// Validated request of the driver.
 #[derive(Debug)]
 pub struct DescriptorChain {
-    memory: Arc<GuestMemory>,
-    head: u16,
+    /// Guest memory that holds the buffers.
+    pub memory: Arc<GuestMemory>,
+    /// Index of the first descriptor, which identifies the chain in the used ring.
+    pub head: u16,
     buffers: Vec<(GuestAddress, usize)>,
     /// Number of device-readable buffers, which come first.
     readable: usize,
@@ -75,16 +77,6 @@ impl DescriptorChain {
             return Err(DeviceError::Request("its descriptor chain is incomplete"));
         }
         Ok(parsed)
-    }
-
-    /// Returns the index of the first descriptor, which identifies the chain in the used ring.
-    pub const fn head(&self) -> u16 {
-        self.head
-    }
-
-    /// Returns the guest memory that holds the buffers.
-    pub fn memory(&self) -> &GuestMemory {
-        &self.memory
     }
 
     /// Returns the buffers of one direction: first byte and length.

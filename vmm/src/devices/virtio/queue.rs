@@ -85,25 +85,16 @@ impl QueueConfig {
 #[derive(Debug)]
 pub struct Queue {
     pub(super) rings: virtio_queue::Queue,
-    memory: Arc<GuestMemory>,
+    /// Guest memory that holds the requests.
+    pub(super) memory: Arc<GuestMemory>,
     /// Signalled by the driver's notifications.
     pub(super) event: Arc<EventFd>,
     pub(super) interrupt: Arc<Interrupt>,
-    stop_flag: Arc<AtomicBool>,
+    /// Set when the device must stop; a backend that blocks within a request polls it.
+    pub(super) stop_flag: Arc<AtomicBool>,
 }
 
 impl Queue {
-    /// Returns the guest memory that holds the requests.
-    pub(super) fn memory(&self) -> &GuestMemory {
-        &self.memory
-    }
-
-    /// Returns the flag that is set when the device must stop; a backend that blocks within a
-    /// request polls it.
-    pub(super) fn stop_flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.stop_flag)
-    }
-
     /// Takes the next chain from the available ring.
     pub(super) fn pop(&mut self) -> Result<Option<DescriptorChain>, DeviceError> {
         let next = self.rings.iter(self.memory.map())?.next();
@@ -152,7 +143,7 @@ impl Queue {
             self.rings.disable_notification(self.memory.map())?;
             while let Some(chain) = self.pop()? {
                 let written = serve(&chain)?;
-                self.complete(chain.head(), written)?;
+                self.complete(chain.head, written)?;
                 left -= 1;
                 if left == 0 || self.stop_flag.load(Ordering::Relaxed) {
                     // Makes the worker return to this queue.

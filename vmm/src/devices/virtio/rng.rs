@@ -6,7 +6,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::{ConfigSpace, DeviceError, DeviceProperties, Direction, Queues, VirtioDevice};
 
-/// Maximum number of bytes per request, whatever its buffers have space for.
+/// Maximum number of bytes per request, also if its buffers have space for more.
 const MAX_BYTES: usize = 4096;
 
 /// Entropy device.

@@ -30,17 +30,17 @@ impl Interrupt {
     }
 
     /// Reports used buffers in a queue.
-    pub fn signal_used(&self) {
+    pub(super) fn signal_used(&self) {
         self.raise(VIRTIO_MMIO_INT_VRING);
     }
 
     /// Reports a change of the configuration space.
-    pub fn signal_config(&self) {
+    pub(super) fn signal_config(&self) {
         self.raise(VIRTIO_MMIO_INT_CONFIG);
     }
 
     /// Reports that the device has stopped until the driver resets it (virtio 1.2, section 2.1.2).
-    pub fn set_needs_reset(&self) {
+    pub(super) fn set_needs_reset(&self) {
         self.needs_reset.store(true, Ordering::Release);
         self.signal_config();
     }
@@ -116,8 +116,7 @@ impl ConfigSpace {
     }
 
     /// Returns the little-endian number at `offset`, or 0 past the end.
-    #[must_use]
-    pub fn read_u32(&self, offset: u64) -> u32 {
+    pub(super) fn read_u32(&self, offset: u64) -> u32 {
         let mut word = [0; 4];
         self.read(offset, &mut word);
         u32::from_le_bytes(word)
@@ -139,7 +138,7 @@ impl ConfigSpace {
     }
 
     /// Changes the contents on behalf of the device and interrupts the driver.
-    pub fn update(&self, offset: usize, data: &[u8]) {
+    pub(super) fn update(&self, offset: usize, data: &[u8]) {
         if let Some(target) = self.0.bytes.lock().get_mut(offset..offset + data.len()) {
             target.copy_from_slice(data);
             self.0.generation.fetch_add(1, Ordering::AcqRel);

@@ -48,10 +48,13 @@ pub enum DiskError {
 /// Open disk.
 #[derive(Debug)]
 pub struct Disk {
-    file: File,
-    path: PathBuf,
-    sectors: u64,
-    read_only: bool,
+    pub(super) file: File,
+    /// Path, for messages.
+    pub(super) path: PathBuf,
+    /// Size in sectors of 512 bytes.
+    pub(super) sectors: u64,
+    /// Set if the guest may not write.
+    pub(super) read_only: bool,
 }
 
 impl Disk {
@@ -105,28 +108,6 @@ impl Disk {
         }
     }
 
-    /// Returns the file.
-    pub(super) const fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// Returns the path, for messages.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Returns the size in sectors of 512 bytes.
-    #[must_use]
-    pub const fn sectors(&self) -> u64 {
-        self.sectors
-    }
-
-    /// Returns whether the guest may not write.
-    #[must_use]
-    pub const fn is_read_only(&self) -> bool {
-        self.read_only
-    }
-
     /// Flushes all completed writes to the storage of the host.
     pub(super) fn flush(&self) -> io::Result<()> {
         match self.read_only {
@@ -135,18 +116,19 @@ impl Disk {
         }
     }
 
-    /// Deallocates the range, which then reads as zeros or keeps its contents.
+    /// Deallocates the range, which is not empty and then reads as zeros or keeps its contents.
     pub(super) fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        Ok(self.allocate(FallocateFlags::PUNCH_HOLE, offset, length)?)
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(&self.file, mode, offset, length)?)
     }
 
-    /// Fills the range with zeros; `unmap` permits deallocating it.
+    /// Fills the range, which is not empty, with zeros; `unmap` permits deallocating it.
     pub(super) fn write_zeros(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()> {
         let mode = match unmap {
             true => FallocateFlags::PUNCH_HOLE,
             false => FallocateFlags::ZERO_RANGE,
         };
-        match self.allocate(mode, offset, length) {
+        match fallocate(&self.file, mode | FallocateFlags::KEEP_SIZE, offset, length) {
             Err(Errno::OPNOTSUPP) => self.write_zero_buffers(offset, length),
             result => Ok(result?),
         }
@@ -162,13 +144,6 @@ impl Disk {
             done += count as u64;
         }
         Ok(())
-    }
-
-    fn allocate(&self, mode: FallocateFlags, offset: u64, length: u64) -> Result<(), Errno> {
-        match length {
-            0 => Ok(()),
-            _ => fallocate(&self.file, mode | FallocateFlags::KEEP_SIZE, offset, length),
-        }
     }
 }
 

@@ -3,8 +3,8 @@
 //!
 //! The worker carries out one request after another, directly between the file and guest memory. A
 //! write completes when the host's kernel has it; a flush completes when the host's storage has it
-//! (`fdatasync`), from which point on the driver may rely on it. A driver without the flush feature
-//! gets each write flushed. A failed request returns an error status to the driver and logs a
+//! (`fdatasync`), from which point on the driver may rely on it. For a driver without the flush
+//! feature, each write is flushed. A failed request returns an error status to the driver and logs a
 //! warning.
 
 mod disk;
@@ -119,7 +119,7 @@ impl Block {
         length: usize,
     ) -> Result<usize, RequestError> {
         let offset = self.byte_offset(sector, length as u64)?;
-        chain.transfer(self.disk.file(), offset, Direction::Writable, 0..length)?;
+        chain.transfer(&self.disk.file, offset, Direction::Writable, 0..length)?;
         Ok(length)
     }
 
@@ -127,7 +127,7 @@ impl Block {
         self.check_writable()?;
         let length = chain.length(Direction::Readable);
         let offset = self.byte_offset(sector, (length - HEADER) as u64)?;
-        chain.transfer(self.disk.file(), offset, Direction::Readable, HEADER..length)?;
+        chain.transfer(&self.disk.file, offset, Direction::Readable, HEADER..length)?;
         self.complete_write()
     }
 
@@ -152,6 +152,7 @@ impl Block {
             let length = u64::from(sectors) * SECTOR;
             let offset = self.byte_offset(u64::from(high) << 32 | u64::from(low), length)?;
             match discard {
+                _ if length == 0 => {}
                 true => self.disk.discard(offset, length)?,
                 false => self.disk.write_zeros(offset, length, unmap)?,
             }
@@ -168,7 +169,7 @@ impl Block {
     }
 
     fn check_writable(&self) -> Result<(), RequestError> {
-        match self.disk.is_read_only() {
+        match self.disk.read_only {
             true => Err(RequestError::Invalid),
             false => Ok(()),
         }
@@ -178,7 +179,7 @@ impl Block {
     fn byte_offset(&self, sector: u64, length: u64) -> Result<u64, RequestError> {
         let end = sector.checked_add(length / SECTOR);
         match end {
-            Some(end) if length.is_multiple_of(SECTOR) && end <= self.disk.sectors() => {
+            Some(end) if length.is_multiple_of(SECTOR) && end <= self.disk.sectors => {
                 Ok(sector * SECTOR)
             }
             _ => Err(RequestError::Invalid),
@@ -186,7 +187,7 @@ impl Block {
     }
 
     fn log_failure(&mut self, request_type: u32, sector: u64, error: &io::Error) {
-        let path = self.disk.path().display();
+        let path = self.disk.path.display();
         let action = match request_type {
             VIRTIO_BLK_T_IN => "read",
             VIRTIO_BLK_T_FLUSH => "flushed",
@@ -206,7 +207,7 @@ impl Block {
 
 impl VirtioDevice for Block {
     fn properties(&self) -> DeviceProperties {
-        let access: &[u32] = match self.disk.is_read_only() {
+        let access: &[u32] = match self.disk.read_only {
             true => &[VIRTIO_BLK_F_RO],
             false => &[VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES],
         };
@@ -215,13 +216,13 @@ impl VirtioDevice for Block {
             features: feature_bits(access)
                 | feature_bits(&[VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_BLK_SIZE]),
             queue_sizes: &[QUEUE_SIZE],
-            config: ConfigSpace::new(config_bytes(self.disk.sectors()), 0..0),
+            config: ConfigSpace::new(config_bytes(self.disk.sectors), 0..0),
         }
     }
 
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
         let flush = features & feature_bit(VIRTIO_BLK_F_FLUSH) != 0;
-        self.flush_each_write = !flush && !self.disk.is_read_only();
+        self.flush_each_write = !flush && !self.disk.read_only;
         Ok(())
     }
 

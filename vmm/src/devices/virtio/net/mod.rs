@@ -118,7 +118,7 @@ impl Net {
         let Some(tap) = self.tap.take() else {
             return;
         };
-        let name = tap.name();
+        let name = tap.name;
         self.log.warn(format_args!(
             "the tap {name} has disappeared, the guest's link is down: {error}"
         ));
@@ -137,7 +137,7 @@ impl Net {
             match chain.write_packet(tap) {
                 Err(error) if has_disappeared(&error) => lost = Some(error),
                 // A full queue, an interface that is down or an invalid packet loses the packet.
-                Err(error) => log::debug!("{}: a packet is dropped: {error}", tap.name()),
+                Err(error) => log::debug!("{}: a packet is dropped: {error}", tap.name),
                 Ok(_) => {}
             }
             Ok(0)
@@ -181,7 +181,7 @@ impl Net {
         let mut done = 0;
         for (chain, part) in chains {
             chain.write(0, &self.packet[done..done + part]);
-            queue.add_used(chain.head(), part)?;
+            queue.add_used(chain.head, part)?;
             done += part;
         }
         self.pending = None;

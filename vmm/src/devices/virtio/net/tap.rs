@@ -42,7 +42,7 @@ pub enum TapError {
 #[derive(Debug)]
 pub struct Tap {
     file: File,
-    name: String,
+    pub(super) name: String,
     /// Set if the descriptor accepts `TUNSETOFFLOAD`.
     has_offloads: bool,
 }
@@ -107,11 +107,6 @@ impl Tap {
             source,
         })?;
         Ok(Self { file, name: self.name.clone(), has_offloads: self.has_offloads })
-    }
-
-    /// Returns the name.
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Sets the offloads that the guest accepts; the kernel resolves all others.

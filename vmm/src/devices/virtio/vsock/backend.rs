@@ -97,9 +97,9 @@ pub(super) fn advice(source: &io::Error) -> &'static str {
 #[derive(Clone)]
 pub struct VsockBackend {
     device: Arc<KernelDevice>,
-    cid: u32,
+    pub(super) cid: u32,
     /// Device features that the kernel offers and this program knows.
-    features: u64,
+    pub(super) features: u64,
 }
 
 /// Device type of the `vhost` crate. The crate binds a device to guest memory when it is opened,
@@ -136,16 +136,6 @@ impl VsockBackend {
         Ok(Self { device: Arc::new(device), cid, features: offered & feature_bit(F_SEQPACKET) })
     }
 
-    /// Returns the CID of the guest.
-    pub(super) const fn cid(&self) -> u32 {
-        self.cid
-    }
-
-    /// Returns the device features that the kernel offers.
-    pub(super) const fn features(&self) -> u64 {
-        self.features
-    }
-
     /// Makes this process the owner of the device. Separate from [`VsockBackend::open`]: the kernel
     /// may start a thread of this process, and only a process of one thread can drop privileges.
     pub(super) fn set_owner(&self) -> Result<(), VsockError> {
@@ -166,7 +156,7 @@ impl VsockBackend {
         broken: &EventFd,
     ) -> Result<ActiveBackend, DeviceError> {
         let call = |doing| move |error| DeviceError::host(doing)(host_error(error));
-        let bound = BoundBackend { device: &self.device, memory: queues[RECEIVE].memory().map() };
+        let bound = BoundBackend { device: &self.device, memory: queues[RECEIVE].memory.map() };
         bound.set_features(features).map_err(call("setting features (VHOST_SET_FEATURES)"))?;
         bound
             .set_mem_table(&memory_table(bound.memory))

@@ -70,10 +70,10 @@ impl Vsock {
 
 impl VirtioDevice for Vsock {
     fn properties(&self) -> DeviceProperties {
-        let cid = u64::from(self.backend.cid()).to_le_bytes();
+        let cid = u64::from(self.backend.cid).to_le_bytes();
         DeviceProperties {
             device_type: VIRTIO_ID_VSOCK,
-            features: self.backend.features(),
+            features: self.backend.features,
             queue_sizes: &[256, 256, 16],
             config: ConfigSpace::new(cid.to_vec(), 0..0),
         }
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_connection_interrupts_the_guest_before_and_after_a_reset() {
         let Some(backend) = backend(0) else { return };
-        let cid = backend.cid();
+        let cid = backend.cid;
         let mut driver = Driver::new(Box::new(Vsock::new(backend).unwrap()));
 
         for port in [1234, 1235] {
@@ -221,8 +221,8 @@ mod tests {
             return;
         };
 
-        let error = VsockBackend::open(first.cid()).unwrap_err();
-        let cid = first.cid();
+        let error = VsockBackend::open(first.cid).unwrap_err();
+        let cid = first.cid;
         drop(first);
 
         assert!(matches!(error, VsockError::CidInUse(used) if used == cid));
