@@ -358,10 +358,18 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_read_as_a_table_one_level_up() {
-        let page = Descriptor::leaf(PhysAddr(0x5000), Level::PAGE, Attributes::READ, false);
-
-        assert_eq!(page.kind(Level::new(2).unwrap()), EntryKind::Table(TableAddress(0x5000)));
+    fn the_kind_of_an_entry_depends_on_its_level() {
+        let level = Level::new(2).unwrap();
+        let page = Descriptor::leaf(PhysAddr(0x9000), Level::PAGE, Attributes::READ, false);
+        let table = EntryKind::Table(TableAddress(0x9000));
+        for (entry, kind) in [
+            (page, table),
+            (Descriptor::table(TableAddress(0x9000)).with_break_pending(), table),
+            (Descriptor::LOCKED, EntryKind::Locked),
+            (Descriptor::EMPTY, EntryKind::Invalid),
+        ] {
+            assert_eq!(entry.kind(level), kind, "{entry:?}");
+        }
     }
 
     #[test]
@@ -378,46 +386,26 @@ mod tests {
 
     #[test]
     fn a_part_has_the_attributes_of_the_whole() {
-        let block = Descriptor::leaf(
-            PhysAddr(0x4000_0000),
-            Level::new(2).unwrap(),
-            Attributes::READ_WRITE,
-            true,
-        );
+        let leaf = |phys, level| Descriptor::leaf(phys, level, Attributes::READ_WRITE, true);
+        let block = leaf(PhysAddr(0x4000_0000), Level::new(2).unwrap()).with_break_pending();
 
-        let page = block.with_break_pending().part(Level::PAGE, 0x7000);
+        let page = block.part(Level::PAGE, 0x7000);
 
-        assert_eq!(
-            page,
-            Descriptor::leaf(PhysAddr(0x4000_7000), Level::PAGE, Attributes::READ_WRITE, true)
-        );
-    }
-
-    #[test]
-    fn locked_and_break_pending_entries_keep_their_kind() {
-        let level = Level::new(2).unwrap();
-        let table = Descriptor::table(TableAddress(0x9000));
-
-        assert_eq!(Descriptor::LOCKED.kind(level), EntryKind::Locked);
-        assert_eq!(Descriptor::EMPTY.kind(level), EntryKind::Invalid);
-        assert_eq!(table.with_break_pending().kind(level), EntryKind::Table(TableAddress(0x9000)));
+        assert_eq!(page, leaf(PhysAddr(0x4000_7000), Level::PAGE));
     }
 
     #[test]
     fn a_next_table_is_found_whatever_else_its_entry_says() {
         let level = Level::new(1).unwrap();
-        for rest in (0..64).map(|bit| 1 << bit).chain([0]) {
-            for kind in 0..4 {
-                let entry =
-                    Descriptor(Descriptor::table(TableAddress(0x9000)).0 & !3 | kind | (rest & !3));
+        for (bit, kind) in (2..64).flat_map(|bit| (0..4).map(move |kind| (bit, kind))) {
+            let entry = Descriptor(0x9000 | kind | 1 << bit);
 
-                let table = match entry.kind(level) {
-                    EntryKind::Table(table) => Some(table),
-                    _ => None,
-                };
+            let table = match entry.kind(level) {
+                EntryKind::Table(table) => Some(table),
+                _ => None,
+            };
 
-                assert_eq!(entry.next_table(), table, "{entry:?}");
-            }
+            assert_eq!(entry.next_table(), table, "{entry:?}");
         }
     }
 }

@@ -121,36 +121,31 @@ mod tests {
     use super::*;
     use crate::{TableAddress, geometry::Level};
 
+    const UNLINKED: Unlinked = Unlinked { table: TableAddress(0x1000), level: Level::PAGE };
+
     #[test]
     fn a_table_waits_for_walks_that_began_before_it_and_no_others() {
         let epochs = EpochReclaim::new(2);
-        let unlinked = Unlinked { table: TableAddress(0x1000), level: Level::PAGE };
         epochs.begin(0);
-        epochs.defer(unlinked);
+        epochs.defer(UNLINKED);
         epochs.begin(1);
 
-        let early = epochs.take();
+        assert_eq!(epochs.take(), None);
         epochs.end(0);
-        let late = epochs.take();
-
-        assert_eq!(early, None);
-        assert_eq!(late, Some(unlinked));
+        assert_eq!(epochs.take(), Some(UNLINKED));
         assert!(!epochs.is_waiting());
     }
 
     #[test]
     fn a_walk_inside_another_does_not_end_it() {
         let epochs = EpochReclaim::new(1);
-        let unlinked = Unlinked { table: TableAddress(0x1000), level: Level::PAGE };
         epochs.begin(0);
         epochs.begin(0);
-        epochs.defer(unlinked);
-        epochs.end(0);
+        epochs.defer(UNLINKED);
 
-        let inside = epochs.take();
         epochs.end(0);
-
-        assert_eq!(inside, None);
-        assert_eq!(epochs.take(), Some(unlinked));
+        assert_eq!(epochs.take(), None);
+        epochs.end(0);
+        assert_eq!(epochs.take(), Some(UNLINKED));
     }
 }

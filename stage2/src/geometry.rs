@@ -269,40 +269,37 @@ pub(crate) const fn index(n: u64) -> usize {
 mod tests {
     use super::*;
 
-    const ALL: [Granule; 3] = [Granule::K4, Granule::K16, Granule::K64];
-
     #[test]
     fn levels_are_those_of_linux() {
         let levels = |granule, bits| 4 - Geometry::new(granule, bits).unwrap().start().number();
+        let of_4k = [32, 34, 35, 40, 43, 44, 48].map(|bits| levels(Granule::K4, bits));
 
-        assert_eq!(
-            [32, 34, 35, 40, 43, 44, 48].map(|b| levels(Granule::K4, b)),
-            [2, 2, 3, 3, 3, 4, 4]
-        );
-        assert_eq!(
-            [32, 40, 42, 48].map(|b| levels(Granule::K64, b)),
-            [1, 2, 2, 3].map(|n: u8| n.max(1))
-        );
+        assert_eq!(of_4k, [2, 2, 3, 3, 3, 4, 4]);
+        assert_eq!([32, 40, 42, 48].map(|bits| levels(Granule::K64, bits)), [1, 2, 2, 3]);
         assert_eq!(levels(Granule::K16, 40), 2);
     }
 
     #[test]
-    fn an_entry_spans_what_a_table_below_it_spans() {
-        for granule in ALL {
-            for number in 0..3 {
-                let level = Level::new(number).unwrap();
-                let below = level.down().unwrap();
-                assert_eq!(level.span(granule), below.span(granule) * granule.entries());
-            }
+    fn entries_and_contiguous_runs_span_what_the_manual_says() {
+        for (granule, level, span, run) in [
+            (Granule::K4, 3, 4 << 10, 64 << 10),
+            (Granule::K4, 2, 2 << 20, 32 << 20),
+            (Granule::K4, 1, 1 << 30, 16 << 30),
+            (Granule::K4, 0, 512 << 30, 512 << 30),
+            (Granule::K16, 3, 16 << 10, 2 << 20),
+            (Granule::K16, 2, 32 << 20, 1 << 30),
+            (Granule::K64, 3, 64 << 10, 2 << 20),
+            (Granule::K64, 2, 512 << 20, 16 << 30),
+        ] {
+            let level = Level(level);
+            let run_of = level.contiguous(granule) * level.span(granule);
+            assert_eq!((level.span(granule), run_of), (span, run), "{granule:?} {level}");
         }
-        assert_eq!(Level(1).span(Granule::K4), 1 << 30);
-        assert_eq!(Level(2).span(Granule::K16), 32 << 20);
-        assert_eq!(Level(2).span(Granule::K64), 512 << 20);
     }
 
     #[test]
     fn every_width_is_covered_by_its_tables_to_the_byte() {
-        for granule in ALL {
+        for granule in [Granule::K4, Granule::K16, Granule::K64] {
             for bits in 32..=48 {
                 let g = Geometry::new(granule, bits).unwrap();
                 assert!((1..=16).contains(&g.root_tables()), "{g:?}");
@@ -310,19 +307,6 @@ mod tests {
                 assert!(g.index(Ipa(g.size() - 1), g.start()) < g.entries(g.start()));
             }
         }
-        assert!(Geometry::new(Granule::K4, 31).is_err());
-        assert!(Geometry::new(Granule::K4, 49).is_err());
-    }
-
-    #[test]
-    fn contiguous_groups_are_those_of_the_manual() {
-        let of = |granule, level| Level(level).contiguous(granule) * Level(level).span(granule);
-
-        assert_eq!(of(Granule::K4, 3), 64 << 10);
-        assert_eq!(of(Granule::K4, 2), 32 << 20);
-        assert_eq!(of(Granule::K16, 3), 2 << 20);
-        assert_eq!(of(Granule::K16, 2), 1 << 30);
-        assert_eq!(of(Granule::K64, 3), 2 << 20);
-        assert_eq!(of(Granule::K64, 2), 16 << 30);
+        assert!([31, 49].iter().all(|bits| Geometry::new(Granule::K4, *bits).is_err()));
     }
 }

@@ -46,41 +46,20 @@ pub enum Scope {
     Broadcast,
 }
 
-/// A TLB invalidation for the current VMID (Arm ARM D8.14).
+/// A TLB invalidation for the current VMID (Arm ARM D8.14), and the CPUs that it reaches. The TTL hint
+/// is the level of the leaves (FEAT_TTL), `size` is in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the head names the fields")]
 pub enum Tlbi {
-    /// `IPAS2E1(IS)`, or with `leaf_only` `IPAS2LE1(IS)`: stage-2 entries of one address.
-    Ipa {
-        /// Address.
-        ipa: Ipa,
-        /// TTL hint: level of the leaf (FEAT_TTL).
-        ttl: Option<Level>,
-        /// Set if leaves alone are invalidated, and no walk caches.
-        leaf_only: bool,
-        /// CPUs that the invalidation reaches.
-        scope: Scope,
-    },
+    /// `IPAS2E1(IS)`, or `IPAS2LE1(IS)` for leaves alone and no walk caches: stage-2 entries of one
+    /// address.
+    Ipa { ipa: Ipa, ttl: Option<Level>, leaf_only: bool, scope: Scope },
     /// `RIPAS2E1(IS)`: stage-2 entries of a range (FEAT_TLBIRANGE).
-    Range {
-        /// First address.
-        ipa: Ipa,
-        /// Bytes.
-        size: u64,
-        /// TTL hint: level of the leaves.
-        ttl: Option<Level>,
-        /// CPUs that the invalidation reaches.
-        scope: Scope,
-    },
+    Range { ipa: Ipa, size: u64, ttl: Option<Level>, scope: Scope },
     /// `VMALLE1(IS)`: all stage-1 and combined entries.
-    Stage1 {
-        /// CPUs that the invalidation reaches.
-        scope: Scope,
-    },
+    Stage1 { scope: Scope },
     /// `VMALLS12E1(IS)`: all entries of both stages.
-    All {
-        /// CPUs that the invalidation reaches.
-        scope: Scope,
-    },
+    All { scope: Scope },
 }
 
 impl Tlbi {
@@ -112,25 +91,18 @@ pub struct Unlinked {
 
 /// Software events that a checker needs beside the architectural ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each variant's line names its fields")]
 pub enum Note {
-    /// The table's lock is taken.
-    Lock {
-        /// Set if it is held exclusively.
-        exclusive: bool,
-    },
+    /// The table's lock is taken, exclusive or shared.
+    Lock { exclusive: bool },
     /// The lock is released.
     Unlock,
     /// Tables are allocated into a memcache; may sleep.
     TopUp,
     /// A table was requested from an empty memcache.
     Empty,
-    /// The host marks bytes dirty that the guest may write from here on.
-    MarkDirty {
-        /// First address.
-        ipa: Ipa,
-        /// Bytes.
-        size: u64,
-    },
+    /// The host marks `size` bytes from `ipa` dirty, which the guest may write from here on.
+    MarkDirty { ipa: Ipa, size: u64 },
     /// A page lookup begins; its result is valid until the invalidation sequence changes.
     LookUp,
     /// The invalidation sequence changes: earlier page lookups are void.

@@ -63,12 +63,8 @@ impl LockedEntry {
         Self { pool, table, entry }
     }
 
-    fn leaf(&self, level: u8, attributes: Attributes) -> Descriptor {
-        Descriptor::leaf(MEMORY, Level::new(level).unwrap(), attributes, true)
-    }
-
-    /// Runs `act` while another walker stores `new` at the second pause; returns the number of
-    /// pauses.
+    /// Runs `act` while another walker stores `new` at the second pause; returns its result and the
+    /// number of pauses.
     fn while_other_stores<T>(
         &self,
         new: Descriptor,
@@ -84,27 +80,41 @@ impl LockedEntry {
         (result, ops.hook.pauses.get())
     }
 
-    /// Maps a page beside the other walker.
-    fn map_page(
+    /// Maps memory beside the other walker.
+    fn map(
         &self,
         new: Descriptor,
-        ipa: u64,
+        (ipa, size): (u64, u64),
         attributes: Attributes,
     ) -> (Result<(), MapError>, u32) {
-        let request = MapRequest::new(Ipa(ipa), MEMORY + ipa, PAGE, attributes);
+        let request = MapRequest::new(Ipa(ipa), MEMORY + ipa, size, attributes);
         self.while_other_stores(new, |ops, memcache| self.table.map_shared(ops, memcache, &request))
     }
+
+    fn relax(&self, new: Descriptor, by: Attributes) -> (Result<(), MapError>, u32) {
+        self.while_other_stores(new, |ops, _| self.table.relax_shared(ops, Ipa(PAGE), by))
+    }
+
+    fn load(&self) -> Descriptor {
+        self.pool.load(self.entry)
+    }
+}
+
+fn block(attributes: Attributes) -> Descriptor {
+    Descriptor::leaf(MEMORY, Level::new(2).unwrap(), attributes, true)
 }
 
 /// 6.12 with the wait as the only difference.
 const WAITS: Policy = Policy::LINUX_6_12_WAIT;
+const READ: Attributes = Attributes::READ;
+const READ_WRITE: Attributes = Attributes::READ_WRITE;
 
 #[test]
 fn a_walker_descends_into_the_table_that_it_waited_for() {
     let locked = LockedEntry::new(WAITS);
     let child = locked.pool.allocate().unwrap();
 
-    let done = locked.map_page(Descriptor::table(child), 5 * PAGE, Attributes::READ);
+    let done = locked.map(Descriptor::table(child), (5 * PAGE, PAGE), READ);
 
     assert_eq!(done, (Ok(()), 2));
     let found = locked.pool.load(child.entry(5));
@@ -112,78 +122,41 @@ fn a_walker_descends_into_the_table_that_it_waited_for() {
 }
 
 #[test]
-fn a_block_that_permits_the_access_is_not_split() {
-    for (has, wants) in
-        [(Attributes::READ, Attributes::READ), (Attributes::READ_WRITE, Attributes::READ)]
-    {
-        let locked = LockedEntry::new(WAITS);
-        let block = locked.leaf(2, has);
+fn a_walker_leaves_a_block_that_permits_the_access_and_an_entry_that_stays_locked() {
+    let turns = WAITS.locked_entry_turns - 1;
+    for (name, policy, new, range, pauses) in [
+        ("the same permissions", WAITS, block(READ), (PAGE, PAGE), 2),
+        ("more permissions", WAITS, block(READ_WRITE), (PAGE, PAGE), 2),
+        ("a map of the block itself", WAITS, block(READ), (0, BLOCK), 2),
+        ("the wait is bounded", WAITS, Descriptor::LOCKED, (PAGE, PAGE), turns),
+        ("no wait", Policy::LINUX_6_12, Descriptor::LOCKED, (PAGE, PAGE), 0),
+    ] {
+        let locked = LockedEntry::new(policy);
 
-        let done = locked.map_page(block, PAGE, wants);
+        let done = locked.map(new, range, READ);
 
-        assert_eq!(done, (Err(MapError::Again), 2));
-        assert_eq!(locked.pool.load(locked.entry), block);
+        assert_eq!((done, locked.load()), ((Err(MapError::Again), pauses), new), "{name}");
     }
 }
 
 #[test]
 fn a_block_that_does_not_permit_the_access_is_split() {
     let locked = LockedEntry::new(WAITS);
-    let block = locked.leaf(2, Attributes::READ);
 
-    let (done, _) = locked.map_page(block, PAGE, Attributes::READ_WRITE);
+    let (done, _) = locked.map(block(READ), (PAGE, PAGE), READ_WRITE);
 
     assert_eq!(done, Ok(()));
-    let table = locked.pool.load(locked.entry).next_table().unwrap();
-    let written = locked.pool.load(table.entry(1));
-    assert!(written.attributes().write);
+    let table = locked.load().next_table().unwrap();
+    assert!(locked.pool.load(table.entry(1)).attributes().write);
 }
 
 #[test]
-fn a_walker_that_maps_a_block_waits_for_it() {
-    let locked = LockedEntry::new(WAITS);
-    let block = locked.leaf(2, Attributes::READ);
-    let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
-
-    let done = locked.while_other_stores(block, |ops, memcache| {
-        locked.table.map_shared(ops, memcache, &request)
-    });
-
-    assert_eq!(done, (Err(MapError::Again), 2));
-    assert_eq!(locked.pool.load(locked.entry), block);
-}
-
-#[test]
-fn a_walker_that_relaxes_permissions_waits_for_the_leaf() {
+fn a_walker_that_relaxes_permissions_waits_for_the_leaf_if_the_policy_says_so() {
     let locked = LockedEntry::new(WAITS);
 
-    let done = locked.while_other_stores(locked.leaf(2, Attributes::READ), |ops, _| {
-        locked.table.relax_shared(ops, Ipa(PAGE), Attributes::READ_WRITE)
-    });
+    assert_eq!(locked.relax(block(READ), READ_WRITE), (Ok(()), 2));
+    assert!(locked.load().attributes().write);
 
-    assert_eq!(done, (Ok(()), 2));
-    assert!(locked.pool.load(locked.entry).attributes().write);
-}
-
-#[test]
-fn the_wait_is_bounded() {
-    let locked = LockedEntry::new(WAITS);
-
-    let done = locked.map_page(Descriptor::LOCKED, PAGE, Attributes::READ);
-
-    assert_eq!(done, (Err(MapError::Again), WAITS.locked_entry_turns - 1));
-}
-
-#[test]
-fn a_policy_that_does_not_wait_has_the_guest_fault_again() {
     let locked = LockedEntry::new(Policy::LINUX_6_12);
-    let block = locked.leaf(2, Attributes::READ);
-
-    let mapped = locked.map_page(block, PAGE, Attributes::READ);
-    let (relaxed, _) = locked.while_other_stores(block, |ops, _| {
-        locked.table.relax_shared(ops, Ipa(PAGE), Attributes::READ)
-    });
-
-    assert_eq!(mapped, (Err(MapError::Again), 0));
-    assert_eq!(relaxed, Err(MapError::Again));
+    assert_eq!(locked.relax(block(READ), READ), (Err(MapError::Again), 0));
 }

@@ -8,9 +8,68 @@
 //! same CPU completes it, except for bytes that the host writes in between.
 
 use alloc::{vec, vec::Vec};
+use core::ops::{Add, Range, Sub};
 
-use super::ranges::Ranges;
+use rangemap::RangeSet;
+
 use crate::address::PhysAddr;
+
+/// A set of addresses of one address space, kept as ranges.
+#[derive(Debug)]
+pub(super) struct Ranges<A: Clone + Ord>(RangeSet<A>);
+
+impl<A: Clone + Ord> Default for Ranges<A> {
+    fn default() -> Self {
+        Self(RangeSet::new())
+    }
+}
+
+impl<A: Copy + Ord + Add<u64, Output = A> + Sub<Output = u64>> Ranges<A> {
+    pub(super) fn add(&mut self, start: A, size: u64) {
+        // The set panics on an empty range.
+        if size > 0 {
+            self.0.insert(start..start + size);
+        }
+    }
+
+    pub(super) fn remove(&mut self, start: A, size: u64) {
+        if size > 0 {
+            self.0.remove(start..start + size);
+        }
+    }
+
+    /// Returns the parts of a range that are in the set, by address and size.
+    pub(super) fn overlaps(&self, start: A, size: u64) -> Vec<(A, u64)> {
+        let end = start + size;
+        let found = self.0.overlapping(start..end);
+        found.map(|range| with_size(range.start.max(start)..range.end.min(end))).collect()
+    }
+
+    /// Returns the parts of a range that are missing from the set, by address and size.
+    pub(super) fn gaps(&self, start: A, size: u64) -> Vec<(A, u64)> {
+        let range = start..start + size;
+        self.0.gaps(&range).map(with_size).collect()
+    }
+
+    /// Returns the first address of a range that is in the set.
+    pub(super) fn first_in(&self, start: A, size: u64) -> Option<A> {
+        let mut found = self.0.overlapping(start..start + size);
+        found.next().map(|range| range.start.max(start))
+    }
+
+    /// Returns all ranges of the set, by address and size.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (A, u64)> + '_ {
+        self.0.iter().cloned().map(with_size)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+fn with_size<A: Copy + Sub<Output = u64>>(range: Range<A>) -> (A, u64) {
+    (range.start, range.end - range.start)
+}
 
 /// The set that a pending operation clears.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +80,7 @@ enum Clears {
     Stale,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct CacheModel {
     dirty: Ranges<PhysAddr>,
     stale: Ranges<PhysAddr>,
@@ -52,16 +111,7 @@ fn around_hole(
 
 impl CacheModel {
     pub(super) fn new(cpus: usize) -> Self {
-        Self {
-            dirty: Ranges::default(),
-            stale: Ranges::default(),
-            touched: Ranges::default(),
-            written_while_mapped: Ranges::default(),
-            mapped: Ranges::default(),
-            executable: Ranges::default(),
-            pending: vec![Vec::new(); cpus],
-            issued: vec![false; cpus],
-        }
+        Self { pending: vec![Vec::new(); cpus], issued: vec![false; cpus], ..Self::default() }
     }
 
     pub(super) fn host_write(&mut self, phys: PhysAddr, size: u64) {
@@ -220,8 +270,7 @@ mod tests {
     #[test]
     fn pending_maintenance_spares_memory_that_is_added_again() {
         let mut caches = CacheModel::new(2);
-        caches.add_memory(FIRST, SIZE);
-        caches.add_memory(SECOND, SIZE);
+        caches.add_memory(FIRST, 2 * SIZE);
         caches.clean(0, FIRST, 2 * SIZE, |_, _| false);
         caches.complete(0);
         caches.invalidate_instructions(0, None, false);

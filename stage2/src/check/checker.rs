@@ -11,9 +11,8 @@ use alloc::{
 use core::fmt;
 
 use super::{
-    cache_model::CacheModel,
+    cache_model::{CacheModel, Ranges},
     event::{Action, Event, Outcome, Setup},
-    ranges::Ranges,
     rule::Rule,
     stale_entry::Effect,
     table_model::TableModel,
@@ -56,11 +55,20 @@ pub(super) struct CpuState {
     /// Set from a switch of the VMID to the next ISB.
     pub(super) needs_isb: bool,
     pub(super) lock: Option<HeldLock>,
-    pub(super) walk: Option<SharedWalk>,
+    /// Depth of nested shared walks, and the event that began the outermost.
+    walk_depth: u32,
+    walking_since: u64,
     /// The event of the last release of the lock.
     pub(super) released: u64,
     /// The invalidation sequence at the page lookup.
     pub(super) looked_up: Option<u64>,
+}
+
+impl CpuState {
+    /// Returns whether the CPU is in a shared walk that began by an event.
+    pub(super) const fn walks_since(&self, event: u64) -> bool {
+        self.walk_depth > 0 && self.walking_since <= event
+    }
 }
 
 /// The lock as one CPU holds it.
@@ -69,14 +77,6 @@ pub(super) struct HeldLock {
     pub(super) is_exclusive: bool,
     /// The VMID when the lock was taken.
     pub(super) vmid: Vmid,
-}
-
-/// The shared walks of one CPU, one within another.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct SharedWalk {
-    /// The event that began the outermost.
-    pub(super) since: u64,
-    pub(super) depth: u32,
 }
 
 /// Memory of the guest.
@@ -205,8 +205,7 @@ impl Checker {
             }
             Action::Allocate(table) => self.allocate(cpu, table),
             Action::Free(table) => self.free(table),
-            Action::Walk { begins: true } => self.begin_walk(cpu),
-            Action::Walk { begins: false } => self.end_walk(cpu),
+            Action::Walk { begins } => self.walk(cpu, begins),
             Action::References(table, change) => self.tables.change_references(table, change),
             Action::Note(note) => self.note(cpu, note),
             Action::HostWrite { phys, size } => self.caches.host_write(phys, size),
@@ -238,16 +237,16 @@ impl Checker {
         }
     }
 
-    fn begin_walk(&mut self, cpu: usize) {
-        let since = self.now;
-        let walk = self.cpus[cpu].walk;
-        let outer = walk.unwrap_or(SharedWalk { since, depth: 0 });
-        self.cpus[cpu].walk = Some(SharedWalk { depth: outer.depth + 1, ..outer });
-    }
-
-    fn end_walk(&mut self, cpu: usize) {
-        let outer = self.cpus[cpu].walk.filter(|walk| walk.depth > 1);
-        self.cpus[cpu].walk = outer.map(|walk| SharedWalk { depth: walk.depth - 1, ..walk });
-        self.check_end_of_walk(cpu);
+    fn walk(&mut self, cpu: usize, begins: bool) {
+        let state = &mut self.cpus[cpu];
+        if begins {
+            if state.walk_depth == 0 {
+                state.walking_since = self.now;
+            }
+            state.walk_depth += 1;
+        } else {
+            state.walk_depth = state.walk_depth.saturating_sub(1);
+            self.check_end_of_walk(cpu);
+        }
     }
 }

@@ -20,7 +20,6 @@ mod casemate;
 mod checker;
 mod event;
 mod operation_hooks;
-mod ranges;
 mod recorder;
 mod rule;
 mod rules;

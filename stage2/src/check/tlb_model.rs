@@ -76,15 +76,13 @@ mod tests {
         operations::Scope,
     };
 
-    const BROADCAST: Scope = Scope::Broadcast;
+    const STAGE1: Tlbi = Tlbi::Stage1 { scope: Scope::Broadcast };
+    const ALL: Tlbi = Tlbi::All { scope: Scope::Broadcast };
 
     fn page(ipa: u64, change: Change) -> ChangedEntry {
+        let entry = EntryAddress(0x8000_0000 + ipa);
         ChangedEntry {
-            place: Place {
-                entry: EntryAddress(0x8000_0000 + ipa),
-                level: Level::PAGE,
-                ipa: Ipa(ipa),
-            },
+            place: Place { entry, level: Level::PAGE, ipa: Ipa(ipa) },
             was: Descriptor(0x1_0000_0003 + ipa),
             size: 0x1000,
             change,
@@ -99,8 +97,8 @@ mod tests {
         for (cpu, ipa) in [(0, 0), (1, 1 << 21)] {
             tlbs.add(cpu, 0, page(ipa, Change::Removed));
             tlbs.barrier(cpu, Dsb::IshSt);
-            let page = Tlbi::Ipa { ipa: Ipa(ipa), ttl: None, leaf_only: false, scope: BROADCAST };
-            tlbs.invalidate(cpu, page);
+            let (ttl, leaf_only, scope) = (None, false, Scope::Broadcast);
+            tlbs.invalidate(cpu, Tlbi::Ipa { ipa: Ipa(ipa), ttl, leaf_only, scope });
         }
         tlbs
     }
@@ -109,36 +107,47 @@ mod tests {
         tlbs.stale.iter().any(|stale| stale.by == by)
     }
 
-    #[test]
-    fn a_cpu_completes_its_own_invalidation_beside_one_of_another_cpu() {
-        for last in [Tlbi::Stage1 { scope: BROADCAST }, Tlbi::All { scope: BROADCAST }] {
-            let mut tlbs = two_removed_pages();
-            tlbs.barrier(0, Dsb::Ish);
-            tlbs.invalidate(1, last);
-            tlbs.invalidate(0, Tlbi::Stage1 { scope: BROADCAST });
-
-            tlbs.barrier(0, Dsb::Ish);
-
-            assert!(!is_held(&tlbs, 0), "{last:?}");
-        }
+    /// A step of a CPU: a DSB, or an invalidation.
+    enum Step {
+        Dsb,
+        Tlbi(Tlbi),
     }
 
     #[test]
-    fn an_invalidation_of_both_stages_covers_the_page_of_another_cpu() {
-        let mut tlbs = two_removed_pages();
-        tlbs.invalidate(0, Tlbi::All { scope: BROADCAST });
-        tlbs.barrier(1, Dsb::Ish);
-        tlbs.invalidate(1, Tlbi::Stage1 { scope: BROADCAST });
-
-        tlbs.barrier(0, Dsb::Ish);
-
-        assert!(!is_held(&tlbs, 0) && !is_held(&tlbs, 1));
+    fn each_cpu_completes_its_own_invalidations() {
+        use Step::{Dsb as Barrier, Tlbi as Invalidate};
+        for (name, steps, held) in [
+            (
+                "CPU 0 completes its own beside stage 1 of CPU 1",
+                &[(0, Barrier), (1, Invalidate(STAGE1)), (0, Invalidate(STAGE1)), (0, Barrier)][..],
+                [false, true],
+            ),
+            (
+                "CPU 0 completes its own beside both stages of CPU 1",
+                &[(0, Barrier), (1, Invalidate(ALL)), (0, Invalidate(STAGE1)), (0, Barrier)],
+                [false, true],
+            ),
+            (
+                "an invalidation of both stages covers the page of another CPU",
+                &[(0, Invalidate(ALL)), (1, Barrier), (1, Invalidate(STAGE1)), (0, Barrier)],
+                [false, false],
+            ),
+        ] {
+            let mut tlbs = two_removed_pages();
+            for (cpu, step) in steps {
+                match step {
+                    Barrier => drop(tlbs.barrier(*cpu, Dsb::Ish)),
+                    Invalidate(kind) => drop(tlbs.invalidate(*cpu, *kind)),
+                }
+            }
+            assert_eq!([0, 1].map(|cpu| is_held(&tlbs, cpu)), held, "{name}");
+        }
     }
 
     #[test]
     fn combined_entries_return_until_stage_2_is_invalidated() {
         let mut tlbs = two_removed_pages();
-        tlbs.invalidate(1, Tlbi::Stage1 { scope: BROADCAST });
+        tlbs.invalidate(1, STAGE1);
         tlbs.barrier(0, Dsb::Ish);
         tlbs.barrier(1, Dsb::Ish);
 
@@ -154,7 +163,7 @@ mod tests {
             tlbs.add(0, 0, page(0, change));
 
             tlbs.barrier(1, Dsb::IshSt);
-            tlbs.invalidate(1, Tlbi::All { scope: BROADCAST });
+            tlbs.invalidate(1, ALL);
             tlbs.barrier(1, Dsb::Ish);
 
             let held = tlbs.stale.iter().any(|stale| stale.is_held_by(1));
@@ -171,7 +180,7 @@ mod tests {
         tlbs.note_store(1, address);
 
         tlbs.barrier(0, Dsb::IshSt);
-        tlbs.invalidate(0, Tlbi::All { scope: BROADCAST });
+        tlbs.invalidate(0, ALL);
         tlbs.barrier(0, Dsb::Ish);
 
         assert!(!is_held(&tlbs, 0));

@@ -64,33 +64,17 @@ pub struct Features {
 
 /// Error returned when an operation changed nothing, or only part of its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "fields are first addresses and bytes of the range")]
 pub enum MapError {
     /// An address or the size is not a multiple of the page size.
     #[error("{ipa} to {phys}, {size:#x} bytes: not a multiple of the page size")]
-    Unaligned {
-        /// First guest address.
-        ipa: Ipa,
-        /// First host address.
-        phys: PhysAddr,
-        /// Bytes.
-        size: u64,
-    },
+    Unaligned { ipa: Ipa, phys: PhysAddr, size: u64 },
     /// The guest range does not end within the IPA space.
     #[error("guest range {ipa}, {size:#x} bytes: beyond the IPA space")]
-    OutOfRange {
-        /// First guest address.
-        ipa: Ipa,
-        /// Bytes.
-        size: u64,
-    },
+    OutOfRange { ipa: Ipa, size: u64 },
     /// The host range does not end within the output addresses of descriptors.
     #[error("host range {phys}, {size:#x} bytes: beyond 48 address bits")]
-    TooHigh {
-        /// First host address.
-        phys: PhysAddr,
-        /// Bytes.
-        size: u64,
-    },
+    TooHigh { phys: PhysAddr, size: u64 },
     /// A table is needed and the memcache is empty: top it up and retry.
     #[error("memcache empty: top it up and retry")]
     NoTable,

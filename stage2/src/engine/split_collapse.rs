@@ -171,6 +171,19 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
+    /// Returns the slots of a table that a range overlaps.
+    fn slots(
+        &self,
+        table: TableAddress,
+        level: Level,
+        (ipa, end): (Ipa, Ipa),
+    ) -> impl Iterator<Item = Slot> {
+        let span = self.stage2.geometry.span(level);
+        let first = self.slot(table, level, ipa);
+        let count = (end - first.ipa).div_ceil(span);
+        (0..count).map(move |n| first.skip(n, span))
+    }
+
     fn recover_in(
         &self,
         table: TableAddress,
@@ -182,23 +195,20 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         let Some(below) = level.down() else {
             return Ok(());
         };
-        let geometry = &self.stage2.geometry;
-        let mut at = ipa;
-        while at < end {
-            let slot = self.slot(table, level, at);
+        for slot in self.slots(table, level, (ipa, end)) {
             let next = self.end(&slot);
             let old = self.ops.load(slot.entry);
             if let EntryKind::Table(child) = old.kind(level) {
-                self.recover_in(child, below, (at, end.min(next)), largest, batch)?;
+                let part = (ipa.max(slot.ipa), end.min(next));
+                self.recover_in(child, below, part, largest, batch)?;
                 let whole = slot.ipa >= ipa && next <= end && next - slot.ipa <= largest;
                 if whole
-                    && level.can_map(geometry.granule())
+                    && level.can_map(self.stage2.geometry.granule())
                     && let Some(block) = self.block_of(&slot, child, below)
                 {
                     self.recover(&slot, old, (child, below), block, batch)?;
                 }
             }
-            at = next;
         }
         Ok(())
     }
@@ -234,25 +244,20 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         let Some(below) = level.down() else {
             return Ok(());
         };
-        let mut at = ipa;
-        while at < end {
-            let slot = self.slot(table, level, at);
-            let next = self.end(&slot);
+        for slot in self.slots(table, level, (ipa, end)) {
             let old = self.ops.load(slot.entry);
             let child = match old.kind(level) {
                 EntryKind::Leaf(_) => {
                     let child = memcache.take(self.ops).ok_or(MapError::NoTable)?;
                     self.fill(child, old, below);
                     self.change_size(&slot, old, Descriptor::table(child))?;
-                    Some(child)
+                    child
                 }
-                EntryKind::Table(child) => Some(child),
-                EntryKind::Invalid | EntryKind::Locked => None,
+                EntryKind::Table(child) => child,
+                EntryKind::Invalid | EntryKind::Locked => continue,
             };
-            if let Some(child) = child {
-                self.split_in(child, below, (at, end.min(next)), memcache)?;
-            }
-            at = next;
+            let part = (ipa.max(slot.ipa), end.min(self.end(&slot)));
+            self.split_in(child, below, part, memcache)?;
         }
         Ok(())
     }

@@ -126,10 +126,7 @@ impl Checker {
         }
         let unlinked_at = self.tables.unlinked_at(table);
         // The walk of the freeing CPU counts too: no grace period ends before the walk does.
-        let may_be_inside = |cpu: &CpuState| {
-            let walk = cpu.walk.zip(unlinked_at);
-            walk.is_some_and(|(walk, at)| walk.since <= at)
-        };
+        let may_be_inside = |cpu: &CpuState| unlinked_at.is_some_and(|at| cpu.walks_since(at));
         if self.cpus.iter().any(may_be_inside) {
             self.report(Rule::FreedInGracePeriod, detail.as_str());
         }
