@@ -224,6 +224,9 @@ mod tests {
             if data[0] & 1 == 1 {
                 assert!(port.read(0, &mut data));
                 bytes.push(data[0]);
+            } else {
+                drop(port);
+                thread::yield_now();
             }
         }
         bytes

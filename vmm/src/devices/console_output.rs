@@ -9,6 +9,7 @@
 //! guest is therefore slowed down by its reader as with a real port, and nothing else is.
 
 use std::{
+    collections::VecDeque,
     fmt,
     io::{self, Write},
     mem,
@@ -18,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
@@ -51,16 +52,9 @@ struct OutputBuffer {
 
 #[derive(Default)]
 struct PendingOutput {
-    bytes: Vec<u8>,
-    /// Number of bytes that the thread has taken and not yet written.
-    in_flight: usize,
+    /// Bytes that the thread has not yet written.
+    bytes: VecDeque<u8>,
     closed: bool,
-}
-
-impl PendingOutput {
-    const fn len(&self) -> usize {
-        self.bytes.len() + self.in_flight
-    }
 }
 
 impl fmt::Debug for ConsoleOutput {
@@ -97,7 +91,7 @@ impl ConsoleOutput {
     /// Waits until the buffer has space or `give_up` returns true. Returns whether it has space.
     pub fn wait_for_space(&self, give_up: impl Fn() -> bool) -> bool {
         let mut pending = self.0.pending.lock();
-        while pending.len() >= CAPACITY {
+        while pending.bytes.len() >= CAPACITY {
             if give_up() {
                 return false;
             }
@@ -114,12 +108,12 @@ impl ConsoleOutput {
         pending.closed = true;
         self.0.changed.notify_one();
         loop {
-            let left = pending.len();
+            let left = pending.bytes.len();
             if left == 0 {
                 return 0;
             }
             self.0.progress.wait_for(&mut pending, FINISH_TIMEOUT);
-            if pending.len() >= left {
+            if pending.bytes.len() >= left {
                 return left;
             }
         }
@@ -129,7 +123,7 @@ impl ConsoleOutput {
 impl Write for ConsoleOutput {
     /// Appends all bytes, whether there is space or not.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.pending.lock().bytes.extend_from_slice(bytes);
+        self.0.pending.lock().bytes.extend(bytes);
         self.0.changed.notify_one();
         Ok(bytes.len())
     }
@@ -142,29 +136,24 @@ impl Write for ConsoleOutput {
 impl OutputBuffer {
     /// Thread body: writes until the buffer is closed and empty.
     fn run(&self, fd: &impl AsFd) {
-        let mut bytes = Vec::new();
         let mut failed = false;
+        let mut pending = self.pending.lock();
         loop {
-            let mut pending = self.pending.lock();
             while pending.bytes.is_empty() {
                 if pending.closed {
                     return;
                 }
                 self.changed.wait(&mut pending);
             }
-            bytes.clear();
-            mem::swap(&mut bytes, &mut pending.bytes);
-            pending.in_flight = bytes.len();
-            drop(pending);
-            for chunk in bytes.chunks(CHUNK) {
-                if let Err(error) = write_all(fd, chunk)
-                    && !mem::replace(&mut failed, true)
-                {
-                    log::warn!("console output is lost from here on: {error}");
-                }
-                self.pending.lock().in_flight -= chunk.len();
-                self.progress.notify_all();
+            let chunk: Vec<u8> = pending.bytes.iter().copied().take(CHUNK).collect();
+            let written = MutexGuard::unlocked(&mut pending, || write_all(fd, &chunk));
+            if let Err(error) = written
+                && !mem::replace(&mut failed, true)
+            {
+                log::warn!("console output is lost from here on: {error}");
             }
+            pending.bytes.drain(..chunk.len());
+            self.progress.notify_all();
         }
     }
 }

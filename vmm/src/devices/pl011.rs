@@ -5,10 +5,7 @@
 //! Output is written at once: the port is never busy, and each byte raises the transmit interrupt.
 //! Input waits in a FIFO. Registers are words; drivers also access their low halves and bytes.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, VecDeque};
 
 use granule_types::units::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
@@ -48,7 +45,7 @@ const FIFO: usize = 32;
 pub struct Pl011 {
     irq: EventFd,
     output: SerialOutput,
-    drained: Arc<DrainNotifier>,
+    drained: DrainNotifier,
     fifo: VecDeque<u8>,
     status: u32,
     mask: u32,
@@ -63,7 +60,7 @@ impl Pl011 {
         Self {
             irq,
             output,
-            drained: Arc::default(),
+            drained: DrainNotifier::default(),
             fifo: VecDeque::new(),
             status: 0,
             mask: 0,
@@ -150,7 +147,7 @@ impl SerialPort for Pl011 {
         space
     }
 
-    fn drained(&self) -> &Arc<DrainNotifier> {
+    fn drained(&self) -> &DrainNotifier {
         &self.drained
     }
 }

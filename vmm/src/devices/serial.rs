@@ -21,7 +21,7 @@ pub type SerialOutput = Box<dyn io::Write + Send>;
 /// 16550 serial port.
 #[allow(missing_debug_implementations, reason = "it holds any output")]
 pub struct Serial {
-    port: vm_superio::Serial<InterruptLine, Arc<DrainNotifier>, SerialOutput>,
+    port: vm_superio::Serial<InterruptLine, DrainNotifier, SerialOutput>,
 }
 
 struct InterruptLine(EventFd);
@@ -40,7 +40,7 @@ pub trait SerialPort: MmioDevice {
     fn receive(&mut self, input: &[u8]) -> usize;
 
     /// Returns the notifier of an empty FIFO.
-    fn drained(&self) -> &Arc<DrainNotifier>;
+    fn drained(&self) -> &DrainNotifier;
 }
 
 /// Signals an event once the guest has read all input.
@@ -79,7 +79,7 @@ impl Serial {
     #[must_use]
     pub fn new(irq: EventFd, output: SerialOutput) -> Self {
         let irq = InterruptLine(irq);
-        Self { port: vm_superio::Serial::with_events(irq, Arc::default(), output) }
+        Self { port: vm_superio::Serial::with_events(irq, DrainNotifier::default(), output) }
     }
 
     /// Describes the port for the device tree, with one register per byte. The node also needs
@@ -103,7 +103,7 @@ impl SerialPort for Serial {
         })
     }
 
-    fn drained(&self) -> &Arc<DrainNotifier> {
+    fn drained(&self) -> &DrainNotifier {
         self.port.events()
     }
 }
