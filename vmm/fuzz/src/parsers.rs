@@ -24,7 +24,7 @@ pub fn image(data: &[u8]) {
         let Ok(layout) = BootLayout::new(&image, Some(Bytes(data.len() as u64)), memory) else {
             continue;
         };
-        let end = granule_vmm::arch::layout::MEMORY.0 + memory.0;
+        let end = granule_vmm::arch::MEMORY.0 + memory.0;
         assert!(layout.kernel.0 + image.size.0 <= end);
         assert!(layout.initrd.is_some_and(|initrd| initrd.end.0 <= end));
     }

@@ -4,8 +4,20 @@
 //!
 //! The module of the target architecture is re-exported, so that callers use `arch::vm`,
 //! `arch::guest` and `arch::host`. Modules without ioctls build and are tested on every host.
-
-pub mod layout;
+//!
+//! All architectures share this guest-physical address map:
+//!
+//! | from | range |
+//! |---|---|
+//! | 0 | architecture-specific: interrupt controller |
+//! | `0x0900_0000` | platform devices, 64K each |
+//! | `0x0a00_0000` | virtio devices, 4K each |
+//! | `0x1000_0000` | architecture-specific |
+//! | `0x4000_0000` | memory |
+//!
+//! All devices are in the first gigabyte, so memory has no hole, starts at a multiple of the largest
+//! block size (1G, and 512M for 64K pages), and ends at the lowest possible address: with 4K pages,
+//! guests of up to 15G need only two levels of stage-2 tables.
 
 /// arm64.
 pub mod aarch64 {
@@ -40,6 +52,8 @@ pub mod x86_64 {
     pub mod vm;
 }
 
+use std::ops::Range;
+
 use granule_types::units::{Bytes, GuestAddress};
 use linux_loader::cmdline::Cmdline;
 
@@ -59,4 +73,49 @@ pub struct VmDescription {
     pub devices: Vec<MmioDeviceInfo>,
     /// The kernel command line.
     pub command_line: Cmdline,
+}
+
+/// Range of the platform devices.
+pub const PLATFORM_DEVICES: Range<GuestAddress> =
+    GuestAddress(0x0900_0000)..GuestAddress(0x0a00_0000);
+/// Distance between platform devices.
+pub const PLATFORM_DEVICE_STEP: u64 = 0x1_0000;
+/// Range of the virtio devices.
+pub const VIRTIO_DEVICES: Range<GuestAddress> =
+    GuestAddress(0x0a00_0000)..GuestAddress(0x0b00_0000);
+/// Distance between virtio devices.
+pub const VIRTIO_DEVICE_STEP: u64 = 0x1000;
+/// Start of guest memory.
+pub const MEMORY: GuestAddress = GuestAddress(0x4000_0000);
+
+/// Returns the start of each memory range, in order; `ranges` holds `(size, alignment)`. Returns
+/// `None` if guest memory exceeds the address space.
+pub fn place_memory(ranges: impl IntoIterator<Item = (Bytes, Bytes)>) -> Option<Vec<GuestAddress>> {
+    let mut end = MEMORY.0;
+    ranges
+        .into_iter()
+        .map(|(size, align)| {
+            let start = end.checked_next_multiple_of(align.0.max(1))?;
+            end = start.checked_add(size.0)?;
+            Some(GuestAddress(start))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_ranges_are_consecutive_and_aligned() {
+        let starts = place_memory([
+            (Bytes::mib(128), Bytes::kib(4)),
+            (Bytes::gib(2), Bytes::gib(1)),
+            (Bytes::mib(64), Bytes::mib(2)),
+        ])
+        .unwrap();
+
+        assert_eq!(starts, [0x4000_0000, 0x8000_0000, 0x1_0000_0000].map(GuestAddress));
+        assert_eq!(place_memory([(Bytes(u64::MAX), Bytes(1))]), None);
+    }
 }

@@ -22,9 +22,6 @@ const MISC: u32 = 10;
 
 /// Opens `/dev/kvm` and checks the API version. `explain_missing_driver` is called when no KVM driver
 /// is loaded.
-///
-/// # Errors
-/// A message with the cause and how to get access.
 pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, String> {
     open_at(DEVICE, explain_missing_driver)
 }

@@ -21,9 +21,6 @@ ioctl_io_nr!(KVM_RESET_DIRTY_RINGS, KVMIO, 0xc7);
 
 /// Write-protects the pages of all harvested entries of a VM's dirty rings and returns the entries to
 /// the kernel (`KVM_RESET_DIRTY_RINGS`).
-///
-/// # Errors
-/// The kernel's error.
 pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     // SAFETY: the call takes no argument.
     match unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) } {
@@ -35,9 +32,6 @@ pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
 /// VM ioctls that `kvm-ioctls` lacks.
 pub trait VmExt {
     /// Enables a capability of the VM with its first argument (`KVM_ENABLE_CAP`).
-    ///
-    /// # Errors
-    /// The kernel's error.
     fn enable_capability(&self, cap: u32, argument: u64) -> errno::Result<()>;
 
     /// Clears the pages set in `bitmap` from the dirty log and write-protects them

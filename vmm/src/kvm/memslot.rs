@@ -48,9 +48,6 @@ impl Memslot {
     }
 
     /// Starts or stops dirty logging of the memslot.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn set_logging(&self, vm: &VmFd, on: bool) -> Result<(), KvmError> {
         self.set(vm, if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })
     }
@@ -139,9 +136,6 @@ impl DirtyLog {
     }
 
     /// Starts or stops logging of `slot`.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn switch(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
         slot.set_logging(vm, on)?;
         if let Some(rings) = &self.rings {

@@ -3,7 +3,7 @@
 //! tracepoint counters, the ioctls that `kvm-ioctls` lacks, and kicks that force a vCPU out of the
 //! guest.
 
-pub mod access;
+mod access;
 pub mod dirty_ring;
 pub mod ioctls;
 pub mod kick;
@@ -81,17 +81,11 @@ impl KvmError {
 
 /// Opens `/dev/kvm`. `explain_missing_driver` is called when no driver is loaded, to say why on this
 /// architecture.
-///
-/// # Errors
-/// [`KvmError::Open`].
 pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, KvmError> {
     access::open(explain_missing_driver).map_err(KvmError::Open)
 }
 
 /// Checks a number of vCPUs against `KVM_CAP_MAX_VCPUS`.
-///
-/// # Errors
-/// [`KvmError::Unsupported`].
 pub fn check_vcpus(kvm: &Kvm, requested: u32) -> Result<(), KvmError> {
     let limit = u32::try_from(kvm.check_extension_int(Cap::MaxVcpus)).unwrap_or(0);
     if requested == 0 || requested > limit {

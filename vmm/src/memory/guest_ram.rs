@@ -190,9 +190,6 @@ impl GuestRam {
     }
 
     /// Drops the backing of the whole region: the next access to each page is a first touch.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn drop_backing(&self) -> Result<(), MemoryError> {
         self.mapping.drop_backing()
     }

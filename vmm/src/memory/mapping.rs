@@ -221,9 +221,6 @@ impl Mapping {
     }
 
     /// Collapses resident pages into huge pages as far as the kernel can.
-    ///
-    /// # Errors
-    /// [`MemoryError::NoCollapse`] on kernels without the call.
     pub fn collapse(&self) -> Result<(), MemoryError> {
         if self.madvise(0, 0, MADV_COLLAPSE).is_err() {
             return Err(MemoryError::NoCollapse);

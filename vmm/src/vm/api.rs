@@ -63,9 +63,6 @@ pub struct BoundSocket {
 
 impl BoundSocket {
     /// Binds a socket at `path`. Replaces a socket that a killed run left.
-    ///
-    /// # Errors
-    /// Another file or a listening socket exists, or the folder is not writable.
     pub fn new(path: &Path) -> io::Result<Self> {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -88,9 +85,6 @@ impl BoundSocket {
     }
 
     /// Changes the owner of the file.
-    ///
-    /// # Errors
-    /// The process lacks the permission.
     pub fn set_owner(&self, identity: Identity) -> io::Result<()> {
         let Identity { user, group } = identity;
         lchown(&self.file.path, Some(user), Some(group))
@@ -100,7 +94,6 @@ impl BoundSocket {
 /// A request that waits for the main thread.
 #[derive(Debug)]
 pub struct PendingRequest {
-    /// The request.
     pub request: Request,
     response: mpsc::SyncSender<Response>,
 }
@@ -116,16 +109,14 @@ impl PendingRequest {
 /// A served control socket. Dropping it removes the file; the thread ends with the process.
 #[derive(Debug)]
 pub struct Api {
-    file: Arc<SocketFile>,
+    pub(super) file: Arc<SocketFile>,
     requests: mpsc::Receiver<PendingRequest>,
-    event: EventFd,
+    /// Signalled when a request is pending.
+    pub(super) event: EventFd,
 }
 
 impl Api {
     /// Starts the thread that serves `socket`. The thread calls `setup` first.
-    ///
-    /// # Errors
-    /// The thread or its event cannot be created, or `setup` fails.
     pub fn serve(
         socket: BoundSocket,
         setup: impl FnOnce() -> io::Result<()> + Send + 'static,
@@ -144,16 +135,6 @@ impl Api {
         })?;
         setup_result.recv().map_err(io::Error::other)??;
         Ok(Self { file, requests, event })
-    }
-
-    /// Returns the socket's file.
-    pub const fn file(&self) -> &Arc<SocketFile> {
-        &self.file
-    }
-
-    /// Returns the event that is signalled when a request is pending.
-    pub const fn event(&self) -> &EventFd {
-        &self.event
     }
 
     /// Returns the next pending request.

@@ -33,7 +33,6 @@ const MAX_MARKS: usize = 64;
 /// A completed phase.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BootPhase {
-    /// Name of the phase.
     pub name: &'static str,
     /// Duration in nanoseconds.
     pub ns: u64,
@@ -46,8 +45,10 @@ pub struct BootPhase {
 #[derive(Debug)]
 pub struct BootStats {
     phases: Vec<BootPhase>,
-    name: &'static str,
-    since: Duration,
+    /// Name of the current phase.
+    pub(super) phase: &'static str,
+    /// Start of the current phase.
+    pub(super) since: Duration,
     last: Option<Snapshot>,
     marks: Vec<(u8, u64)>,
 }
@@ -56,7 +57,7 @@ impl Default for BootStats {
     fn default() -> Self {
         Self {
             phases: Vec::new(),
-            name: "start",
+            phase: "start",
             since: Duration::ZERO,
             last: None,
             marks: Vec::new(),
@@ -65,16 +66,6 @@ impl Default for BootStats {
 }
 
 impl BootStats {
-    /// Returns the name of the current phase.
-    pub const fn phase(&self) -> &'static str {
-        self.name
-    }
-
-    /// Returns the start of the current phase.
-    pub const fn since(&self) -> Duration {
-        self.since
-    }
-
     /// Records a value that the guest wrote to the boot timer.
     pub fn mark(&mut self, mark: u8, at: Duration) {
         // The guest can write any number of values.
@@ -91,7 +82,7 @@ impl BootStats {
             None => after.clone(),
         };
         self.phases.push(BootPhase {
-            name: self.name,
+            name: self.phase,
             ns: nanoseconds(at.saturating_sub(self.since)),
             statistics: Snapshot {
                 events: difference(&snapshot.events, |s| &s.events),
@@ -100,7 +91,7 @@ impl BootStats {
                 ..snapshot.clone()
             },
         });
-        (self.name, self.since, self.last) = (next, at, Some(snapshot));
+        (self.phase, self.since, self.last) = (next, at, Some(snapshot));
     }
 }
 

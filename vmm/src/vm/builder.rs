@@ -6,7 +6,6 @@
 //! boot data and vCPU threads. [`crate::arch::guest`] has the architecture's part of each step.
 
 use std::{
-    fmt,
     io::Read as _,
     sync::Arc,
     time::{Duration, Instant},
@@ -29,10 +28,10 @@ use crate::{
     arch::{
         VmDescription,
         guest::{self, BootLayout, Image, InterruptController},
-        layout, vm as arch_vm,
+        place_memory, vm as arch_vm,
     },
     devices::{
-        BootTimer, Bus, Rtc,
+        BootTimer, Rtc,
         console_output::ConsoleOutput,
         serial::SerialOutput,
         virtio::{balloon::BalloonHandle, console::Console},
@@ -53,9 +52,7 @@ const MAX_KERNEL_FILE: u64 = (512 << 20) + 1;
 pub type BootMarkCallback = Box<dyn FnMut(u8, Duration) + Send>;
 
 /// Connections of a VM to the rest of the process.
-#[allow(missing_debug_implementations, reason = "it holds closures")]
 pub struct VmConnections {
-    /// Output of the serial port.
     pub serial_output: SerialOutput,
     /// Destination of the console output, for backpressure on the vCPUs that write to the serial port.
     pub console_output: ConsoleOutput,
@@ -63,11 +60,9 @@ pub struct VmConnections {
     pub console: Option<Console>,
     /// Callback for the boot timer.
     pub on_boot_mark: BootMarkCallback,
-    /// Start time of the program.
     pub started: Instant,
     /// Event that is signalled when the guest exits.
     pub guest_exit: EventFd,
-    /// Setup of each vCPU thread.
     pub vcpu_setup: ThreadSetup,
     /// Opens KVM's statistics if set.
     pub statistics: bool,
@@ -84,43 +79,23 @@ pub struct VmMemory {
 
 /// A VM. The order of its fields is the order in which they are dropped: users before their resources.
 pub struct Vm {
-    /// vCPU threads.
     pub vcpus: VcpuThreads,
-    /// Serial port.
     pub serial: SharedSerialPort,
     /// Handle of the balloon, if there is one.
     pub balloon: Option<BalloonHandle>,
-    /// Bus with all devices.
-    pub bus: Arc<Bus>,
     /// Dirty rings, in that dirty logging mode.
     pub rings: Option<Arc<DirtyRings>>,
     /// Memslots, in the order of the memory zones.
     pub slots: Vec<Memslot>,
     _controller: InterruptController,
-    /// The VM's file descriptor.
     pub fd: Arc<VmFd>,
     /// Width of guest-physical addresses.
     pub ipa_bits: u8,
-    /// Guest memory.
     pub memory: VmMemory,
-    /// KVM's statistics of the VM.
     pub statistics: Statistics,
 }
 
-impl fmt::Debug for Vm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vm")
-            .field("bus", &self.bus)
-            .field("slots", &self.slots)
-            .field("ipa_bits", &self.ipa_bits)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Builds a VM; its vCPUs are paused.
-///
-/// # Errors
-/// [`VmError`].
 pub fn build(
     config: &VmConfig,
     files: &OpenFiles,
@@ -176,7 +151,7 @@ pub fn build(
     }
     let context = VcpuContext {
         control: RunControl::new(vcpus.fds.len()),
-        bus: Arc::clone(&bus),
+        bus,
         rings: rings.clone(),
         backpressure: Some(ConsoleBackpressure {
             registers: serial_registers,
@@ -191,7 +166,6 @@ pub fn build(
         vcpus,
         serial,
         balloon,
-        bus,
         rings,
         slots,
         _controller: controller,
@@ -203,9 +177,6 @@ pub fn build(
 }
 
 /// Allocates the memory zones and places them in the guest-physical address space.
-///
-/// # Errors
-/// [`VmError`], which names the zone and what to do.
 pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<VmMemory, VmError> {
     let host = HostPages::of_this_host()?;
     let name = |index: usize, zone: &MemoryZone| {
@@ -221,7 +192,7 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<VmMemory, VmError>
         let size = zone.size.checked_align_up(plan.page()).ok_or_else(overflow)?;
         plans.push((plan, size));
     }
-    let starts = layout::place_memory(plans.iter().zip(zones).map(|((plan, size), zone)| {
+    let starts = place_memory(plans.iter().zip(zones).map(|((plan, size), zone)| {
         let align = zone.align.map_or(plan.page(), |align| align.max(plan.page()));
         (*size, align)
     }));
@@ -247,7 +218,7 @@ fn read_kernel(kernel: &BootFile) -> Result<Image, VmError> {
         file.take(MAX_KERNEL_FILE).read_to_end(&mut bytes)?;
         Ok(bytes)
     })?;
-    Image::from_file(bytes).map_err(failed(kernel.name()))
+    Image::from_file(bytes).map_err(failed(kernel.name.as_str()))
 }
 
 fn initrd_size(initrd: &BootFile) -> Result<Bytes, VmError> {

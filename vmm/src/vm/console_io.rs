@@ -33,9 +33,6 @@ use crate::{
 };
 
 /// Starts the thread that writes console output to standard output.
-///
-/// # Errors
-/// Standard output cannot be duplicated, or the thread cannot be started.
 pub fn stdout(confine: bool) -> io::Result<ConsoleOutput> {
     let output = io::stdout().as_fd().try_clone_to_owned()?;
     ConsoleOutput::new(output, move || confine_if(confine, ThreadRole::Console))
@@ -96,9 +93,7 @@ impl<W: Write> Write for PatternMatcher<W> {
 }
 
 /// The ends of the channels between a VM and the terminal.
-#[allow(missing_debug_implementations, reason = "it holds a closure")]
 pub struct ConsoleChannels {
-    /// Output of the serial port.
     pub serial_output: SerialOutput,
     /// The virtio console, if there is one.
     pub console: Option<Console>,
@@ -109,9 +104,6 @@ pub struct ConsoleChannels {
 impl ConsoleChannels {
     /// Creates the channels to `output`, with or without a virtio console. `pattern` is searched for in
     /// the output of the device that the terminal is connected to.
-    ///
-    /// # Errors
-    /// A pipe cannot be created.
     pub fn new(
         output: &ConsoleOutput,
         virtio_console: bool,
@@ -139,9 +131,6 @@ impl ConsoleChannels {
 
 /// Starts the thread that forwards standard input to the virtio console, or to the serial port. The
 /// escape key, which is recognised on a terminal only, signals `quit`.
-///
-/// # Errors
-/// Standard input cannot be duplicated, or the thread cannot be started.
 pub fn forward_stdin(
     console: Option<PipeSink>,
     serial: &SharedSerialPort,

@@ -17,13 +17,9 @@ use super::{
 use crate::kvm::{KvmError, memslot::DirtyLog};
 
 /// The main thread's state of a running VM.
-#[derive(Debug)]
 pub struct VmController<'a> {
-    /// Configuration of the VM.
     pub config: &'a VmConfig,
-    /// The VM.
     pub vm: &'a Vm,
-    /// Reader of the VM's statistics.
     pub reader: StatsReader,
     /// Statistics of this boot.
     pub boot: BootStats,
@@ -54,7 +50,7 @@ impl<'a> VmController<'a> {
         match self.reader.read() {
             Ok(snapshot) => self.boot.end_phase(next, at, snapshot),
             Err(error) => {
-                log::warn!("phase '{}' is not recorded: {error}", self.boot.phase());
+                log::warn!("phase '{}' is not recorded: {error}", self.boot.phase);
             }
         }
     }
@@ -87,7 +83,7 @@ impl<'a> VmController<'a> {
         let size: u64 = self.vm.memory.zones.iter().map(|ram| ram.size().0).sum();
         json!({
             "state": state,
-            "phase": self.boot.phase(),
+            "phase": self.boot.phase,
             "vcpus": self.config.vcpus,
             "memory_bytes": size,
             "ipa_bits": self.vm.ipa_bits,

@@ -15,7 +15,7 @@ use super::{
     outcome::{VmError, failed},
 };
 use crate::{
-    arch::layout::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICE_STEP, VIRTIO_DEVICES},
+    arch::{PLATFORM_DEVICE_STEP, PLATFORM_DEVICES, VIRTIO_DEVICE_STEP, VIRTIO_DEVICES},
     devices::{
         Bus, MmioDevice, MmioDeviceInfo, Pl011, REGISTER_SPACE, Serial,
         serial::{SerialOutput, SerialPort},
@@ -68,9 +68,6 @@ impl<'a> DeviceManager<'a> {
     }
 
     /// Adds the serial port. Returns it and its register range.
-    ///
-    /// # Errors
-    /// [`VmError`].
     pub fn add_serial(
         &mut self,
         model: SerialModel,
@@ -94,9 +91,6 @@ impl<'a> DeviceManager<'a> {
     }
 
     /// Adds a platform device without an interrupt; `describe` takes its address.
-    ///
-    /// # Errors
-    /// [`VmError`].
     pub fn add_platform_device(
         &mut self,
         describe: impl FnOnce(GuestAddress) -> MmioDeviceInfo,
@@ -108,9 +102,6 @@ impl<'a> DeviceManager<'a> {
 
     /// Adds the virtio devices, with `console` if there is one. Returns the handle of the balloon, if
     /// there is one.
-    ///
-    /// # Errors
-    /// [`VmError`].
     pub fn add_virtio_devices(
         &mut self,
         config: &VirtioConfig,

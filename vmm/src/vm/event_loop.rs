@@ -47,7 +47,7 @@ impl EventLoop<'_> {
             for (mark, at) in self.marks.try_iter() {
                 log::info!("boot timer mark {mark} after {} ms", at.as_millis());
                 controller.boot.mark(mark, at);
-                if self.counted && mark == BootTimer::INIT && controller.boot.phase() == "boot" {
+                if self.counted && mark == BootTimer::INIT && controller.boot.phase == "boot" {
                     controller.end_phase("first-minute", at);
                 }
             }
@@ -87,7 +87,7 @@ impl EventLoop<'_> {
             readable(borrow_event(self.wake)),
             readable(self.signals.as_fd()),
         ];
-        fds.extend(self.api.map(|api| readable(borrow_event(api.event()))));
+        fds.extend(self.api.map(|api| readable(borrow_event(&api.event))));
         let timeout = self.rest_of_first_minute(controller).map(|rest| Timespec {
             tv_sec: i64::try_from(rest.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: rest.subsec_nanos().into(),
@@ -107,7 +107,7 @@ impl EventLoop<'_> {
     /// Returns the rest of the phase `first-minute`, while it is the current phase.
     fn rest_of_first_minute(&self, controller: &VmController<'_>) -> Option<Duration> {
         let boot = &controller.boot;
-        let end = boot.since() + FIRST_MINUTE;
-        (boot.phase() == "first-minute").then(|| end.saturating_sub(self.started.elapsed()))
+        let end = boot.since + FIRST_MINUTE;
+        (boot.phase == "first-minute").then(|| end.saturating_sub(self.started.elapsed()))
     }
 }

@@ -8,28 +8,28 @@
 //! ```
 //!
 //! [`run`](run::run) opens all files, confines the process, builds the VM and waits until the guest
-//! powers off, resets or crashes, or until a signal, the escape key or the [control socket](api) ends
+//! powers off, resets or crashes, or until a signal, the escape key or the control socket ends
 //! it. After a reset it builds the VM again from the same files.
 
-pub mod api;
+mod api;
 pub mod api_request;
-pub mod boot_stats;
-pub mod builder;
+mod boot_stats;
+mod builder;
 pub mod config;
-pub mod console_io;
+mod console_io;
 mod control;
-pub mod device_manager;
+mod device_manager;
 mod event_loop;
 #[cfg(test)]
 mod killed;
-pub mod open_files;
+mod open_files;
 pub mod outcome;
 pub mod privileges;
 pub mod run;
-pub mod sandbox;
-pub mod seccomp;
-pub mod signals;
-pub mod stats;
+mod sandbox;
+mod seccomp;
+mod signals;
+mod stats;
 pub mod terminal;
-pub mod vcpu;
-pub mod vcpu_threads;
+mod vcpu;
+mod vcpu_threads;

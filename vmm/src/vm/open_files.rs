@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug)]
 pub struct BootFile {
     /// The option and the path.
-    name: String,
+    pub(super) name: String,
     file: File,
 }
 
@@ -46,15 +46,7 @@ impl BootFile {
         Ok(Self { name, file })
     }
 
-    /// Returns the option that names the file, and the path.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Calls `read` with the file, positioned at its start.
-    ///
-    /// # Errors
-    /// The error of `read`, with the option that names the file.
     pub fn read<T>(&self, read: impl FnOnce(&File) -> io::Result<T>) -> Result<T, VmError> {
         let mut file = &self.file;
         file.rewind().and_then(|()| read(file)).map_err(failed(self.name.as_str()))
@@ -64,11 +56,8 @@ impl BootFile {
 /// The open files and devices of a VM.
 #[derive(Debug)]
 pub struct OpenFiles {
-    /// `/dev/kvm`.
     pub kvm: Kvm,
-    /// Kernel file.
     pub kernel: BootFile,
-    /// Initramfs file.
     pub initrd: Option<BootFile>,
     /// Disks, in the order of the configuration.
     pub disks: Vec<Disk>,
@@ -80,9 +69,6 @@ pub struct OpenFiles {
 
 impl OpenFiles {
     /// Opens everything that `config` names.
-    ///
-    /// # Errors
-    /// [`VmError`], which names the option.
     pub fn new(config: &VmConfig) -> Result<Self, VmError> {
         let initrd = config.initrd.as_deref();
         let disks = config.devices.disks.iter();

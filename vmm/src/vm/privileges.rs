@@ -44,9 +44,6 @@ impl Identity {
     }
 
     /// Changes user and group irrevocably. The process must have a single thread.
-    ///
-    /// # Errors
-    /// [`VmError`].
     pub fn assume(self) -> Result<(), VmError> {
         let failed = |call: &str| failed(format!("{call} failed"));
         const TASKS: &str = "/proc/self/task";

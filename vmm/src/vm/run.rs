@@ -38,9 +38,6 @@ use crate::{
 };
 
 /// Runs a VM, and builds it again after each reset if `options` request that.
-///
-/// # Errors
-/// [`VmError`].
 pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError> {
     guest::check_supported()?;
     raise_file_limit();
@@ -251,7 +248,7 @@ impl RunContext<'_> {
 
     /// Starts a thread that terminates the process at a signal and removes the control socket.
     fn terminate_on_signal(&self) -> Result<ScopedThread, VmError> {
-        let socket = self.api.map(|api| Arc::clone(api.file()));
+        let socket = self.api.map(|api| Arc::clone(&api.file));
         let terminate = move |signal: &'static str| {
             if let Some(socket) = socket {
                 socket.remove();

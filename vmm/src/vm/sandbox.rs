@@ -25,9 +25,6 @@ use super::{
 
 /// Restricts the process to reading the files that memory and counters are read from, and to removing
 /// files from `socket_folder`.
-///
-/// # Errors
-/// Landlock refuses the rules, or the folder does not exist.
 pub fn restrict_files(socket_folder: Option<&Path>) -> Result<(), VmError> {
     let refused = || failed("Landlock refuses the rules; --sandbox off runs without it");
     let abi = ABI::V3;

@@ -33,9 +33,6 @@ pub struct Signals(File);
 
 impl Signals {
     /// Blocks the signals in this thread and in all threads that it starts.
-    ///
-    /// # Errors
-    /// The error of sigprocmask(2) or signalfd(2).
     pub fn block() -> io::Result<Self> {
         let set = set()?;
         mask(libc::SIG_BLOCK, &set)?;
@@ -75,9 +72,6 @@ impl Signals {
 
     /// Starts a thread that calls `terminate` at a termination signal, until the result is dropped. It
     /// covers work that cannot be interrupted, such as clearing memory.
-    ///
-    /// # Errors
-    /// The file descriptor cannot be duplicated, or the thread cannot be started.
     pub fn terminate_on_signal(
         &self,
         terminate: impl FnOnce(&'static str) + Send + 'static,

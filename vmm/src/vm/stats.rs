@@ -53,7 +53,6 @@ pub struct Snapshot {
     pub events: EventCounts,
     /// Stage-2 aborts by type and level, and by access.
     pub faults: EventCounts,
-    /// Exits to user space.
     pub exits: EventCounts,
     /// KVM's instant statistics: mapped pages by size.
     pub gauges: EventCounts,
@@ -70,13 +69,10 @@ pub struct Snapshot {
 /// Reads the statistics of a VM.
 #[derive(Debug)]
 pub struct StatsReader {
-    /// Counters of the host kernel.
     pub counters: HostCounters,
-    /// KVM's statistics.
     pub statistics: Statistics,
     /// Exit counters of the vCPUs.
     pub exits: Arc<ExitCounters>,
-    /// Memory zones.
     pub zones: Vec<Arc<GuestRam>>,
     /// [`refreshed_stage2_table_bytes`] before the VM was built.
     pub tables_before: Option<u64>,
@@ -84,9 +80,6 @@ pub struct StatsReader {
 
 impl StatsReader {
     /// Reads all statistics.
-    ///
-    /// # Errors
-    /// [`VmError`].
     pub fn read(&mut self) -> Result<Snapshot, VmError> {
         let mut events = self.counters.events.read()?;
         events.extend(self.statistics.read(StatisticKind::Cumulative)?);

@@ -154,15 +154,12 @@ impl RunControl {
 /// Everything that the vCPU threads of a VM share.
 #[derive(Debug)]
 pub struct VcpuContext {
-    /// Requested run state.
     pub control: RunControl,
-    /// Devices.
     pub bus: Arc<Bus>,
     /// Dirty rings, which are drained when one is full.
     pub rings: Option<Arc<DirtyRings>>,
     /// Backpressure of the console, if there is any.
     pub backpressure: Option<ConsoleBackpressure>,
-    /// Exit counters.
     pub exits: Arc<ExitCounters>,
     /// Event that is signalled when the guest's exit is reported.
     pub guest_exit: EventFd,

@@ -37,9 +37,6 @@ pub type ThreadSetup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 impl VcpuThreads {
     /// Starts a thread for each vCPU. All wait until [`Self::request`] is called with
     /// [`RunState::Running`].
-    ///
-    /// # Errors
-    /// A thread cannot be started, or its setup failed.
     pub fn start(
         vcpus: Vec<VcpuFd>,
         context: VcpuContext,

@@ -41,18 +41,12 @@ pub struct GuestVcpus {
 }
 
 /// Returns whether Linux guests are supported.
-///
-/// # Errors
-/// None on arm64.
 pub const fn check_supported() -> Result<(), GuestError> {
     Ok(())
 }
 
 /// Chooses the IPA width: `requested`, or the smallest that holds `memory` and has blocks of its page
 /// sizes, as far as the host supports it.
-///
-/// # Errors
-/// [`KvmError`].
 pub fn choose_ipa_bits(
     kvm: &Kvm,
     memory: &[Arc<GuestRam>],
@@ -73,9 +67,6 @@ pub fn choose_ipa_bits(
 
 /// Enables eager page splitting, if requested, and exits for undecoded device accesses. The VM must
 /// not have memslots yet.
-///
-/// # Errors
-/// [`KvmError`].
 pub fn configure_vm(fd: &VmFd, eager_split: Option<Bytes>) -> Result<(), GuestError> {
     if let Some(chunk) = eager_split {
         vm::enable_eager_split(fd, chunk)?;
@@ -85,9 +76,6 @@ pub fn configure_vm(fd: &VmFd, eager_split: Option<Bytes>) -> Result<(), GuestEr
 }
 
 /// Creates the vCPUs of a VM, with all features of the host.
-///
-/// # Errors
-/// The kernel's error.
 pub fn create_vcpus(vm: &VmFd, count: u32) -> Result<GuestVcpus, GuestError> {
     let features = VcpuFeatures::of_host(vm);
     let fds =
@@ -96,9 +84,6 @@ pub fn create_vcpus(vm: &VmFd, count: u32) -> Result<GuestVcpus, GuestError> {
 }
 
 /// Creates the interrupt controller of a VM, and the PMU of its vCPUs, which needs it.
-///
-/// # Errors
-/// [`KvmError`].
 pub fn create_interrupt_controller(
     vm: &VmFd,
     vcpus: &GuestVcpus,
@@ -112,9 +97,6 @@ pub fn create_interrupt_controller(
 }
 
 /// Copies the kernel into guest memory.
-///
-/// # Errors
-/// [`BootError::Load`].
 pub fn load_kernel(
     memory: &GuestMemoryMmap,
     image: &Image,

@@ -48,7 +48,7 @@ pub const FAULT_FILTERS: &[(&str, &CStr)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::layout::MEMORY;
+    use crate::arch::MEMORY;
 
     /// Returns whether a filter passes a syndrome. Its terms, joined by `&&`, each test bits.
     fn passes(filter: &CStr, syndrome: u64) -> bool {

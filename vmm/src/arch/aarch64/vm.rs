@@ -81,9 +81,6 @@ pub fn choose_ipa_bits(
 }
 
 /// Creates a VM with `ipa_bits` of guest-physical address.
-///
-/// # Errors
-/// The kernel's error.
 #[cfg(target_arch = "aarch64")]
 pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     // Without KVM_CAP_ARM_VM_IPA_SIZE every VM has 40 bits, and the type must be 0.

@@ -50,9 +50,6 @@ fn choose(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, Kvm
 }
 
 /// Creates a VM.
-///
-/// # Errors
-/// The kernel's error.
 pub fn create_vm(kvm: &Kvm, _ipa_bits: u8) -> Result<VmFd, KvmError> {
     let vm = kvm.create_vm().map_err(|error| KvmError::call("KVM_CREATE_VM", error))?;
     vm.set_tss_address(TASK_SEGMENT).map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
@@ -60,9 +57,6 @@ pub fn create_vm(kvm: &Kvm, _ipa_bits: u8) -> Result<VmFd, KvmError> {
 }
 
 /// Returns the CPUID leaves that KVM supports.
-///
-/// # Errors
-/// The kernel's error.
 pub fn cpuid(kvm: &Kvm) -> Result<CpuId, KvmError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(|error| KvmError::call("KVM_GET_SUPPORTED_CPUID", error))
@@ -179,31 +173,25 @@ mod tests {
     }
 
     #[test]
-    fn without_hypertransport_memory_can_use_all_addresses() {
-        assert_eq!(end(46, None), GuestAddress(1 << 46));
-    }
-
-    #[test]
-    fn before_family_17h_hypertransport_is_below_1t() {
-        for width in [40, 48] {
-            let end = end(width, amd(OLD, width, 0));
-            assert_eq!(end, GuestAddress(0xfd_0000_0000), "{width}");
+    fn hypertransport_limits_memory_by_family_and_width() {
+        const AT_END: u64 = (1 << 48) - (12 << 30);
+        for (width, cpu, expected) in [
+            // Not an AMD CPU.
+            (46, None, 1 << 46),
+            // Before family 17h the range is below 1T; below 40 bits it is out of reach.
+            (40, amd(OLD, 40, 0), 0xfd_0000_0000),
+            (48, amd(OLD, 48, 0), 0xfd_0000_0000),
+            (39, amd(OLD, 39, 0), 1 << 39),
+            // From family 17h on it ends the CPU's addresses, which encryption reduces.
+            (48, amd(FIRST, 48, 0), AT_END),
+            (48, amd(FIRST, 48, 5 << 6), (1 << 43) - (12 << 30)),
+            (48, amd(FIRST, 52, 0), 1 << 48),
+            (48, amd(NEWER, 48, 0), AT_END),
+            (48, amd(NEWER, 48, 5 << 6), (1 << 43) - (12 << 30)),
+            (48, amd(NEWER, 52, 0), 1 << 48),
+        ] {
+            assert_eq!(end(width, cpu), GuestAddress(expected), "{width} {cpu:?}");
         }
-    }
-
-    #[test]
-    fn from_family_17h_on_hypertransport_ends_the_cpus_addresses() {
-        for signature in [FIRST, NEWER] {
-            let at = |width, reduced_by: u32| end(48, amd(signature, width, reduced_by << 6));
-            assert_eq!(at(48, 0), GuestAddress(0xfffd_0000_0000));
-            assert_eq!(at(48, 5), GuestAddress((1 << 43) - (12 << 30)));
-            assert_eq!(at(52, 0), GuestAddress(1 << 48));
-        }
-    }
-
-    #[test]
-    fn below_40_bits_hypertransport_is_out_of_range() {
-        assert_eq!(end(39, amd(OLD, 39, 0)), GuestAddress(1 << 39));
     }
 
     #[test]

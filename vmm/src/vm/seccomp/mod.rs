@@ -177,9 +177,6 @@ impl ThreadRole {
     }
 
     /// Limits the calling thread, and threads that it starts, to the system calls of this role.
-    ///
-    /// # Errors
-    /// The kernel has seccomp and refuses the filter.
     pub fn confine(self) -> Result<(), VmError> {
         if !has_seccomp() {
             return Ok(());
@@ -192,9 +189,6 @@ impl ThreadRole {
 }
 
 /// Confines the calling thread, if `confine` is set.
-///
-/// # Errors
-/// [`VmError`].
 pub fn confine_if(confine: bool, role: ThreadRole) -> io::Result<()> {
     match confine {
         true => role.confine().map_err(io::Error::other),

@@ -45,9 +45,6 @@ pub struct Image {
 
 impl Image {
     /// Parses a kernel file and decompresses it.
-    ///
-    /// # Errors
-    /// [`BootError`].
     pub fn from_file(file: Vec<u8>) -> Result<Self, BootError> {
         Self::with_limit(file, MAX_SIZE)
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Boot data of a Linux guest on arm64 (`Documentation/arch/arm64/booting.rst`): kernel [image],
 //! [device tree](fdt), command line, and the arm64 part of the guest's
-//! [address map](crate::arch::layout).
+//! [address map](crate::arch).
 //!
 //! | from | range |
 //! |---|---|
@@ -25,7 +25,7 @@ use linux_loader::{
 };
 use thiserror::Error;
 
-use crate::arch::layout::MEMORY;
+use crate::arch::MEMORY;
 use image::Image;
 
 /// Address of the GIC distributor.
@@ -84,9 +84,6 @@ pub struct BootLayout {
 
 impl BootLayout {
     /// Places the boot data in a first memory range of `memory` bytes.
-    ///
-    /// # Errors
-    /// [`BootError`].
     pub fn new(image: &Image, initrd: Option<Bytes>, memory: Bytes) -> Result<Self, BootError> {
         let initrd_size = initrd.unwrap_or(Bytes(0));
         // The image is at most 512M and the initramfs a file, so the sums do not overflow.
@@ -115,9 +112,6 @@ impl BootLayout {
 const COMMAND_LINE_SIZE: usize = 2048;
 
 /// Parses a command line.
-///
-/// # Errors
-/// [`BootError`].
 pub fn parse_command_line(text: &str) -> Result<Cmdline, BootError> {
     let parse = || {
         let mut line = Cmdline::new(COMMAND_LINE_SIZE)?;
@@ -142,7 +136,7 @@ pub fn invalid_command_line(error: cmdline::Error) -> BootError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::layout::{PLATFORM_DEVICES, VIRTIO_DEVICES};
+    use crate::arch::{PLATFORM_DEVICES, VIRTIO_DEVICES};
 
     fn image(text_offset: u64, size: Bytes) -> Image {
         Image { bytes: Vec::new(), text_offset: Bytes(text_offset), size }
