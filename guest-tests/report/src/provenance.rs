@@ -138,20 +138,16 @@ fn backed_by(obtained: &Obtained) -> String {
 
 /// One side. Where samples differ (by force only), the first one stands for all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Side {
-    /// Name of the side.
+pub(crate) struct Side {
     pub label: String,
     /// `uname -r`; empty if unknown.
     pub kernel: String,
-    /// Series applied; `None` if unknown.
+    /// `None` if unknown.
     pub series: Option<Vec<Series>>,
-    /// SHA-256 of the kernel image.
     pub image_sha256: Option<String>,
-    /// Name of the CPU.
     pub cpu: Option<String>,
     /// CPU features as `name=value`; empty if unknown.
     pub features: String,
-    /// Base page of the host.
     pub page_size: Option<Bytes>,
     /// Emulator; `None` on hardware and if the host is unknown.
     pub emulator: Option<String>,
@@ -179,17 +175,12 @@ impl Side {
         self.emulator.is_some()
     }
 
-    /// Returns the series applied; `None` if unknown.
-    pub(crate) fn series_line(&self) -> Option<String> {
-        series_line(self.series.as_deref())
-    }
-
     /// Returns kernel, series and image in one line; `None` if unknown.
     pub(crate) fn kernel_line(&self) -> Option<String> {
         if self.kernel.is_empty() {
             return None;
         }
-        let series = self.series_line();
+        let series = series_line(self.series.as_deref());
         let series = series.unwrap_or_else(|| "series not known".to_owned());
         let image = self.image_sha256.as_deref().and_then(|hash| hash.get(..12));
         let image = image.map(|start| format!(", image {start}"));

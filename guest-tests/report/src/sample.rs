@@ -13,16 +13,11 @@ use granule_types::{
 };
 
 /// Names of engines whose inputs are logs or benchmark files without a host.
-pub mod engine {
-    /// The kernel's page-table test.
+pub(crate) mod engine {
     pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
-    /// Printed lines of `granule bench`.
     pub const BENCH_LINES: &str = "granule bench, its lines";
-    /// The kernel's dirty-logging test.
     pub const DIRTY_LOG_TEST: &str = "dirty_log_perf_test";
-    /// The kernel's demand-paging test.
     pub const DEMAND_PAGING_TEST: &str = "demand_paging_test";
-    /// Criterion benchmarks.
     pub const CRITERION: &str = "criterion";
 
     pub(super) const WITHOUT_HOST: [&str; 5] =
@@ -33,44 +28,38 @@ pub mod engine {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sample {
     /// Host; the default where the input does not name it.
-    pub host: Host,
+    pub(crate) host: Host,
     /// Engine: `kvm`, `model`, or the name of another test.
-    pub engine: String,
-    /// Setup.
-    pub setup: Setup,
-    /// Seed of the schedule.
-    pub seed: u64,
-    /// Iteration.
-    pub iteration: u32,
+    pub(crate) engine: String,
+    pub(crate) setup: Setup,
+    pub(crate) seed: u64,
+    pub(crate) iteration: u32,
     /// Page sizes that backed the memory.
-    pub obtained: Option<Obtained>,
-    /// The phase.
-    pub phase: AnyPhase,
+    pub(crate) obtained: Option<Obtained>,
+    pub(crate) phase: AnyPhase,
     /// Time in nanoseconds.
-    pub ns: f64,
+    pub(crate) ns: f64,
     /// Time of each vCPU in nanoseconds.
-    pub vcpu_ns: Vec<f64>,
+    pub(crate) vcpu_ns: Vec<f64>,
     /// Instructions and kernel functions that the emulator's plugin counted.
-    pub counters: BTreeMap<String, u64>,
+    pub(crate) counters: BTreeMap<String, u64>,
     /// Events of the host kernel.
-    pub events: BTreeMap<String, u64>,
+    pub(crate) events: BTreeMap<String, u64>,
     /// State at the end of the phase.
-    pub gauges: BTreeMap<String, u64>,
+    pub(crate) gauges: BTreeMap<String, u64>,
 }
 
-/// Setup of a run without its engine.
+/// Setup of a run without its engine; an absent value is not in the input.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub struct Setup {
+pub(crate) struct Setup {
     /// Name of another test or benchmark; empty for the page-table test.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub subject: String,
     /// Guest mode as the kernel's tests print it, with single spaces.
     pub mode: String,
-    /// Requested backing, if the input names it.
+    /// Requested backing.
     pub backing: Option<Backing>,
-    /// Size of the region, if the input names it.
     pub memory: Option<Bytes>,
-    /// Number of vCPUs, if the input names it.
     pub vcpus: Option<u32>,
     /// True if the host populated its memory beforehand.
     pub prefault: bool,
@@ -103,7 +92,7 @@ const ROUNDS: usize = 1 << 20;
 
 /// A phase of the page-table test or of another test. Phases are ordered as they run.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct AnyPhase {
+pub(crate) struct AnyPhase {
     rank: usize,
     name: Cow<'static, str>,
 }
@@ -126,7 +115,6 @@ impl AnyPhase {
         }
     }
 
-    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -223,13 +211,13 @@ fn printable_host(host: &Host) -> Host {
 }
 
 /// Converts records.
-pub fn samples(records: &[Record]) -> Vec<Sample> {
+pub(crate) fn samples(records: &[Record]) -> Vec<Sample> {
     records.iter().map(Sample::from).collect()
 }
 
 /// Replaces with `?` every character that a terminal, a table or a test runner interprets: control
 /// characters, line separators, and those that change the direction of text.
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let is_active = |c: char| {
         c.is_control()
             || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')
@@ -238,7 +226,7 @@ pub fn printable(text: &str) -> String {
 }
 
 /// Replaces runs of white space with single spaces.
-pub fn single_spaced(text: &str) -> String {
+pub(crate) fn single_spaced(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 

@@ -107,26 +107,6 @@ fn pair() -> [Vec<Record>; 2] {
 }
 
 #[test]
-fn a_regression_is_beyond_the_minimum_effect_and_a_timer_tick() {
-    let regressions = |before: u64, after: u64| {
-        let comparison = compare(&runs(&[before; 2], &[]), &patched(runs(&[after; 2], &[])));
-        comparison.unwrap().count(Verdict::Regression)
-    };
-    for (before, after, expected) in [
-        (100_000, 90_000, 0),
-        (100_000, 102_999, 0),
-        (100_000, 103_000, 0),
-        (100_000, 103_100, 1),
-        // 60 us may be timer ticks.
-        (20, 75, 0),
-        (20, 79, 0),
-        (20, 81, 1),
-    ] {
-        assert_eq!(regressions(before, after), expected, "{before} {after}");
-    }
-}
-
-#[test]
 fn one_run_is_inconclusive() {
     let comparison = compare(&runs(&[100_000], &[]), &patched(runs(&[150_000], &[]))).unwrap();
 
@@ -465,13 +445,12 @@ fn text_in_results_does_not_control_terminals_tables_or_test_runners() {
 }
 
 #[test]
-fn csv_ktap_and_benchstat_agree() {
+fn csv_and_ktap_agree() {
     let [before, after] = pair();
     let comparison = compare(&before, &after).unwrap();
 
     let csv = render::csv(&comparison);
     let ktap = render::ktap(&comparison);
-    let benchstat = render::benchstat(&comparison);
 
     let columns: Vec<usize> = csv.lines().map(|line| line.split(',').count()).collect();
     let is_whole = |&count: &usize| count == columns[0] + 2;
@@ -485,9 +464,5 @@ fn csv_ktap_and_benchstat_agree() {
         "\nnot ok 2 anonymous_hugetlb_2mb 64M 16 vCPUs update\n",
     ] {
         assert!(ktap.contains(expected), "{ktap}");
-    }
-    assert_eq!(benchstat.lines().filter(|line| line.starts_with("Benchmark")).count(), 12);
-    for expected in ["/phase=create/", "/vcpus=16 1 42209000 ns/op"] {
-        assert!(benchstat.contains(expected), "{benchstat}");
     }
 }

@@ -94,10 +94,14 @@ impl Outcome {
             None => Host::default(),
         };
         let runs = page_table_log::read(&self.stdout).map_err(JobError::Log)?;
-        let mut records: Vec<Record> = (0..)
-            .zip(&runs)
-            .flat_map(|(iteration, run)| run.records(&host, job.job.seed, iteration))
-            .collect();
+        let mut records = Vec::new();
+        for (iteration, run) in (0..).zip(runs) {
+            records.extend(run.map(|mut record| {
+                record.host = host.clone();
+                (record.config.seed, record.config.iteration) = (job.job.seed, iteration);
+                record
+            }));
+        }
         if let Some(first) = records.first() {
             let mut whole = [Record { phase: Phase::Whole, ns, ..first.clone() }];
             counts::merge(&self.segments, &mut whole)?;

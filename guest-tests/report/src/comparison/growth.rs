@@ -17,16 +17,13 @@ use granule_types::units::{Bytes, counted};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SweepParameter {
-    /// Number of vCPUs.
     Vcpus,
-    /// Size of memory.
     Memory,
 }
 
 impl SweepParameter {
     pub const ALL: [Self; 2] = [Self::Vcpus, Self::Memory];
 
-    /// Returns the name for readers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Vcpus => "vCPUs",
@@ -126,7 +123,6 @@ impl Sweep<'_> {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Growth {
     pub phase: AnyPhase,
-    /// Parameter that grows.
     pub with: SweepParameter,
     /// Name of the rest of the setup.
     pub of: String,

@@ -11,8 +11,7 @@
 //!
 //! A file that begins with `{` holds results; any other file must be a log without results in it.
 //! Criterion's files are recognised by their names and folders. An input that is damaged or cut off
-//! is refused as a whole. Results whose lines do not record how many follow are cut off if a run
-//! lacks phases that others have.
+//! is refused as a whole.
 
 mod criterion;
 mod log;
@@ -23,19 +22,15 @@ mod perf_log;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
 
-use granule_types::{
-    phase::Phase,
-    record::{Record, SCHEMA},
-};
+use granule_types::record::{Record, SCHEMA};
 
 use crate::{
     results::{FileError, read_records},
-    sample::{self, Sample, Setup},
+    sample::{self, Sample},
 };
 
 /// Name of the results in a run directory.
@@ -74,7 +69,7 @@ pub fn read(path: &Path) -> Result<Vec<Record>, FileError> {
     let (path, text) = text(path)?;
     let read = || match Content::of(&text)? {
         Content::Records(records) => Ok(records),
-        Content::Log(log) => Ok(page_table_log::records(&page_table_log::read(&log)?)),
+        Content::Log(log) => Ok(page_table_log::records(page_table_log::read(&log)?)),
     };
     read().map_err(|error: FileError| error.in_file(&path))
 }
@@ -87,7 +82,7 @@ pub(crate) fn samples(text: &str) -> Result<Vec<Sample>, FileError> {
             let (rest, mut samples) = perf_log::take(&log)?;
             if samples.is_empty() || page_table_log::is_log(&rest) {
                 let runs = page_table_log::read(&rest)?;
-                samples.extend(sample::samples(&page_table_log::records(&runs)));
+                samples.extend(sample::samples(&page_table_log::records(runs)));
             }
             Ok(samples)
         }
@@ -133,9 +128,7 @@ impl Content {
             return Err(FileError::new("the file is empty: run the test again"));
         }
         if start.starts_with('{') {
-            let records = read_records(text)?;
-            check_phases(&records)?;
-            return Ok(Self::Records(records));
+            return Ok(Self::Records(read_records(text)?));
         }
         let log = log::plain_text(text);
         let json = (1..).zip(log.lines()).find(|(_, line)| page_table_log::is_json(line));
@@ -155,61 +148,4 @@ impl Content {
         );
         Err(FileError::new(message))
     }
-}
-
-/// Checks that every run has the phases of the other runs of its configuration, and that the last
-/// run does not end where runs of its engine go on.
-fn check_phases(records: &[Record]) -> Result<(), FileError> {
-    /// Phases of each run, by seed and iteration.
-    type Phases = BTreeMap<(u64, u32), BTreeSet<Phase>>;
-    let mut configurations: Vec<((Setup, &str), Phases)> = Vec::new();
-    for record in records {
-        let key = (Sample::from(record).setup, record.engine.as_str());
-        let known = configurations.iter().position(|(other, _)| *other == key);
-        let at = known.unwrap_or_else(|| {
-            configurations.push((key, Phases::new()));
-            configurations.len() - 1
-        });
-        let run = (record.config.seed, record.config.iteration);
-        configurations[at].1.entry(run).or_default().insert(record.phase);
-    }
-    check_last_run(records)?;
-    for ((setup, _), runs) in configurations {
-        let all: BTreeSet<Phase> = runs.values().flatten().copied().collect();
-        let mut runs = runs.into_iter();
-        if let Some((run, present)) = runs.find(|(_, phases)| *phases != all) {
-            return Err(lacks_phases(&setup, run, all.difference(&present)));
-        }
-    }
-    Ok(())
-}
-
-/// Checks that the last run does not have only the first phases of its engine's runs.
-fn check_last_run(records: &[Record]) -> Result<(), FileError> {
-    let Some(last) = records.last() else {
-        return Ok(());
-    };
-    let of_engine = || records.iter().filter(|record| record.engine == last.engine);
-    let all: BTreeSet<Phase> = of_engine().map(|record| record.phase).collect();
-    let of_run = of_engine().filter(|record| record.config == last.config);
-    let present: BTreeSet<Phase> = of_run.map(|record| record.phase).collect();
-    if present == all || !all.iter().take(present.len()).eq(&present) {
-        return Ok(());
-    }
-    let run = (last.config.seed, last.config.iteration);
-    Err(lacks_phases(&Sample::from(last).setup, run, all.difference(&present)))
-}
-
-fn lacks_phases<'a>(
-    setup: &Setup,
-    (seed, iteration): (u64, u32),
-    missing: impl Iterator<Item = &'a Phase>,
-) -> FileError {
-    let missing: Vec<&str> = missing.map(|phase| phase.name()).collect();
-    FileError::new(format!(
-        "seed {seed}, iteration {iteration} of {} lacks {}, which other runs have: the file is cut \
-         off; run the test again, or delete the run",
-        setup.name(),
-        missing.join(", ")
-    ))
 }

@@ -17,9 +17,7 @@
 //!
 //! `granule bench` prints these lines too: its iterations share one head (`granule: iteration 3 of
 //! 8`, all of which are required), and its own phases (`granule: exec took …`) are ignored here,
-//! since its JSON has them. The last run needs as many of them as equal runs before it.
-
-use std::collections::HashMap;
+//! since its JSON has them.
 
 use granule_types::{
     backing::Backing,
@@ -42,65 +40,25 @@ const BENCH: &str = "granule: ";
 const ITERATION: &str = "granule: iteration ";
 const PHASES: [Phase; 3] = [Phase::Create, Phase::Update, Phase::Rebuild];
 
-/// One run of the test.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Run {
-    /// First line, counted from 1.
-    pub line: usize,
-    /// Program that printed it: `kvm_page_table_test` or the lines of `granule bench`.
-    pub engine: &'static str,
-    /// Guest mode as printed.
-    pub mode: String,
-    /// Requested backing.
-    pub backing: Backing,
-    /// Size of the region.
-    pub memory: Bytes,
-    /// Number of vCPUs.
-    pub vcpus: u32,
-    /// Times of create, update and rebuild, in this order.
-    pub times: [(Phase, Nanoseconds); 3],
-}
+/// Records of one run, one for each phase: create, update, rebuild.
+pub type Run = [Record; 3];
 
-impl Run {
-    /// Returns the run as results, one record for each phase; a log does not name its host.
-    pub fn records(&self, host: &Host, seed: u64, iteration: u32) -> Vec<Record> {
-        let record = |(phase, ns)| Record {
-            schema: SCHEMA.to_owned(),
-            host: host.clone(),
-            engine: self.engine.to_owned(),
-            config: RunConfig {
-                mode: self.mode.clone(),
-                backing: self.backing,
-                memory: self.memory,
-                vcpus: self.vcpus,
-                seed,
-                iteration,
-                prefault: false,
-                options: Default::default(),
-            },
-            obtained: None,
-            phase,
-            round: None,
-            ns,
-            vcpu_ns: Vec::new(),
-            counters: Default::default(),
-            events: Default::default(),
-            gauges: Default::default(),
+/// Returns the records of runs; equal runs are iterations of each other.
+pub(super) fn records(runs: Vec<Run>) -> Vec<Record> {
+    let mut records: Vec<Record> = Vec::new();
+    for mut run in runs {
+        let key = |one: &Record| {
+            let RunConfig { mode, backing, memory, vcpus, .. } = &one.config;
+            (one.phase, one.engine.clone(), mode.clone(), *backing, *memory, *vcpus)
         };
-        self.times.map(record).into()
+        let first = key(&run[0]);
+        let iteration = records.iter().filter(|record| key(record) == first).count();
+        for record in &mut run {
+            record.config.iteration = u32::try_from(iteration).unwrap_or(u32::MAX);
+        }
+        records.extend(run);
     }
-}
-
-/// Returns runs as results of an unknown host; equal runs are iterations of each other.
-pub(super) fn records(runs: &[Run]) -> Vec<Record> {
-    let mut iterations = HashMap::new();
-    let records = runs.iter().flat_map(|run| {
-        let key = (run.engine, &run.mode, run.backing, run.memory, run.vcpus);
-        let next = iterations.entry(key).or_insert(0);
-        *next += 1;
-        run.records(&Host::default(), 0, *next - 1)
-    });
-    records.collect()
+    records
 }
 
 /// Reports whether a text has a line of the test.
@@ -130,12 +88,13 @@ pub(super) fn check_end(text: &str) -> Result<(), FileError> {
     Err(cut_off(last).at(text.lines().count()))
 }
 
-/// Reads every run of a log.
+/// Reads every run of a log, which does not name its host; seeds and iterations are 0.
 ///
 /// # Errors
 /// The log has no run, or one that failed, is damaged or is cut off.
 pub fn read(text: &str) -> Result<Vec<Run>, FileError> {
-    let mut log = Log::default();
+    let mut runs = Vec::new();
+    let mut open: Option<OpenRun> = None;
     for (line, text) in (1..).zip(text.lines()) {
         if text.contains(FAILURE) {
             return Err(failed().at(line));
@@ -144,11 +103,11 @@ pub fn read(text: &str) -> Result<Vec<Run>, FileError> {
             return Err(json().at(line));
         }
         if let Some(mode) = behind(text, MODE) {
-            log.end_head()?;
-            log.open = Some(OpenRun::new(line, mode));
-        } else if let Some(run) = &mut log.open {
+            let ended = open.replace(OpenRun::new(line, mode));
+            runs.extend(ended.map(OpenRun::end).transpose()?);
+        } else if let Some(run) = &mut open {
             if text.contains(BENCH) {
-                log.bench_line(line, text)?;
+                runs.extend(run.bench_line(line, text)?);
             } else {
                 run.take(text).map_err(|error| error.at(line))?;
             }
@@ -156,98 +115,14 @@ pub fn read(text: &str) -> Result<Vec<Run>, FileError> {
             return Err(stray(text).at(line));
         }
     }
-    log.check_last()?;
-    log.end_head()?;
+    runs.extend(open.map(OpenRun::end).transpose()?);
     check_end(text)?;
-    if log.runs.is_empty() {
+    if runs.is_empty() {
         let message =
             format!("holds no run of kvm_page_table_test: no line contains '{}'", MODE.trim_end());
         return Err(FileError::new(message));
     }
-    Ok(log.runs)
-}
-
-/// The part of a log that was read.
-#[derive(Default)]
-struct Log {
-    runs: Vec<Run>,
-    open: Option<OpenRun>,
-    /// Ended runs of `granule bench`.
-    bench: Vec<OpenRun>,
-}
-
-impl Log {
-    /// Reads a line of `granule bench`.
-    fn bench_line(&mut self, line: usize, text: &str) -> Result<(), FileError> {
-        let Some(mut run) = self.open.take() else {
-            return Ok(());
-        };
-        run.engine = engine::BENCH_LINES;
-        if let Some(value) = behind(text, ITERATION) {
-            let (number, of) = iteration(value).map_err(|error| error.at(line))?;
-            let last = run.iteration.replace((number, of));
-            if run.times != [None; 3] {
-                let next = OpenRun { line, times: [None; 3], bench_phases: vec![], ..run.clone() };
-                self.end(run)?;
-                run = next;
-            }
-            if last.is_some_and(|(_, known)| known != of) {
-                let expected = "an iteration of as many as the one before it";
-                return Err(damaged(value, expected).at(line));
-            }
-            let last = last.map_or(0, |(last, _)| last);
-            if number != last + 1 {
-                return Err(out_of_order(number, last).at(line));
-            }
-        } else {
-            let own = behind(text, BENCH).and_then(|words| words.split_once(" took "));
-            run.bench_phases.extend(own.map(|(name, _)| name.to_owned()));
-        }
-        self.open = Some(run);
-        Ok(())
-    }
-
-    /// Ends the runs below a head, which need all iterations.
-    fn end_head(&mut self) -> Result<(), FileError> {
-        let Some(run) = self.open.take() else {
-            return Ok(());
-        };
-        let (line, iteration) = (run.line, run.iteration);
-        self.end(run)?;
-        match iteration {
-            Some((number, of)) if number < of => {
-                let next = format!("{ITERATION}{} of {of}", number + 1);
-                Err(incomplete(&next).at(line))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn end(&mut self, run: OpenRun) -> Result<(), FileError> {
-        self.runs.push(run.close()?);
-        if run.engine == engine::BENCH_LINES {
-            self.bench.push(run);
-        }
-        Ok(())
-    }
-
-    /// Checks that the last run has the own phases of equal runs of `granule bench`.
-    fn check_last(&self) -> Result<(), FileError> {
-        let Some(last) = &self.open else {
-            return Ok(());
-        };
-        if last.iteration.is_some_and(|(number, of)| number != of) {
-            return Ok(());
-        }
-        let missing = self.bench.iter().rev().filter(|run| run.head() == last.head());
-        let mut missing = missing
-            .filter_map(|run| run.bench_phases.strip_prefix(&last.bench_phases[..])?.first());
-        let Some(name) = missing.next() else {
-            return Ok(());
-        };
-        last.close()?;
-        Err(incomplete(&format!("{BENCH}{name} took")).at(last.line))
-    }
+    Ok(runs)
 }
 
 /// Reads `3 of 8`.
@@ -261,7 +136,7 @@ fn iteration(text: &str) -> Result<(u32, u32), FileError> {
 }
 
 /// A run whose end is not yet read.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct OpenRun {
     line: usize,
     engine: &'static str,
@@ -272,19 +147,12 @@ struct OpenRun {
     times: [Option<Nanoseconds>; 3],
     /// Iteration from 1 below its head, and the number of all.
     iteration: Option<(u32, u32)>,
-    /// Phases that only `granule bench` has.
-    bench_phases: Vec<String>,
 }
 
 impl OpenRun {
     fn new(line: usize, mode: &str) -> Self {
         let engine = engine::PAGE_TABLE_TEST;
         Self { line, engine, mode: mode.to_owned(), ..Self::default() }
-    }
-
-    /// Returns the values of the lines that precede the times.
-    fn head(&self) -> (&str, Option<Backing>, Option<Bytes>, Option<u32>) {
-        (&self.mode, self.backing, self.memory, self.vcpus)
     }
 
     /// Reads a line of the test; other lines are ignored.
@@ -309,22 +177,71 @@ impl OpenRun {
         if is_repeated { Err(repeated(&words, self.line)) } else { Ok(()) }
     }
 
+    /// Reads a line of `granule bench`; returns the run that a next iteration ends.
+    fn bench_line(&mut self, line: usize, text: &str) -> Result<Option<Run>, FileError> {
+        self.engine = engine::BENCH_LINES;
+        let Some(value) = behind(text, ITERATION) else {
+            return Ok(None);
+        };
+        let (number, of) = iteration(value).map_err(|error| error.at(line))?;
+        let mut ended = None;
+        if self.times != [None; 3] {
+            ended = Some(self.close()?);
+            (self.line, self.times) = (line, [None; 3]);
+        }
+        let (last, all) = self.iteration.replace((number, of)).unwrap_or((0, of));
+        if all != of {
+            return Err(damaged(value, "an iteration of as many as the one before it").at(line));
+        }
+        if number != last + 1 {
+            return Err(out_of_order(number, last).at(line));
+        }
+        Ok(ended)
+    }
+
+    /// Ends the last run below a head, which needs all iterations.
+    fn end(self) -> Result<Run, FileError> {
+        let run = self.close()?;
+        match self.iteration {
+            Some((number, of)) if number < of => {
+                let next = format!("{ITERATION}{} of {of}", number + 1);
+                Err(incomplete(&next).at(self.line))
+            }
+            _ => Ok(run),
+        }
+    }
+
     fn close(&self) -> Result<Run, FileError> {
         let lacks = |missing: &str| incomplete(missing).at(self.line);
-        let time = |at: usize| {
-            let phase = PHASES[at];
-            let ns = self.times[at].ok_or_else(|| lacks(&(kernel_name(phase) + "_MAPPINGS")))?;
-            Ok((phase, ns))
-        };
-        Ok(Run {
-            line: self.line,
-            engine: self.engine,
+        let config = RunConfig {
+            mode: self.mode.clone(),
             backing: self.backing.ok_or_else(|| lacks(BACKING))?,
             memory: self.memory.ok_or_else(|| lacks(MEMORY))?,
             vcpus: self.vcpus.ok_or_else(|| lacks(VCPUS))?,
-            times: [time(0)?, time(1)?, time(2)?],
-            mode: self.mode.clone(),
-        })
+            seed: 0,
+            iteration: 0,
+            prefault: false,
+            options: Default::default(),
+        };
+        let record = |at: usize| {
+            let phase = PHASES[at];
+            let ns = self.times[at].ok_or_else(|| lacks(&(kernel_name(phase) + "_MAPPINGS")))?;
+            Ok(Record {
+                schema: SCHEMA.to_owned(),
+                host: Host::default(),
+                engine: self.engine.to_owned(),
+                config: config.clone(),
+                obtained: None,
+                phase,
+                round: None,
+                ns,
+                vcpu_ns: Vec::new(),
+                counters: Default::default(),
+                events: Default::default(),
+                gauges: Default::default(),
+            })
+        };
+        Ok([record(0)?, record(1)?, record(2)?])
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{
     super::{columns::rows, number::Unit, words},
     page::escaped,
-    svg::{Anchor, Scale, Svg, WIDTH, figure},
+    svg::{Scale, Svg, WIDTH, figure},
 };
 use crate::{
     comparison::{Comparison, Configuration},
@@ -37,7 +37,7 @@ pub fn bars(title: &str, words: &str, lanes: &[Lane]) -> Option<String> {
     }
     let mut svg = Svg::default();
     for lane in lanes {
-        svg.text(LEFT, svg.height + 12.0, Anchor::Start, "", &lane.name);
+        svg.text(LEFT, svg.height + 12.0, "start", "", &lane.name);
         svg.height += 16.0;
         for (at, (value, label)) in lane.bars.iter().enumerate() {
             // The first bar is before, the last one after; others have colours of their own.
@@ -46,7 +46,7 @@ pub fn bars(title: &str, words: &str, lanes: &[Lane]) -> Option<String> {
                 0 => "before".to_owned(),
                 at => format!("p{}", at % 8),
             };
-            svg.text(LEFT, svg.height + 11.0, Anchor::Start, "soft", label);
+            svg.text(LEFT, svg.height + 11.0, "start", "soft", label);
             let width = (value / greatest * ROOM).max(0.5);
             svg.rect([LEFT, svg.height + 16.0, width, 6.0], &class, Some(label));
             svg.height += 25.0;
@@ -82,7 +82,7 @@ pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Opti
     }
     if changed.is_empty() {
         let words = "no count changed by more than 1%";
-        svg.text(LEFT, 14.0, Anchor::Start, "soft", words);
+        svg.text(LEFT, 14.0, "start", "soft", words);
         svg.height = 22.0;
     }
     let mut words =
@@ -134,8 +134,8 @@ fn bar_pair(svg: &mut Svg, count: &Count) {
     let top = svg.height;
     let sums = count.sums();
     let [before, after] = sums.map(|sum| Unit::Count.value(sum));
-    svg.text(LEFT, top + 12.0, Anchor::Start, "", &count.name);
-    svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &format!("{before} → {after}"));
+    svg.text(LEFT, top + 12.0, "start", "", &count.name);
+    svg.text(LEFT, top + 25.0, "start", "soft", &format!("{before} → {after}"));
     for (side, class) in ["before", "after"].into_iter().enumerate() {
         let y = top + 30.0 + 10.0 * side as f64;
         let mut x = LEFT;
@@ -179,9 +179,9 @@ fn boxes(svg: &mut Svg, name: &str, sides: [&[f64]; 2]) {
     let greatest = times().fold(0.0, f64::max);
     let (scale, unit) = (Scale::from_zero(times()), Unit::of_nanoseconds(greatest));
     let x = |ns: f64| LEFT + scale.at(ns) * (ROOM - 2.0);
-    svg.text(LEFT, top + 12.0, Anchor::Start, "", name);
+    svg.text(LEFT, top + 12.0, "start", "", name);
     let words = format!("from 0 to {}", unit.value(greatest));
-    svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &words);
+    svg.text(LEFT, top + 25.0, "start", "soft", &words);
     for end in [x(0.0), x(greatest)] {
         svg.line([end, top + 30.0, end, top + 70.0], "rule");
     }

@@ -11,14 +11,6 @@ pub const WIDTH: f64 = 360.0;
 /// Number of characters that fit into a line.
 const LINE: usize = 56;
 
-/// Part of a text at its x coordinate.
-#[derive(Debug, Clone, Copy)]
-pub enum Anchor {
-    Start,
-    Middle,
-    End,
-}
-
 /// Drawing.
 #[derive(Debug, Default)]
 pub struct Svg {
@@ -35,13 +27,9 @@ impl Svg {
         self.body.push('\n');
     }
 
-    /// Adds text with its base line at `y`. A text that does not fit is shortened and has a tooltip.
-    pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
-        let anchor = match anchor {
-            Anchor::Start => "start",
-            Anchor::Middle => "middle",
-            Anchor::End => "end",
-        };
+    /// Adds text with its base line at `y`; `anchor` is the part at `x`: `start`, `middle` or `end`.
+    /// A text that does not fit is shortened and has a tooltip.
+    pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
         let shown = shortened(text);
         let mut title = String::new();
         if shown != text {
@@ -90,17 +78,6 @@ impl Svg {
             r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" class="{mark}{class}">{title}</rect>"#
         ));
     }
-
-    /// Returns the drawing with its name for screen readers.
-    pub fn finish(self, name: &str) -> String {
-        format!(
-            "<svg viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"{}\" data-marks=\"{}\">\n{}</svg>",
-            self.height,
-            escaped(name),
-            self.marks,
-            self.body
-        )
-    }
 }
 
 /// Removes the middle of a text that does not fit into a line: names of configurations begin alike
@@ -115,13 +92,15 @@ fn shortened(text: &str) -> String {
     head.chain(['…']).chain(tail).collect()
 }
 
-/// Returns a drawing with its caption.
+/// Returns a drawing with its caption, which is its name for screen readers too.
 pub fn figure(title: &str, words: &str, drawing: Svg) -> String {
+    let Svg { body, height, marks } = drawing;
+    let title = escaped(title);
+    let words = if words.is_empty() { String::new() } else { format!("<br>{}", escaped(words)) };
     format!(
-        "<figure><figcaption><b>{}</b>{}</figcaption>\n{}\n</figure>\n",
-        escaped(title),
-        if words.is_empty() { String::new() } else { format!("<br>{}", escaped(words)) },
-        drawing.finish(title)
+        "<figure><figcaption><b>{title}</b>{words}</figcaption>\n\
+         <svg viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"{title}\" \
+         data-marks=\"{marks}\">\n{body}</svg>\n</figure>\n"
     )
 }
 

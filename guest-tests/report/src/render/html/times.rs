@@ -6,7 +6,7 @@ use super::{
         number::{self, Unit},
         words,
     },
-    svg::{Anchor, Scale, Svg, WIDTH, figure},
+    svg::{Scale, Svg, WIDTH, figure},
 };
 use crate::{
     comparison::{self, Comparison, Configuration, PhaseChange, Sweep, SweepParameter},
@@ -87,8 +87,8 @@ pub fn by_configuration(comparison: &Comparison, phase: &AnyPhase) -> String {
     for (at, (configuration, change)) in rows.iter().enumerate() {
         let top = ROW * at as f64;
         let name = words::short_title(comparison, configuration);
-        svg.text(LEFT, top + 12.0, Anchor::Start, "", &name);
-        svg.text(LEFT, top + 25.0, Anchor::Start, "soft", &change_words(change));
+        svg.text(LEFT, top + 12.0, "start", "", &name);
+        svg.text(LEFT, top + 25.0, "start", "soft", &change_words(change));
         for times in Times::of(change) {
             let y = top + if times.side == "before" { 33.0 } else { 42.0 };
             let [low, high] = times.ends();
@@ -122,9 +122,9 @@ fn ticks(svg: &mut Svg, scale: Scale, unit: Unit, bottom: f64, x: impl Fn(f64) -
     for tick in scale.ticks() {
         let at = x(tick);
         let anchor = match at {
-            at if at < LEFT + 20.0 => Anchor::Start,
-            at if at > RIGHT - 20.0 => Anchor::End,
-            _ => Anchor::Middle,
+            at if at < LEFT + 20.0 => "start",
+            at if at > RIGHT - 20.0 => "end",
+            _ => "middle",
         };
         svg.text(at, bottom + 12.0, anchor, "soft", &tick_label(tick, unit));
     }
@@ -170,7 +170,7 @@ fn curves(phase: &AnyPhase, parameter: SweepParameter, sweep: &Sweep) -> String 
     for tick in scale.ticks() {
         svg.line([GUTTER, y(tick), RIGHT, y(tick)], "rule");
         let label = tick_label(tick, unit);
-        svg.text(GUTTER - 5.0, y(tick) + 4.0, Anchor::End, "soft", &label);
+        svg.text(GUTTER - 5.0, y(tick) + 4.0, "end", "soft", &label);
     }
     let labels = points.iter().map(|(value, _)| (x(*value), parameter.label(*value)));
     value_labels(&mut svg, labels);
@@ -208,7 +208,7 @@ fn value_labels(svg: &mut Svg, labels: impl Iterator<Item = (f64, String)>) {
     for (x, label) in labels {
         let half = label.len() as f64 * 3.4;
         if x - half > taken {
-            svg.text(x, BOTTOM + 15.0, Anchor::Middle, "soft", &label);
+            svg.text(x, BOTTOM + 15.0, "middle", "soft", &label);
             taken = x + half + 3.0;
         }
     }
