@@ -17,7 +17,7 @@ use crate::{
     task::{Access, RandomWalk, Task},
 };
 use granule_types::{
-    record::{EventCounts, Host, Obtained},
+    record::{EventCounts, Host, ResidentPages},
     units::{Bytes, GuestAddress, Nanoseconds},
 };
 
@@ -229,14 +229,14 @@ impl Machine for FakeMachine {
             .collect()
     }
 
-    fn obtained(&self) -> Result<Obtained, MachineError> {
+    fn obtained(&self) -> Result<ResidentPages, MachineError> {
         let region = self.state.region;
         let mut resident = BTreeMap::from([(region.backing_page.0, region.size.0)]);
         if let Defect::FallsBack(small) = self.state.defect {
             resident.insert(region.backing_page.0, region.size.0 - small);
             resident.insert(region.host_page.0, small);
         }
-        Ok(Obtained { resident })
+        Ok(ResidentPages { resident })
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {

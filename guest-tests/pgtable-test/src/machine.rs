@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::task::Task;
 use granule_types::{
-    record::{EventCounts, Host, Obtained},
+    record::{EventCounts, Host, ResidentPages},
     units::{Bytes, GuestAddress, Nanoseconds},
 };
 
@@ -178,7 +178,7 @@ pub trait Machine {
     ///
     /// # Errors
     /// The host does not report them, or does not back the region as configured.
-    fn obtained(&self) -> Result<Obtained, MachineError>;
+    fn obtained(&self) -> Result<ResidentPages, MachineError>;
 
     /// Switches dirty logging of the region on or off and returns the time of the call.
     ///

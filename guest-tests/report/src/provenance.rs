@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::sample::{Sample, printable};
 use granule_types::{
-    record::{Host, Obtained, Series},
+    record::{Host, ResidentPages, Series},
     units::Bytes,
 };
 
@@ -122,7 +122,7 @@ fn known(text: &str) -> Option<String> {
 }
 
 /// Returns the page sizes that back the memory, smallest first: `4K and 2M pages`.
-fn backed_by(obtained: &Obtained) -> String {
+fn backed_by(obtained: &ResidentPages) -> String {
     let total: u128 = obtained.resident.values().map(|&bytes| u128::from(bytes)).sum();
     let sizes: Vec<_> = obtained
         .resident
@@ -239,7 +239,7 @@ mod tests {
             ("emulator", |r| r.host.emulator = None),
             (ENGINE_FIELD, |r| r.engine = "model".to_owned()),
             ("backing page sizes", |r| {
-                r.obtained = Some(Obtained { resident: [(4096, 64 << 20)].into() });
+                r.obtained = Some(ResidentPages { resident: [(4096, 64 << 20)].into() });
             }),
         ];
         for (field, edit) in edits {
@@ -269,7 +269,8 @@ mod tests {
 
     #[test]
     fn a_few_small_pages_do_not_change_the_backing() {
-        let obtained = |small, huge| Obtained { resident: [(4096, small), (2 << 20, huge)].into() };
+        let obtained =
+            |small, huge| ResidentPages { resident: [(4096, small), (2 << 20, huge)].into() };
         assert_eq!(backed_by(&obtained(4096, 64 << 20)), "2M pages");
         assert_eq!(backed_by(&obtained(32 << 20, 32 << 20)), "4K and 2M pages");
         assert_eq!(backed_by(&obtained(0, 0)), "nothing");

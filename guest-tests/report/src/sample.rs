@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use granule_types::{
     backing::Backing,
     phase::Phase,
-    record::{Host, Obtained, Record},
+    record::{Host, Record, ResidentPages},
     units::{Bytes, counted},
 };
 
@@ -35,7 +35,7 @@ pub struct Sample {
     pub(crate) seed: u64,
     pub(crate) iteration: u32,
     /// Page sizes that backed the memory.
-    pub(crate) obtained: Option<Obtained>,
+    pub(crate) obtained: Option<ResidentPages>,
     pub(crate) phase: AnyPhase,
     /// Time in nanoseconds.
     pub(crate) ns: f64,

@@ -5,7 +5,7 @@ use std::slice;
 
 use granule_types::{
     phase::Phase,
-    record::{Host, Obtained, Record, RunConfig, SCHEMA, Series},
+    record::{Host, Record, ResidentPages, RunConfig, SCHEMA, Series},
     units::{Bytes, Nanoseconds},
 };
 
@@ -39,7 +39,7 @@ pub fn record() -> Record {
             prefault: false,
             options: Default::default(),
         },
-        obtained: Some(Obtained { resident: [(2 << 20, 64 << 20)].into() }),
+        obtained: Some(ResidentPages { resident: [(2 << 20, 64 << 20)].into() }),
         phase: Phase::Create,
         round: None,
         ns: Nanoseconds(42_209_280),

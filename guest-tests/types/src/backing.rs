@@ -4,9 +4,9 @@
 //! The names are those of the kernel's selftests, and results always carry them. The command line
 //! also accepts aliases.
 //!
-//! To add an alias, add a row to [`Backing::ALIASES`]; parser, error message and help text follow. To
-//! add a backing, add a variant and follow the compiler: its name in `Backing::name`, its
-//! pages in `vmm/src/memory/plan.rs`, its support in the software machine. Then add the variant to
+//! To add an alias, add a row to [`Backing::ALIASES`]; parser, error message and help text follow.
+//! To add a backing, add a variant and follow the compiler: its name in `Backing::name`, its pages
+//! in `vmm/src/memory/plan.rs`, its support in the software machine. Then add the variant to
 //! [`Backing::FIXED`].
 
 use std::{borrow::Cow, fmt, str::FromStr};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Phase marks for the emulator's counting plugin.
 //!
-//! A mark is one `HINT` instruction with an unallocated immediate, a no-op on every CPU. The harness
-//! executes it at each phase boundary, while no vCPU runs, so the plugin assigns everything that is
-//! executed between two marks, on any CPU, to the first mark's phase.
+//! A mark is one `HINT` instruction with an unallocated immediate, a no-op on every CPU. The
+//! harness executes it at each phase boundary, while no vCPU runs, so the plugin assigns everything
+//! that is executed between two marks, on any CPU, to the first mark's phase.
 //!
 //! | immediate | begins |
 //! |---|---|
@@ -38,7 +38,7 @@ pub const fn immediate(phase: Phase) -> u8 {
     match phase {
         Phase::Whole => FOREIGN,
         // Discriminants follow the order of `Phase::ALL`, then Round and Stop; see the test.
-        step => FIRST_PHASE + step as u8,
+        phase => FIRST_PHASE + phase as u8,
     }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The result format `granule.result/1`: JSON Lines, one object for each phase of each iteration.
 //!
-//! The format is stable: a new field is optional, and no field changes its meaning. A value that was
-//! not measured is absent, never zero.
+//! The format is stable: a new field is optional, and no field changes its meaning. A value that
+//! was not measured is absent, never zero.
 
 use std::collections::BTreeMap;
 
@@ -38,14 +38,14 @@ pub struct Record {
     pub config: RunConfig,
     /// The page sizes that back the region, read from the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub obtained: Option<Obtained>,
+    pub obtained: Option<ResidentPages>,
     /// The phase.
     pub phase: Phase,
     /// Number of the migration round, from 1; `None` in other phases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
-    /// Time from the common start of the vCPUs to the end of the last one, or of the host's call; in
-    /// a migration round, of the collection of the dirty bitmap.
+    /// Time from the common start of the vCPUs to the end of the last one, or of the host's call;
+    /// in a migration round, of the collection of the dirty bitmap.
     pub ns: Nanoseconds,
     /// Each vCPU's own time; empty where only the host works.
     #[serde(default)]
@@ -54,8 +54,8 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, u64>,
     /// Event counts of the host kernel, by name. Migration rounds add the number of guest writes
-    /// (`guest_writes`) and of pages in the dirty bitmap (`pages_logged`); the migration's stop adds
-    /// the number of pages reported dirty that no vCPU wrote (`pages_logged_in_vain`).
+    /// (`guest_writes`) and of pages in the dirty bitmap (`pages_logged`); the migration's stop
+    /// adds the number of pages reported dirty that no vCPU wrote (`pages_logged_in_vain`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub events: BTreeMap<String, u64>,
     /// Levels at the end of the phase (such as pages mapped by size), by name. Migration rounds add
@@ -121,9 +121,9 @@ pub struct RunConfig {
     pub options: BTreeMap<String, String>,
 }
 
-/// The page sizes that back a region.
+/// The pages that back a region, by size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Obtained {
+pub struct ResidentPages {
     /// Bytes mapped in the host, by page size in bytes.
     pub resident: BTreeMap<u64, u64>,
 }

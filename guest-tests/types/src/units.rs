@@ -36,6 +36,30 @@ pub fn counted(count: impl TryInto<u64>, one: &str) -> String {
     format!("{count} {one}{plural}")
 }
 
+/// Parses a size above zero, for the command line.
+///
+/// # Errors
+/// A message for the user.
+pub fn size_above_zero(text: &str) -> Result<Bytes, String> {
+    match text.parse::<Bytes>() {
+        Ok(Bytes(0)) => Err("the memory under test must not be empty".to_owned()),
+        Ok(size) => Ok(size),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Parses a percentage of at least 0, with or without its sign, for the command line.
+///
+/// # Errors
+/// A message for the user.
+pub fn percentage(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    match number.parse::<f64>() {
+        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
+        _ => Err("expected a percentage of at least 0, such as 3 or 0.5".to_owned()),
+    }
+}
+
 impl Bytes {
     /// Returns `n` KiB.
     pub const fn kib(n: u64) -> Self {
@@ -121,6 +145,15 @@ mod tests {
     fn malformed_sizes_are_refused() {
         for text in ["", "G", "12Q", "-1", "1.5G", "99999999999T"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_percentage_is_parsed_with_and_without_its_sign() {
+        assert_eq!(percentage("3"), Ok(3.0));
+        assert_eq!(percentage("0.5%"), Ok(0.5));
+        for text in ["", "-1", "NaN", "inf", "three", "3%%"] {
+            assert!(percentage(text).is_err(), "{text}");
         }
     }
 

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc, thread};
 
 use granule_types::{
-    record::Obtained,
+    record::ResidentPages,
     units::{Bytes, GuestAddress, HostVirtAddr},
 };
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
@@ -130,7 +130,7 @@ impl GuestRam {
     ///
     /// # Errors
     /// The kernel does not report them, or has mapped other pages.
-    pub fn obtained(&self) -> Result<Obtained, MemoryError> {
+    pub fn obtained(&self) -> Result<ResidentPages, MemoryError> {
         let residency = Residency::of_range(self.host_range())?;
         self.plan().check(&residency)?;
         let (page, base) = (self.plan().page(), self.plan().base_page());
@@ -153,7 +153,7 @@ impl GuestRam {
     ///
     /// # Errors
     /// The kernel does not report them.
-    pub fn resident(&self) -> Result<Obtained, MemoryError> {
+    pub fn resident(&self) -> Result<ResidentPages, MemoryError> {
         Ok(self.by_page_size(&Residency::of_range(self.host_range())?))
     }
 
@@ -162,7 +162,7 @@ impl GuestRam {
     ///
     /// # Errors
     /// The backing has no transparent huge pages, or the kernel lacks the call.
-    pub fn collapse(&self) -> Result<Obtained, MemoryError> {
+    pub fn collapse(&self) -> Result<ResidentPages, MemoryError> {
         if self.plan().page_type() != PageType::Transparent {
             return Err(MemoryError::Invalid(format!(
                 "{} has no transparent huge pages: only anonymous_thp can be collapsed",
@@ -173,7 +173,7 @@ impl GuestRam {
         self.resident()
     }
 
-    fn by_page_size(&self, residency: &Residency) -> Obtained {
+    fn by_page_size(&self, residency: &Residency) -> ResidentPages {
         let base = self.plan().base_page();
         let parts = [
             (base, residency.small),
@@ -186,7 +186,7 @@ impl GuestRam {
                 *resident.entry(page.0).or_insert(0) += bytes.0;
             }
         }
-        Obtained { resident }
+        ResidentPages { resident }
     }
 
     /// Drops the backing of the whole region: the next access to each page is a first touch.

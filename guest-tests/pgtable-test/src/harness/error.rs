@@ -9,7 +9,7 @@ use crate::{machine::MachineError, vcpu_threads::VcpuThreadsError};
 use granule_types::{
     backing::Backing,
     phase::Phase,
-    record::Obtained,
+    record::ResidentPages,
     units::{Bytes, GuestAddress},
 };
 
@@ -52,7 +52,7 @@ pub enum HarnessError {
         /// Page size of the backing.
         page: Bytes,
         /// The page sizes that back the region.
-        obtained: Obtained,
+        obtained: ResidentPages,
     },
     /// The dirty bitmap misses written pages.
     #[error(
@@ -142,7 +142,7 @@ pub(super) fn host_error(doing: &str) -> impl FnOnce(MachineError) -> HarnessErr
 }
 
 /// Prints the page sizes that back a region.
-pub(super) struct PageList<'a>(pub(super) &'a Obtained);
+pub(super) struct PageList<'a>(pub(super) &'a ResidentPages);
 
 impl fmt::Display for PageList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -15,7 +15,7 @@ use granule_types::{
     backing::Backing,
     mark,
     phase::Phase,
-    record::{EventCounts, Obtained, Record, RunConfig, SCHEMA},
+    record::{EventCounts, Record, ResidentPages, RunConfig, SCHEMA},
     units::Nanoseconds,
 };
 use granule_vmm::kvm::tracepoints::difference;
@@ -29,7 +29,7 @@ pub(super) struct Runner<'a, 'o> {
     /// The tasks of the current iteration.
     pub(super) tasks: Tasks,
     iteration: u32,
-    obtained: Option<Obtained>,
+    obtained: Option<ResidentPages>,
     observer: &'a mut Observer<'o>,
 }
 
@@ -227,7 +227,7 @@ fn vcpu_error(doing: &str) -> impl FnOnce(VcpuFailure) -> HarnessError {
 fn check_backing(
     backing: Backing,
     region: &Region,
-    obtained: &Obtained,
+    obtained: &ResidentPages,
 ) -> Result<(), HarnessError> {
     let whole = [(region.backing_page.0, region.size.0)];
     let found = obtained.resident.iter();

@@ -14,8 +14,8 @@ use crate::{
     task::{Access, Task},
 };
 use granule_types::{
+    mix,
     phase::Phase,
-    seed::mix,
     units::{Bytes, GuestAddress},
 };
 

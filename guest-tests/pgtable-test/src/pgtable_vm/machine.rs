@@ -14,7 +14,7 @@ use crate::{
 };
 use granule_types::{
     guest_mode::GuestMode,
-    record::{EventCounts, Host, Obtained},
+    record::{EventCounts, Host, ResidentPages},
     units::{GuestAddress, Nanoseconds},
 };
 use vm_memory::Bytes as _;
@@ -143,7 +143,7 @@ impl Machine for KvmMachine {
         vcpus
     }
 
-    fn obtained(&self) -> Result<Obtained, MachineError> {
+    fn obtained(&self) -> Result<ResidentPages, MachineError> {
         let ram = self.parts.slot.ram();
         let obtained = if self.accept_fallback { ram.resident() } else { ram.obtained() };
         obtained.map_err(|error| MachineError::new("checking the memory under test", error))

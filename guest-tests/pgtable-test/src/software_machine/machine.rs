@@ -30,7 +30,7 @@ use crate::{
     machine::{Machine, MachineError, Region, Vcpu},
 };
 use granule_types::{
-    record::{EventCounts, Host, Obtained},
+    record::{EventCounts, Host, ResidentPages},
     units::{Bytes, GuestAddress, Nanoseconds},
 };
 
@@ -135,8 +135,8 @@ impl Machine for SoftwareMachine {
     }
 
     /// Returns the page size that the fault path sees, not that of this process's memory.
-    fn obtained(&self) -> Result<Obtained, MachineError> {
-        Ok(Obtained { resident: [(self.state.backing_page, self.state.size)].into() })
+    fn obtained(&self) -> Result<ResidentPages, MachineError> {
+        Ok(ResidentPages { resident: [(self.state.backing_page, self.state.size)].into() })
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {

@@ -25,7 +25,7 @@ use std::{
 
 use rustix::thread::futex;
 
-use granule_types::seed::mix;
+use granule_types::mix;
 
 /// Exclusive limit of a vCPU's delay, in loop iterations of a few instructions. The phase's time
 /// contains the delay, which is far below the cost of a phase.

@@ -3,11 +3,12 @@
 
 use std::{collections::BTreeMap, fs};
 
-/// Executes `HINT #IMMEDIATE` with an immediate that the Arm manual (C6.2, HINT) leaves unallocated.
+/// Executes `HINT #IMMEDIATE` with an immediate that the Arm manual (C6.2, HINT) leaves
+/// unallocated.
 #[cfg(target_arch = "aarch64")]
 pub fn hint<const IMMEDIATE: u8>() {
-    // SAFETY: an unallocated hint executes as a no-op. The block is declared to touch memory so that
-    // the compiler moves no access across the mark.
+    // SAFETY: an unallocated hint executes as a no-op. The block is declared to touch memory so
+    // that the compiler moves no access across the mark.
     unsafe {
         std::arch::asm!(
             "hint #{immediate}",
@@ -58,17 +59,14 @@ pub fn cpu_name() -> Option<String> {
     }
 }
 
-/// Returns the name from the first CPU's lines in `/proc/cpuinfo`, which hold the register's fields.
+/// Returns the name from the first CPU's lines in `/proc/cpuinfo`, which hold the register's
+/// fields.
 fn name_in_cpuinfo(text: &str) -> Option<String> {
     let number = |key: &str| {
-        let text = text
-            .lines()
-            .filter_map(|line| line.split_once(':'))
-            .find(|(found, _)| found.trim() == key)
-            .map(|(_, value)| value.trim())?;
-        match text.strip_prefix("0x") {
+        let value = super::cpuinfo_value(text, key)?;
+        match value.strip_prefix("0x") {
             Some(hex) => u64::from_str_radix(hex, 16).ok(),
-            None => text.parse().ok(),
+            None => value.parse().ok(),
         }
     };
     let midr = number("CPU implementer")? << 24
@@ -79,7 +77,8 @@ fn name_in_cpuinfo(text: &str) -> Option<String> {
     Some(name_of_midr(midr))
 }
 
-/// Returns the name of an implementer and part (`arch/arm64/include/asm/cputype.h`) with its revision.
+/// Returns the name of an implementer and part (`arch/arm64/include/asm/cputype.h`) with its
+/// revision.
 fn name_of_midr(midr: u64) -> String {
     let name = match ((midr >> 24) & 0xff, (midr >> 4) & 0xfff) {
         (0x41, 0xd03) => "cortex-a53",

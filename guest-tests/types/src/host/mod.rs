@@ -3,8 +3,8 @@
 //!
 //! A program can read the kernel's release, the CPU's name and some of its features, and the page
 //! size. It cannot read the applied patches, the kernel image or the emulator. The lab, which boots
-//! the host, writes these host facts into a JSON file and names the file in [`FACTS_VARIABLE`]. They
-//! override the detected properties:
+//! the host, writes these host facts into a JSON file and names the file in [`FACTS_VARIABLE`].
+//! They override the detected properties:
 //!
 //! ```json
 //! {"series": [{"name": "stage2-fault-path", "patches": 7}], "image_sha256": "…",
@@ -14,7 +14,6 @@
 //! `"series": []` means the plain kernel. An omitted field keeps its detected value.
 
 pub mod aarch64;
-pub mod x86_64;
 
 use std::{
     collections::BTreeMap,
@@ -27,8 +26,6 @@ use thiserror::Error;
 
 #[cfg(target_arch = "aarch64")]
 use aarch64 as native;
-#[cfg(target_arch = "x86_64")]
-use x86_64 as native;
 
 use crate::record::{Host, Series};
 use crate::units::Bytes;
@@ -70,6 +67,32 @@ struct Facts {
 }
 
 pub(crate) use native::hint;
+
+/// Properties of an x86_64 host.
+#[cfg(target_arch = "x86_64")]
+mod native {
+    use std::collections::BTreeMap;
+
+    /// Does nothing: the emulator plugin counts arm64 instructions only.
+    pub fn hint<const IMMEDIATE: u8>() {}
+
+    /// Returns no features: caches are coherent on this architecture.
+    pub fn cache_features() -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    /// Returns the CPU's name.
+    pub fn cpu_name() -> Option<String> {
+        let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+        super::cpuinfo_value(&text, "model name").map(str::to_owned)
+    }
+}
+
+/// Returns the first value of a key in `/proc/cpuinfo`.
+fn cpuinfo_value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
+    pairs.find(|(found, _)| found.trim() == key).map(|(_, value)| value.trim())
+}
 
 impl Host {
     /// Returns the properties of this host, including those in the file that [`FACTS_VARIABLE`]
@@ -136,6 +159,14 @@ mod tests {
         assert!(!host.arch.is_empty() && !host.kernel.is_empty());
         assert!(host.page_size.unwrap().0.is_power_of_two());
         assert_eq!(host.series, None, "a process cannot detect the applied series");
+    }
+
+    #[test]
+    fn a_value_in_cpuinfo_is_found_by_its_whole_key() {
+        let text = "processor\t: 0\nmodel\t\t: 106\nmodel name\t: X 3000\n";
+
+        assert_eq!(cpuinfo_value(text, "model name"), Some("X 3000"));
+        assert_eq!(cpuinfo_value("", "model name"), None);
     }
 
     #[test]

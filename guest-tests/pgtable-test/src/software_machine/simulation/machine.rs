@@ -31,8 +31,8 @@ use crate::{
     task::Task,
 };
 use granule_types::{
-    record::{EventCounts, Host, Obtained, SIMULATOR},
-    seed::mix,
+    mix,
+    record::{EventCounts, Host, ResidentPages, SIMULATOR},
     units::{Bytes, GuestAddress, Nanoseconds},
 };
 
@@ -202,8 +202,8 @@ impl Machine for SimulatedMachine {
         }))
     }
 
-    fn obtained(&self) -> Result<Obtained, MachineError> {
-        Ok(Obtained { resident: self.state.host.resident() })
+    fn obtained(&self) -> Result<ResidentPages, MachineError> {
+        Ok(ResidentPages { resident: self.state.host.resident() })
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {

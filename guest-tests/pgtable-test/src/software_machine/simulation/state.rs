@@ -23,7 +23,7 @@ use super::{
     lock::VirtualLock,
     virtual_time::{self, Picoseconds},
 };
-use granule_types::{record::EventCounts, seed::mix};
+use granule_types::{mix, record::EventCounts};
 
 /// Size of the pieces of a long transfer, so that CPUs share the path to memory.
 const PIECE: u64 = 256 << 10;
