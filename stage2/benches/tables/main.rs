@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The engine's tables and those of other crates in one run, with pages from warm pools
-//! (`scripts/bench-engine`, `docs/benchmarks.md`).
+//! (`cargo bench --bench tables`, `docs/benchmarks.md`).
 //!
 //! A sample is the fastest of its runs, as other work on the machine only adds time. No TLB is
 //! invalidated and no cache maintained: the benchmarks time the work on the tables. Ratios within
