@@ -3,174 +3,175 @@
 
 #![allow(clippy::unwrap_used)] // A test may panic; clippy knows only #[test] functions for tests.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-};
+use std::{fs, process::Command};
 
-/// Writes a log of the kernel's test with these times in nanoseconds.
-fn log(folder: &Path, name: &str, times: [u64; 3]) -> PathBuf {
-    let path = folder.join(name);
-    let [create, update, rebuild] = times;
-    let text = format!(
-        "Testing guest mode: PA-bits:48,  VA-bits:48,  4K pages\n\
-         Testing memory backing src type: anonymous\n\
-         Testing memory size(aligned): 0x4000000\n\
-         Number of testing vCPUs: 4\n\
-         KVM_CREATE_MAPPINGS: total execution time: 0.{create:09}s\n\n\
-         KVM_UPDATE_MAPPINGS: total execution time: 0.{update:09}s\n\n\
-         KVM_ADJUST_MAPPINGS: total execution time: 0.{rebuild:09}s\n\n"
-    );
-    fs::write(&path, text).unwrap();
-    path
+use tempfile::TempDir;
+
+/// Inputs of a test.
+struct Inputs(TempDir);
+
+impl Inputs {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        fs::write(self.path(name), text).unwrap();
+        self.path(name)
+    }
+
+    /// Writes a log of several runs of the kernel's test; the times in nanoseconds differ a little.
+    fn log(&self, name: &str, times: [u64; 3], runs: u64) -> String {
+        let run = |at: u64| {
+            let [create, update, rebuild] = times.map(|ns| ns + ns / 1000 * (at * 7 % 5));
+            format!(
+                "Testing guest mode: PA-bits:48,  VA-bits:48,  4K pages\n\
+                 Testing memory backing src type: anonymous\n\
+                 Testing memory size(aligned): 0x4000000\n\
+                 Number of testing vCPUs: 4\n\
+                 KVM_CREATE_MAPPINGS: total execution time: 0.{create:09}s\n\n\
+                 KVM_UPDATE_MAPPINGS: total execution time: 0.{update:09}s\n\n\
+                 KVM_ADJUST_MAPPINGS: total execution time: 0.{rebuild:09}s\n\n"
+            )
+        };
+        self.write(name, &(0..runs).map(run).collect::<String>())
+    }
 }
 
-/// Writes a log of several runs whose times differ a little.
-fn logs(folder: &Path, name: &str, times: [u64; 3], runs: u64) -> PathBuf {
-    let run = |at| log(folder, name, times.map(|ns| ns + ns / 1000 * (at * 7 % 5)));
-    let runs: String = (0..runs).map(|at| fs::read_to_string(run(at)).unwrap()).collect();
-    let path = folder.join(name);
-    fs::write(&path, runs).unwrap();
-    path
+/// Exit code, standard output and standard error.
+type Outcome = (Option<i32>, String, String);
+
+fn granule(arguments: &[&str]) -> Outcome {
+    let output = Command::new(env!("CARGO_BIN_EXE_granule")).args(arguments).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-fn compare(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_granule"));
-    command.arg("compare").args(arguments).output().unwrap()
+fn compare(arguments: &[&str]) -> Outcome {
+    granule(&[&["compare"], arguments].concat())
 }
+
+const TIMES: [u64; 3] = [100_000, 200_000, 300_000];
 
 #[test]
 fn exit_code_is_1_for_a_regression_beyond_the_minimum_effect() {
-    let folder = tempfile::tempdir().unwrap();
-    let before = logs(folder.path(), "before", [100_000, 200_000, 300_000], 8);
-    let after = logs(folder.path(), "after", [50_000, 210_000, 300_000], 8);
-    let (before, after) = (before.to_str().unwrap(), after.to_str().unwrap());
+    let inputs = Inputs::new();
+    let before = inputs.log("before", TIMES, 8);
+    let after = inputs.log("after", [50_000, 210_000, 300_000], 8);
 
-    let slower = compare(&[before, after]);
-    let tolerated = compare(&[before, after, "--min-effect", "6%"]);
+    let (slower, text, errors) = compare(&[&before, &after]);
+    let (tolerated, ..) = compare(&[&before, &after, "--min-effect", "6%"]);
 
-    assert_eq!(slower.status.code(), Some(1));
-    assert_eq!(tolerated.status.code(), Some(0));
-    let text = String::from_utf8(slower.stdout).unwrap();
+    assert_eq!((slower, tolerated), (Some(1), Some(0)));
     assert!(text.contains("create") && text.contains("0.500"), "{text}");
-    assert!(slower.stderr.is_empty());
+    assert!(errors.is_empty());
 }
 
 #[test]
 fn bisect_exit_code_is_125_for_an_inconclusive_result() {
-    let folder = tempfile::tempdir().unwrap();
-    let one = log(folder.path(), "one", [100_000, 200_000, 300_000]);
-    let slow = log(folder.path(), "slow", [900_000, 200_000, 300_000]);
-    let same = logs(folder.path(), "same", [100_000, 200_000, 300_000], 20);
-    let path = |path: &PathBuf| path.to_str().unwrap().to_owned();
-    let code = |arguments: &[&str]| compare(arguments).status.code();
-
-    assert_eq!(code(&[&path(&one), &path(&slow)]), Some(0));
-    assert_eq!(code(&["--bisect", &path(&one), &path(&slow)]), Some(125));
-    assert_eq!(code(&["--bisect", &path(&same), &path(&same)]), Some(0));
-    assert_eq!(code(&[&path(&one), "/nowhere"]), Some(2));
-    assert_eq!(code(&["--bisect", &path(&one), "/nowhere"]), Some(128));
+    let inputs = Inputs::new();
+    let one = inputs.log("one", TIMES, 1);
+    let slow = inputs.log("slow", [900_000, 200_000, 300_000], 1);
+    let same = inputs.log("same", TIMES, 20);
+    let [one, slow, same] = [&one, &slow, &same].map(String::as_str);
+    for (arguments, code) in [
+        (&[one, slow][..], 0),
+        (&["--bisect", one, slow], 125),
+        (&["--bisect", same, same], 0),
+        (&[one, "/nowhere"], 2),
+        (&["--bisect", one, "/nowhere"], 128),
+    ] {
+        assert_eq!(compare(arguments).0, Some(code), "{arguments:?}");
+    }
 }
 
 #[test]
 fn a_report_is_not_written_over_an_input() {
-    let folder = tempfile::tempdir().unwrap();
-    let before = log(folder.path(), "before", [100_000, 200_000, 300_000]);
-    let after = log(folder.path(), "after", [100_000, 200_000, 300_000]);
-    let link = folder.path().join("link");
+    let inputs = Inputs::new();
+    let (before, after) = (inputs.log("before", TIMES, 1), inputs.log("after", TIMES, 1));
+    let (link, out) = (inputs.path("link"), inputs.path("out"));
     std::os::unix::fs::symlink(&after, &link).unwrap();
-    let [before, after, link] = [&before, &after, &link].map(|path| path.to_str().unwrap());
-    let whole = fs::read_to_string(after).unwrap();
+    let whole = fs::read_to_string(&after).unwrap();
 
-    let refused = compare(&[before, after, "-o", link]);
-    let beside = compare(&[before, after, "-o", folder.path().join("out").to_str().unwrap()]);
+    let (refused, _, errors) = compare(&[&before, &after, "-o", &link]);
+    let (beside, ..) = compare(&[&before, &after, "-o", &out]);
 
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("is an input of the comparison"));
-    assert_eq!(fs::read_to_string(after).unwrap(), whole);
-    assert_eq!(beside.status.code(), Some(0));
+    assert_eq!((refused, beside), (Some(2), Some(0)));
+    assert!(errors.contains("is an input of the comparison"));
+    assert_eq!(fs::read_to_string(&after).unwrap(), whole);
 }
 
 #[test]
 fn a_file_that_is_cut_off_is_refused_as_a_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let whole = logs(folder.path(), "whole", [100_000, 200_000, 300_000], 3);
+    let inputs = Inputs::new();
+    let whole = inputs.log("whole", TIMES, 3);
     let text = fs::read_to_string(&whole).unwrap();
-    let cut = folder.path().join("cut");
-    fs::write(&cut, &text[..text.rfind("KVM_UPDATE").unwrap()]).unwrap();
-    let (whole, cut) = (whole.to_str().unwrap(), cut.to_str().unwrap());
+    let cut = inputs.write("cut", &text[..text.rfind("KVM_UPDATE").unwrap()]);
 
-    let refused = compare(&[whole, cut]);
-    let bisected = compare(&["--bisect", cut, whole]);
+    for (arguments, code) in [(&[&whole[..], &cut][..], 2), (&["--bisect", &cut, &whole], 128)] {
+        let (refused, output, message) = compare(arguments);
 
-    assert_eq!(refused.status.code(), Some(2));
-    assert_eq!(bisected.status.code(), Some(128));
-    for output in [refused, bisected] {
-        assert!(output.stdout.is_empty());
-        let message = String::from_utf8(output.stderr).unwrap();
-        assert!(message.contains(cut) && message.contains("line 21"), "{message}");
+        assert_eq!(refused, Some(code));
+        assert!(output.is_empty());
+        assert!(message.contains(&cut) && message.contains("line 21"), "{message}");
         assert!(message.contains("KVM_UPDATE_MAPPINGS"), "{message}");
     }
 }
 
 #[test]
 fn several_files_form_one_side() {
-    let folder = tempfile::tempdir().unwrap();
+    let inputs = Inputs::new();
     let files = |name: &str, ns: u64| -> Vec<String> {
-        let file = |at: u64| log(folder.path(), &format!("{name}{at}"), [ns + at * 10, 1000, 1000]);
-        (0..6).map(|at| file(at).to_str().unwrap().to_owned()).collect()
+        let file = |at: u64| inputs.log(&format!("{name}{at}"), [ns + at * 10, 1000, 1000], 1);
+        (0..6).map(file).collect()
     };
     let (before, after) = (files("before", 100_000), files("after", 120_000));
     let mut arguments: Vec<&str> = before.iter().map(String::as_str).collect();
     arguments.push("--");
     arguments.extend(after.iter().map(String::as_str));
-    let output = folder.path().join("out.txt");
+    let out = inputs.path("out.txt");
 
-    let printed = compare(&arguments);
-    arguments.splice(0..0, ["-o", output.to_str().unwrap(), "--paired"]);
-    let written = compare(&arguments);
+    let (printed, text, _) = compare(&arguments);
+    arguments.splice(0..0, ["-o", &out, "--paired"]);
+    let (written, nothing, _) = compare(&arguments);
 
-    assert_eq!(printed.status.code(), Some(1));
-    let text = String::from_utf8(printed.stdout).unwrap();
-    assert!(text.contains("6 runs a side"), "{text}");
     // Six pairs are too few for three phases.
-    assert_eq!(written.status.code(), Some(0));
-    assert!(written.stdout.is_empty());
-    assert!(fs::read_to_string(&output).unwrap().contains("6 runs a side"));
-    assert_eq!(compare(&arguments[3..9]).status.code(), Some(2), "no two sides");
+    assert_eq!((printed, written), (Some(1), Some(0)));
+    assert!(text.contains("6 runs a side"), "{text}");
+    assert!(nothing.is_empty());
+    assert!(fs::read_to_string(&out).unwrap().contains("6 runs a side"));
+    assert_eq!(compare(&arguments[3..9]).0, Some(2), "no two sides");
 }
 
 #[test]
 fn every_format_is_printed() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = log(folder.path(), "log", [1000, 2000, 3000]);
-    let log = log.to_str().unwrap();
+    let inputs = Inputs::new();
+    let log = &inputs.log("log", [1000, 2000, 3000], 1);
 
-    let markdown = compare(&[log, log, "--format", "markdown"]).stdout;
-    let json = compare(&[log, log, "--format", "json"]).stdout;
+    let (_, markdown, _) = compare(&[log, log, "--format", "markdown"]);
+    let (_, json, _) = compare(&[log, log, "--format", "json"]);
 
-    assert!(String::from_utf8(markdown).unwrap().contains("| **create** ? |"));
-    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert!(markdown.contains("| **create** ? |"));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["schema"], "granule.comparison/2");
     assert_eq!(json["configurations"][0]["phases"][0]["time"]["ratio"], 1.0);
 }
 
 #[test]
 fn exit_code_is_2_with_a_message_for_an_unusable_input() {
-    let folder = tempfile::tempdir().unwrap();
-    let whole = log(folder.path(), "whole", [1, 2, 3]);
-    let whole = whole.to_str().unwrap();
-    let foreign = folder.path().join("foreign");
-    fs::write(&foreign, "hello\n").unwrap();
-    let absent = folder.path().join("absent");
-    for side in [foreign.as_path(), &absent, folder.path()] {
-        let output = compare(&[whole, side.to_str().unwrap()]);
-        assert_eq!(output.status.code(), Some(2), "{}", side.display());
-        assert!(output.stdout.is_empty());
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert!(text.starts_with("granule: "), "{text}");
-        assert!(text.contains(side.to_str().unwrap()), "{text}");
+    let inputs = Inputs::new();
+    let whole = inputs.log("whole", [1, 2, 3], 1);
+    for side in [inputs.write("foreign", "hello\n"), inputs.path("absent"), inputs.path("")] {
+        let (code, output, error) = compare(&[&whole, &side]);
+
+        assert_eq!(code, Some(2), "{side}");
+        assert!(output.is_empty());
+        assert!(error.starts_with("granule: "), "{error}");
+        assert!(error.contains(&side), "{error}");
     }
 }
 
@@ -201,10 +202,8 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
         git(&["add", "results.jsonl"]);
         git(&["commit", "--quiet", "--allow-empty", "-m", &format!("patch {patch}")]);
     }
-    let base = git(&["show", "HEAD~7:results.jsonl"]);
-    let outside = tempfile::tempdir().unwrap();
-    let base_path = outside.path().join("base.jsonl");
-    fs::write(&base_path, base).unwrap();
+    let outside = Inputs::new();
+    let base = outside.write("base.jsonl", &git(&["show", "HEAD~7:results.jsonl"]));
 
     git(&["bisect", "start", "--term-old=many", "--term-new=few", "HEAD", "HEAD~7"]);
     let found = git(&[
@@ -216,7 +215,7 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
         "--metric=DC CIVAC",
         "--min-effect=100",
         "results.jsonl",
-        base_path.to_str().unwrap(),
+        &base,
     ]);
 
     assert!(found.contains("is the first few commit"), "{found}");
@@ -226,19 +225,15 @@ fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
 
 #[test]
 fn a_sweep_beyond_the_limits_is_refused_before_it_starts() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("sweep.jsonl");
-    for (sweep, wanted) in
+    let inputs = Inputs::new();
+    let file = inputs.path("sweep.jsonl");
+    for (sweep, expected) in
         [("size=1M,2T", "2T is too large"), ("vcpus=1,99999999", "99999999 is too large")]
     {
-        let output = Command::new(env!("CARGO_BIN_EXE_granule"))
-            .args(["bench", "--engine", "model", "--sweep", sweep, "--json"])
-            .arg(&file)
-            .output()
-            .unwrap();
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{error}");
-        assert!(error.contains(wanted), "{error}");
-        assert!(!file.exists());
+        let arguments = ["bench", "--engine", "model", "--sweep", sweep, "--json", &file];
+        let (code, _, error) = granule(&arguments);
+        assert_eq!(code, Some(2), "{error}");
+        assert!(error.contains(expected), "{error}");
+        assert!(!fs::exists(&file).unwrap());
     }
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest's console whose reader stalls, as a serial port and as a virtio console: input reaches the
-//! guest, and then the guest writes more than is read. The VM can still be paused, resumed and stopped.
-//! A VM that is being built can be stopped too. Writes of a booting guest are in the dirty log, by
-//! zone.
+//! A guest's console whose reader stalls, as a serial port and as a virtio console: input reaches
+//! the guest, and then the guest writes more than is read. The VM can still be paused, resumed and
+//! stopped. A VM that is being built can be stopped too. Writes of a booting guest are in the dirty
+//! log, by zone.
 
-use super::{host::Host, initramfs_guest};
+use super::host::Host;
 
-/// Functions of the host's shell. `prepare` builds the guest's initramfs; `run OPTIONS` starts a guest
-/// whose reader stalls after the first lines; `request REQUEST` sends a request to the control socket.
+/// Functions of the host's shell. `prepare` builds the guest's initramfs; `run OPTIONS` starts a
+/// guest whose reader stalls after the first lines; `request REQUEST` sends a request to the
+/// control socket.
 const FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox
@@ -72,7 +73,7 @@ fn json(response: &str) -> serde_json::Value {
 #[ignore = "boots an emulated host: minutes"]
 fn a_stalled_console_reader_does_not_block_requests_and_signals() {
     let mut host = Host::boot();
-    initramfs_guest::define_and_prepare(&mut host, FUNCTIONS);
+    host.prepare_guest(FUNCTIONS);
 
     for (options, tty) in [
         ("--memory 128M --memory 64M --cmdline 'console=ttyS0 quiet'", "ttyS0"),

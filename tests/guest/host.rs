@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The emulated host: Debian's kernel and root file system from `scripts/guest`, a second disk with
 //! `granule` and the guest's files, and a third for the guest. A shell on the console is its only
-//! process. Writes to the disks are discarded.
+//! process. Writes to the disks are discarded. A [`Session`] waits for its output, then sends a
+//! line.
 
 use std::{
     env, fs,
+    io::{Read as _, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{self, Receiver},
+    thread,
+    time::{Duration, Instant},
 };
 
+use granule_lab::expect::Unmatched;
 use tempfile::TempDir;
 
-use super::expect::Session;
+/// Timeout for nested emulation on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// The host's init, which replaces Debian's in the initramfs and uses its tools and modules. The guest's
-/// disk is `/dev/guest`, the files are in `/mnt`.
+/// The host's init, which replaces Debian's in the initramfs and uses its tools and modules. The
+/// guest's disk is `/dev/guest`, the files are in `/mnt`.
 const INIT: &str = "#!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mkdir -p /dev /proc /sys /root
@@ -36,6 +44,28 @@ chroot /root modprobe tun
 export TERM=dumb PS1= PS2=
 exec chroot /root /bin/sh -c 'stty -echo; echo host is up; exec /bin/sh'
 ";
+
+/// Functions of the shell that build the initramfs of a guest, in the order of use:
+/// `install_programs PROGRAM…` copies programs and their libraries to `/tmp/g`; `modules NAME…`
+/// copies modules and their dependencies to `/m`, whose sort order is the load order; `pack` reads
+/// `/init` from its input and builds `/tmp/small.cpio`.
+const GUEST_FUNCTIONS: &str = r#"
+install_programs() {
+    mkdir -p /tmp/g/bin /tmp/g/dev /tmp/g/proc /tmp/g/m && cp "$@" /tmp/g/bin/
+    for lib in $(ldd "$@" | grep -o '/lib[^ ]*'); do
+        mkdir -p /tmp/g$(dirname $lib) && cp $lib /tmp/g$lib
+    done
+}
+modules() {
+    count=10
+    for module in $(modprobe -D -a "$@" | sed -n 's/^insmod //p' | awk '!seen[$0]++'); do
+        cp $module /tmp/g/m/$count.ko; count=$((count + 1))
+    done
+}
+pack() {
+    cat >/tmp/g/init && chmod 755 /tmp/g/init
+    (cd /tmp/g && find . | cpio -o -H newc --quiet) >/tmp/small.cpio
+}"#;
 
 pub struct Host {
     pub console: Session,
@@ -65,7 +95,8 @@ impl Host {
                 &format!("virtio-blk-device,drive={name},serial={name}"),
             ]);
         }
-        // Virtual time advances one nanosecond an instruction, so timeouts do not depend on the load.
+        // Virtual time advances one nanosecond an instruction, so timeouts do not depend on the
+        // load.
         command
             .arg("-M")
             .arg(format!("virt,virtualization=on,gic-version={version}"))
@@ -92,6 +123,74 @@ impl Host {
         assert_eq!(status, "0", "{command}: {output}");
         output
     }
+
+    /// Builds a guest with an initramfs only: defines a test's `functions` in the shell and calls
+    /// `prepare`, which is one of them.
+    pub fn prepare_guest(&mut self, functions: &str) {
+        for command in [GUEST_FUNCTIONS, functions, "prepare"] {
+            self.run(command);
+        }
+    }
+}
+
+/// A running program and its output since the last match.
+pub struct Session {
+    child: Child,
+    input: ChildStdin,
+    output: Receiver<Vec<u8>>,
+    unmatched: Unmatched,
+}
+
+impl Session {
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the emulator starts");
+        let mut stdout = child.stdout.take().unwrap();
+        let (sender, output) = mpsc::channel();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = stdout.read(&mut bytes) {
+                print!("{}", String::from_utf8_lossy(&bytes[..count]));
+                if sender.send(bytes[..count].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { input: child.stdin.take().unwrap(), child, output, unmatched: Unmatched::default() }
+    }
+
+    /// Sends a line.
+    pub fn send(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+        self.input.flush().unwrap();
+    }
+
+    /// Waits for `text`; returns the output before it.
+    pub fn expect(&mut self, text: &str) -> String {
+        let until = Instant::now() + TIMEOUT;
+        loop {
+            if let Some(before) = self.unmatched.take_until(text) {
+                return String::from_utf8_lossy(&before).into_owned();
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let mut bytes = self.output.recv_timeout(left).unwrap_or_else(|error| {
+                panic!("no '{text}': {error}: {}", self.unmatched.to_text());
+            });
+            bytes.retain(|byte| *byte != b'\r');
+            self.unmatched.push(&bytes);
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // The program may have exited.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// The folder that `scripts/guest` has made, or another like it that `GRANULE_GUEST` names.
@@ -116,7 +215,6 @@ fn granule() -> PathBuf {
 
 /// Returns Debian's initramfs with a second archive, whose init replaces the first.
 fn initrd(guest: &Path, files: &Path) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt as _;
     let folder = files.join("init");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("init"), INIT).unwrap();

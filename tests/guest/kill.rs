@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Kills `granule run` at random moments and checks the state that the next run finds.
 //!
-//! The guest is Debian's kernel with a shell that writes consecutive numbers to its disk, flushes, and
-//! prints each number that is safe. Half of the runs are killed while they start, half while the guest
-//! writes. `GRANULE_KILLS` sets their number. All start as root and change to a user who can
-//! open neither disk nor tap. The same guest shows that a GICv2 works.
+//! The guest is Debian's kernel with a shell that writes consecutive numbers to its disk, flushes,
+//! and prints each number that is safe. Half of the runs are killed while they start, half while
+//! the guest writes. `GRANULE_KILLS` sets their number. All start as root and change to a user who
+//! can open neither disk nor tap. The same guest shows that a GICv2 works.
 
 use std::env;
 
-use super::{host::Host, initramfs_guest};
+use super::host::Host;
 
-/// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest (`run
-/// again` one that reboots first); `kill_it SECONDS start|work` kills a guest and prints its exit
-/// status, the last safe number, and the number that the disk holds in its place.
+/// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest
+/// (`run again` one that reboots first); `kill_it SECONDS start|work` kills a guest and prints its
+/// exit status, the last safe number, and the number that the disk holds in its place.
 const FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox
@@ -65,7 +65,7 @@ kill_it() {
 #[ignore = "boots an emulated host: minutes"]
 fn a_guest_has_a_gicv2_on_a_host_without_gicv3() {
     let mut host = Host::boot_with_gic(2);
-    initramfs_guest::define_and_prepare(&mut host, FUNCTIONS);
+    host.prepare_guest(FUNCTIONS);
 
     let output = host.run("run; at_work; cat /tmp/out /tmp/err");
 
@@ -85,7 +85,7 @@ fn number(output: &str, name: &str) -> u64 {
 fn a_run_after_a_kill_works_and_keeps_flushed_data() {
     let kills: u64 = env::var("GRANULE_KILLS").map_or(100, |text| text.parse().unwrap());
     let mut host = Host::boot();
-    initramfs_guest::define_and_prepare(&mut host, FUNCTIONS);
+    host.prepare_guest(FUNCTIONS);
     let mut random = 1u64;
     let mut safe = 0;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule run` with Debian's stock kernel and userland, on an emulated arm64 host with the same kernel.
-//! The tests drive the console as a user would.
+//! `granule run` with Debian's stock kernel and userland, on an emulated arm64 host with the same
+//! kernel. The tests drive the console as a user would.
 //!
 //! They take minutes and need an arm64 `granule` and the output of `scripts/guest`, so they run on
 //! request:
@@ -14,9 +14,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic names the line of a failed test")]
 
 mod console;
-mod expect;
 mod host;
-mod initramfs_guest;
 mod kill;
 mod vsock;
 

@@ -2,11 +2,12 @@
 //! Vsock connections between a guest and its host: connections from either side with data in both
 //! directions at once, in two boots of one VM and in the next VM.
 
-use super::{host::Host, initramfs_guest};
+use super::host::Host;
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest that
 /// connects to the host, accepts a connection, and carries out a command; `exchange BOOT` is the
-/// host's side and prints the checksums of the data sent and received; `send_command WORD` sends a command.
+/// host's side and prints the checksums of the data sent and received; `send_command WORD` sends a
+/// command.
 const FUNCTIONS: &str = r#"
 prepare() {
     cat >/tmp/peer <<'PEER'
@@ -100,7 +101,7 @@ fn sums<'a>(output: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
 #[ignore = "boots an emulated host: minutes"]
 fn data_passes_both_ways_in_each_boot_and_the_cid_is_free_afterwards() {
     let mut host = Host::boot();
-    initramfs_guest::define_and_prepare(&mut host, FUNCTIONS);
+    host.prepare_guest(FUNCTIONS);
     let output = host.run("(granule) 2>&1; echo status=$?");
     assert!(output.contains("modprobe vhost_vsock"), "{output}");
     assert!(output.contains("status=2"), "{output}");

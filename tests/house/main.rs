@@ -1,8 +1,138 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules of this repository that no compiler checks: the structure of crates and modules, the size
-//! of files, and the words of comments and documents.
+//! Rules of this repository that no compiler checks: crates and modules form no circles, no file is
+//! too long to read, and comments and documents use the words of the field.
 
 mod modules;
-mod sources;
-mod structure;
 mod words;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use petgraph::{algo::tarjan_scc, graphmap::DiGraphMap};
+use serde_json::Value;
+
+use modules::Modules;
+
+/// A crate of the workspace.
+#[derive(Debug)]
+struct Crate {
+    /// The names of the workspace's crates that it uses outside tests.
+    uses: Vec<String>,
+    /// The root file of its library or program.
+    root: PathBuf,
+}
+
+const REPOSITORY: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Returns the output of a program in the repository.
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).current_dir(REPOSITORY).output();
+    let output = output.expect("the program starts");
+    assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("output in UTF-8")
+}
+
+/// Returns the crates of the workspace by name.
+fn crates() -> BTreeMap<String, Crate> {
+    let text = output(env!("CARGO"), &["metadata", "--format-version=1", "--no-deps", "--offline"]);
+    let metadata: Value = serde_json::from_str(&text).expect("cargo prints JSON");
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let packages = list(&metadata["packages"]);
+    let names: Vec<String> = packages.iter().map(|package| text(&package["name"])).collect();
+    let read = |package: &Value| {
+        let dependencies = list(&package["dependencies"]).into_iter();
+        let uses = dependencies
+            .filter(|dependency| dependency["kind"].is_null())
+            .map(|dependency| text(&dependency["name"]))
+            .filter(|used| names.contains(used))
+            .collect();
+        let root = list(&package["targets"])
+            .iter()
+            .map(|target| PathBuf::from(text(&target["src_path"])))
+            .find(|path| path.ends_with("src/lib.rs") || path.ends_with("src/main.rs"));
+        Crate { uses, root: root.expect("a library or a program") }
+    };
+    packages.iter().map(|package| (text(&package["name"]), read(package))).collect()
+}
+
+/// Returns the files that git tracks, relative to the repository, whose names end with one of
+/// `endings`.
+fn files(endings: &[&str]) -> Vec<PathBuf> {
+    output("git", &["ls-files", "-z"])
+        .split_terminator('\0')
+        .filter(|path| endings.iter().any(|ending| path.ends_with(ending)))
+        .map(PathBuf::from)
+        .filter(|path| Path::new(REPOSITORY).join(path).is_file())
+        .collect()
+}
+
+/// Returns a file's text.
+fn text(path: &Path) -> String {
+    std::fs::read_to_string(Path::new(REPOSITORY).join(path))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The most lines that a source file may have.
+const LONGEST_FILE: usize = 500;
+
+/// Returns the groups of names that reach each other.
+fn circles<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<Vec<&'a str>> {
+    let graph: DiGraphMap<&str, ()> = edges.into_iter().filter(|(a, b)| a != b).collect();
+    tarjan_scc(&graph).into_iter().filter(|group| group.len() > 1).collect()
+}
+
+#[test]
+fn a_circle_is_found() {
+    assert!(circles([("a", "b"), ("b", "c")]).is_empty());
+    assert_eq!(circles([("a", "b"), ("b", "a"), ("c", "a")]), [["b", "a"]]);
+}
+
+#[test]
+fn crates_depend_on_each_other_one_way() {
+    let crates = crates();
+    let edges = crates
+        .iter()
+        .flat_map(|(name, one)| one.uses.iter().map(|used| (name.as_str(), used.as_str())));
+
+    assert!(circles(edges).is_empty());
+    let uses = |user: &str, used: &str| crates[user].uses.iter().any(|name| name == used);
+    for test in ["granule-pgtable-test", "granule-report", "granule-lab"] {
+        assert!(!uses("granule-vmm", test), "the VMM uses {test}");
+    }
+    assert!(crates["granule-types"].uses.is_empty());
+    assert!(crates["granule-stage2"].uses.is_empty());
+}
+
+#[test]
+fn modules_use_each_other_one_way() {
+    let mut found = Vec::new();
+    for (name, one) in crates() {
+        let edges = Modules::read(&one.root).between_siblings();
+        let mut holders: Vec<_> = edges.iter().map(|(holder, ..)| holder).collect();
+        holders.dedup();
+        for holder in holders {
+            let here = edges.iter().filter(|(other, ..)| other == holder);
+            for circle in circles(here.map(|(_, user, used)| (user.as_str(), used.as_str()))) {
+                found.push(format!("{name}::{}: {}", holder.join("::"), circle.join(", ")));
+            }
+        }
+    }
+
+    assert!(found.is_empty(), "modules that use each other:\n{}", found.join("\n"));
+}
+
+#[test]
+fn no_source_file_is_longer_than_500_lines() {
+    let long: Vec<String> = files(&[".rs", ".sh", ".S"])
+        .iter()
+        .map(|path| (text(path).lines().count(), path))
+        .filter(|(lines, _)| *lines > LONGEST_FILE)
+        .map(|(lines, path)| format!("{}: {lines} lines", path.display()))
+        .collect();
+
+    assert!(long.is_empty(), "split:\n{}", long.join("\n"));
+}

@@ -2,7 +2,7 @@
 //! Words that this project does not use in comments, messages and documents: they hide who does
 //! what, or have a term in this field.
 
-use super::sources::{files, text};
+use super::{files, text};
 
 /// Words and their replacements.
 const REPLACED: &[(&str, &str)] = &[
