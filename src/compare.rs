@@ -9,6 +9,7 @@ use std::{
 
 use clap::ValueEnum;
 use granule_report::{Comparison, Options, Verdict, command_line, input, render};
+use granule_types::units::percentage;
 
 use super::{CommandResult, Outcome};
 
@@ -31,7 +32,7 @@ pub struct Args {
     #[arg(last = true, value_name = "AFTER")]
     after: Vec<PathBuf>,
     /// Threshold of a regression; default 1, and 3 under emulation
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
     min_effect: Option<f64>,
     /// Judge a count, such as 'DC CIVAC', instead of the time
     #[arg(long, value_name = "COUNT")]
@@ -167,27 +168,4 @@ fn refuse_input<'a>(
         ));
     }
     Ok(())
-}
-
-/// Parses a percentage of at least 0, with or without its sign.
-pub(super) fn percent(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('%').unwrap_or(text);
-    match number.parse::<f64>() {
-        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
-        _ => Err("expected a percentage of at least 0, such as 3 or 0.5".to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_percentage_is_parsed_with_and_without_its_sign() {
-        assert_eq!(percent("3"), Ok(3.0));
-        assert_eq!(percent("0.5%"), Ok(0.5));
-        for text in ["", "-1", "NaN", "inf", "three", "3%%"] {
-            assert!(percent(text).is_err(), "{text}");
-        }
-    }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule completions` and `granule man`: what shells and `man` need, made from the command line's
-//! own definition.
+//! `granule completions` and `granule man`: what shells and `man` need, made from the command
+//! line's own definition.
 
 use std::{fs, io, path::PathBuf};
 

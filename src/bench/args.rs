@@ -7,12 +7,11 @@ use granule_pgtable_test::config::{NothingLogged, PhaseSelection};
 use granule_types::{
     backing::Backing,
     guest_mode::GuestMode,
-    units::{Bytes, GuestAddress},
+    units::{Bytes, GuestAddress, size_above_zero},
 };
 
 use super::values::{
-    Clock, CpuList, DirtyLog, Engine, GuestMapping, Sweep, Switch, address, count, size,
-    unless_default,
+    Clock, CpuList, DirtyLog, Engine, GuestMapping, Sweep, Switch, address, count, unless_default,
 };
 
 /// Options of `granule bench`.
@@ -46,7 +45,7 @@ pub struct WorkloadArgs {
     )]
     pub(super) backing: Backing,
     /// Size of the memory under test, with K, M or G [default: 1G]
-    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size)]
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size_above_zero)]
     pub(super) memory: Option<Bytes>,
     /// Number of vCPUs [default: 1]
     #[arg(short = 'v', long, value_name = "VCPUS", value_parser = count)]
@@ -54,8 +53,8 @@ pub struct WorkloadArgs {
     /// Number of iterations, each from untouched memory
     #[arg(short = 'i', long, value_name = "N", default_value = "1", value_parser = count)]
     pub(super) iterations: NonZeroU32,
-    /// Run once for each value of vcpus=1,2,4 or size=64M,256M, in place of -v or -b; two sweeps make
-    /// a matrix
+    /// Run once for each value of vcpus=1,2,4 or size=64M,256M, in place of -v or -b; two sweeps
+    /// make a matrix
     #[arg(long, value_name = "WHAT=VALUES", value_parser = Sweep::parse)]
     pub(super) sweep: Vec<Sweep>,
     /// Phases to run, separated by commas; each adds the phases that it depends on. rebuild is the
@@ -66,7 +65,8 @@ pub struct WorkloadArgs {
     #[arg(long, conflicts_with = "migrate")]
     pub(super) log_untouched: bool,
     /// Run a migration instead of the phases: the vCPUs write random pages, the host collects the
-    /// dirty bitmap in this many rounds and copies its pages, and source and destination are compared
+    /// dirty bitmap in this many rounds and copies its pages, and source and destination are
+    /// compared
     #[arg(
         long,
         value_name = "ROUNDS",
@@ -95,8 +95,8 @@ pub struct WorkloadArgs {
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Guest")]
 pub struct GuestArgs {
-    /// Guest mode, by name (P48V48_4K) or by its number in Linux 6.1 (2), which other kernels assign
-    /// to other modes [default: the widest of the host]
+    /// Guest mode, by name (P48V48_4K) or by its number in Linux 6.1 (2), which other kernels
+    /// assign to other modes [default: the widest of the host]
     #[arg(short = 'm', long, value_name = "MODE")]
     pub(super) mode: Option<GuestMode>,
     /// Guest-physical address of the memory under test [default: the top of the mode's addresses]
@@ -139,8 +139,8 @@ pub struct HostArgs {
     /// With --engine model: clock of the results
     #[arg(long, value_enum, default_value_t)]
     pub(super) clock: Clock,
-    /// With --clock virtual: cost table of the simulated machine, kunpeng920, neoverse-n1 or the path
-    /// of a file
+    /// With --clock virtual: cost table of the simulated machine, kunpeng920, neoverse-n1 or the
+    /// path of a file
     #[arg(long, value_name = "NAME")]
     pub(super) cpu: Option<String>,
 }

@@ -5,7 +5,7 @@ use std::{fmt, num::NonZeroU32};
 
 use clap::ValueEnum;
 use granule_pgtable_test::config::GuestMap;
-use granule_types::units::{Bytes, GuestAddress};
+use granule_types::units::{Bytes, GuestAddress, size_above_zero};
 
 use granule_vmm::kvm::memslot::DirtyMode;
 
@@ -155,7 +155,7 @@ impl Sweep {
                 let number = |text| count(text).map_err(|what| format!("'{text}': {what}"));
                 values.map(number).collect::<Result<_, _>>().map(Self::Vcpus)
             }
-            "size" => values.map(size).collect::<Result<_, _>>().map(Self::Memory),
+            "size" => values.map(size_above_zero).collect::<Result<_, _>>().map(Self::Memory),
             _ => Err(format!("unknown sweep '{name}'; expected vcpus or size")),
         }
     }
@@ -170,21 +170,12 @@ pub(super) fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Op
 }
 
 /// Reads a count of at least one.
-pub fn count(text: &str) -> Result<NonZeroU32, String> {
+pub(super) fn count(text: &str) -> Result<NonZeroU32, String> {
     let wrong = |_| match text.parse::<u64>() {
         Ok(1..) => format!("expected a whole number from 1 to {}", u32::MAX),
         _ => "expected a whole number from 1 on".to_owned(),
     };
     text.parse().map_err(wrong)
-}
-
-/// Reads a size above zero.
-pub fn size(text: &str) -> Result<Bytes, String> {
-    match text.parse::<Bytes>() {
-        Ok(Bytes(0)) => Err("the memory under test must not be empty".to_owned()),
-        Ok(size) => Ok(size),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 /// Reads a guest-physical address.

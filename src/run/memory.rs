@@ -48,8 +48,8 @@ pub fn parse_zone(text: &str) -> Result<MemoryZone, String> {
     Ok(zone)
 }
 
-/// Returns the shared variant of a backing. Transparent huge pages are refused, because shared memory
-/// has them only if the host's `shmem_enabled` allows it.
+/// Returns the shared variant of a backing. Transparent huge pages are refused, because shared
+/// memory has them only if the host's `shmem_enabled` allows it.
 fn shared_backing(backing: Backing) -> Result<Backing, String> {
     match backing {
         Backing::Anonymous | Backing::Shmem => Ok(Backing::Shmem),

@@ -7,11 +7,11 @@ mod memory;
 use std::{path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
-use granule_types::units::Bytes;
+use granule_types::units::{Bytes, size_above_zero};
 
 use super::{
     CommandResult, Outcome,
-    bench::values::{DirtyLog, Switch, size},
+    bench::values::{DirtyLog, Switch},
 };
 use granule_vmm::vm::{
     config::{
@@ -53,9 +53,9 @@ pub struct Args {
     vcpus: u32,
     // Clap prints the brackets; an escape would be printed too.
     #[allow(rustdoc::broken_intra_doc_links, reason = "not links")]
-    /// Memory zone: SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N],
-    /// with the backings of `granule bench -s`, such as 4k, thp, 2m and 1g; repeat the option for
-    /// more zones
+    /// Memory zone:
+    /// SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N], with the
+    /// backings of `granule bench -s`, such as 4k, thp, 2m and 1g; repeat the option for more zones
     #[arg(long, value_name = "SIZE[,…]", default_value = "512M", value_parser = memory::parse_zone)]
     memory: Vec<MemoryZone>,
     /// Disk: PATH[,readonly=on], a raw image or a block device; repeat the option for more disks
@@ -64,8 +64,8 @@ pub struct Args {
     /// Network card: tap=NAME[,mac=ADDRESS]; repeat the option for more cards
     #[arg(long, value_name = "tap=NAME[,…]", value_parser = devices::parse_net)]
     net: Vec<NetConfig>,
-    /// Vsock device (AF_VSOCK): cid=N, the guest's context ID, at least 3; the host's is 2. The host
-    /// needs the vhost_vsock module
+    /// Vsock device (AF_VSOCK): cid=N, the guest's context ID, at least 3; the host's is 2. The
+    /// host needs the vhost_vsock module
     #[arg(long, value_name = "cid=N", value_parser = devices::parse_vsock)]
     vsock: Option<VsockConfig>,
     /// Balloon device, with which the guest returns free memory to the host
@@ -77,9 +77,9 @@ pub struct Args {
     /// Dirty logging mode, for dirty logging that the control socket starts
     #[arg(long, value_enum, default_value_t)]
     dirty_log: DirtyLog,
-    /// Chunk size of eager page splitting when dirty logging starts or the log is cleared: a block size
-    /// of the host's stage 2, for example 2M
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    /// Chunk size of eager page splitting when dirty logging starts or the log is cleared: a block
+    /// size of the host's stage 2, for example 2M
+    #[arg(long, value_name = "SIZE", value_parser = size_above_zero)]
     eager_split: Option<Bytes>,
     /// Exit when the guest resets itself, instead of rebooting it
     #[arg(long)]
@@ -102,7 +102,8 @@ pub struct Args {
     /// Change to this group; by default the user's own
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
-    /// Confine the process to its open files (Landlock) and the system calls that it needs (seccomp)
+    /// Confine the process to its open files (Landlock) and the system calls that it needs
+    /// (seccomp)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     sandbox: Switch,
 }
@@ -123,8 +124,8 @@ pub enum ConsoleOption {
     /// The serial port
     #[default]
     Serial,
-    /// A virtio console, hvc0, which transfers many bytes with one exit; the output of the serial port
-    /// is shown too
+    /// A virtio console, hvc0, which transfers many bytes with one exit; the output of the serial
+    /// port is shown too
     Virtio,
 }
 

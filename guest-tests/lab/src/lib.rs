@@ -7,64 +7,91 @@
 //!          └─ host: emulator, initramfs, PID 1 ┘
 //! ```
 //!
-//! Sources are unpacked once and kernels built once (`kernel`). Each job is one boot (`jobs`); PID 1
-//! of the emulated host (`host`) runs the test and sends results over the serial console, where they
-//! are combined with the counts of the plugin. Under `-icount`, equal inputs produce equal bytes. All
-//! files of a run are in its run directory. All external commands and file operations go through
-//! `shell::Shell`, so that a dry run prints exactly what a run executes.
+//! Sources are unpacked once and kernels built once (`kernel`). Each job is one boot (`jobs`); PID
+//! 1 of the emulated host (`host`) runs the test and sends results over the serial console, where
+//! they are combined with the counts of the plugin. Under `-icount`, equal inputs produce equal
+//! bytes. All files of a run are in its run directory. All external commands and file operations go
+//! through `shell::Shell`, so that a dry run prints exactly what a run executes.
 
 mod command;
-mod digest;
-mod error;
 mod host;
 mod jobs;
 mod kernel;
 mod options;
-mod process;
 mod progress;
 mod report;
 mod shell;
 
-use std::path::{Path, PathBuf};
-
-pub use self::{
-    error::LabError,
-    host::{expect, guest_init, init},
-    jobs::run_directory::next_name,
-    kernel::{
-        KernelError,
-        host_packages::{PackageError, PackageOptions, build as build_packages},
-        series::names as series_names,
-        series_check::check_all as check_series,
-    },
-    options::{Kernels, Matrix, Options, Paths, Test},
-    report::RunStatus,
+use std::{
+    error::Error,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
 };
+
+use granule_report::{CompareError, results::FileError};
+
 use self::{
+    command::CommandError,
     host::emulator,
-    jobs::{
-        execute::Executor,
-        guest_matrix,
-        job_queue::{JobQueue, JobResults},
-        matrix,
-        planned_job::PlannedJob,
-        records,
-        run_directory::RunDirectory,
-    },
-    kernel::{prepare, stacks},
+    jobs::{JobQueue, execute::Executor, matrix, run_directory::RunDirectory},
+    options::Paths,
     progress::Progress,
-    report::{RunInfo, comparison, guest_boot_report, output, selftest_report},
+    report::{RunInfo, comparison, guest_boot_report, selftest_report},
     shell::Shell,
 };
+pub use self::{
+    host::{expect, guest_init, init},
+    kernel::{host_packages::HostPackages, series_check::check_all as check_series},
+    options::{HostOptions, Kernels, Locations, Matrix, Options, OutputOptions, Test, version},
+    report::RunStatus,
+};
 
-/// Fetches and unpacks the source and prints the path of its tree.
-///
-/// # Errors
-/// The source is not available.
-pub fn fetch(options: &Options) -> Result<(), LabError> {
-    let shell = Shell::new(options.dry_run);
-    let tree = prepare::fetch(shell, &options.paths.cache, &options.kernels)?;
-    output::print(&format!("{}\n", tree.display()))
+/// Error returned when a run of the lab, or one of its tools, cannot be completed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LabError {
+    /// A requirement is missing or an input is unusable; the message names the remedy.
+    #[error("{0}")]
+    Unusable(String),
+    /// A step failed.
+    #[error("{message}")]
+    Failed {
+        /// The step.
+        message: String,
+        /// The failed command or file operation.
+        #[source]
+        source: CommandError,
+    },
+    /// A command or a file operation failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// Results cannot be read.
+    #[error(transparent)]
+    Input(#[from] FileError),
+    /// Results cannot be compared.
+    #[error(transparent)]
+    Compare(#[from] CompareError),
+    /// A record cannot be serialized.
+    #[error("cannot write a record")]
+    Record(#[from] serde_json::Error),
+    /// Standard output cannot be written.
+    #[error("cannot write to standard output")]
+    Output(#[source] io::Error),
+    /// The current directory, or the path of this program, is not known.
+    #[error(transparent)]
+    Path(#[from] io::Error),
+}
+
+/// Formats an error with its causes, one a line.
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!("\n  because: {error}"));
+        cause = error.source();
+    }
+    text
 }
 
 /// Returns the paths of the patches of a series, after those of the series that it requires.
@@ -72,84 +99,89 @@ pub fn fetch(options: &Options) -> Result<(), LabError> {
 /// # Errors
 /// A series is unknown.
 pub fn patches(linux: &Path, base: &str, series: &str) -> Result<Vec<PathBuf>, LabError> {
-    let patches = stacks::all_patches(linux, base, series).map_err(KernelError::from)?;
+    let patches = kernel::series::all_patches(linux, base, series)?;
     Ok(patches.into_iter().map(|patch| patch.path).collect())
 }
 
-/// Executes a run and publishes its report.
+/// Executes a run and publishes its report. With `--fetch`, fetches and unpacks the source and
+/// prints the path of its tree.
 ///
 /// # Errors
 /// A requirement is missing, a kernel cannot be built, or no results can be compared.
 pub fn run(options: &Options) -> Result<RunStatus, LabError> {
-    let shell = Shell::new(options.dry_run);
-    let progress = Progress::new(options.dry_run);
-    check_programs(options)?;
+    let Options { kernels, matrix, host, output } = options;
+    let dry = output.dry_run;
+    let shell = Shell::new(dry);
+    let paths = Paths::new(options)?;
+    if kernels.fetch {
+        let tree = kernel::fetch(shell, &paths.cache, kernels)?;
+        report::print(&format!("{}\n", tree.display()))?;
+        return Ok(RunStatus::Passed);
+    }
+    let progress = Progress::new(dry);
+    check_programs(&paths, dry)?;
     let emulator = match emulator::version() {
-        Err(_) if options.dry_run => "QEMU".to_owned(),
+        Err(_) if dry => "QEMU".to_owned(),
         version => version?,
     };
-    let (kernels, tests) = prepare::prepare(shell, options, &progress)?;
-    let run_directory = RunDirectory::create(shell, &options.paths.out, &kernels)?;
-    let jobs: Vec<PlannedJob> = match options.matrix.test {
-        Test::Selftests => tests
-            .iter()
-            .map(|(path, arguments)| matrix::selftest(&options.matrix, path, arguments))
-            .collect(),
-        Test::Guest => guest_matrix::jobs(&options.matrix),
-        Test::Bench | Test::KernelPageTableTest => {
-            matrix::jobs(&options.matrix, tests.first().map(|(path, _)| path))
-        }
-    };
+    let (built, tests) = kernel::prepare(shell, options, &paths, &progress)?;
+    let run_directory = RunDirectory::create(shell, &paths.out, &built)?;
+    let jobs = matrix::jobs(options, &tests);
     let executor = Executor {
-        init: options.paths.init.clone(),
-        plugin: options.paths.plugin.clone(),
+        init: paths.init,
+        plugin: paths.plugin,
         emulator,
-        deadline: options.deadline,
-        strict: options.kernels.debug,
+        deadline: Duration::from_secs(host.deadline),
+        strict: kernels.debug_kernel,
     };
     let queue = JobQueue {
         executor: &executor,
         shell,
         progress: &progress,
         run_directory: &run_directory,
-        parallel: options.parallel,
+        parallel: host.parallel(),
     };
-    let results: JobResults = queue.run(&kernels, &jobs);
-    let run = RunInfo { kernels: &kernels, jobs: &jobs, emulator: &executor.emulator };
-    let status = match options.matrix.test {
+    let results = queue.run(&built, &jobs);
+    if dry {
+        if matches!(matrix.test(), Test::Bench | Test::KernelPageTableTest) {
+            comparison::print_commands(&run_directory, &built)?;
+        }
+        return Ok(RunStatus::Passed);
+    }
+    let run = RunInfo { kernels: &built, jobs: &jobs, emulator: &executor.emulator };
+    let status = match matrix.test() {
         Test::Selftests => {
             progress.finish();
-            selftest_report::report(shell, &run_directory, run, results)?
+            selftest_report::report(&run_directory, run, results)?
         }
         Test::Guest => {
             progress.finish();
-            guest_boot_report::report(shell, &run_directory, run, results)?
+            guest_boot_report::report(&run_directory, run, results)?
         }
         Test::Bench | Test::KernelPageTableTest => {
-            let jobs = (&kernels[..], &jobs[..]);
-            let failed = records::write(shell, &run_directory, jobs, results, &progress)?;
+            let failed = run_directory.write_records(&built, &jobs, results, &progress)?;
             progress.finish();
-            match comparison::compare(options, &run_directory, &kernels)? {
+            match comparison::compare(options, &run_directory, &built)? {
                 RunStatus::Passed if !failed => RunStatus::Passed,
                 _ => RunStatus::Failed,
             }
         }
     };
-    if !options.dry_run {
-        eprintln!("lab: run directory: {}", run_directory.path().display());
-    }
+    eprintln!("lab: run directory: {}", run_directory.path().display());
     Ok(status)
 }
 
 /// Checks for the programs of this workspace before anything takes long.
-fn check_programs(options: &Options) -> Result<(), LabError> {
-    let paths = &options.paths;
+fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
     for (program, path, option) in [
         ("the static arm64 `granule`", &paths.init, "--init"),
         ("the counting plugin", &paths.plugin, "--plugin"),
     ] {
-        if !path.is_file() && !options.dry_run {
-            return Err(LabError::NotBuilt { program, path: path.clone(), option });
+        if !path.is_file() && !dry {
+            return Err(LabError::Unusable(format!(
+                "{program} is missing at {}: run scripts/lab, which builds it, or set {option}",
+                path.display()
+            )));
         }
     }
     Ok(())

@@ -1,126 +1,301 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Options of a run, as the command line sets them.
+//! Options of a run: the arguments of `granule lab`.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    env,
+    path::{Path, PathBuf, absolute},
+    thread::available_parallelism,
+};
 
-use granule_types::{backing::Backing, units::Bytes};
+use clap::{ValueEnum, builder::RangedI64ValueParser, value_parser};
+use granule_types::{
+    backing::Backing,
+    guest_mode::GuestMode,
+    units::{Bytes, percentage, size_above_zero},
+};
+
+use crate::LabError;
 
 /// Options of a run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// Kernels under test.
-    pub kernels: Kernels,
-    /// Jobs on each kernel.
-    pub matrix: Matrix,
-    /// Paths.
-    pub paths: Paths,
-    /// Print the run as shell and execute nothing.
-    pub dry_run: bool,
-    /// Number of emulators at a time.
-    pub parallel: usize,
-    /// Real time after which an emulator is terminated.
-    pub deadline: Duration,
-    /// Smallest slowdown of a phase, in percent, that is a regression.
-    pub min_effect_percent: f64,
-    /// A regression fails the run; one short run a side is too little to judge.
-    pub judge: bool,
+    #[command(flatten)]
+    pub(crate) kernels: Kernels,
+    #[command(flatten)]
+    pub(crate) matrix: Matrix,
+    #[command(flatten)]
+    pub(crate) host: HostOptions,
+    #[command(flatten)]
+    pub(crate) output: OutputOptions,
 }
 
 /// Kernels under test.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Kernel")]
 pub struct Kernels {
-    /// Linux version of the base: `5.10`.
-    pub base: String,
-    /// Tree, tarball or Debian package that replaces Debian's own source package.
-    pub source: Option<PathBuf>,
-    /// Debian suite of the source package; by version if absent.
-    pub suite: Option<String>,
-    /// Series to apply, in order.
-    pub series: Vec<String>,
-    /// Number of patches of the last series; all if absent.
-    pub patches: Option<usize>,
-    /// Build a kernel for every patch.
-    pub each_patch: bool,
-    /// Kernel images to run instead, the base first.
-    pub images: Vec<PathBuf>,
-    /// Additional configuration fragments.
-    pub fragments: Vec<PathBuf>,
-    /// Build with all debug checkers; any splat is a failure.
-    pub debug: bool,
-    /// Names of the kernels to run; all if empty.
-    pub only: Vec<String>,
+    /// Linux version of the base: Debian's linux-source-VERSION
+    #[arg(long, default_value = "5.10", value_name = "VERSION", value_parser = version)]
+    pub(crate) base: String,
+    /// Kernel source that replaces Debian's: a tree, a tarball or a Debian linux-source package
+    #[arg(long, value_name = "PATH")]
+    pub(crate) source: Option<PathBuf>,
+    /// Debian suite of the source package [default: by version]
+    #[arg(long)]
+    pub(crate) suite: Option<String>,
+    /// Series to apply, in order [default: stage2-fault-path, if the version has it]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) series: Vec<String>,
+    /// Apply only the first N patches of the last series; 0 runs the base alone
+    #[arg(long, value_name = "N")]
+    pub(crate) patches: Option<usize>,
+    /// Build and run a kernel for every patch, and compare each with the one before it
+    #[arg(long)]
+    pub(crate) each_patch: bool,
+    /// Run this kernel image instead of building one; repeat the option to compare two
+    #[arg(long = "image", value_name = "IMAGE",
+          conflicts_with_all = ["source", "series", "patches", "each_patch"])]
+    pub(crate) images: Vec<PathBuf>,
+    /// Additional configuration fragment
+    #[arg(long = "config", value_name = "FRAGMENT")]
+    pub(crate) fragments: Vec<PathBuf>,
+    /// Build with all debug checkers; any kernel splat is a failure
+    #[arg(long)]
+    pub(crate) debug_kernel: bool,
+    /// Run only the kernel of this name (base, or a series)
+    #[arg(long, value_name = "KERNEL")]
+    pub(crate) only: Vec<String>,
+    /// Only fetch and unpack the source, and print the path of its tree
+    #[arg(long)]
+    pub(crate) fetch: bool,
+    #[command(flatten)]
+    pub(crate) locations: Locations,
 }
 
 impl Kernels {
     /// Returns the base alone, from Debian's source.
-    pub fn of_base(base: &str) -> Self {
-        Self {
-            base: base.to_owned(),
-            source: None,
-            suite: None,
-            series: Vec::new(),
-            patches: None,
-            each_patch: false,
-            images: Vec::new(),
-            fragments: Vec::new(),
-            debug: false,
-            only: Vec::new(),
-        }
+    pub(crate) fn of_base(base: &str) -> Self {
+        Self { base: base.to_owned(), ..Self::default() }
     }
 }
 
-/// Program under test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Program to run in the emulated host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Test {
-    /// `granule bench`.
+    /// `granule bench`
+    #[default]
     Bench,
-    /// The kernel's `kvm_page_table_test`.
+    /// The kernel's page-table test, from Linux 6.1
+    #[value(name = "kvm_page_table_test", alias = "upstream")]
     KernelPageTableTest,
-    /// The kernel's KVM selftests, for their result only.
+    /// The kernel's KVM selftests.
+    #[value(skip)]
     Selftests,
     /// `granule run` with a Linux guest.
+    #[value(skip)]
     Guest,
 }
 
 /// Jobs on each kernel.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Workload")]
 pub struct Matrix {
-    /// Program under test.
-    pub test: Test,
-    /// Backings of the region under test.
-    pub backings: Vec<Backing>,
-    /// Numbers of vCPUs.
-    pub vcpus: Vec<u32>,
-    /// Size of the region; by backing if absent.
-    pub memory: Option<Bytes>,
-    /// Guest mode.
-    pub mode: String,
-    /// Offset of the region in guest memory.
-    pub offset: Option<Bytes>,
-    /// Iterations in one boot.
-    pub iterations: u32,
-    /// Number of boots, each with another schedule.
-    pub seeds: u64,
-    /// Selftests to run, with their arguments; the whole list if empty.
-    pub selftests: Vec<String>,
-    /// Additional arguments of `granule bench` or `granule run`.
-    pub extra: Vec<String>,
-    /// Directory with the `vmlinuz`, `initrd.img` and `root.img` of a distribution, as
-    /// `scripts/guest` writes them.
-    pub distribution: Option<PathBuf>,
-    /// CPU model, as QEMU names it.
-    pub cpu: String,
-    /// Number of emulated CPUs; one for each vCPU if absent.
-    pub cpus: Option<u32>,
-    /// Memory of the emulated host; by job if absent.
-    pub host_memory: Option<Bytes>,
+    /// Program to run in the emulated host
+    #[arg(long, value_enum, default_value_t)]
+    test: Test,
+    /// Run the kernel's KVM selftests instead, and compare their verdicts
+    #[arg(long)]
+    selftests: bool,
+    /// Run only this selftest; arguments after the name replace its own
+    #[arg(long, value_name = "NAME [ARGUMENTS]", conflicts_with_all = ["test", "guest", "fetch"])]
+    pub(crate) selftest: Vec<String>,
+    /// Boot a Linux guest on each backing with `granule run` instead, with the kernel of the host,
+    /// and report faults, maintenance and time of the boot
+    #[arg(long)]
+    guest: bool,
+    /// Boot the guests from vmlinuz, initrd.img and root.img in this directory (see scripts/guest),
+    /// up to the login prompt
+    #[arg(long, value_name = "DIR", requires = "guest")]
+    pub(crate) distribution: Option<PathBuf>,
+    /// Run a tiny matrix: 4 vCPUs, 16M, 4K pages and hugetlb 2M, one seed; a regression is not a
+    /// failure
+    #[arg(long, conflicts_with_all = ["backing", "vcpus", "size", "seeds"])]
+    pub(crate) smoke: bool,
+    /// Backing of the region [default: 4K, THP, hugetlb 2M and hugetlb 1G]
+    #[arg(short = 's', long, value_name = "BACKING")]
+    backing: Vec<Backing>,
+    /// Number of vCPUs
+    #[arg(short = 'v', long, value_name = "N", default_values_t = [4], value_parser = cpus())]
+    pub(crate) vcpus: Vec<u32>,
+    /// Size of the region [default: 64M, or one page if pages are larger]
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = size_above_zero)]
+    size: Option<Bytes>,
+    /// Guest mode, by name (P48V48_4K) or by its number in the tests of Linux 6.1 (2)
+    #[arg(short = 'm', long, default_value = "2")]
+    pub(crate) mode: GuestMode,
+    /// Offset of the region in guest memory
+    #[arg(short = 'p', long, value_name = "OFFSET")]
+    pub(crate) offset: Option<Bytes>,
+    /// Iterations in one boot
+    #[arg(short = 'i', long, value_name = "N", default_value_t = 1,
+          value_parser = value_parser!(u32).range(1..))]
+    pub(crate) iterations: u32,
+    /// Boots of each job, each with another schedule
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u64).range(1..))]
+    seeds: u64,
+    /// Additional argument of `granule bench`
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    pub(crate) bench_arg: Vec<String>,
+}
+
+impl Matrix {
+    /// Returns the program under test.
+    pub(crate) fn test(&self) -> Test {
+        match self {
+            _ if self.selftests || !self.selftest.is_empty() => Test::Selftests,
+            _ if self.guest => Test::Guest,
+            _ => self.test,
+        }
+    }
+
+    /// Returns the size of the region, or of a guest's memory; `None` stands for the default of a
+    /// job.
+    pub(crate) fn memory(&self) -> Option<Bytes> {
+        self.size.or((self.smoke && !self.guest).then_some(Bytes::mib(16)))
+    }
+
+    /// Returns a value for each combination of backing, vCPU number and seed, in the order of
+    /// results.
+    pub(crate) fn combinations<T>(&self, value: impl Fn(Backing, u32, u64) -> T) -> Vec<T> {
+        let seeds = if self.smoke { 1 } else { self.seeds };
+        let mut values = Vec::new();
+        for backing in self.backings() {
+            for &vcpus in &self.vcpus {
+                values.extend((0..seeds).map(|seed| value(backing, vcpus, seed)));
+            }
+        }
+        values
+    }
+
+    fn backings(&self) -> Vec<Backing> {
+        let hugetlb = |size| Backing::AnonymousHugetlb(Some(size));
+        let (small, thp) = (Backing::Anonymous, Backing::AnonymousThp);
+        let (mib, gib) = (hugetlb(Bytes::mib(2)), hugetlb(Bytes::gib(1)));
+        match self {
+            _ if !self.backing.is_empty() => self.backing.clone(),
+            _ if self.smoke => vec![small, mib],
+            _ if self.guest => {
+                vec![small, thp, mib, gib, Backing::Shmem, Backing::SharedHugetlb]
+            }
+            _ => vec![small, thp, mib, gib],
+        }
+    }
+}
+
+/// The emulated host.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Host")]
+pub struct HostOptions {
+    /// CPU model of the emulated host
+    #[arg(long, value_name = "MODEL", default_value = "neoverse-n1")]
+    pub(crate) cpu: String,
+    /// Online CPUs of the emulated host; as many more are offline [default: one for each vCPU]
+    #[arg(long, value_name = "N", value_parser = cpus())]
+    pub(crate) smp: Option<u32>,
+    /// Memory of the emulated host [default: by job]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Bytes>,
+    /// Emulators at a time [default: one for each CPU of this machine]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    jobs: Option<u32>,
+    /// Seconds of real time after which an emulator is terminated
+    #[arg(long, value_name = "SECONDS", default_value_t = 900,
+          value_parser = value_parser!(u64).range(1..))]
+    pub(crate) deadline: u64,
+    /// The static arm64 `granule` [default: beside this program]
+    #[arg(long, value_name = "FILE")]
+    init: Option<PathBuf>,
+    /// The counting plugin [default: beside this program]
+    #[arg(long, value_name = "FILE")]
+    plugin: Option<PathBuf>,
+}
+
+impl HostOptions {
+    /// Returns the number of emulators at a time.
+    pub(crate) fn parallel(&self) -> usize {
+        let jobs = self.jobs.and_then(|jobs| usize::try_from(jobs).ok());
+        jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from))
+    }
+}
+
+/// Output of a run.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Output")]
+pub struct OutputOptions {
+    /// Run directory [default: the next unused one below lab-runs]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Smallest slowdown of a phase that is a regression
+    #[arg(long, value_name = "PERCENT", default_value = "3", value_parser = percentage)]
+    pub(crate) min_effect: f64,
+    /// Print the run as shell and execute nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// The repository and the cache.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Locations {
+    /// Repository [default: the one of the current directory, or of this program]
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// Directory for sources, objects and kernels [default: $XDG_CACHE_HOME/granule]
+    #[arg(long, value_name = "DIR", env = "GRANULE_CACHE")]
+    cache: Option<PathBuf>,
+}
+
+impl Locations {
+    /// Returns `stage2/linux` of the repository.
+    ///
+    /// # Errors
+    /// No repository is found.
+    pub fn linux(&self) -> Result<PathBuf, LabError> {
+        if let Some(root) = &self.root {
+            return Ok(absolute(root.join("stage2/linux"))?);
+        }
+        env::current_dir()?
+            .ancestors()
+            .chain(env::current_exe()?.ancestors())
+            .map(|directory| directory.join("stage2/linux"))
+            .find(|linux| linux.join("config/lab.config").is_file())
+            .ok_or_else(|| LabError::Unusable("no repository found: set it with --root".into()))
+    }
+
+    /// Returns the cache.
+    ///
+    /// # Errors
+    /// The environment has no directory for it.
+    pub fn cache(&self) -> Result<PathBuf, LabError> {
+        let home = |variable: &str| {
+            env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+        };
+        let cache = (self.cache.clone())
+            .or_else(|| Some(home("XDG_CACHE_HOME")?.join("granule")))
+            .or_else(|| Some(home("HOME")?.join(".cache/granule")));
+        match cache {
+            Some(cache) => Ok(absolute(cache)?),
+            None => {
+                let reason = "no cache directory found: set it with --cache";
+                Err(LabError::Unusable(reason.to_owned()))
+            }
+        }
+    }
 }
 
 /// Paths of a run.
-#[derive(Debug, Clone)]
-pub struct Paths {
-    /// The repository, which contains `stage2/linux`.
-    pub root: PathBuf,
+#[derive(Debug)]
+pub(crate) struct Paths {
+    /// The series and configurations of the repository.
+    pub linux: PathBuf,
     /// The static arm64 `granule`.
     pub init: PathBuf,
     /// The counting plugin.
@@ -129,4 +304,46 @@ pub struct Paths {
     pub cache: PathBuf,
     /// The run directory.
     pub out: PathBuf,
+}
+
+impl Paths {
+    /// Returns the paths of a run; the programs of this workspace are beside this one by default.
+    pub fn new(options: &Options) -> Result<Self, LabError> {
+        let Options { kernels, host, output, .. } = options;
+        let program = env::current_exe()?;
+        let built = program.parent().unwrap_or(Path::new(""));
+        let target = built.parent().unwrap_or(Path::new(""));
+        let or =
+            |path: &Option<PathBuf>, default: PathBuf| absolute(path.clone().unwrap_or(default));
+        let next = || {
+            (1..)
+                .map(|number| PathBuf::from(format!("lab-runs/{}-{number:03}", kernels.base)))
+                .find(|path| !path.exists())
+        };
+        Ok(Self {
+            linux: kernels.locations.linux()?,
+            init: or(&host.init, target.join("aarch64-unknown-linux-musl/release/granule"))?,
+            plugin: or(&host.plugin, built.join("libgranule_qemu_plugin.so"))?,
+            cache: kernels.locations.cache()?,
+            out: output.out.clone().or_else(next).unwrap_or_else(|| "lab-runs".into()),
+        })
+    }
+}
+
+/// Parses a number of CPUs; the lab's kernels support twice as many, half of them offline.
+fn cpus() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..=128)
+}
+
+/// Parses a Linux version, which is also the name of a directory.
+///
+/// # Errors
+/// The text is not a version.
+pub fn version(text: &str) -> Result<String, String> {
+    let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if text.split('.').all(part) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected a version, such as 5.10".to_owned())
+    }
 }

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Executes commands and file operations or, in a dry run, prints them as shell.
+//! Executes commands and file operations or, in a dry run, prints them as shell; and operations on
+//! files that a dry run executes too.
 
 use std::{
     fmt, fs,
     io::{self, Write},
     path::{Path, PathBuf},
 };
+
+use sha2::{Digest, Sha256};
 
 use crate::command::{Command, CommandError, quote};
 
@@ -107,6 +110,11 @@ pub fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
 /// Reads a file.
 pub fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
     fs::read(path).map_err(|e| CommandError::file("read", path, e))
+}
+
+/// Returns the SHA-256 in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

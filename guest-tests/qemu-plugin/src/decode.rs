@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Decodes and names the A64 instructions that are counted.
 //!
-//! `SYS #op1, Cn, Cm, #op2` (Arm ARM, C6.2 "SYS") is the encoding behind every DC, IC and TLBI:
-//! Cn is 7 for cache maintenance, 8 for TLB maintenance and 9 for its `nXS` variants (FEAT_XS).
-//! Address translation (`AT`) has Cn 7 too, with Cm 8 or 9, and is not counted. An encoding without a
-//! name is counted as `sys_<op1>_c<n>_c<m>_<op2>`, so that none is lost.
+//! `SYS #op1, Cn, Cm, #op2` (Arm ARM, C6.2 "SYS") is the encoding behind every DC, IC and TLBI: Cn
+//! is 7 for cache maintenance, 8 for TLB maintenance and 9 for its `nXS` variants (FEAT_XS).
+//! Address translation (`AT`) has Cn 7 too, with Cm 8 or 9, and is not counted. An encoding without
+//! a name is counted as `sys_<op1>_c<n>_c<m>_<op2>`, so that none is lost.
 
 /// An instruction that the plugin counts or reacts to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

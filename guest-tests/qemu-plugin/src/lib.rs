@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! A QEMU plugin that counts cache and TLB maintenance instructions of an arm64 machine by name, for
-//! each emulated CPU, and calls of chosen functions.
+//! A QEMU plugin that counts cache and TLB maintenance instructions of an arm64 machine by name,
+//! for each emulated CPU, and calls of chosen functions.
 //!
-//! When QEMU translates code, every instruction is [decoded](decode) once; counted instructions get a
-//! callback, others cost nothing. A `HINT` in the range `#0x60..=#0x7f`, which no architecture version
-//! defines, is a *mark*: it ends the current segment and starts the next one. Each
-//! [segment](segments) is a line of JSON in the output file, in the order of execution. An end line,
-//! with the number of segments, shows that QEMU exited normally and the file is complete.
+//! When QEMU translates code, every instruction is [decoded](decode) once; counted instructions get
+//! a callback, others cost nothing. A `HINT` in the range `#0x60..=#0x7f`, which no architecture
+//! version defines, is a *mark*: it ends the current segment and starts the next one. Each
+//! [segment](segments) is a line of JSON in the output file, in the order of execution. An end
+//! line, with the number of segments, shows that QEMU exited normally and the file is complete.
 //!
 //! Arguments:
 //!
 //! * `out=FILE` (required): the output file.
 //! * `at=NAME:HEXADDRESS`, repeatable: counts executions of the instruction at this virtual address
 //!   as `NAME`; the address is the entry of a kernel function in `System.map`.
-//! * `instructions=on`: counts all instructions, by blocks of code. A block that an exception leaves
-//!   early counts as a whole, and again when it is entered again.
+//! * `instructions=on`: counts all instructions, by blocks of code. A block that an exception
+//!   leaves early counts as a whole, and again when it is entered again.
 //!
-//! Counting takes no virtual time. Counts are exact under `-icount`, where one thread runs all CPUs.
-//! With one thread for each CPU no count is lost, but instructions that run concurrently with a mark
-//! may belong to either segment.
+//! Counting takes no virtual time. Counts are exact under `-icount`, where one thread runs all
+//! CPUs. With one thread for each CPU no count is lost, but instructions that run concurrently with
+//! a mark may belong to either segment.
 //!
 //! One binary supports all QEMU versions: see [`qemu`].
 

@@ -2,10 +2,10 @@
 //! The plugin interface of QEMU.
 //!
 //! QEMU refuses a plugin whose `qemu_plugin_version` is outside the range that it supports: 0 to 1
-//! before QEMU 9.0, at least 2 since. No constant is in both ranges. A constructor, which runs before
-//! QEMU reads the version, sets it to the newest one whose functions this QEMU has. Of the functions
-//! used here only `qemu_plugin_insn_data` changed: it returns a pointer to the bytes up to version 2
-//! and copies them since version 3 (QEMU 9.1).
+//! before QEMU 9.0, at least 2 since. No constant is in both ranges. A constructor, which runs
+//! before QEMU reads the version, sets it to the newest one whose functions this QEMU has. Of the
+//! functions used here only `qemu_plugin_insn_data` changed: it returns a pointer to the bytes up
+//! to version 2 and copies them since version 3 (QEMU 9.1).
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},

@@ -2,7 +2,8 @@
 //! Counters of the segments between marks, and their output.
 //!
 //! Each counted event has a slot, assigned when its first instruction is translated. Each emulated
-//! CPU has a row of slots, so CPUs do not contend. A mark resets all rows and writes them as a line:
+//! CPU has a row of slots, so CPUs do not contend. A mark resets all rows and writes them as a
+//! line:
 //!
 //! ```json
 //! {"seq":1,"mark":97,"counts":{"DC CIVAC":32768},"per_cpu":{"0":{"DC CIVAC":32768}}}

@@ -7,15 +7,14 @@
 //!   norandmaps` remove the kernel's randomness, and functions have fixed addresses.
 //! * A CPU's turn ends at a timer. `skew_tick=1` spreads the ticks of the CPUs, so that a turn is a
 //!   fraction of a tick and parallel work is interleaved.
-//! * Every other CPU is offline. QEMU before 8.1 assigns an empty turn to the CPU after one that used
-//!   up its turn. If that CPU holds a lock that the others poll, as faulting vCPUs do during an
-//!   invalidation, or has to answer an IPI that another spins for, the machine hangs. An offline CPU
-//!   can take the empty turns.
+//! * Every other CPU is offline. QEMU before 8.1 assigns an empty turn to the CPU after one that
+//!   used up its turn. If that CPU holds a lock that the others poll, as faulting vCPUs do during
+//!   an invalidation, or has to answer an IPI that another spins for, the machine hangs. An offline
+//!   CPU can take the empty turns.
 //! * `oops=panic panic=-1` with `-no-reboot`: an oops ends the emulator.
 
 use std::{
     ffi::OsString,
-    fmt::Write,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -37,7 +36,7 @@ pub struct Hardware {
 }
 
 /// One boot.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Boot {
     pub hardware: Hardware,
     pub image: PathBuf,
@@ -48,21 +47,16 @@ pub struct Boot {
     pub console: PathBuf,
     /// Log of the emulator's own messages.
     pub log: PathBuf,
-    pub plugin: Plugin,
-    /// Real time after which the emulator is terminated.
-    pub deadline: Duration,
-}
-
-/// Options of the counting plugin.
-#[derive(Debug, Clone)]
-pub struct Plugin {
-    pub library: PathBuf,
-    /// Output file.
-    pub out: PathBuf,
+    /// The counting plugin.
+    pub plugin: PathBuf,
+    /// Output file of the plugin.
+    pub counts: PathBuf,
     /// Name and virtual address of the functions whose calls are counted.
     pub functions: Vec<(String, u64)>,
     /// Count all instructions, which slows the emulation.
     pub instructions: bool,
+    /// Real time after which the emulator is terminated.
+    pub deadline: Duration,
 }
 
 impl Hardware {
@@ -98,7 +92,7 @@ impl Boot {
             .arg(with_path("file,id=console,path=", &self.console))
             .args(["-serial", "chardev:console"])
             .arg("-plugin")
-            .arg(self.plugin.argument())
+            .arg(self.plugin_argument())
             .arg("-kernel")
             .arg(&self.image)
             .arg("-initrd")
@@ -115,22 +109,17 @@ impl Boot {
             append => format!("{fixed} {append}"),
         }
     }
-}
 
-impl Plugin {
-    fn argument(&self) -> OsString {
-        let mut argument = with_path("file=", &self.library);
+    fn plugin_argument(&self) -> OsString {
+        let mut argument = with_path("file=", &self.plugin);
         argument.push(",");
-        argument.push(with_path("out=", &self.out));
-        let mut rest = String::new();
+        argument.push(with_path("out=", &self.counts));
         if self.instructions {
-            rest += ",instructions=on";
+            argument.push(",instructions=on");
         }
         for (name, address) in &self.functions {
-            // Writing to a String cannot fail.
-            let _ = write!(rest, ",at={name}:{address:x}");
+            argument.push(format!(",at={name}:{address:x}"));
         }
-        argument.push(rest);
         argument
     }
 }
@@ -153,15 +142,22 @@ mod tests {
 
     #[test]
     fn commas_in_paths_are_doubled() {
-        let plugin = Plugin {
-            library: PathBuf::from("/a,b/x.so"),
-            out: PathBuf::from("/c"),
+        let boot = Boot {
+            hardware: Hardware { cpu: "max".to_owned(), cpus: 1, memory: Bytes::gib(1) },
+            image: PathBuf::new(),
+            initramfs: PathBuf::new(),
+            append: String::new(),
+            console: PathBuf::new(),
+            log: PathBuf::new(),
+            plugin: PathBuf::from("/a,b/x.so"),
+            counts: PathBuf::from("/c"),
             functions: vec![("guest_aborts".to_owned(), 0xffff_8000_1002_e4d0)],
             instructions: true,
+            deadline: Duration::ZERO,
         };
 
         assert_eq!(
-            plugin.argument(),
+            boot.plugin_argument(),
             "file=/a,,b/x.so,out=/c,instructions=on,at=guest_aborts:ffff80001002e4d0"
         );
     }

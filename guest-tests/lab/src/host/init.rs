@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! PID 1 of the emulated host.
 //!
-//! The program `granule` is also `/init` of the initramfs. As PID 1 it mounts file systems, reserves
-//! the huge pages of the job, runs the test with a deadline, sends the results as frames on the
-//! console, and powers off. During the test it sleeps, and the output of the test goes to a file in
-//! memory, so that no instruction of PID 1 is part of a phase.
+//! The program `granule` is also `/init` of the initramfs. As PID 1 it mounts file systems,
+//! reserves the huge pages of the job, runs the test with a deadline, sends the results as frames
+//! on the console, and powers off. During the test it sleeps, and the output of the test goes to a
+//! file in memory, so that no instruction of PID 1 is part of a phase.
 
 use std::{
     fs::{self, File},
@@ -26,15 +26,14 @@ use rustix::{
 use thiserror::Error;
 
 use crate::{
+    command::wait_for_exit,
     host::{
         expect,
         job::{
-            ENDING_FRAME, Ending, FACTS_PATH, HOST_FRAME, JOB_PATH, Job, RESULTS_FRAME,
+            self, ENDING_FRAME, Ending, FACTS_PATH, HOST_FRAME, JOB_PATH, Job, RESULTS_FRAME,
             RESULTS_PATH, STDERR_FRAME, STDOUT_FRAME, Walk,
         },
-        serial_framing,
     },
-    process::wait_for_exit,
 };
 
 const STDOUT_PATH: &str = "/tmp/stdout";
@@ -244,14 +243,14 @@ fn send(ending: &Ending) -> io::Result<()> {
         [(STDOUT_FRAME, STDOUT_PATH), (STDERR_FRAME, STDERR_PATH), (RESULTS_FRAME, RESULTS_PATH)]
     {
         if let Ok(payload) = fs::read(path) {
-            serial_framing::send(&mut console, name, &payload)?;
+            job::send(&mut console, name, &payload)?;
         }
     }
     match Host::with_facts(Path::new(FACTS_PATH)) {
-        Ok(host) => serial_framing::send(&mut console, HOST_FRAME, &serde_json::to_vec(&host)?)?,
+        Ok(host) => job::send(&mut console, HOST_FRAME, &serde_json::to_vec(&host)?)?,
         Err(error) => eprintln!("granule: {error}"),
     }
-    serial_framing::send(&mut console, ENDING_FRAME, &serde_json::to_vec(ending)?)?;
+    job::send(&mut console, ENDING_FRAME, &serde_json::to_vec(ending)?)?;
     rustix::termios::tcdrain(&console)?;
     let _ = fs::write(LEVELS, levels);
     Ok(())

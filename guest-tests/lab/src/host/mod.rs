@@ -7,4 +7,3 @@ pub mod guest_init;
 pub mod init;
 pub mod initramfs;
 pub mod job;
-pub mod serial_framing;

@@ -3,7 +3,8 @@
 //!
 //! The plugin writes a line for each segment between two marks, in the order of execution, and an
 //! end line when the emulator exits normally. Records have the same order, so marked segments and
-//! records correspond one to one. Anything else is an error: counts would belong to the wrong phase.
+//! records correspond one to one. Anything else is an error: counts would belong to the wrong
+//! phase.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

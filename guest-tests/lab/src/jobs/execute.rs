@@ -13,7 +13,7 @@
 //! | `stdout`, `stderr`, `raw.jsonl` | output and results of the test |
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -22,21 +22,24 @@ use granule_types::record::Series;
 use serde::Serialize;
 
 use crate::{
-    command::{CommandError, tail},
+    command::{CommandError, quote, tail},
     host::{
-        emulator::{Boot, Plugin},
-        job::{ENDING_FRAME, RESULTS_FRAME, STDERR_FRAME, STDOUT_FRAME},
-        serial_framing,
+        emulator::Boot,
+        guest_init,
+        initramfs::{self, Initramfs},
+        job::{
+            ENDING_FRAME, FACTS_PATH, FOREIGN_PATH, JOB_PATH, RESULTS_FRAME, STDERR_FRAME,
+            STDOUT_FRAME, receive,
+        },
     },
     jobs::{
         counts::{CountError, read_segments},
-        outcome::{JobError, Outcome},
-        pack::Contents,
-        planned_job::PlannedJob,
-        splat,
+        guest::Guest,
+        matrix::PlannedJob,
+        outcome::{JobError, Outcome, any_splat, oops},
     },
     kernel::Kernel,
-    shell::Shell,
+    shell::{self, Shell},
 };
 
 /// Executes jobs; the properties that all jobs of a run share.
@@ -84,20 +87,14 @@ impl Executor {
         let serialize = |e: serde_json::Error| CommandError::file("write", directory, e.into());
         let job_text = serde_json::to_string(&job.job).map_err(serialize)?;
         let facts_text = serde_json::to_string(&facts).map_err(serialize)?;
-        let contents = Contents {
-            init: &self.init,
-            kernel,
-            job,
-            job_text: &job_text,
-            facts_text: &facts_text,
-        };
+        let contents = Contents { init: &self.init, kernel, job, job_text, facts_text };
         if shell.is_dry() {
             contents.print(shell, directory, &boot.initramfs)?;
             shell.run(&command)?;
             return Ok(None);
         }
-        shell.write(&directory.join("job.json"), &job_text)?;
-        shell.write(&directory.join("facts.json"), &facts_text)?;
+        shell.write(&directory.join("job.json"), &contents.job_text)?;
+        shell.write(&directory.join("facts.json"), &contents.facts_text)?;
         contents.pack(&boot.initramfs)?;
         shell.write(&directory.join("command"), format!("{command}\n"))?;
         let ended = shell.run(&command);
@@ -114,12 +111,10 @@ impl Executor {
             append: job.append.clone(),
             console: directory.join("console.log"),
             log: directory.join("emulator.log"),
-            plugin: Plugin {
-                library: self.plugin.clone(),
-                out: directory.join("counts.jsonl"),
-                functions: kernel.functions.clone(),
-                instructions: job.guest.is_some(),
-            },
+            plugin: self.plugin.clone(),
+            counts: directory.join("counts.jsonl"),
+            functions: kernel.functions.clone(),
+            instructions: job.guest.is_some(),
             deadline: self.deadline,
         }
     }
@@ -134,12 +129,12 @@ impl Executor {
         let console = &boot.console;
         let bytes = fs::read(console).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
-        if let Some(splat) = splat::oops(&text) {
+        if let Some(splat) = oops(&text) {
             let console = console.clone();
             return Err(JobError::Oops { console, splat });
         }
         if self.strict
-            && let Some(splat) = splat::any(&text)
+            && let Some(splat) = any_splat(&text)
         {
             let console = console.clone();
             return Err(JobError::Splat { console, splat });
@@ -156,7 +151,7 @@ impl Executor {
             }
             other => other?,
         }
-        let frames = serial_framing::receive(&bytes)
+        let frames = receive(&bytes)
             .map_err(|source| JobError::Frame { console: console.clone(), source })?;
         for (frame, file) in
             [(STDOUT_FRAME, "stdout"), (STDERR_FRAME, "stderr"), (RESULTS_FRAME, "raw.jsonl")]
@@ -170,9 +165,95 @@ impl Executor {
             return Err(JobError::NoEnding { console: console.clone(), tail: tail(console) });
         };
         let ending = serde_json::from_slice(ending).map_err(JobError::Ending)?;
-        let counts = &boot.plugin.out;
+        let counts = &boot.counts;
         let counts = fs::read_to_string(counts)
             .map_err(|source| CountError::Missing { path: counts.clone(), source })?;
         Ok(Outcome::new(ending, frames, read_segments(&counts)?))
+    }
+}
+
+/// Contents of an initramfs.
+struct Contents<'a> {
+    init: &'a Path,
+    kernel: &'a Kernel,
+    job: &'a PlannedJob,
+    job_text: String,
+    facts_text: String,
+}
+
+impl Contents<'_> {
+    fn has_own_guest(&self) -> bool {
+        self.job.guest == Some(Guest::Own)
+    }
+
+    /// Writes the archive.
+    fn pack(&self, initramfs: &Path) -> Result<(), CommandError> {
+        let init = shell::read(self.init)?;
+        let foreign = self.job.foreign.as_deref().map(shell::read).transpose()?;
+        let own_guest = self.has_own_guest();
+        let image = own_guest.then(|| shell::read(&self.kernel.image)).transpose()?;
+        let files = self.job.guest.iter().flat_map(Guest::files);
+        let files = files
+            .map(|(file, path)| Ok((shell::read(&file)?, path)))
+            .collect::<Result<Vec<_>, CommandError>>()?;
+        let pack = || -> io::Result<()> {
+            let mut archive = Initramfs::new(Vec::new())?;
+            archive.program("/init", &init)?;
+            if let Some(image) = image {
+                archive.file(Guest::IMAGE, &image)?;
+                let mut inner = Initramfs::new(Vec::new())?;
+                inner.program("/init", &init)?;
+                inner.file(guest_init::MARKER, b"")?;
+                archive.file(Guest::INITRD, &inner.finish()?)?;
+            }
+            for (content, path) in &files {
+                archive.file(path, content)?;
+            }
+            if let Some(foreign) = foreign {
+                archive.program(FOREIGN_PATH, &foreign)?;
+            }
+            archive.file(JOB_PATH, self.job_text.as_bytes())?;
+            archive.file(FACTS_PATH, self.facts_text.as_bytes())?;
+            initramfs::write_sparse(&archive.finish()?, initramfs)
+        };
+        pack().map_err(|e| CommandError::file("write", initramfs, e))
+    }
+
+    /// Prints how to build an equivalent archive from a directory.
+    fn print(&self, shell: Shell, directory: &Path, initramfs: &Path) -> Result<(), CommandError> {
+        let root = directory.join("initramfs");
+        let create_dirs = |root: &Path| {
+            ["dev", "proc", "sys", "tmp"]
+                .iter()
+                .try_for_each(|name| shell.create_dir(&root.join(name)))
+        };
+        create_dirs(&root)?;
+        shell.copy(self.init, &root.join("init"))?;
+        if let Some(program) = &self.job.foreign {
+            shell.copy(program, &root.join("test"))?;
+        }
+        if self.has_own_guest() {
+            let guest = root.join("guest");
+            create_dirs(&guest)?;
+            shell.copy(self.init, &guest.join("init"))?;
+            shell.write(&guest.join("guest"), "")?;
+            shell.print(format_args!(
+                "(cd {} && find . | LC_ALL=C sort | cpio -o -H newc -R 0:0) >{}",
+                quote(&guest),
+                quote(root.join("guest.cpio"))
+            ));
+            shell.copy(&self.kernel.image, &root.join("guest.image"))?;
+        }
+        for (file, path) in self.job.guest.iter().flat_map(Guest::files) {
+            shell.copy(&file, &root.join(path.trim_start_matches('/')))?;
+        }
+        shell.write(&root.join("job.json"), &self.job_text)?;
+        shell.write(&root.join("facts.json"), &self.facts_text)?;
+        shell.print(format_args!(
+            "(cd {} && find . | LC_ALL=C sort | cpio -o -H newc --reproducible -R 0:0) >{}",
+            quote(&root),
+            quote(initramfs)
+        ));
+        Ok(())
     }
 }

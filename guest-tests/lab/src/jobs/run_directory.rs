@@ -19,25 +19,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use granule_report::results::record_lines;
+
 use crate::{
+    LabError,
     command::CommandError,
-    jobs::planned_job::PlannedJob,
+    jobs::{JobResults, NO_BOOT, matrix::PlannedJob},
     kernel::Kernel,
+    progress::Progress,
     shell::{Shell, absolute},
+    with_causes,
 };
 
 /// A run directory.
 #[derive(Debug)]
 pub struct RunDirectory {
     path: PathBuf,
-}
-
-/// Returns the next unused name below `lab-runs` in the current directory.
-pub fn next_name(base: &str) -> PathBuf {
-    (1..)
-        .map(|number| PathBuf::from(format!("lab-runs/{base}-{number:03}")))
-        .find(|path| !path.exists())
-        .unwrap_or_else(|| PathBuf::from("lab-runs"))
 }
 
 impl RunDirectory {
@@ -88,10 +85,47 @@ impl RunDirectory {
         self.kernel(kernel).join("results.jsonl")
     }
 
+    /// Writes all records and reports each failed job; returns whether a job failed.
+    pub fn write_records(
+        &self,
+        kernels: &[Kernel],
+        jobs: &[PlannedJob],
+        results: JobResults,
+        progress: &Progress,
+    ) -> Result<bool, LabError> {
+        let mut failed = false;
+        let mut any = false;
+        for (kernel, results) in kernels.iter().zip(results) {
+            let mut all = Vec::new();
+            for (job, result) in jobs.iter().zip(results) {
+                let error = match result.map(|result| result.and_then(|o| o.records(job))) {
+                    Some(Ok(records)) => {
+                        all.extend(records);
+                        continue;
+                    }
+                    Some(Err(error)) => with_causes(&error),
+                    None => NO_BOOT.to_owned(),
+                };
+                failed = true;
+                progress.note(&format!("{} {}: {error}", kernel.name, job.name));
+            }
+            if !all.is_empty() {
+                any = true;
+                write(&self.results(kernel), &record_lines(&all)?)?;
+            }
+        }
+        if any {
+            return Ok(failed);
+        }
+        Err(LabError::Unusable(format!(
+            "no job returned a result; see the errors above and the logs in {}",
+            self.path.display()
+        )))
+    }
+
     /// Writes the printed report.
     pub fn write_report(&self, report: &str) -> Result<(), CommandError> {
-        let path = self.path.join("comparison.txt");
-        fs::write(&path, report).map_err(|e| CommandError::file("write", path, e))
+        write(&self.path.join("comparison.txt"), report)
     }
 
     /// Writes the HTML report of the run, or of one patch into the directory of its kernel. Returns
@@ -99,9 +133,11 @@ impl RunDirectory {
     pub fn write_html(&self, patch: Option<&Kernel>, html: &str) -> Result<PathBuf, CommandError> {
         let directory = patch.map_or_else(|| self.path.clone(), |kernel| self.kernel(kernel));
         let path = directory.join("report.html");
-        match fs::write(&path, html) {
-            Ok(()) => Ok(path),
-            Err(error) => Err(CommandError::file("write", path, error)),
-        }
+        write(&path, html)?;
+        Ok(path)
     }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CommandError> {
+    Shell::new(false).write(path, text)
 }

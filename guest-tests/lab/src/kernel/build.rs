@@ -7,46 +7,29 @@
 //! ```
 //!
 //! A key is the hash of the inputs: source, patches, configuration fragments, compiler. A patched
-//! kernel starts from a copy of the base's objects, so that only what the patches touch is compiled.
-//! The sources are newer than the copied objects exactly where a patch changed them, because
-//! [`worktree`] reverts patches with the original times.
+//! kernel starts from a copy of the base's objects, so that only what the patches touch is
+//! compiled. The sources are newer than the copied objects exactly where a patch changed them,
+//! because [`worktree`] reverts patches with the original times.
 
-use std::path::{Path, PathBuf};
-
-use thiserror::Error;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use crate::{
+    LabError,
     command::{Command, CommandError},
-    digest::sha256,
     kernel::{
-        config_fragment::{Mismatch, mismatches},
         image::Kernel,
-        series::Patch,
+        series::{Patch, Stack},
         sources::Tree,
-        stacks::Stack,
         worktree,
     },
-    shell::{self, Shell, partial},
+    shell::{self, Shell, partial, sha256},
 };
 
 /// Prefix of the cross compiler; Debian names the native compiler with it too.
 const CROSS_COMPILE: &str = "aarch64-linux-gnu-";
-
-/// Error returned when a kernel cannot be built.
-#[derive(Debug, Error)]
-pub enum BuildError {
-    #[error("the kernel '{kernel}' was not built")]
-    Command {
-        kernel: String,
-        #[source]
-        source: CommandError,
-    },
-    #[error(
-        "the configuration of this source lacks {0}, which the lab requires: see \
-         stage2/linux/config/lab.config and the dependencies of these symbols"
-    )]
-    Config(String),
-}
 
 /// Builds kernels from one source.
 #[derive(Debug)]
@@ -103,8 +86,11 @@ impl<'a> Builder<'a> {
 
     /// Builds the kernel of a stack, unless it is in the cache. Returns it with the symbols whose
     /// value differs from the fragments.
-    pub fn kernel(&self, stack: &Stack) -> Result<(Kernel, Vec<Mismatch>), BuildError> {
-        let failed = |source| BuildError::Command { kernel: stack.name.clone(), source };
+    pub fn kernel(&self, stack: &Stack) -> Result<(Kernel, Vec<Mismatch>), LabError> {
+        let failed = |source| {
+            let message = format!("the kernel '{}' was not built", stack.name);
+            LabError::Failed { message, source }
+        };
         let directory = self.kernel_dir(&stack.patches);
         let image = directory.join("Image");
         if !self.is_built(stack) {
@@ -117,14 +103,18 @@ impl<'a> Builder<'a> {
         }
         let config = shell::read(&directory.join("config")).map_err(failed)?;
         let config = String::from_utf8_lossy(&config);
-        let mismatches = mismatches(self.fragment_texts.iter().map(String::as_str), &config);
+        let mismatches = mismatches(&self.fragment_texts, &config);
         let required: Vec<&str> = mismatches
             .iter()
-            .filter(|mismatch| mismatch.required)
             .map(|mismatch| mismatch.symbol.as_str())
+            .filter(|symbol| REQUIRED.contains(symbol))
             .collect();
         if !required.is_empty() {
-            return Err(BuildError::Config(required.join(", ")));
+            return Err(LabError::Unusable(format!(
+                "the configuration of this source lacks {}, which the lab requires: see \
+                 stage2/linux/config/lab.config and the dependencies of these symbols",
+                required.join(", ")
+            )));
         }
         let kernel = Kernel::open(stack.name.clone(), &image, series).map_err(failed)?;
         Ok((kernel, mismatches))
@@ -224,4 +214,82 @@ pub fn make(task: &str, tree: &Path) -> Command {
 /// Returns the number of compilers at a time: one for each CPU.
 pub fn jobs() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Symbols without which the host cannot boot, test or report. Others may be unknown to a version.
+const REQUIRED: [&str; 14] = [
+    "CONFIG_KVM",
+    "CONFIG_VIRTUALIZATION",
+    "CONFIG_SMP",
+    "CONFIG_ARM64_4K_PAGES",
+    "CONFIG_BLK_DEV_INITRD",
+    "CONFIG_BINFMT_ELF",
+    "CONFIG_SERIAL_AMBA_PL011_CONSOLE",
+    "CONFIG_PRINTK",
+    "CONFIG_DEVTMPFS",
+    "CONFIG_PROC_FS",
+    "CONFIG_SYSFS",
+    "CONFIG_TMPFS",
+    "CONFIG_HUGETLBFS",
+    "CONFIG_TRANSPARENT_HUGEPAGE",
+];
+
+/// A symbol whose value differs from the requested one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mismatch {
+    pub symbol: String,
+    pub requested: String,
+    pub actual: String,
+}
+
+/// Returns the symbols whose value differs between fragments (later ones override) and `config`.
+fn mismatches(fragments: &[impl AsRef<str>], config: &str) -> Vec<Mismatch> {
+    let mut requested = BTreeMap::new();
+    for fragment in fragments {
+        requested.extend(settings(fragment.as_ref()));
+    }
+    let actual = settings(config);
+    requested
+        .into_iter()
+        .filter_map(|(symbol, requested)| {
+            let actual = actual.get(symbol).copied().unwrap_or("n");
+            (actual != requested).then(|| Mismatch {
+                symbol: symbol.to_owned(),
+                requested: requested.to_owned(),
+                actual: actual.to_owned(),
+            })
+        })
+        .collect()
+}
+
+/// Parses `CONFIG_X=value` and `# CONFIG_X is not set` (`n`).
+fn settings(text: &str) -> BTreeMap<&str, &str> {
+    text.lines()
+        .filter_map(|line| match line.strip_prefix("# ") {
+            Some(comment) => Some((comment.strip_suffix(" is not set")?, "n")),
+            None => line.split_once('='),
+        })
+        .filter(|(symbol, _)| symbol.starts_with("CONFIG_"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_that_differ_from_the_fragments_are_found() {
+        let lab = "# a remark\nCONFIG_KVM=y\nCONFIG_SMP=y\nCONFIG_NR_CPUS=128\nCONFIG_NEW=y\n";
+        let debug = "# CONFIG_SMP is not set\n";
+        let config = "CONFIG_NR_CPUS=64\nCONFIG_OTHER=y\n# CONFIG_KVM is not set\n";
+
+        let found: Vec<_> = mismatches(&[lab, debug], config)
+            .into_iter()
+            .map(|mismatch| (mismatch.symbol, mismatch.actual))
+            .collect();
+
+        let expected = [("CONFIG_KVM", "n"), ("CONFIG_NEW", "n"), ("CONFIG_NR_CPUS", "64")];
+        assert_eq!(found, expected.map(|(symbol, actual)| (symbol.to_owned(), actual.to_owned())));
+        assert!(REQUIRED.contains(&"CONFIG_KVM") && !REQUIRED.contains(&"CONFIG_NR_CPUS"));
+    }
 }

@@ -1,29 +1,188 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! From a Linux version and a series to kernels that are ready to boot, all in the cache.
+//! From a Linux version and a series to kernels that are ready to boot, all in the cache:
+//! everything before the first boot.
 //!
 //! ```text
-//! apt ─ source_package ─ sources ─┐
-//! series ─ stacks ────────────────┼─ worktree ─┐
-//! config_fragment ─────────────────────────────┴─ build ─ image
-//! sources ─ selftests ─ selftest_build
-//! sources ─ series ─ host_packages, series_check
+//! source_package ─ sources ─┬─ worktree ─ build ─ image
+//! series ───────────────────┘
+//! sources ─ selftests
+//! sources, series ─ host_packages, series_check
 //! ```
 
-pub mod apt;
 pub mod build;
-pub mod config_fragment;
-pub mod counted_functions;
 pub mod host_packages;
 pub mod image;
-pub mod prepare;
-pub mod selftest_build;
 pub mod selftests;
 pub mod series;
 pub mod series_check;
 pub mod source_package;
 pub mod sources;
-pub mod stacks;
 pub mod worktree;
 
+use std::{
+    fs::{File, TryLockError},
+    path::{Path, PathBuf},
+};
+
+use self::{
+    build::Builder,
+    selftests::Invocation,
+    series::{DEFAULT_SERIES, stacks},
+};
+use crate::{
+    LabError,
+    command::CommandError,
+    options::{Kernels, Options, Paths, Test},
+    progress::Progress,
+    shell::{Shell, absolute},
+};
+
 pub use image::Kernel;
-pub use prepare::KernelError;
+
+/// Locks the cache until the file is dropped; waits for another run.
+pub fn lock(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
+    shell.create_dir(cache)?;
+    if shell.is_dry() {
+        return Ok(None);
+    }
+    let failed = |error| CommandError::file("lock the cache", cache, error);
+    let file = File::create(cache.join("lock")).map_err(failed)?;
+    if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+        eprintln!("lab: waiting for another run that prepares kernels in {}", cache.display());
+    }
+    file.lock().map_err(failed)?;
+    Ok(Some(file))
+}
+
+/// Fetches and unpacks the source and returns its tree, without patches.
+pub fn fetch(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, LabError> {
+    let _lock = lock(shell, cache)?;
+    plain_tree(shell, cache, kernels)
+}
+
+/// As [`fetch`], with the cache locked by the caller.
+pub fn plain_tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, LabError> {
+    let tree = sources::tree(shell, cache, kernels)?;
+    worktree::restore(shell, &tree)?;
+    Ok(tree.path)
+}
+
+/// Returns the kernels and the tests of a run.
+pub fn prepare(
+    shell: Shell,
+    options: &Options,
+    paths: &Paths,
+    progress: &Progress,
+) -> Result<(Vec<Kernel>, Vec<Invocation>), LabError> {
+    let images = &options.kernels.images;
+    let test = options.matrix.test();
+    let has_kernel_test = matches!(test, Test::KernelPageTableTest | Test::Selftests);
+    if !images.is_empty() && !has_kernel_test {
+        return Ok((open_images(images)?, Vec::new()));
+    }
+    let _lock = lock(shell, &paths.cache)?;
+    let tests = match has_kernel_test {
+        true => kernel_tests(shell, options, &paths.cache, progress)?,
+        false => Vec::new(),
+    };
+    let kernels = match images.as_slice() {
+        [] => built(shell, &options.kernels, paths, progress)?,
+        images => open_images(images)?,
+    };
+    Ok((kernels, tests))
+}
+
+fn kernel_tests(
+    shell: Shell,
+    Options { kernels, matrix, .. }: &Options,
+    cache: &Path,
+    progress: &Progress,
+) -> Result<Vec<Invocation>, LabError> {
+    let (suite, invocations) = match matrix.test() {
+        Test::KernelPageTableTest => {
+            let program = PathBuf::from(selftests::PAGE_TABLE_TEST);
+            (&selftests::LINUX_6_1, vec![(program, Vec::new())])
+        }
+        _ => {
+            let suite = selftests::suite(&kernels.base);
+            (suite, suite.invocations(&matrix.selftest)?)
+        }
+    };
+    progress.stage(format!("tests of Linux {}", suite.version));
+    let source = if kernels.base == suite.version {
+        kernels.clone()
+    } else {
+        Kernels { base: suite.version.to_owned(), source: None, suite: None, ..kernels.clone() }
+    };
+    let tree = sources::tree(shell, cache, &source)?;
+    let directory = suite.build(shell, cache, &tree)?;
+    Ok(invocations
+        .into_iter()
+        .map(|(program, arguments)| (directory.join(program), arguments))
+        .collect())
+}
+
+/// Opens the images of `--image`.
+fn open_images(images: &[PathBuf]) -> Result<Vec<Kernel>, LabError> {
+    let kernel = |(index, image): (usize, &PathBuf)| {
+        let name = match (index, images.len()) {
+            (0, 2..) => "before".to_owned(),
+            (1, 2) => "after".to_owned(),
+            _ => format!("image-{index}"),
+        };
+        Ok(Kernel::open(name, image, None)?)
+    };
+    images.iter().enumerate().map(kernel).collect()
+}
+
+fn built(
+    shell: Shell,
+    kernels: &Kernels,
+    paths: &Paths,
+    progress: &Progress,
+) -> Result<Vec<Kernel>, LabError> {
+    let linux = &paths.linux;
+    let mut request = kernels.clone();
+    if request.series.is_empty() {
+        request.series = series::names(linux, &kernels.base);
+        request.series.retain(|name| name == DEFAULT_SERIES);
+    }
+    let mut stacks = stacks(linux, &request)?;
+    if !kernels.only.is_empty() {
+        let known: Vec<String> = stacks.iter().map(|stack| stack.name.clone()).collect();
+        stacks.retain(|stack| kernels.only.contains(&stack.name));
+        if stacks.is_empty() {
+            return Err(LabError::Unusable(format!(
+                "unknown kernel '{}' in --only; expected one of: {}",
+                kernels.only.join("', '"),
+                known.join(", ")
+            )));
+        }
+    }
+    progress.stage(format!("source of Linux {}", kernels.base));
+    let tree = sources::tree(shell, &paths.cache, kernels)?;
+    let mut fragments = vec![linux.join("config/lab.config")];
+    if kernels.debug_kernel {
+        fragments.push(linux.join("config/debug.config"));
+    }
+    for fragment in &kernels.fragments {
+        fragments.push(absolute(fragment)?);
+    }
+    let builder = Builder::new(shell, &paths.cache, &tree, fragments)?;
+    let mut found: Vec<Kernel> = Vec::new();
+    for stack in &stacks {
+        if !builder.is_built(stack) {
+            progress.stage(format!("building the kernel '{}'", stack.name));
+        }
+        let (kernel, mismatches) = builder.kernel(stack)?;
+        // All kernels of a run have the same configuration.
+        for mismatch in mismatches.iter().filter(|_| found.is_empty()) {
+            progress.note(&format!(
+                "{} is {} instead of {}",
+                mismatch.symbol, mismatch.actual, mismatch.requested
+            ));
+        }
+        found.push(kernel);
+    }
+    Ok(found)
+}

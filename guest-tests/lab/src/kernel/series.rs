@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A series: the patches in `stage2/linux/BASE/NAME/`, in the order of the file `series`.
+//! Series of patches, and the stacks of patches that a run builds kernels from.
 //!
-//! A line `# after: OTHER` in that file says that the patches apply on top of another series. A run
-//! with the upper one includes the lower one, as a kernel of its own to compare with.
+//! A series is the patches in `stage2/linux/BASE/NAME/`, in the order of the file `series`. A line
+//! `# after: OTHER` in that file says that the patches apply on top of another series. A run with
+//! the upper one includes the lower one, as a kernel of its own to compare with.
 
 use std::{
     collections::BTreeSet,
@@ -10,20 +11,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use thiserror::Error;
+use granule_types::record::Series;
 
-use crate::{command::CommandError, shell};
+use crate::{LabError, options::Kernels, shell};
 
-/// Error returned when a series cannot be used.
-#[derive(Debug, Error)]
-pub enum SeriesError {
-    #[error("unknown series '{name}' for Linux {base}; expected one of: {known}")]
-    Unknown { name: String, base: String, known: String },
-    #[error("series '{name}' has {count} patches; --patches {requested} is too large")]
-    TooFew { name: String, count: usize, requested: usize },
-    #[error(transparent)]
-    File(#[from] CommandError),
-}
+/// Series that is applied by default.
+pub const DEFAULT_SERIES: &str = "stage2-fault-path";
 
 /// The file `series` of a series.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,15 +29,16 @@ pub struct SeriesFile {
 
 impl SeriesFile {
     /// Reads the file of a series.
-    pub fn read(linux: &Path, base: &str, name: &str) -> Result<Self, SeriesError> {
+    pub fn read(linux: &Path, base: &str, name: &str) -> Result<Self, LabError> {
         let path = linux.join(base).join(name).join("series");
-        let text = fs::read_to_string(path).map_err(|_| SeriesError::Unknown {
-            name: name.to_owned(),
-            base: base.to_owned(),
-            known: match names(linux, base).join(", ") {
+        let text = fs::read_to_string(path).map_err(|_| {
+            let known = match names(linux, base).join(", ") {
                 none if none.is_empty() => "none".to_owned(),
                 some => some,
-            },
+            };
+            LabError::Unusable(format!(
+                "unknown series '{name}' for Linux {base}; expected one of: {known}"
+            ))
         })?;
         let after = text.lines().find_map(|line| line.strip_prefix("# after:"));
         let patches = text
@@ -58,49 +52,35 @@ impl SeriesFile {
     }
 }
 
-/// One patch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Patch {
-    pub path: PathBuf,
-    pub content: Vec<u8>,
-}
-
 /// Returns the names of all series for a version.
 pub fn names(linux: &Path, base: &str) -> Vec<String> {
     let versions = linux.join(base);
-    let mut names = directories(&versions);
+    let mut names = entries(&versions);
     names.retain(|name| versions.join(name).join("series").is_file());
     names
 }
 
 /// Returns the versions that have a series.
 pub fn bases(linux: &Path) -> Vec<String> {
-    let directories = directories(linux).into_iter();
-    directories.filter(|base| !names(linux, base).is_empty()).collect()
+    let mut bases = entries(linux);
+    bases.retain(|base| !names(linux, base).is_empty());
+    bases
 }
 
 /// Returns the names of the entries of a directory, sorted.
-fn directories(path: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(path)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
+pub fn entries(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
 }
 
-/// Reads the patches of one series, without those that it requires.
-pub fn patches(linux: &Path, base: &str, name: &str) -> Result<Vec<Patch>, SeriesError> {
-    let directory = linux.join(base).join(name);
-    let file = SeriesFile::read(linux, base, name)?;
-    let patch = |name: &String| {
-        let path = directory.join(name);
-        let content = shell::read(&path)?;
-        Ok(Patch { path, content })
-    };
-    file.patches.iter().map(patch).collect()
+/// One patch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Patch {
+    pub path: PathBuf,
+    pub content: Vec<u8>,
 }
 
 impl Patch {
@@ -130,9 +110,161 @@ impl Patch {
     }
 }
 
+/// Reads the patches of one series, without those that it requires.
+pub fn patches(linux: &Path, base: &str, name: &str) -> Result<Vec<Patch>, LabError> {
+    let directory = linux.join(base).join(name);
+    let patch = |name: &String| {
+        let path = directory.join(name);
+        let content = shell::read(&path)?;
+        Ok(Patch { path, content })
+    };
+    SeriesFile::read(linux, base, name)?.patches.iter().map(patch).collect()
+}
+
+/// Returns the patches of one series, after those of the series that it requires.
+pub fn all_patches(linux: &Path, base: &str, series: &str) -> Result<Vec<Patch>, LabError> {
+    let kernels = Kernels { series: vec![series.to_owned()], ..Kernels::of_base(base) };
+    let last = stacks(linux, &kernels)?.pop();
+    Ok(last.map(|stack| stack.patches).unwrap_or_default())
+}
+
+/// The patches of one kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stack {
+    /// Name of the kernel: `base`, `NAME`, or `NAME-3` for the first three patches.
+    pub name: String,
+    /// The series and the number of patches of each, for the records.
+    pub series: Vec<Series>,
+    /// The patches, in order.
+    pub patches: Vec<Patch>,
+}
+
+/// Returns the stacks of the requested kernels, the base first.
+pub fn stacks(linux: &Path, kernels: &Kernels) -> Result<Vec<Stack>, LabError> {
+    let mut stacks =
+        vec![Stack { name: "base".to_owned(), series: Vec::new(), patches: Vec::new() }];
+    let mut below = stacks[0].clone();
+    let mut below_is_required = false;
+    let series = with_required(linux, kernels);
+    for (index, (name, required)) in series.iter().enumerate() {
+        let all = patches(linux, &kernels.base, name)?;
+        let last = index + 1 == series.len();
+        let take = kernels.patches.filter(|_| last).unwrap_or(all.len());
+        if take > all.len() {
+            return Err(LabError::Unusable(format!(
+                "series '{name}' has {} patches; --patches {take} is too large",
+                all.len()
+            )));
+        }
+        if take == 0 {
+            continue;
+        }
+        let with = |count: usize| {
+            let mut stack = below.clone();
+            let part = if count == all.len() { name.clone() } else { format!("{name}-{count}") };
+            stack.name = if below.patches.is_empty() || below_is_required {
+                part
+            } else {
+                format!("{}+{part}", below.name)
+            };
+            stack.series.push(Series {
+                name: name.clone(),
+                patches: u32::try_from(count).unwrap_or(u32::MAX),
+            });
+            stack.patches.extend_from_slice(&all[..count]);
+            stack
+        };
+        if last && kernels.each_patch {
+            stacks.extend((1..take).map(with));
+        }
+        let complete = with(take);
+        if last || *required {
+            stacks.push(complete.clone());
+        }
+        below = complete;
+        below_is_required = *required;
+    }
+    Ok(stacks)
+}
+
+/// Returns the requested series, each after those that it requires, and whether each is only
+/// required.
+fn with_required(linux: &Path, kernels: &Kernels) -> Vec<(String, bool)> {
+    let mut series: Vec<(String, bool)> = Vec::new();
+    for name in &kernels.series {
+        let mut chain = vec![(name.clone(), false)];
+        while let Ok(file) = SeriesFile::read(linux, &kernels.base, &chain[0].0)
+            && let Some(below) = file.after
+            && !chain.iter().chain(&series).any(|(name, _)| *name == below)
+        {
+            chain.insert(0, (below, true));
+        }
+        series.extend(chain);
+    }
+    series
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn linux() -> tempfile::TempDir {
+        let linux = tempfile::tempdir().unwrap();
+        for (name, after, patches) in
+            [("one", "order", 3), ("two", "order", 2), ("up", "after: one", 2)]
+        {
+            let directory = linux.path().join("5.10").join(name);
+            fs::create_dir_all(&directory).unwrap();
+            let files: Vec<String> = (1..=patches).map(|n| format!("000{n}.patch")).collect();
+            fs::write(directory.join("series"), format!("# {after}\n{}\n", files.join("\n")))
+                .unwrap();
+            for file in files {
+                fs::write(directory.join(&file), format!("{name} {file}")).unwrap();
+            }
+        }
+        linux
+    }
+
+    fn built(
+        series: &[&str],
+        patches: Option<usize>,
+        each_patch: bool,
+    ) -> Result<Vec<Stack>, LabError> {
+        let series = series.iter().map(|name| (*name).to_owned()).collect();
+        let kernels = Kernels { series, patches, each_patch, ..Kernels::of_base("5.10") };
+        stacks(linux().path(), &kernels)
+    }
+
+    #[test]
+    fn a_stack_is_named_after_its_series_and_includes_those_that_they_require() {
+        for (series, patches, each, expected) in [
+            (&[][..], None, false, "base 0"),
+            (&["one"], Some(0), false, "base 0"),
+            (&["one"], None, false, "base 0, one 3"),
+            (&["one", "two"], Some(1), false, "base 0, one+two-1 4"),
+            (&["one"], None, true, "base 0, one-1 1, one-2 2, one 3"),
+            (&["up"], None, false, "base 0, one 3, up 5"),
+            (&["one", "up"], None, false, "base 0, one+up 5"),
+            (&["up"], None, true, "base 0, one 3, up-1 4, up 5"),
+        ] {
+            let stacks = built(series, patches, each).unwrap();
+
+            let described: Vec<String> = stacks
+                .iter()
+                .map(|stack| format!("{} {}", stack.name, stack.patches.len()))
+                .collect();
+            assert_eq!(described.join(", "), expected);
+        }
+    }
+
+    #[test]
+    fn an_unknown_series_is_refused_with_the_known_ones() {
+        let refused = |series: &str, patches| built(&[series], patches, false).unwrap_err();
+
+        let unknown = refused("three", None).to_string();
+        assert!(unknown.contains("expected one of: one, two, up"), "{unknown}");
+        assert!(refused("one", Some(4)).to_string().contains("has 3 patches"));
+    }
 
     #[test]
     fn the_files_of_a_patch_are_read_from_its_headers() {

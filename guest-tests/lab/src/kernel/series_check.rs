@@ -12,11 +12,11 @@ use std::{
 };
 
 use crate::{
+    LabError,
     command::{Command, CommandError},
     kernel::{
-        prepare::{self, KernelError},
-        series::{self, Patch, SeriesFile},
-        stacks::all_patches,
+        fetch,
+        series::{self, Patch, SeriesFile, all_patches},
     },
     options::Kernels,
     shell::{Shell, absolute},
@@ -26,13 +26,16 @@ const MAX_SUBJECT: usize = 72;
 
 /// Checks all series below `linux` and prints their problems; returns whether there are none.
 /// `source` replaces the source of every base.
-pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bool, KernelError> {
+///
+/// # Errors
+/// A source is not available, or a program cannot be run.
+pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bool, LabError> {
     let shell = Shell::new(false);
     let mut clean = true;
     for base in series::bases(linux) {
         let source = match source {
             Some(source) => source.to_owned(),
-            None => prepare::fetch(shell, cache, &Kernels::of_base(&base))?,
+            None => fetch(shell, cache, &Kernels::of_base(&base))?,
         };
         let checkpatch = source.join("scripts/checkpatch.pl");
         fs::metadata(&checkpatch).map_err(|e| CommandError::file("find", checkpatch, e))?;
@@ -67,7 +70,7 @@ struct SeriesCheck<'a> {
 }
 
 impl SeriesCheck<'_> {
-    fn problems(&self, patches: &[Patch]) -> Result<Vec<String>, KernelError> {
+    fn problems(&self, patches: &[Patch]) -> Result<Vec<String>, LabError> {
         let directory = self.linux.join(self.base).join(self.name);
         let file = SeriesFile::read(self.linux, self.base, self.name)?;
         let cover = fs::read_to_string(directory.join("cover-letter.txt")).unwrap_or_default();
@@ -87,7 +90,7 @@ impl SeriesCheck<'_> {
     }
 
     /// Applies the series, after those it requires, to copies of the files that it touches.
-    fn apply_problem(&self) -> Result<Option<String>, KernelError> {
+    fn apply_problem(&self) -> Result<Option<String>, LabError> {
         let patches = all_patches(self.linux, self.base, self.name)?;
         let tree = self.scratch.join("tree");
         Command::new("creating a repository", "git").args(["init", "-q"]).arg(&tree).run()?;
@@ -115,7 +118,7 @@ impl SeriesCheck<'_> {
     }
 
     /// Runs checkpatch on an untracked copy: it treats a tracked file as kernel source.
-    fn checkpatch_problem(&self, patch: &Patch) -> Result<Option<String>, KernelError> {
+    fn checkpatch_problem(&self, patch: &Patch) -> Result<Option<String>, LabError> {
         let name = patch.path.file_name().unwrap_or_default();
         let copy = self.scratch.join(name);
         Shell::new(false).copy(&patch.path, &copy)?;
@@ -135,13 +138,8 @@ impl SeriesCheck<'_> {
 
 /// Compares the list in `series` with the files of the directory.
 fn list_problems(directory: &Path, file: &SeriesFile) -> Vec<String> {
-    let present: BTreeSet<String> = fs::read_dir(directory)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| name.ends_with(".patch"))
-        .collect();
+    let mut present: BTreeSet<String> = series::entries(directory).into_iter().collect();
+    present.retain(|name| name.ends_with(".patch"));
     let listed: BTreeSet<String> = file.patches.iter().cloned().collect();
     let unlisted = present.difference(&listed);
     let missing = listed.difference(&present);

@@ -5,38 +5,25 @@
 //! CACHE/apt/SUITE/         a private package configuration for that suite
 //! CACHE/packages/*.deb     downloaded packages
 //! ```
+//!
+//! Linux 5.10 belongs to an older Debian than the machine's: same mirrors, other suite. The mirrors
+//! are those that `apt-get indextargets` lists with origin Debian. The derived entries name the
+//! installed Debian keyring, so packages are verified as always. The configuration of the system is
+//! read, never written.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use thiserror::Error;
-
 use crate::{
+    LabError,
     command::{Command, CommandError},
-    kernel::apt::{Apt, AptError},
     shell::Shell,
 };
 
-/// Error returned when the package is not available.
-#[derive(Debug, Error)]
-pub enum DownloadError {
-    #[error(transparent)]
-    Apt(#[from] AptError),
-    #[error(transparent)]
-    Command(#[from] CommandError),
-    #[error(
-        "cannot download {package} from suite {suite}: set another suite with --suite, or the \
-         source with --source TREE, TARBALL or PACKAGE.deb"
-    )]
-    Failed {
-        package: String,
-        suite: String,
-        #[source]
-        source: Box<CommandError>,
-    },
-}
+const NO_KEYRING: &str = "Debian's archive keyring is missing, so packages cannot be verified: \
+                          install debian-archive-keyring, or set the kernel source with --source";
 
 /// Debian suites of versions that are not the machine's own.
 const SUITES: [(&str, &str); 3] =
@@ -48,7 +35,7 @@ pub fn download(
     cache: &Path,
     base: &str,
     suite: Option<&str>,
-) -> Result<PathBuf, DownloadError> {
+) -> Result<PathBuf, LabError> {
     let name = format!("linux-source-{base}");
     let packages = cache.join("packages");
     if let Some(package) = newest(&packages, &name) {
@@ -73,10 +60,12 @@ pub fn download(
         ("downloading the kernel source", &["download", &name]),
     ] {
         let apt_get = apt_get(task, &private).args(arguments).directory(&incoming);
-        shell.run(&apt_get).map_err(|source| DownloadError::Failed {
-            package: name.clone(),
-            suite: suite.clone(),
-            source: Box::new(source),
+        shell.run(&apt_get).map_err(|source| LabError::Failed {
+            message: format!(
+                "cannot download {name} from suite {suite}: set another suite with --suite, or \
+                 the source with --source TREE, TARBALL or PACKAGE.deb"
+            ),
+            source,
         })?;
     }
     if shell.is_dry() {
@@ -119,4 +108,189 @@ fn newest(directory: &Path, name: &str) -> Option<PathBuf> {
         })
         .max_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok())
         .map(|entry| entry.path())
+}
+
+/// The package configuration of this machine.
+#[derive(Debug, Clone)]
+pub struct Apt {
+    os_release: PathBuf,
+    keyrings: PathBuf,
+    /// Additional arguments of `apt-get`.
+    arguments: Vec<String>,
+}
+
+impl Default for Apt {
+    fn default() -> Self {
+        Self {
+            os_release: PathBuf::from("/etc/os-release"),
+            keyrings: PathBuf::from("/usr/share/keyrings"),
+            arguments: Vec::new(),
+        }
+    }
+}
+
+impl Apt {
+    /// Returns the suite of this machine.
+    pub fn codename(&self) -> Result<String, LabError> {
+        fs::read_to_string(&self.os_release)
+            .unwrap_or_default()
+            .lines()
+            .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
+            .map(|value| value.trim_matches('"').to_owned())
+            .ok_or_else(|| {
+                let file = self.os_release.display();
+                LabError::Unusable(format!(
+                    "{file} has no VERSION_CODENAME: set the kernel source with --source"
+                ))
+            })
+    }
+
+    /// Returns the `sources.list` of a suite and its security suite on the mirrors of this machine.
+    pub fn sources_list(&self, suite: &str) -> Result<String, LabError> {
+        let codename = self.codename()?;
+        let keyring = ["debian-archive-keyring.gpg", "debian-archive-keyring.pgp"]
+            .map(|name| self.keyrings.join(name))
+            .into_iter()
+            .find(|path| path.is_file())
+            .ok_or_else(|| LabError::Unusable(NO_KEYRING.to_owned()))?;
+        let mut targets = self.targets(&["Origin: Debian"])?;
+        if targets.is_empty() {
+            // apt knows origins only after an update; a foreign mirror then fails verification.
+            targets = self.targets(&["--no-release-info"])?;
+        }
+        let lines = derive(&targets, &codename, suite, &keyring);
+        if lines.is_empty() {
+            return Err(LabError::Unusable(format!(
+                "apt has no Debian package source for '{codename}': set the kernel source with \
+                 --source TREE, TARBALL or PACKAGE.deb"
+            )));
+        }
+        Ok(lines)
+    }
+
+    /// Returns URI and suite of each configured repository, one a line.
+    fn targets(&self, filter: &[&str]) -> Result<String, CommandError> {
+        Command::new("listing apt's package sources", "apt-get")
+            .args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)"])
+            .args(["Created-By: Packages", "Component: main"])
+            .args(filter)
+            .args(&self.arguments)
+            .query()
+    }
+}
+
+/// Moves the repositories of `codename` to another suite. Updates and backports are left out:
+/// mirrors do not keep them for older suites.
+fn derive(targets: &str, codename: &str, suite: &str, keyring: &Path) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for (uri, configured) in targets.lines().filter_map(|line| line.split_once(' ')) {
+        let name = match configured.strip_suffix("-security") {
+            Some(own) if is_suite_of_machine(own, codename) && has_security(suite) => {
+                format!("{suite}-security")
+            }
+            None if is_suite_of_machine(configured, codename) => suite.to_owned(),
+            _ => continue,
+        };
+        let uri = uri.trim_end_matches('/');
+        let line = format!("deb [signed-by={}] {uri} {name} main\n", keyring.display());
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines.concat()
+}
+
+/// Returns whether a suite has a security suite; unreleased ones and backports have none.
+fn has_security(suite: &str) -> bool {
+    !["sid", "unstable", "experimental"].contains(&suite) && !suite.ends_with("-backports")
+}
+
+fn is_suite_of_machine(suite: &str, codename: &str) -> bool {
+    suite == codename || ["stable", "oldstable", "testing"].contains(&suite)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the configuration of a machine with these package sources.
+    fn machine(directory: &Path, sources: &str) -> Apt {
+        for part in ["sources.d", "lists", "keyrings"] {
+            fs::create_dir_all(directory.join(part)).unwrap();
+        }
+        let write = |name: &str, text: &str| fs::write(directory.join(name), text).unwrap();
+        write("os-release", "VERSION_CODENAME=bookworm\n");
+        write("keyrings/debian-archive-keyring.gpg", "");
+        write("sources.list", sources);
+        let option =
+            |name: &str, path: &str| format!("-o{name}={}", directory.join(path).display());
+        Apt {
+            os_release: directory.join("os-release"),
+            keyrings: directory.join("keyrings"),
+            arguments: vec![
+                option("Dir::Etc::sourcelist", "sources.list"),
+                option("Dir::Etc::sourceparts", "sources.d"),
+                option("Dir::State::lists", "lists"),
+                "-oAPT::Architecture=amd64".to_owned(),
+                "-oAPT::Architectures=amd64".to_owned(),
+            ],
+        }
+    }
+
+    #[test]
+    fn suites_of_the_machine_move_to_the_requested_suite() {
+        let targets = "http://m/debian/ bookworm\nhttp://m/debian/ bookworm\n\
+                       http://m/debian/ bookworm-updates\nhttp://m/debian/ bookworm-backports\n\
+                       http://second/debian/ stable\nhttp://m/security/ bookworm-security\n";
+        let plain = ["deb [signed-by=/k] http://m/debian S main\n\
+                      deb [signed-by=/k] http://second/debian S main\n"];
+        let security = ["deb [signed-by=/k] http://m/security S-security main\n"];
+        for (suite, expected) in [
+            ("bullseye", [plain, security].concat()),
+            ("sid", plain.to_vec()),
+            ("trixie-backports", plain.to_vec()),
+        ] {
+            let list = derive(targets, "bookworm", suite, Path::new("/k"));
+
+            assert_eq!(list, expected.concat().replace('S', suite));
+        }
+    }
+
+    #[test]
+    fn repositories_of_another_origin_are_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let sources = "deb http://mirror.example/debian bookworm main\n\
+                       deb http://tools.example/debian bookworm main\n";
+        let apt = machine(path, sources);
+        for (host, origin) in [("mirror", "Debian"), ("tools", "Tools")] {
+            let list = path.join(format!("lists/{host}.example_debian_dists_bookworm_"));
+            let release = format!(
+                "Origin: {origin}\nSuite: stable\nCodename: bookworm\nArchitectures: amd64\n\
+                 Date: Sat, 01 Jan 2022 00:00:00 UTC\nComponents: main\nSHA256:\n \
+                 {:064} 10 main/binary-amd64/Packages\n",
+                0
+            );
+            fs::write(format!("{}Release", list.display()), release).unwrap();
+            fs::write(format!("{}main_binary-amd64_Packages", list.display()), "").unwrap();
+        }
+
+        let list = apt.sources_list("bullseye").unwrap();
+
+        assert!(list.contains(" http://mirror.example/debian bullseye main"));
+        assert!(!list.contains("tools.example"), "{list}");
+    }
+
+    #[test]
+    fn a_machine_without_debian_is_refused_with_the_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let apt = machine(directory.path(), "");
+
+        let no_source = apt.sources_list("bullseye").unwrap_err();
+        fs::remove_dir_all(&apt.keyrings).unwrap();
+        let no_keyring = apt.sources_list("bullseye").unwrap_err();
+
+        assert!(no_keyring.to_string().contains("keyring is missing"), "{no_keyring}");
+        assert!(no_source.to_string().contains("--source"), "{no_source}");
+    }
 }

@@ -12,26 +12,13 @@ use std::{
     time::UNIX_EPOCH,
 };
 
-use thiserror::Error;
-
 use crate::{
+    LabError,
     command::{Command, CommandError},
-    digest::sha256,
-    kernel::source_package::{DownloadError, download},
+    kernel::source_package::download,
     options::Kernels,
-    shell::{self, Shell},
+    shell::{self, Shell, sha256},
 };
-
-/// Error returned when the source is not available.
-#[derive(Debug, Error)]
-pub enum SourceError {
-    #[error(transparent)]
-    Download(#[from] DownloadError),
-    #[error(transparent)]
-    Command(#[from] CommandError),
-    #[error("{0} is not a Linux source: it has no Makefile and arch/arm64")]
-    NotLinux(PathBuf),
-}
 
 /// A kernel tree in the cache, whose files may be patched.
 #[derive(Debug, Clone)]
@@ -45,7 +32,7 @@ pub struct Tree {
 }
 
 /// Downloads and unpacks the source, unless it is in the cache.
-pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, SourceError> {
+pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, LabError> {
     let (id, origin) = match &kernels.source {
         Some(given) => (identify(given)?, given.clone()),
         None => {
@@ -63,7 +50,10 @@ pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, Sourc
     let is_linux = ["Makefile", "arch/arm64"].iter().all(|name| tree.path.join(name).exists());
     if !shell.is_dry() && !is_linux {
         let _ = fs::remove_dir_all(&tree.directory);
-        return Err(SourceError::NotLinux(origin));
+        return Err(LabError::Unusable(format!(
+            "{} is not a Linux source: it has no Makefile and arch/arm64",
+            origin.display()
+        )));
     }
     Ok(tree)
 }
@@ -204,7 +194,7 @@ mod tests {
 
         let error = tree(Shell::new(false), &cache, &kernels(given)).unwrap_err();
 
-        assert!(matches!(error, SourceError::NotLinux(_)));
+        assert!(error.to_string().contains("is not a Linux source"), "{error}");
         assert_eq!(fs::read_dir(cache.join("sources")).unwrap().count(), 0);
     }
 }

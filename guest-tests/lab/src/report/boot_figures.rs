@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Figures of one guest boot.
 //!
-//! `granule run` writes its statistics to the results file and executes [marks](granule_types::mark).
-//! *Start* is the time from its own start to the guest's first instruction, *to init* from there to
-//! the guest's PID 1, *to login* to the login prompt. Faults and maintenance are those of the whole
-//! run; counts include host and guest.
+//! `granule run` writes its statistics to the results file and executes
+//! [marks](granule_types::mark). *Start* is the time from its own start to the guest's first
+//! instruction, *to init* from there to the guest's PID 1, *to login* to the login prompt. Faults
+//! and maintenance are those of the whole run; counts include host and guest.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use crate::{
     host::guest_init,
     jobs::{
         counts::Segment,
+        matrix::PlannedJob,
         outcome::{JobError, Outcome},
-        planned_job::PlannedJob,
     },
 };
 
@@ -44,40 +44,38 @@ struct Phase {
 /// Value that a guest writes to the boot timer when its login prompt is ready.
 const READY: u8 = 2;
 
-/// Figures of one boot; times are relative to the start of the VM.
+/// Figures of one boot, in the order of [`COLUMNS`]; times are relative to the start of the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BootFigures {
-    /// Instructions, if a mark ends them.
-    pub start_instructions: Option<u64>,
-    pub boot_instructions: Option<u64>,
-    pub boot_ns: u64,
-    pub ready_ns: Option<u64>,
-    pub faults: Option<u64>,
+    pub values: [Option<u64>; COLUMNS.len()],
     /// Faults on memory by kind and level, unless zero.
     pub levels: BTreeMap<String, u64>,
-    /// `DC CIVAC` instructions.
-    pub lines: u64,
-    pub invalidations: u64,
-    pub tables: Option<u64>,
-    pub resident: u64,
-    pub overhead: Option<u64>,
 }
 
-impl BootFigures {
-    /// Headings of the figures.
-    pub const HEADINGS: [&str; 10] = [
-        "start M instr.",
-        "to init M instr.",
-        "to init ms",
-        "to login ms",
-        "memory faults",
-        "DC CIVAC",
-        "stage-2 TLBI",
-        "stage-2 tables",
-        "resident",
-        "beyond guest memory",
-    ];
+/// A heading, and the format of its figures.
+type Column = (&'static str, fn(u64) -> String);
 
+/// The figures. Instructions are known if a mark ends them.
+pub const COLUMNS: [Column; 10] = [
+    ("start M instr.", millions),
+    ("to init M instr.", millions),
+    ("to init ms", millions),
+    ("to login ms", millions),
+    ("memory faults", |count| count.to_string()),
+    ("DC CIVAC", |count| count.to_string()),
+    ("stage-2 TLBI", |count| count.to_string()),
+    ("stage-2 tables", |bytes| Bytes(bytes).to_string()),
+    ("resident", |bytes| Bytes(bytes).to_string()),
+    ("beyond guest memory", |bytes| Bytes(bytes).to_string()),
+];
+
+/// Indices of the columns that are charted.
+pub const TO_INIT: usize = 2;
+pub const TO_LOGIN: usize = 3;
+pub const FAULTS: usize = 4;
+pub const LINES: usize = 5;
+
+impl BootFigures {
     /// Returns the figures of a successful boot.
     pub fn of(job: &PlannedJob, outcome: &Outcome) -> Result<Self, JobError> {
         outcome.success()?;
@@ -100,7 +98,7 @@ impl BootFigures {
     }
 
     /// Returns the figures of statistics with a boot.
-    pub fn from_statistics(statistics: &Statistics, segments: &[Segment]) -> Option<Self> {
+    fn from_statistics(statistics: &Statistics, segments: &[Segment]) -> Option<Self> {
         let phases = &statistics.phases;
         let phase = |name: &str| phases.iter().find(|phase| phase.name == name);
         let (start, boot, last) = (phase("start")?, phase("boot")?, phases.last()?);
@@ -131,53 +129,34 @@ impl BootFigures {
             segments[at].counts.get("instructions").copied()
         };
         Some(Self {
-            start_instructions: instructions(mark::FOREIGN, mark::GUEST),
-            boot_instructions: instructions(mark::GUEST, mark::GUEST_INIT),
-            boot_ns: boot.ns,
-            ready_ns: ready.map(|(_, ns)| ns.saturating_sub(start.ns)),
-            faults,
-            lines: count(|name| name == "DC CIVAC"),
-            invalidations: count(is_stage2_tlbi),
-            tables: last.stage2_tables,
-            resident: last.resident.iter().flat_map(BTreeMap::values).sum(),
-            overhead: last.overhead,
+            values: [
+                instructions(mark::FOREIGN, mark::GUEST),
+                instructions(mark::GUEST, mark::GUEST_INIT),
+                Some(boot.ns),
+                ready.map(|(_, ns)| ns.saturating_sub(start.ns)),
+                faults,
+                Some(count(|name| name == "DC CIVAC")),
+                Some(count(is_stage2_tlbi)),
+                last.stage2_tables,
+                Some(last.resident.iter().flat_map(BTreeMap::values).sum()),
+                last.overhead,
+            ],
             levels,
         })
     }
 
-    /// Returns the figures as text, in the order of the headings.
-    pub fn cells(&self) -> [String; 10] {
-        let absent = || "–".to_owned();
-        let size = |bytes: Option<u64>| bytes.map_or_else(absent, |n| Bytes(n).to_string());
-        [
-            self.start_instructions.map_or_else(absent, millions),
-            self.boot_instructions.map_or_else(absent, millions),
-            millions(self.boot_ns),
-            self.ready_ns.map_or_else(absent, millions),
-            self.faults.map_or_else(absent, |n| n.to_string()),
-            self.lines.to_string(),
-            self.invalidations.to_string(),
-            size(self.tables),
-            Bytes(self.resident).to_string(),
-            size(self.overhead),
-        ]
-    }
-
-    /// Returns the first figures as numbers, in the order of the headings.
-    pub fn values(&self) -> [Option<u64>; 6] {
-        [
-            self.start_instructions,
-            self.boot_instructions,
-            Some(self.boot_ns),
-            self.ready_ns,
-            self.faults,
-            Some(self.lines),
-        ]
+    /// Returns the figures as text.
+    pub fn cells(&self) -> [String; COLUMNS.len()] {
+        let mut values = self.values.iter();
+        COLUMNS.map(|(_, format)| {
+            let value = values.next().copied().flatten();
+            value.map_or_else(|| "–".to_owned(), format)
+        })
     }
 }
 
 /// Formats instructions in millions, or nanoseconds in milliseconds.
-pub fn millions(count: u64) -> String {
+fn millions(count: u64) -> String {
     format!("{}.{:03}", count / 1_000_000, count / 1_000 % 1_000)
 }
 
@@ -196,17 +175,19 @@ pub mod tests {
     #[test]
     fn figures_without_statistics_are_shown_as_absent() {
         let figures = BootFigures {
-            start_instructions: Some(1_234_567),
-            boot_instructions: None,
-            boot_ns: 512_000_999,
-            ready_ns: Some(2_512_000_999),
-            faults: None,
+            values: [
+                Some(1_234_567),
+                None,
+                Some(512_000_999),
+                Some(2_512_000_999),
+                None,
+                Some(7),
+                Some(8),
+                Some(4 << 10),
+                Some(3 << 20),
+                Some(4_096),
+            ],
             levels: BTreeMap::new(),
-            lines: 7,
-            invalidations: 8,
-            tables: Some(4 << 10),
-            resident: 3 << 20,
-            overhead: Some(4_096),
         };
 
         assert_eq!(

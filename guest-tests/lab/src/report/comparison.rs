@@ -5,15 +5,21 @@
 use granule_report::{Comparison, Verdict, command_line, input, render};
 
 use crate::{
-    error::LabError,
+    LabError,
     jobs::run_directory::RunDirectory,
     kernel::Kernel,
     options::Options,
-    report::{
-        output::{RunStatus, print, publish_html},
-        tables,
-    },
+    report::{RunStatus, print, publish_html, tables},
 };
+
+/// Prints the commands that compare the results of the kernels.
+pub fn print_commands(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<(), LabError> {
+    for pair in pairs(kernels) {
+        let [before, after] = pair.map(|kernel| run_directory.results(kernel));
+        print(&format!("granule compare {} {}\n", before.display(), after.display()))?;
+    }
+    Ok(())
+}
 
 /// Compares the results of the kernels and publishes the report.
 pub fn compare(
@@ -22,13 +28,6 @@ pub fn compare(
     kernels: &[Kernel],
 ) -> Result<RunStatus, LabError> {
     let pairs = pairs(kernels);
-    if options.dry_run {
-        for pair in pairs {
-            let [before, after] = pair.map(|kernel| run_directory.results(kernel));
-            print(&format!("granule compare {} {}\n", before.display(), after.display()))?;
-        }
-        return Ok(RunStatus::Passed);
-    }
     let mut status = RunStatus::Passed;
     let mut report = summary(run_directory, kernels)?;
     let mut html = None;
@@ -40,7 +39,7 @@ pub fn compare(
         }
         let settings = granule_report::Options {
             labels: pair.map(|kernel| kernel.name.clone()),
-            min_effect: Some(options.min_effect_percent / 100.0),
+            min_effect: Some(options.output.min_effect / 100.0),
             command: Some(command_line()),
             ..granule_report::Options::default()
         };
@@ -50,7 +49,7 @@ pub fn compare(
         report.push('\n');
         let page = render::html(&comparison);
         if index == whole_series {
-            if options.judge && comparison.count(Verdict::Regression) > 0 {
+            if !options.matrix.smoke && comparison.count(Verdict::Regression) > 0 {
                 status = RunStatus::Failed;
             }
             html = Some(page);

@@ -3,21 +3,18 @@
 
 use std::fmt::Write;
 
-use granule_report::render::{Lane, page::escaped};
+use granule_report::render::{Lane, bars, page};
 use granule_types::units::counted;
 
 use crate::{
-    error::{LabError, with_causes},
-    jobs::{
-        job_queue::JobResults, planned_job::PlannedJob, records::NO_BOOT,
-        run_directory::RunDirectory,
-    },
+    LabError,
+    jobs::{JobResults, NO_BOOT, run_directory::RunDirectory},
     report::{
-        boot_figures::{BootFigures, millions},
-        html::{Chart, Failure, RunInfo, Table},
-        output::{RunStatus, publish},
+        Failure, RunInfo, RunStatus,
+        boot_figures::{BootFigures, COLUMNS, FAULTS, LINES, TO_INIT, TO_LOGIN},
+        publish,
     },
-    shell::Shell,
+    with_causes,
 };
 
 /// Headings before the figures.
@@ -32,29 +29,23 @@ type Boots = Vec<Vec<Boot>>;
 
 /// Publishes the report. A failed boot fails the run.
 pub fn report(
-    shell: Shell,
     run_directory: &RunDirectory,
     run: RunInfo<'_>,
     results: JobResults,
 ) -> Result<RunStatus, LabError> {
-    if shell.is_dry() {
-        return Ok(RunStatus::Passed);
-    }
-    let mut columns: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
-    let mut boots_of = |job: &PlannedJob| {
-        let boots = columns.iter_mut().map(|column| match column.next().flatten() {
-            Some(Ok(outcome)) => {
-                BootFigures::of(job, &outcome).map_err(|error| with_causes(&error))
-            }
-            Some(Err(error)) => Err(with_causes(&error)),
-            None => Err(NO_BOOT.to_owned()),
-        });
-        boots.collect()
-    };
-    let boots: Boots = run.jobs.iter().map(&mut boots_of).collect();
+    let boots = run.by_job(results, |job, result| match result {
+        Some(Ok(outcome)) => BootFigures::of(job, &outcome).map_err(|error| with_causes(&error)),
+        Some(Err(error)) => Err(with_causes(&error)),
+        None => Err(NO_BOOT.to_owned()),
+    });
     let (table, status) = table(run, &boots);
     publish(run_directory, &table, &html(run, &boots))?;
     Ok(status)
+}
+
+/// Returns the headings of the figures.
+fn headings() -> [&'static str; COLUMNS.len()] {
+    COLUMNS.map(|(heading, _)| heading)
 }
 
 /// Returns the table in Markdown with the failures, and the status of the run.
@@ -63,8 +54,8 @@ fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
     let mut table = format!(
         "| {} | {} |\n|---|---|{}\n",
         NAMES.join(" | "),
-        BootFigures::HEADINGS.join(" | "),
-        "--:|".repeat(BootFigures::HEADINGS.len())
+        headings().join(" | "),
+        "--:|".repeat(COLUMNS.len())
     );
     let mut failures = String::new();
     for (job, boots) in run.jobs.iter().zip(boots) {
@@ -93,7 +84,7 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     for (job, boots) in run.jobs.iter().zip(boots) {
         let first = boots.first().and_then(|boot| boot.as_ref().ok());
         for (at, (kernel, boot)) in run.kernels.iter().zip(boots).enumerate() {
-            let names = [escaped(&job.name), escaped(&kernel.name)];
+            let names = [page::escaped(&job.name), page::escaped(&kernel.name)];
             match boot {
                 Ok(figures) => {
                     let cells = cells_with_ratio(figures, first.filter(|_| at > 0));
@@ -116,69 +107,65 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
         0 => ("", format!("{all}; every guest booted and powered off.")),
         failed => ("regression", format!("{failed} of {all} failed.")),
     };
-    let (first, rest) = BootFigures::HEADINGS.split_at(FIRST_TABLE);
-    let tables = [
-        Table { name: "All boots", head: [&NAMES, first].concat(), rows: costs },
-        Table {
-            name: "Memory, and faults by level",
-            head: [&NAMES, rest, &["faults by level"]].concat(),
-            rows: memory,
-        },
-    ];
-    run.guests((class, &verdict), &tables, &charts(run, boots), &failures)
+    let mut body = page::verdict(class, &verdict);
+    body.push_str(
+        "<ul>\n<li>time: virtual, one nanosecond an instruction of any CPU; not hardware time</li>\n\
+         <li>×: ratio to the first kernel</li>\n</ul>\n",
+    );
+    let charts = charts(run, boots);
+    if !charts.is_empty() {
+        let _ = write!(body, "<h2>At a glance</h2>\n<div class=\"charts\">\n{charts}</div>\n");
+    }
+    let headings = headings();
+    let (first, rest) = headings.split_at(FIRST_TABLE);
+    for (name, head, rows) in [
+        ("All boots", [&NAMES, first].concat(), costs),
+        ("Memory, and faults by level", [&NAMES, rest, &["faults by level"]].concat(), memory),
+    ] {
+        if !rows.is_empty() {
+            let _ = write!(body, "<h2>{name}</h2>\n{}", page::table(&head, &rows));
+        }
+    }
+    run.page("Boots of a guest", body, &failures)
 }
 
-fn charts(run: RunInfo<'_>, boots: &Boots) -> [Chart; 4] {
-    type Figure = fn(&BootFigures) -> Option<(u64, String)>;
-    let charts: [(_, _, Figure); 4] = [
-        ("Time to init", "virtual ms from the start", |boot| {
-            Some((boot.boot_ns, millions(boot.boot_ns) + " ms"))
-        }),
-        ("Time to login", "virtual ms from the start", |boot| {
-            boot.ready_ns.map(|ns| (ns, millions(ns) + " ms"))
-        }),
-        ("Faults on memory", "of the whole run", |boot| {
-            boot.faults.map(|faults| (faults, faults.to_string()))
-        }),
-        ("DC CIVAC", "cache lines, host and guest together", |boot| {
-            Some((boot.lines, boot.lines.to_string()))
-        }),
+/// Returns a chart for each figure that a boot has, with a lane for each guest.
+fn charts(run: RunInfo<'_>, boots: &Boots) -> String {
+    let charts = [
+        ("Time to init", "virtual ms from the start", TO_INIT, " ms"),
+        ("Time to login", "virtual ms from the start", TO_LOGIN, " ms"),
+        ("Faults on memory", "of the whole run", FAULTS, ""),
+        ("DC CIVAC", "cache lines, host and guest together", LINES, ""),
     ];
-    charts.map(|(title, subtitle, figure)| Chart {
-        title,
-        subtitle,
-        lanes: lanes(run, boots, figure),
-    })
-}
-
-/// Returns a lane for each guest that has this figure on any kernel.
-fn lanes(
-    run: RunInfo<'_>,
-    boots: &Boots,
-    figure: fn(&BootFigures) -> Option<(u64, String)>,
-) -> Vec<Lane> {
-    let lane = |(job, boots): (&PlannedJob, &Vec<Boot>)| {
-        let bars: Vec<_> = run
-            .kernels
-            .iter()
-            .zip(boots)
-            .filter_map(|(kernel, boot)| {
-                let (value, text) = figure(boot.as_ref().ok()?)?;
-                Some((value as f64, format!("{}: {text}", kernel.name)))
-            })
-            .collect();
-        (!bars.is_empty()).then(|| Lane { name: job.name.clone(), bars })
+    let chart = |(title, subtitle, column, unit)| {
+        let lanes = run.jobs.iter().zip(boots).filter_map(|(job, boots)| {
+            let bars: Vec<_> = run
+                .kernels
+                .iter()
+                .zip(boots)
+                .filter_map(|(kernel, boot)| {
+                    let figures = boot.as_ref().ok()?;
+                    let value = figures.values[column]?;
+                    let text = format!("{}: {}{unit}", kernel.name, figures.cells()[column]);
+                    Some((value as f64, text))
+                })
+                .collect();
+            (!bars.is_empty()).then(|| Lane { name: job.name.clone(), bars })
+        });
+        bars(title, subtitle, &lanes.collect::<Vec<_>>())
     };
-    run.jobs.iter().zip(boots).filter_map(lane).collect()
+    charts.into_iter().filter_map(chart).collect()
 }
 
-/// Returns the cells of a boot, with the ratios to the same guest on the first kernel.
-fn cells_with_ratio(figures: &BootFigures, first: Option<&BootFigures>) -> [String; 10] {
+/// Returns the cells of a boot; the first ones with the ratio to the same guest on the first
+/// kernel.
+fn cells_with_ratio(figures: &BootFigures, first: Option<&BootFigures>) -> [String; COLUMNS.len()] {
     let mut cells = figures.cells();
     if let Some(first) = first {
-        for ((cell, own), first) in cells.iter_mut().zip(figures.values()).zip(first.values()) {
+        let values = figures.values.iter().zip(first.values).take(LINES + 1);
+        for (cell, (own, first)) in cells.iter_mut().zip(values) {
             if let (Some(own), Some(first @ 1..)) = (own, first) {
-                let ratio = own as f64 / first as f64;
+                let ratio = *own as f64 / first as f64;
                 *cell += &format!(" <small>×{ratio:.3}</small>");
             }
         }
@@ -188,7 +175,8 @@ fn cells_with_ratio(figures: &BootFigures, first: Option<&BootFigures>) -> [Stri
 
 fn levels(figures: &BootFigures) -> String {
     let levels = figures.levels.iter();
-    let levels: Vec<_> = levels.map(|(name, count)| format!("{} {count}", escaped(name))).collect();
+    let levels: Vec<_> =
+        levels.map(|(name, count)| format!("{} {count}", page::escaped(name))).collect();
     levels.join(", ")
 }
 
@@ -198,17 +186,14 @@ mod tests {
 
     use super::*;
     use crate::{
-        jobs::{guest_matrix, matrix},
+        jobs::matrix::{self, tests::options},
         kernel::Kernel,
-        options::{Matrix, Test},
         report::boot_figures::tests::sample,
     };
 
     /// Returns text, status and HTML of two guests on two kernels with one failed boot.
     fn report_with_failure() -> (String, RunStatus, String) {
-        let matrix =
-            Matrix { test: Test::Guest, vcpus: vec![1], seeds: 1, ..matrix::tests::matrix() };
-        let jobs = &guest_matrix::jobs(&matrix)[..2];
+        let jobs = &matrix::jobs(&options("lab --guest -s 4k -s 2m -v 1 --seeds 1"), &[]);
         let kernels =
             ["base", "series"].map(|name| Kernel::planned(name.to_owned(), "Image".into(), None));
         let run = RunInfo { kernels: &kernels, jobs, emulator: "QEMU 7.2" };

@@ -1,13 +1,130 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reports of a run: comparison, selftest results, guest boots; as text and HTML.
+//! Reports of a run: comparison, selftest verdicts, guest boots; as text and HTML.
 
-pub mod boot_figures;
+mod boot_figures;
 pub mod comparison;
 pub mod guest_boot_report;
-mod html;
-pub mod output;
 pub mod selftest_report;
 mod tables;
 
-pub use html::RunInfo;
-pub use output::RunStatus;
+use std::io::{self, Write};
+
+use granule_report::{command_line, render::page, series_line};
+use granule_types::units::counted;
+
+use crate::{
+    LabError,
+    jobs::{JobResult, JobResults, matrix::PlannedJob, run_directory::RunDirectory},
+    kernel::Kernel,
+};
+
+/// Status of a completed run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunStatus {
+    /// No failure.
+    Passed,
+    /// A job failed, a phase regressed, or the results of a selftest differ.
+    Failed,
+}
+
+/// Prints to standard output.
+pub fn print(text: &str) -> Result<(), LabError> {
+    match io::stdout().write_all(text.as_bytes()) {
+        // A reader may close the pipe early (`| head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(LabError::Output),
+    }
+}
+
+/// Prints and writes a report, and writes it as HTML.
+fn publish(run_directory: &RunDirectory, report: &str, html: &str) -> Result<(), LabError> {
+    run_directory.write_report(report)?;
+    print(report)?;
+    publish_html(run_directory, html)
+}
+
+/// Writes the HTML report and prints its path.
+fn publish_html(run_directory: &RunDirectory, html: &str) -> Result<(), LabError> {
+    let path = run_directory.write_html(None, html)?;
+    eprintln!("lab: HTML report: {}", path.display());
+    Ok(())
+}
+
+/// Kernels, jobs and emulator of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct RunInfo<'a> {
+    pub kernels: &'a [Kernel],
+    pub jobs: &'a [PlannedJob],
+    /// Version of the emulator.
+    pub emulator: &'a str,
+}
+
+/// A failure: its job and kernel, and the message.
+type Failure = (String, String);
+
+impl RunInfo<'_> {
+    /// Returns a value for each job and, in it, for each kernel.
+    fn by_job<T>(
+        self,
+        results: JobResults,
+        value: impl Fn(&PlannedJob, JobResult) -> T,
+    ) -> Vec<Vec<T>> {
+        let mut columns: Vec<_> = results.into_iter().map(Vec::into_iter).collect();
+        let row = |job| columns.iter_mut().map(|of| value(job, of.next().flatten())).collect();
+        self.jobs.iter().map(row).collect()
+    }
+
+    fn kernel_names(&self) -> Vec<&str> {
+        self.kernels.iter().map(|kernel| kernel.name.as_str()).collect()
+    }
+
+    /// Returns a page with failures and provenance below its body.
+    fn page(self, kind: &str, mut body: String, failures: &[Failure]) -> String {
+        if !failures.is_empty() {
+            body.push_str("<h2>Failures</h2>\n");
+        }
+        for (place, message) in failures {
+            let (first, rest) = message.split_once('\n').unwrap_or((message, ""));
+            let summary = format!("{place}: {first}");
+            body.push_str(&match rest.trim() {
+                "" => format!("<p>{}</p>\n", page::escaped(&summary)),
+                rest => page::details(&summary, rest),
+            });
+        }
+        let columns = self.kernel_names();
+        let of = |fact: &dyn Fn(&Kernel) -> Option<String>| self.kernels.iter().map(fact).collect();
+        let emulator = format!("{} {}", self.emulator, self.hardware());
+        let rows = [
+            ("series", of(&|kernel| series_line(kernel.series.as_deref()))),
+            ("image, SHA-256", of(&|kernel| Some(kernel.image_sha256.clone()))),
+            ("emulator", of(&|_| Some(emulator.clone()))),
+        ];
+        body.push_str("<h2>Provenance</h2>\n");
+        body.push_str(&page::facts(&columns, &rows));
+        body.push_str(&page::made_by(&command_line()));
+        let names = match columns.as_slice() {
+            [first, rest @ ..] if !rest.is_empty() => {
+                format!("{} against {first}", rest.join(", "))
+            }
+            names => names.join(", "),
+        };
+        page::page(&format!("{kind}: {names}"), &body)
+    }
+
+    /// Describes the emulated hardware, which may differ between jobs.
+    fn hardware(self) -> String {
+        let mut kinds: Vec<String> = Vec::new();
+        for job in self.jobs {
+            let kind = job.hardware.describe();
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        match kinds.as_slice() {
+            [first, rest @ ..] if !rest.is_empty() => {
+                format!("{first} (and {} of other sizes)", counted(rest.len(), "host"))
+            }
+            kinds => kinds.concat(),
+        }
+    }
+}

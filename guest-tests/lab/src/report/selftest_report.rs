@@ -3,23 +3,15 @@
 
 use std::fmt;
 
-use granule_report::render::page::escaped;
+use granule_report::render::page;
 use granule_types::units::counted;
 
 use crate::{
-    error::{LabError, with_causes},
+    LabError,
     host::job::Ending,
-    jobs::{
-        job_queue::{JobResult, JobResults},
-        outcome::describe,
-        records::NO_BOOT,
-        run_directory::RunDirectory,
-    },
-    report::{
-        html::{Failure, RunInfo},
-        output::{RunStatus, publish},
-    },
-    shell::Shell,
+    jobs::{JobResult, JobResults, NO_BOOT, outcome::describe, run_directory::RunDirectory},
+    report::{Failure, RunInfo, RunStatus, publish},
+    with_causes,
 };
 
 /// Exit code of a selftest that cannot run on this host (`KSFT_SKIP`).
@@ -75,13 +67,13 @@ impl fmt::Display for Verdict {
 }
 
 /// Returns the remark on a row of verdicts; empty if they are equal.
-fn remark(row: &[&Verdict]) -> &'static str {
+fn remark(row: &[Verdict]) -> &'static str {
     // The message of a missing verdict has paths that depend on the kernel.
     let equal = |a: &Verdict, b: &Verdict| match (a, b) {
         (Verdict::Broken(_), Verdict::Broken(_)) => true,
         _ => a == b,
     };
-    if row.iter().any(|verdict| !equal(verdict, row[0])) {
+    if row.iter().any(|verdict| !equal(verdict, &row[0])) {
         "differs"
     } else if row.iter().any(|verdict| matches!(verdict, Verdict::Broken(_))) {
         "no verdict"
@@ -92,32 +84,25 @@ fn remark(row: &[&Verdict]) -> &'static str {
 
 /// Publishes the report. Verdicts that differ between kernels, or are missing, fail the run.
 pub fn report(
-    shell: Shell,
     run_directory: &RunDirectory,
     run: RunInfo<'_>,
     results: JobResults,
 ) -> Result<RunStatus, LabError> {
-    if shell.is_dry() {
-        return Ok(RunStatus::Passed);
-    }
-    let verdicts: Vec<Vec<Verdict>> =
-        results.into_iter().map(|results| results.into_iter().map(Verdict::of).collect()).collect();
-    let names: Vec<&str> = run.kernels.iter().map(|k| k.name.as_str()).collect();
+    let verdicts = run.by_job(results, |_, result| Verdict::of(result));
     let tests: Vec<&str> = run.jobs.iter().map(|job| job.name.as_str()).collect();
-    let (table, status) = table(&names, &tests, &verdicts);
+    let (table, status) = table(&run.kernel_names(), &tests, &verdicts);
     publish(run_directory, &table, &html(run, &verdicts))?;
     Ok(status)
 }
 
-/// Returns the report as HTML.
+/// Returns the report as HTML. `verdicts` are those of each job, by kernel.
 fn html(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> String {
     let mut rows = Vec::new();
     let mut failures: Vec<Failure> = Vec::new();
-    for (at, job) in run.jobs.iter().enumerate() {
-        let row: Vec<&Verdict> = verdicts.iter().map(|kernel| &kernel[at]).collect();
-        let mut cells = vec![escaped(&job.name)];
-        cells.extend(row.iter().map(|verdict| verdict.html()));
-        cells.push(remark(&row).to_owned());
+    for (job, row) in run.jobs.iter().zip(verdicts) {
+        let mut cells = vec![page::escaped(&job.name)];
+        cells.extend(row.iter().map(Verdict::html));
+        cells.push(remark(row).to_owned());
         rows.push(cells);
         for (kernel, verdict) in run.kernels.iter().zip(row) {
             if let Verdict::Fail(why) | Verdict::Broken(why) = verdict {
@@ -126,16 +111,19 @@ fn html(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> String {
         }
     }
     let (class, summary) = summary(run, verdicts);
-    run.selftests(class, &summary, &rows, &failures)
+    let mut body: String = summary.iter().map(|line| page::verdict(class, line)).collect();
+    body.push_str("<h2>All selftests</h2>\n");
+    let head = [&["selftest"], &run.kernel_names()[..], &[""]].concat();
+    body.push_str(&page::table(&head, &rows));
+    run.page("KVM selftests", body, &failures)
 }
 
 /// Returns the sentences above the table, and their class.
 fn summary(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> (&'static str, Vec<String>) {
     let (mut differing, mut missing) = (Vec::new(), Vec::new());
     let [mut pass, mut skip, mut fail] = [0_usize; 3];
-    for (at, job) in run.jobs.iter().enumerate() {
-        let row: Vec<&Verdict> = verdicts.iter().map(|kernel| &kernel[at]).collect();
-        match (remark(&row), row.first()) {
+    for (job, row) in run.jobs.iter().zip(verdicts) {
+        match (remark(row), row.first()) {
             ("differs", _) => differing.push(job.name.as_str()),
             ("no verdict", _) => missing.push(job.name.as_str()),
             (_, Some(Verdict::Pass)) => pass += 1,
@@ -181,16 +169,15 @@ fn table(kernels: &[&str], tests: &[&str], verdicts: &[Vec<Verdict>]) -> (String
     table.push('\n');
     let mut status = RunStatus::Passed;
     let mut failures = String::new();
-    for (at, test) in tests.iter().enumerate() {
+    for (test, row) in tests.iter().zip(verdicts) {
         table.push_str(&format!("{test:width$}"));
-        let row: Vec<&Verdict> = verdicts.iter().map(|kernel| &kernel[at]).collect();
-        for (kernel, verdict) in kernels.iter().zip(&row) {
+        for (kernel, verdict) in kernels.iter().zip(row) {
             table.push_str(&format!("  {verdict:>0$}", kernel.len().max(8)));
             if let Verdict::Fail(why) | Verdict::Broken(why) = verdict {
                 failures.push_str(&format!("\n{test} on {kernel}: {why}\n"));
             }
         }
-        let remark = remark(&row);
+        let remark = remark(row);
         if !remark.is_empty() {
             status = RunStatus::Failed;
             table.push_str(&format!("  <- {remark}"));
@@ -205,16 +192,16 @@ fn table(kernels: &[&str], tests: &[&str], verdicts: &[Vec<Verdict>]) -> (String
 mod tests {
     use super::*;
     use crate::{
-        jobs::matrix,
+        jobs::matrix::{self, tests::options},
         kernel::Kernel,
-        options::{Matrix, Test},
     };
     use granule_report::render::browser::look_at;
     use granule_types::record::Series;
 
     #[test]
     fn equal_verdicts_pass_whatever_they_are() {
-        let verdicts = vec![vec![Verdict::Pass, Verdict::Skip, Verdict::Fail("x".to_owned())]; 2];
+        let verdicts = [Verdict::Pass, Verdict::Skip, Verdict::Fail("x".to_owned())]
+            .map(|verdict| vec![verdict; 2]);
 
         let (table, status) = table(&["base", "series"], &["a", "b", "c"], &verdicts);
 
@@ -231,7 +218,7 @@ mod tests {
             (Verdict::Fail("exit 1".to_owned()), Verdict::Fail("signal 9".to_owned())),
             (Verdict::Broken("oops".to_owned()), Verdict::Broken("oops".to_owned())),
         ] {
-            let verdicts = vec![vec![before], vec![after]];
+            let verdicts = [vec![before, after]];
 
             let (table, status) = table(&["base", "series"], &["a"], &verdicts);
 
@@ -243,9 +230,8 @@ mod tests {
 
     /// Returns the report of four tests on two kernels, with one differing verdict or none.
     fn sample(differing: bool) -> String {
-        let matrix = Matrix { test: Test::Selftests, ..matrix::tests::matrix() };
-        let jobs = ["a_test", "b_test", "c_test", "d_test"]
-            .map(|name| matrix::selftest(&matrix, name.as_ref(), &[]));
+        let tests = ["a_test", "b_test", "c_test", "d_test"].map(|name| (name.into(), Vec::new()));
+        let jobs = matrix::jobs(&options("lab --selftests"), &tests);
         let kernel = |name: &str, patches: u32| Kernel {
             series: Some(vec![Series { name: name.to_owned(), patches }]),
             ..Kernel::planned(name.to_owned(), "Image".into(), None)
@@ -255,10 +241,14 @@ mod tests {
         let fail = |why: &str| Verdict::Fail(why.to_owned());
         let broken = Verdict::Broken("lost\n  | <console>".to_owned());
         let lost = Verdict::Broken("lost elsewhere".to_owned());
-        let before = vec![Verdict::Pass, Verdict::Skip, fail("exit 1"), broken];
         let other = if differing { "signal 9" } else { "exit 1" };
-        let after = vec![Verdict::Pass, Verdict::Skip, fail(other), lost];
-        html(run, &[before, after])
+        let verdicts = [
+            vec![Verdict::Pass; 2],
+            vec![Verdict::Skip; 2],
+            vec![fail("exit 1"), fail(other)],
+            vec![broken, lost],
+        ];
+        html(run, &verdicts)
     }
 
     #[test]

@@ -16,50 +16,38 @@ const COLUMNS: [Column; 4] = [
     ("TLBI", |name| name.starts_with("TLBI ")),
 ];
 
-/// Describes the configuration of a record, without seed and iteration.
-fn configuration(record: &Record) -> String {
-    let config = &record.config;
-    format!(
-        "{}, {}, {} ({})",
-        config.backing,
-        config.memory,
-        counted(config.vcpus, "vCPU"),
-        record.engine
-    )
-}
-
-/// Returns all configurations, in order of appearance.
-fn configurations<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<String> {
-    let mut names = Vec::new();
+/// Records by configuration, in order of appearance. Seed and iteration are not part of it.
+fn by_configuration<'a>(
+    records: impl Iterator<Item = &'a Record>,
+) -> Vec<(String, Vec<&'a Record>)> {
+    let mut groups: Vec<(String, Vec<&Record>)> = Vec::new();
     for record in records {
-        let name = configuration(record);
-        if !names.contains(&name) {
-            names.push(name);
+        let config = &record.config;
+        let vcpus = counted(config.vcpus, "vCPU");
+        let name = format!("{}, {}, {vcpus} ({})", config.backing, config.memory, record.engine);
+        match groups.iter_mut().find(|(found, _)| *found == name) {
+            Some((_, group)) => group.push(record),
+            None => groups.push((name, vec![record])),
         }
     }
-    names
+    groups
 }
 
 /// Returns a table of medians over seeds and iterations for each configuration of one kernel.
 pub fn phases(records: &[Record]) -> String {
     let mut text = String::new();
-    for name in configurations(records.iter()) {
+    for (name, records) in by_configuration(records.iter()) {
         text.push_str(&format!("{name}\n  {:12} {:>12}", "phase", "work ms"));
         for (heading, _) in COLUMNS {
             text.push_str(&format!(" {heading:>12}"));
         }
         text.push('\n');
         for phase in Phase::IN_ORDER {
-            let of_phase: Vec<&Record> = records
-                .iter()
-                .filter(|record| record.phase == phase && configuration(record) == name)
-                .collect();
-            if of_phase.is_empty() {
-                continue;
-            }
-            text.push_str(&format!("  {phase:12} {:>12}", milliseconds(&of_phase)));
+            let Some(time) = milliseconds(&records, phase) else { continue };
+            text.push_str(&format!("  {phase:12} {time:>12}"));
             for (_, belongs) in COLUMNS {
-                let count = median(of_phase.iter().map(|record| total(record, belongs)));
+                let of_phase = records.iter().filter(|record| record.phase == phase);
+                let count = median(of_phase.map(|record| total(record, belongs)));
                 text.push_str(&format!(" {count:>12}"));
             }
             text.push('\n');
@@ -71,13 +59,10 @@ pub fn phases(records: &[Record]) -> String {
 /// Returns a Markdown table for each configuration, with a row for each kernel: the time of each
 /// phase and the counts of all phases. Medians over seeds and iterations.
 pub fn kernels(sides: &[(String, Vec<Record>)]) -> String {
-    let all = || sides.iter().flat_map(|(_, records)| records);
     let mut text = String::new();
-    for name in configurations(all()) {
-        let shown: Vec<Phase> = Phase::IN_ORDER
-            .into_iter()
-            .filter(|phase| all().any(|r| r.phase == *phase && configuration(r) == name))
-            .collect();
+    for (name, all) in by_configuration(sides.iter().flat_map(|(_, records)| records)) {
+        let mut shown = Phase::IN_ORDER.to_vec();
+        shown.retain(|phase| all.iter().any(|record| record.phase == *phase));
         let headings: String = shown
             .iter()
             .map(|phase| format!(" {phase} ms |"))
@@ -86,17 +71,17 @@ pub fn kernels(sides: &[(String, Vec<Record>)]) -> String {
         let rule = "---:|".repeat(shown.len() + COLUMNS.len());
         text.push_str(&format!("{name}\n\n| kernel |{headings}\n|---|{rule}\n"));
         for (kernel, records) in sides {
+            let groups = by_configuration(records.iter());
+            let own = groups.into_iter().find(|(found, _)| *found == name);
+            let own = own.map(|(_, records)| records).unwrap_or_default();
             text.push_str(&format!("| {kernel} |"));
             for phase in &shown {
-                let of_phase: Vec<&Record> = records
-                    .iter()
-                    .filter(|record| record.phase == *phase && configuration(record) == name)
-                    .collect();
-                text.push_str(&format!(" {} |", milliseconds(&of_phase)));
+                let time = milliseconds(&own, *phase);
+                text.push_str(&format!(" {} |", time.as_deref().unwrap_or("-")));
             }
             for (_, belongs) in COLUMNS {
                 let mut runs = BTreeMap::<_, u64>::new();
-                for record in records.iter().filter(|r| configuration(r) == name) {
+                for record in &own {
                     let run = (record.config.seed, record.config.iteration);
                     *runs.entry(run).or_default() += total(record, belongs);
                 }
@@ -114,12 +99,12 @@ fn total(record: &Record, belongs: fn(&str) -> bool) -> u64 {
     counters.filter(|(n, _)| belongs(n)).map(|(_, c)| c).sum()
 }
 
-fn milliseconds(records: &[&Record]) -> String {
-    if records.is_empty() {
-        return "-".to_owned();
-    }
-    let us = (median(records.iter().map(|record| record.ns.0)) + 500) / 1000;
-    format!("{}.{:03}", us / 1000, us % 1000)
+/// Returns the median time of a phase, if it ran.
+fn milliseconds(records: &[&Record], phase: Phase) -> Option<String> {
+    let of_phase = || records.iter().filter(|record| record.phase == phase);
+    of_phase().next()?;
+    let us = (median(of_phase().map(|record| record.ns.0)) + 500) / 1000;
+    Some(format!("{}.{:03}", us / 1000, us % 1000))
 }
 
 /// Returns the median; the midpoint of two values.
