@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A thread that ends when its owner drops it. The thread waits for its own work and for a stop event;
-//! the drop signals the event and joins the thread.
+//! A thread that ends when its owner drops it. The thread waits for its own work and for a stop
+//! event; the drop signals the event and joins the thread.
 
 use std::{
     io,

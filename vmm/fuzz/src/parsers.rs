@@ -4,7 +4,7 @@
 use granule_types::units::Bytes;
 use granule_vmm::{
     arch::aarch64::boot::{BootLayout, image::Image},
-    vm::api_request::{ParseResult, parse},
+    vm::api_request::parse,
 };
 
 /// Limit on the size of an unpacked image, smaller than the loader's own to keep runs fast.
@@ -35,15 +35,15 @@ pub fn image(data: &[u8]) {
 pub fn api(data: &[u8]) {
     let complete = parse(data);
     if data.len() >= MAX_REQUEST {
-        assert_ne!(complete, ParseResult::Incomplete);
+        assert_ne!(complete, Ok(None));
     }
     // All prefixes of a short request, and some of a long one.
     for end in (0..data.len()).step_by(1 + data.len() / 256) {
         match parse(&data[..end]) {
-            ParseResult::Incomplete => {}
+            Ok(None) => {}
             // The parser ignores bytes after a complete request.
-            early @ ParseResult::Complete(_) => assert_eq!(early, complete),
-            ParseResult::Rejected((status, _)) => assert!((400..500).contains(&status)),
+            early @ Ok(Some(_)) => assert_eq!(early, complete),
+            Err((status, _)) => assert!((400..500).contains(&status)),
         }
     }
 }

@@ -15,9 +15,9 @@
 //! | `0x1000_0000` | architecture-specific |
 //! | `0x4000_0000` | memory |
 //!
-//! All devices are in the first gigabyte, so memory has no hole, starts at a multiple of the largest
-//! block size (1G, and 512M for 64K pages), and ends at the lowest possible address: with 4K pages,
-//! guests of up to 15G need only two levels of stage-2 tables.
+//! All devices are in the first gigabyte, so memory has no hole, starts at a multiple of the
+//! largest block size (1G, and 512M for 64K pages), and ends at the lowest possible address: with
+//! 4K pages, guests of up to 15G need only two levels of stage-2 tables.
 
 /// arm64.
 pub mod aarch64 {

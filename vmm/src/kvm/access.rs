@@ -20,8 +20,8 @@ const VERSION: i32 = 12;
 /// The major number of the devices in `/proc/misc`.
 const MISC: u32 = 10;
 
-/// Opens `/dev/kvm` and checks the API version. `explain_missing_driver` is called when no KVM driver
-/// is loaded.
+/// Opens `/dev/kvm` and checks the API version. `explain_missing_driver` is called when no KVM
+/// driver is loaded.
 pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, String> {
     open_at(DEVICE, explain_missing_driver)
 }
@@ -32,8 +32,8 @@ fn open_at(path: &CStr, explain_missing_driver: fn() -> String) -> Result<Kvm, S
     match kvm.get_api_version() {
         VERSION => Ok(kvm),
         ..0 => Err(format!(
-            "{PATH} exists and is not KVM ({}): remove it and create the node again (sudo modprobe kvm, \
-             or sudo mknod {PATH} c 10 232)",
+            "{PATH} exists and is not KVM ({}): remove it and create the node again (sudo \
+             modprobe kvm, or sudo mknod {PATH} c 10 232)",
             io::Error::last_os_error()
         )),
         other => Err(wrong_version(other)),
@@ -50,8 +50,8 @@ fn wrong_version(version: i32) -> String {
 fn explain(error: &io::Error, explain_missing_driver: fn() -> String) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => format!(
-            "a device cgroup forbids access to {PATH} for every user: pass the device to the container \
-             or service (docker run --device {PATH}, systemd's DeviceAllow={PATH} rw)"
+            "a device cgroup forbids access to {PATH} for every user: pass the device to the \
+             container or service (docker run --device {PATH}, systemd's DeviceAllow={PATH} rw)"
         ),
         Some(libc::EACCES) => {
             let groups = fs::read_to_string("/etc/group").unwrap_or_default();
@@ -86,15 +86,15 @@ fn driver_minor(misc: &str) -> Option<u32> {
 fn node_hint(missing: bool, minor: u32) -> String {
     let node = if missing { "the node is missing" } else { "the node belongs to another driver" };
     format!(
-        "the kernel has KVM, {node}: in a container, pass the device in (docker run --device {PATH}); \
-         elsewhere create it (sudo rm -f {PATH}; sudo mknod {PATH} c {MISC} {minor})"
+        "the kernel has KVM, {node}: in a container, pass the device in (docker run --device \
+         {PATH}); elsewhere create it (sudo rm -f {PATH}; sudo mknod {PATH} c {MISC} {minor})"
     )
 }
 
 /// Returns the hint for root without access.
 const fn root_denied_hint() -> &'static str {
-    "root may not either: the file system is mounted nodev, or a security module (SELinux, AppArmor) \
-     forbids access; read the kernel's log (sudo dmesg)"
+    "root may not either: the file system is mounted nodev, or a security module (SELinux, \
+     AppArmor) forbids access; read the kernel's log (sudo dmesg)"
 }
 
 /// Returns the hint for a user without access, from the device's group and mode and `/etc/group`.
@@ -112,8 +112,8 @@ fn denied_hint(group: u32, mode: u32, groups: &str) -> String {
     });
     match name {
         Some(name) => format!(
-            "group {name} may: join it (sudo usermod --append --groups {name} \"$USER\") and log in \
-             again"
+            "group {name} may: join it (sudo usermod --append --groups {name} \"$USER\") and log \
+             in again"
         ),
         None => format!("group {group} may, and this user is not a member"),
     }

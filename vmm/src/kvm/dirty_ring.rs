@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Dirty rings (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`): each vCPU has a ring of the pages that it dirties,
-//! so the cost of collecting depends on the pages written, not on the size of memory.
+//! Dirty rings (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`): each vCPU has a ring of the pages that it
+//! dirties, so the cost of collecting depends on the pages written, not on the size of memory.
 //!
 //! An entry belongs to the kernel until its flags are `DIRTY`. Harvesting sets them to `RESET`, and
 //! `KVM_RESET_DIRTY_RINGS` write-protects the harvested pages and returns the entries. A vCPU whose
-//! ring is full exits until that is done. Every thread that harvests, vCPU threads included, sets bits
-//! in one bitmap for each memslot. A page in the bitmap is write-protected after it was harvested, so
-//! data read from it afterwards is at least as new as the log.
+//! ring is full exits until that is done. Every thread that harvests, vCPU threads included, sets
+//! bits in one bitmap for each memslot. A page in the bitmap is write-protected after it was
+//! harvested, so data read from it afterwards is at least as new as the log.
 //!
 //! The kernel forces an exit while some entries are still free. A kernel that exits too late
 //! overwrites entries, and the lost pages cannot be identified, so a ring without a free entry is
 //! an error.
 //!
-//! Writes without a vCPU (saving the tables of an interrupt controller) have no ring. Where the kernel
-//! logs them in a bitmap (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) it must be enabled; this VMM
-//! saves no such state, so the bitmap stays empty.
+//! Writes without a vCPU (saving the tables of an interrupt controller) have no ring. Where the
+//! kernel logs them in a bitmap (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) it must be enabled;
+//! this VMM saves no such state, so the bitmap stays empty.
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    io,
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
     ptr,
     sync::atomic::{AtomicU32, Ordering},
@@ -44,26 +44,22 @@ const DIRTY: u32 = 1;
 const RESET: u32 = 2;
 
 /// The dirty rings of a VM.
+#[derive(Debug)]
 pub struct DirtyRings {
     vm: OwnedFd,
     bytes: usize,
     harvest: Mutex<Harvest>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Harvest {
     rings: Vec<VcpuRing>,
     /// The harvested pages that no caller has taken, one bit each, by memslot.
     dirty: BTreeMap<u32, Vec<u64>>,
 }
 
-impl fmt::Debug for DirtyRings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirtyRings").field("bytes", &self.bytes).finish_non_exhaustive()
-    }
-}
-
 /// The mapped ring of one vCPU.
+#[derive(Debug)]
 struct VcpuRing {
     entries: *mut kvm_dirty_gfn,
     bytes: usize,
@@ -180,7 +176,8 @@ impl VcpuRing {
     /// Harvests the next entry and returns its memslot and page.
     fn pop(&mut self) -> Option<(u32, u64)> {
         let entry = self.entries.wrapping_add(self.next % self.entries());
-        // SAFETY: the entry lies in the mapping; only the kernel accesses its first word concurrently.
+        // SAFETY: the entry lies in the mapping; only the kernel accesses its first word
+        // concurrently.
         let flags = unsafe { AtomicU32::from_ptr(entry.cast()) };
         if flags.load(Ordering::Acquire) & DIRTY == 0 {
             return None;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VM ioctls that `kvm-ioctls` 0.25 lacks on some architecture, as a trait on its `VmFd`, and the names
-//! of exit reasons.
+//! VM ioctls that `kvm-ioctls` 0.25 lacks on some architecture, as a trait on its `VmFd`, and the
+//! names of exit reasons.
 
 #![allow(missing_docs, reason = "the ioctl macros define undocumented functions")]
 
@@ -19,8 +19,8 @@ ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
 
 ioctl_io_nr!(KVM_RESET_DIRTY_RINGS, KVMIO, 0xc7);
 
-/// Write-protects the pages of all harvested entries of a VM's dirty rings and returns the entries to
-/// the kernel (`KVM_RESET_DIRTY_RINGS`).
+/// Write-protects the pages of all harvested entries of a VM's dirty rings and returns the entries
+/// to the kernel (`KVM_RESET_DIRTY_RINGS`).
 pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     // SAFETY: the call takes no argument.
     match unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) } {

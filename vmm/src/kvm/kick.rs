@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Kicks: forcing a vCPU out of the guest from another thread.
 //!
-//! A kick sets `immediate_exit` in the vCPU's `kvm_run`, so that no later `KVM_RUN` enters the guest,
-//! and then sends a signal to the vCPU's thread, so that a running `KVM_RUN` returns. Either returns
-//! `EINTR`. This order loses no kick: a signal that arrives before `KVM_RUN` finds the flag set. The
-//! signal handler is empty. [`KickTarget::clear_kicks`] lets the vCPU enter the guest again.
+//! A kick sets `immediate_exit` in the vCPU's `kvm_run`, so that no later `KVM_RUN` enters the
+//! guest, and then sends a signal to the vCPU's thread, so that a running `KVM_RUN` returns. Either
+//! returns `EINTR`. This order loses no kick: a signal that arrives before `KVM_RUN` finds the flag
+//! set. The signal handler is empty. [`KickTarget::clear_kicks`] lets the vCPU enter the guest
+//! again.
 //!
-//! A kick accesses the vCPU's `kvm_run` and its thread. [`KickTarget`] refers to both and is emptied
-//! under a lock before the vCPU is dropped, so a late kick has no effect.
+//! A kick accesses the vCPU's `kvm_run` and its thread. [`KickTarget`] refers to both and is
+//! emptied under a lock before the vCPU is dropped, so a late kick has no effect.
 
 use std::{
     io,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
 };
 
 use kvm_ioctls::VcpuFd;
+use parking_lot::Mutex;
 use vmm_sys_util::{
     errno,
     signal::{SIGRTMIN, register_signal_handler},
@@ -62,7 +64,7 @@ impl KickTarget {
         let immediate_exit = &raw mut vcpu.get_kvm_run().immediate_exit;
         // SAFETY: gettid takes nothing and cannot fail.
         let thread = unsafe { libc::gettid() };
-        *self.lock() = Some(BoundVcpu { immediate_exit, thread });
+        *self.state.vcpu.lock() = Some(BoundVcpu { immediate_exit, thread });
         Ok(Kicker { state: Arc::clone(&self.state) })
     }
 
@@ -77,7 +79,7 @@ impl KickTarget {
     /// publish its request before the kick, and the vCPU's thread must read it after this call and
     /// before it enters the guest.
     pub fn clear_kicks(&self) {
-        let target = self.lock();
+        let target = self.state.vcpu.lock();
         self.state.kicked.store(false, Ordering::Release);
         if let Some(target) = target.as_ref() {
             // SAFETY: the lock is held and the vCPU is bound, as in [`Kicker::kick`].
@@ -85,15 +87,11 @@ impl KickTarget {
             immediate_exit.store(0, Ordering::SeqCst);
         }
     }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<BoundVcpu>> {
-        self.state.vcpu.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for KickTarget {
     fn drop(&mut self) {
-        *self.lock() = None;
+        *self.state.vcpu.lock() = None;
     }
 }
 
@@ -101,12 +99,12 @@ impl Kicker {
     /// Forces the vCPU out of the guest until [`KickTarget::clear_kicks`].
     pub fn kick(&self) {
         self.state.kicked.store(true, Ordering::Release);
-        let guard = self.state.vcpu.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.state.vcpu.lock();
         let Some(target) = guard.as_ref() else {
             return;
         };
-        // SAFETY: while the lock is held and the vCPU is bound, its `kvm_run` is mapped; this module
-        // has the only accesses to this byte, all atomic stores.
+        // SAFETY: while the lock is held and the vCPU is bound, its `kvm_run` is mapped; this
+        // module has the only accesses to this byte, all atomic stores.
         let immediate_exit = unsafe { AtomicU8::from_ptr(target.immediate_exit) };
         immediate_exit.store(1, Ordering::SeqCst);
         let process = std::process::id();

@@ -5,7 +5,8 @@
 //! clears it and write-protects the reported pages again. Manual clearing: reading changes nothing;
 //! `KVM_CLEAR_DIRTY_LOG` clears and write-protects. All pages set initially: starting protects
 //! nothing, so [`DirtyLog::switch`] clears the log once, because it reports every page until then.
-//! [Dirty rings](super::dirty_ring): `KVM_GET_DIRTY_LOG` is not used; the harvested pages are the log.
+//! [Dirty rings](super::dirty_ring): `KVM_GET_DIRTY_LOG` is not used; the harvested pages are the
+//! log.
 
 use std::sync::Arc;
 
@@ -94,8 +95,8 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Sets the dirty logging mode of `vm`; call it before logging starts. `rings` are the VM's dirty
-    /// rings, which must have been enabled before its vCPUs were created.
+    /// Sets the dirty logging mode of `vm`; call it before logging starts. `rings` are the VM's
+    /// dirty rings, which must have been enabled before its vCPUs were created.
     ///
     /// # Errors
     /// The kernel does not support the mode.
@@ -122,9 +123,9 @@ impl DirtyLog {
                     _ => "",
                 };
                 return Err(KvmError::Unsupported(format!(
-                    "this host's KVM does not support dirty logging with manual clearing{initially} \
-                     (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2 returns {supported:#x}): use plain dirty \
-                     logging"
+                    "this host's KVM does not support dirty logging with manual \
+                     clearing{initially} (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2 returns \
+                     {supported:#x}): use plain dirty logging"
                 )));
             }
             let cap = KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! KVM objects that do not depend on the architecture: memslots and their dirty logs, statistics and
-//! tracepoint counters, the ioctls that `kvm-ioctls` lacks, and kicks that force a vCPU out of the
-//! guest.
+//! KVM objects that do not depend on the architecture: memslots and their dirty logs, statistics
+//! and tracepoint counters, the ioctls that `kvm-ioctls` lacks, and kicks that force a vCPU out of
+//! the guest.
 
 mod access;
 pub mod dirty_ring;
@@ -67,8 +67,8 @@ impl KvmError {
     /// Returns the error of a kernel without dirty rings.
     fn no_dirty_rings() -> Self {
         Self::Unsupported(
-            "this host's KVM has no dirty rings (KVM_CAP_DIRTY_LOG_RING_ACQ_REL; Linux 6.2 on arm64, \
-             6.1 on x86_64): use plain or manual dirty logging"
+            "this host's KVM has no dirty rings (KVM_CAP_DIRTY_LOG_RING_ACQ_REL; Linux 6.2 on \
+             arm64, 6.1 on x86_64): use plain or manual dirty logging"
                 .to_owned(),
         )
     }
@@ -79,8 +79,8 @@ impl KvmError {
     }
 }
 
-/// Opens `/dev/kvm`. `explain_missing_driver` is called when no driver is loaded, to say why on this
-/// architecture.
+/// Opens `/dev/kvm`. `explain_missing_driver` is called when no driver is loaded, to say why on
+/// this architecture.
 pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, KvmError> {
     access::open(explain_missing_driver).map_err(KvmError::Open)
 }

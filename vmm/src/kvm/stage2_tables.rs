@@ -2,12 +2,12 @@
 //! Size and contents of stage-2 page tables, as the host kernel reports them.
 //!
 //! The size is `SecPageTables` in `/proc/meminfo` (since Linux 6.1; the kernel's
-//! `Documentation/filesystems/proc.rst`). It covers all guests of the host, so it is meaningful on a
-//! host with one guest, as in the lab, or as a difference on an otherwise idle host.
+//! `Documentation/filesystems/proc.rst`). It covers all guests of the host, so it is meaningful on
+//! a host with one guest, as in the lab, or as a difference on an otherwise idle host.
 //!
-//! The contents are in debugfs (`CONFIG_PTDUMP_STAGE2_DEBUGFS`, since Linux 6.12), one line for each
-//! run of equal entries: `0x0000000080000000-0x0000000084000000          64M 2 R W …`, where 2 is the
-//! level.
+//! The contents are in debugfs (`CONFIG_PTDUMP_STAGE2_DEBUGFS`, since Linux 6.12), one line for
+//! each run of equal entries: `0x0000000080000000-0x0000000084000000          64M 2 R W …`, where 2
+//! is the level.
 
 use std::{collections::BTreeMap, fs, os::fd::AsRawFd, path::Path};
 
@@ -20,8 +20,8 @@ pub fn stage2_table_bytes() -> Option<u64> {
 /// KVM's debugfs folder; a VM's folder in it is named by process and file descriptor.
 const DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
-/// Returns the bytes mapped by the leaves of each level of a VM's tables; empty if the host does not
-/// show them.
+/// Returns the bytes mapped by the leaves of each level of a VM's tables; empty if the host does
+/// not show them.
 #[must_use]
 pub fn mapped_by_level(vm: &impl AsRawFd) -> BTreeMap<u8, u64> {
     let folder = format!("{}-{}", std::process::id(), vm.as_raw_fd());

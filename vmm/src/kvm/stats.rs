@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! KVM statistics of a VM and its vCPUs (`KVM_GET_STATS_FD`, `Documentation/virt/kvm/api.rst` 4.133;
-//! since Linux 5.14).
+//! KVM statistics of a VM and its vCPUs (`KVM_GET_STATS_FD`, `Documentation/virt/kvm/api.rst`
+//! 4.133; since Linux 5.14).
 //!
-//! The header of a statistics file holds the offsets of the descriptors, each with a name, and of the
-//! data. Only statistics of faults, mappings, TLB flushes and exits are read; they are selected by
-//! name prefix because each architecture has its own names. A VM's statistics are named `vm.NAME`;
-//! those of all vCPUs are summed as `vcpu.NAME`.
+//! The header of a statistics file holds the offsets of the descriptors, each with a name, and of
+//! the data. Only statistics of faults, mappings, TLB flushes and exits are read; they are selected
+//! by name prefix because each architecture has its own names. A VM's statistics are named
+//! `vm.NAME`; those of all vCPUs are summed as `vcpu.NAME`.
 //!
 //! A KVM with its own fault path offers these statistics and does not count them. A guest that has
 //! run has faulted and has pages mapped, so statistics that are all zero then are left out.
@@ -158,8 +158,8 @@ fn words(bytes: &[u8]) -> [u32; 6] {
     words
 }
 
-/// Parses a descriptor: flags, exponent and number of values, data offset, bucket size, name. Returns
-/// `None` for statistics that are not selected.
+/// Parses a descriptor: flags, exponent and number of values, data offset, bucket size, name.
+/// Returns `None` for statistics that are not selected.
 fn field(owner: &str, data: u32, descriptor: &[u8]) -> Option<StatisticField> {
     let (head, name) = descriptor.split_at_checked(size_of::<kvm_stats_desc>())?;
     let name = name.split(|byte| *byte == 0).next()?;

@@ -2,8 +2,8 @@
 //! Counts of the host kernel's KVM tracepoints: faults, exits and mmu_notifier calls.
 //!
 //! Each tracepoint is a perf event of this process and of every thread that it starts *after*
-//! [`EventCounters::open`] (inherited counters). Other VMs of the host and kernel threads (khugepaged)
-//! are not counted. Open the counters before the vCPU threads start.
+//! [`EventCounters::open`] (inherited counters). Other VMs of the host and kernel threads
+//! (khugepaged) are not counted. Open the counters before the vCPU threads start.
 //!
 //! perf events name a tracepoint by its number in tracefs, which only root can read. An event that
 //! cannot be opened is absent from the counts, never zero; the reason is logged at debug level.
@@ -28,32 +28,33 @@ pub struct EventCounters {
 }
 
 impl EventCounters {
-    /// Opens a counter for each of the KVM `tracepoints` that the host has and this process may count.
+    /// Opens a counter for each of the KVM `tracepoints` that the host has and this process may
+    /// count.
     pub fn open(tracepoints: &[&'static str]) -> Self {
+        let mut counters = Self::default();
         let tracefs = tracefs();
-        Self {
-            counters: tracepoints
-                .iter()
-                .filter_map(|name| match open(tracefs, name) {
-                    Ok(counter) => Some((*name, counter)),
-                    Err(reason) => {
-                        log::debug!("kvm:{name} is not counted: {reason}");
-                        None
-                    }
-                })
-                .collect(),
+        for name in tracepoints {
+            counters.add(name, open(tracefs, name));
         }
+        counters
     }
 
-    /// Adds counters of one tracepoint, each `(name, filter)` with a kernel event filter
+    /// Opens counters of one tracepoint, each `(name, filter)` with a kernel event filter
     /// (`Documentation/trace/events.rst`, 5.1).
-    pub fn add_filtered(&mut self, tracepoint: &str, filters: &[(&'static str, &CStr)]) {
+    pub fn open_filtered(tracepoint: &str, filters: &[(&'static str, &CStr)]) -> Self {
+        let mut counters = Self::default();
         let tracefs = tracefs();
         for (name, filter) in filters {
-            match open(tracefs, tracepoint).and_then(|counter| filtered(counter, filter)) {
-                Ok(counter) => self.counters.push((name, counter)),
-                Err(reason) => log::debug!("{name} is not counted: {reason}"),
-            }
+            let counter = open(tracefs, tracepoint);
+            counters.add(name, counter.and_then(|counter| filtered(counter, filter)));
+        }
+        counters
+    }
+
+    fn add(&mut self, name: &'static str, counter: io::Result<Counter>) {
+        match counter {
+            Ok(counter) => self.counters.push((name, counter)),
+            Err(reason) => log::debug!("{name} is not counted: {reason}"),
         }
     }
 
@@ -62,8 +63,8 @@ impl EventCounters {
         self.counters.is_empty()
     }
 
-    /// Removes tracepoints that this KVM has and does not reach because it has its own entry path: a
-    /// guest has run and no exit was counted. Call it after the guest has run.
+    /// Removes tracepoints that this KVM has and does not reach because it has its own entry path:
+    /// a guest has run and no exit was counted. Call it after the guest has run.
     ///
     /// # Errors
     /// A counter cannot be read.

@@ -42,8 +42,8 @@ impl GuestRam {
     /// Maps `size` bytes of guest memory at guest address `start` as `plan` determines.
     ///
     /// # Errors
-    /// The size is not a multiple of the page of the backing, the pool is short, the kernel refuses,
-    /// or it maps other pages than requested.
+    /// The size is not a multiple of the page of the backing, the pool is short, the kernel
+    /// refuses, or it maps other pages than requested.
     pub fn new(
         plan: Plan,
         host: &HostPages,

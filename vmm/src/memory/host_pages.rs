@@ -30,8 +30,8 @@ pub struct HostPages {
     nodes: PathBuf,
 }
 
-/// Returns the block that an entry of the second-to-last table level maps. A table of 8-byte entries
-/// fills one page: 4K → 2M, 16K → 32M, 64K → 512M.
+/// Returns the block that an entry of the second-to-last table level maps. A table of 8-byte
+/// entries fills one page: 4K → 2M, 16K → 32M, 64K → 512M.
 pub(super) const fn block_above(page: Bytes) -> Bytes {
     Bytes(page.0 * (page.0 / 8))
 }
@@ -102,8 +102,8 @@ impl HostPages {
         if free < needed {
             let missing = needed - free;
             return Err(MemoryError::Unavailable(format!(
-                "NUMA node {node} has {free} free pages of {page}, {needed} are needed, {missing} are \
-                 missing; as root: echo {total} > \
+                "NUMA node {node} has {free} free pages of {page}, {needed} are needed, {missing} \
+                 are missing; as root: echo {total} > \
                  /sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/nr_hugepages",
                 total = total + missing,
                 kib = page.0 >> 10
@@ -112,8 +112,8 @@ impl HostPages {
         Ok(())
     }
 
-    /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes: unused ones that no
-    /// mapping has reserved, and the surplus that the pool may still add
+    /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes: unused ones
+    /// that no mapping has reserved, and the surplus that the pool may still add
     /// (`Documentation/admin-guide/mm/hugetlbpage.rst`).
     ///
     /// # Errors

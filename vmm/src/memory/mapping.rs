@@ -4,17 +4,17 @@
 //! A [`Mapping`] owns a reservation of address space (`PROT_NONE`) and the memory mapped inside it
 //! with `MAP_FIXED`. Dropping it unmaps both.
 //!
-//! KVM maps a block of a memslot by one stage-2 entry only if its guest and host addresses are equal
-//! modulo the block size (`fault_supports_stage2_huge_mapping` and `kvm_alloc_memslot_metadata` in
-//! Linux). The memory is therefore placed at the first address of the reservation that is congruent to
-//! the guest address.
+//! KVM maps a block of a memslot by one stage-2 entry only if its guest and host addresses are
+//! equal modulo the block size (`fault_supports_stage2_huge_mapping` and
+//! `kvm_alloc_memslot_metadata` in Linux). The memory is therefore placed at the first address of
+//! the reservation that is congruent to the guest address.
 
 use std::{fs::File, io, ptr, thread};
 
 use granule_types::units::{Bytes, GuestAddress};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
-use super::{DropMethod, MemoryError, Plan};
+use super::{MemoryError, Plan};
 
 /// Since Linux 6.1; some C libraries lack it.
 const MADV_COLLAPSE: i32 = 25;
@@ -207,8 +207,8 @@ impl Mapping {
         }
     }
 
-    /// Writes a zero to every page of a part, without a read before: a read would map the zero page,
-    /// and the write would split a huge zero page.
+    /// Writes a zero to every page of a part, without a read before: a read would map the zero
+    /// page, and the write would split a huge zero page.
     fn write_zeros(&self, offset: usize, len: usize, page: Bytes) {
         let Ok(step) = usize::try_from(page.0) else {
             return;
@@ -244,10 +244,7 @@ impl Mapping {
 
     /// Drops the contents of the whole mapping.
     pub fn drop_backing(&self) -> Result<(), MemoryError> {
-        match self.plan.drop_method() {
-            DropMethod::Remap => self.map(),
-            DropMethod::Advice | DropMethod::Hole => self.discard_range(0, self.len as u64),
-        }
+        if self.plan.remap_to_drop() { self.map() } else { self.discard_range(0, self.len as u64) }
     }
 
     /// Discards `length` bytes from `offset` on, by a hole in the file or by advice.
@@ -303,8 +300,8 @@ const fn congruent_from(from: u64, to: u64, block: u64) -> Option<u64> {
     from.checked_add((to.wrapping_sub(from)) & mask)
 }
 
-/// Returns the size of a reservation that fits `size` bytes at a congruent address with a guard page
-/// on each side, which prevents a merge with neighbours and faults on an overrun.
+/// Returns the size of a reservation that fits `size` bytes at a congruent address with a guard
+/// page on each side, which prevents a merge with neighbours and faults on an overrun.
 const fn reservation(size: u64, block: u64, page: u64) -> Option<u64> {
     match size.checked_add(block) {
         Some(sum) => sum.checked_add(2 * page),

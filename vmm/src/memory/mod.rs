@@ -10,8 +10,8 @@
 //! 2. **advise** about transparent huge pages before the first touch, because small pages stay once
 //!    they are populated;
 //! 3. **populate**, where requested;
-//! 4. **verify**: reads back the pages that the kernel has mapped. Small pages in place of huge ones
-//!    are an error.
+//! 4. **verify**: reads back the pages that the kernel has mapped. Small pages in place of huge
+//!    ones are an error.
 //!
 //! To add a backing, add a variant to `Backing` and follow the compiler: names in
 //! `granule_types::backing`, the kind of pages in [`Plan::new`].
@@ -36,7 +36,7 @@ use std::{io, path::PathBuf};
 use granule_types::{backing::Backing, units::Bytes};
 use thiserror::Error;
 
-use plan::{DropMethod, PageType};
+use plan::PageType;
 use residency::BlockBacking;
 
 /// Error returned when guest memory is not available as requested.

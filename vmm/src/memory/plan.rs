@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Plan of a backing on one host: all decisions about mapping, advising, aligning, dropping and
-//! checking follow from the type of its pages and whether it is shared, which [`Plan::new`] chooses.
+//! checking follow from the type of its pages and whether it is shared, which [`Plan::new`]
+//! chooses.
 
 use granule_types::{backing::Backing, units::Bytes};
 
@@ -26,17 +27,6 @@ pub(super) enum PageType {
     Transparent,
     /// Pages of a hugetlb pool.
     Hugetlb,
-}
-
-/// Method of dropping the memory behind a mapping.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DropMethod {
-    /// `MADV_DONTNEED`.
-    Advice,
-    /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`.
-    Hole,
-    /// A further mapping in place of the present one.
-    Remap,
 }
 
 impl Plan {
@@ -144,14 +134,11 @@ impl Plan {
         }
     }
 
-    /// Returns the method of dropping the memory. Private hugetlb memory is mapped again on every
-    /// kernel: Linux up to 5.17 refuses `MADV_DONTNEED` for it, and up to 6.7 loses its reservation.
-    pub(super) const fn drop_method(&self) -> DropMethod {
-        match (self.shared, self.page_type) {
-            (true, _) => DropMethod::Hole,
-            (false, PageType::Hugetlb) => DropMethod::Remap,
-            (false, _) => DropMethod::Advice,
-        }
+    /// Returns whether the memory is dropped by mapping it again. Private hugetlb memory is, on
+    /// every kernel: Linux up to 5.17 refuses `MADV_DONTNEED` for it, and up to 6.7 loses its
+    /// reservation.
+    pub(super) const fn remap_to_drop(&self) -> bool {
+        !self.shared && self.is_hugetlb()
     }
 
     /// Returns whether the memory must be mapped again after a drop: a hole in a hugetlb file also

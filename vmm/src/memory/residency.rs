@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Resident pages of an address range.
 //!
-//! `/proc/self/smaps` (proc(5)) reports how the kernel maps a range. It lists each mapping as a head line `start-end perms offset device inode path` and one
-//! line per field, `Name: number kB`. `Rss` counts small and transparent huge pages without hugetlb;
-//! `AnonHugePages`, `ShmemPmdMapped` and `FilePmdMapped` count the part of it that is mapped as huge
-//! pages. No field counts the huge zero page.
+//! `/proc/self/smaps` (proc(5)) reports how the kernel maps a range. It lists each mapping as a
+//! head line `start-end perms offset device inode path` and one line per field, `Name: number kB`.
+//! `Rss` counts small and transparent huge pages without hugetlb; `AnonHugePages`, `ShmemPmdMapped`
+//! and `FilePmdMapped` count the part of it that is mapped as huge pages. No field counts the huge
+//! zero page.
 //!
-//! `/proc/self/pagemap` and `/proc/kpageflags` (`Documentation/admin-guide/mm/pagemap.rst`) show that
-//! each block is one huge page in aligned, contiguous physical memory, which a stage-2 block needs. Only
-//! privileged processes can read physical addresses; others rely on `smaps`.
+//! `/proc/self/pagemap` and `/proc/kpageflags` (`Documentation/admin-guide/mm/pagemap.rst`) show
+//! that each block is one huge page in aligned, contiguous physical memory, which a stage-2 block
+//! needs. Only privileged processes can read physical addresses; others rely on `smaps`.
 
 use std::{
     fs::{self, File},
@@ -53,47 +54,29 @@ impl Residency {
         }
     }
 
-    /// Returns the resident bytes of this process outside of `ranges`, without hugetlb, or `None` if
-    /// the kernel does not report them.
+    /// Returns the resident bytes of this process outside of `ranges`, without hugetlb, or `None`
+    /// if the kernel does not report them.
     pub fn outside(ranges: &[Range<HostVirtAddr>]) -> Option<Bytes> {
         let text = fs::read_to_string("/proc/self/smaps").ok()?;
         Some(Self::parse_outside(&text, ranges))
     }
 
     fn parse_outside(text: &str, ranges: &[Range<HostVirtAddr>]) -> Bytes {
-        let mut outside = false;
-        let mut bytes = 0;
-        for line in text.lines() {
-            if let Some(mapping) = head(line) {
-                outside = !ranges.iter().any(|range| contains(range, &mapping));
-            } else if let (true, Some(("Rss", resident))) = (outside, field(line)) {
-                bytes += resident;
-            }
-        }
-        Bytes(bytes)
+        let outside = |mapping: &_| !ranges.iter().any(|range| contains(range, mapping));
+        let fields = fields(text).filter(|(mapping, name, _)| *name == "Rss" && outside(mapping));
+        Bytes(fields.map(|(_, _, bytes)| bytes).sum())
     }
 
     /// Sums up the mappings of an smaps text within `range`.
     fn parse(text: &str, range: Range<HostVirtAddr>) -> Result<Self, MemoryError> {
-        let mut inside = false;
         let mut listed = 0;
         let (mut rss, mut huge, mut hugetlb, mut kernel_page) = (0, 0, 0, 0);
-        for line in text.lines() {
-            if let Some(mapping) = head(line) {
-                inside = contains(&range, &mapping);
-                if inside {
-                    listed += mapping.end.0 - mapping.start.0;
-                }
-                continue;
-            }
-            if !inside {
-                continue;
-            }
-            let Some((name, bytes)) = field(line) else {
-                continue;
-            };
+        for (mapping, name, bytes) in fields(text).filter(|field| contains(&range, &field.0)) {
             match name {
-                "KernelPageSize" => kernel_page = bytes,
+                "KernelPageSize" => {
+                    listed += mapping.end.0 - mapping.start.0;
+                    kernel_page = bytes;
+                }
                 "Rss" => rss += bytes,
                 "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => huge += bytes,
                 "Shared_Hugetlb" | "Private_Hugetlb" => hugetlb += bytes,
@@ -120,6 +103,19 @@ impl Residency {
 
 fn contains(range: &Range<HostVirtAddr>, mapping: &Range<HostVirtAddr>) -> bool {
     range.start <= mapping.start && mapping.end <= range.end
+}
+
+/// Returns each field of an smaps text with the range of its mapping and its bytes.
+fn fields(text: &str) -> impl Iterator<Item = (Range<HostVirtAddr>, &str, u64)> {
+    let mut mapping = HostVirtAddr(0)..HostVirtAddr(0);
+    text.lines().filter_map(move |line| {
+        if let Some(range) = head(line) {
+            mapping = range;
+            return None;
+        }
+        let (name, bytes) = field(line)?;
+        Some((mapping.clone(), name, bytes))
+    })
 }
 
 /// Returns the range in the head line of a mapping.
@@ -158,7 +154,8 @@ pub(super) struct BlockBacking {
 }
 
 impl BlockBacking {
-    /// Examines `range` block by block. Returns `None` if this process may not read physical addresses.
+    /// Examines `range` block by block. Returns `None` if this process may not read physical
+    /// addresses.
     pub(super) fn of_range(range: Range<HostVirtAddr>, block: Bytes, base: Bytes) -> Option<Self> {
         match Self::read(range, block, base) {
             Ok(blocks) => blocks,

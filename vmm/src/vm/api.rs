@@ -2,8 +2,8 @@
 //! The control socket: HTTP/1.1 with JSON on a Unix socket, one request a connection.
 //!
 //! A thread reads [requests](super::api_request) and writes responses; the main thread carries the
-//! requests out. A client has 2 s for each read or write; a second client waits. A socket that a killed
-//! run left is replaced; only its owner removes it.
+//! requests out. A client has 2 s for each read or write; a second client waits. A socket that a
+//! killed run left is replaced; only its owner removes it.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use std::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    api_request::{ParseResult, Request, Response, error_response, parse},
+    api_request::{Request, Response, error_response, parse},
     privileges::Identity,
 };
 
@@ -38,8 +38,8 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Removes the file, if it has not been replaced. A process that has changed its user may lack the
-    /// permission; the next run replaces the file then.
+    /// Removes the file, if it has not been replaced. A process that has changed its user may lack
+    /// the permission; the next run replaces the file then.
     pub fn remove(&self) {
         let current = fs::symlink_metadata(&self.path);
         if current.is_ok_and(|file| (file.dev(), file.ino()) == (self.device, self.inode)) {
@@ -139,13 +139,12 @@ impl Api {
 
     /// Returns the next pending request.
     pub fn next(&self) -> Option<PendingRequest> {
-        let request = self.requests.try_recv().ok();
-        if request.is_none() {
+        let request = self.requests.try_recv().or_else(|_| {
             // A request that arrives after this read signals the event again.
             let _ = self.event.read();
-            return self.requests.try_recv().ok();
-        }
-        request
+            self.requests.try_recv()
+        });
+        request.ok()
     }
 }
 
@@ -209,9 +208,9 @@ fn read_request(client: &mut UnixStream) -> io::Result<Result<Request, Response>
     let mut bytes = Vec::new();
     loop {
         match parse(&bytes) {
-            ParseResult::Complete(request) => return Ok(Ok(request)),
-            ParseResult::Rejected(response) => return Ok(Err(response)),
-            ParseResult::Incomplete => {}
+            Ok(Some(request)) => return Ok(Ok(request)),
+            Err(response) => return Ok(Err(response)),
+            Ok(None) => {}
         }
         let mut buffer = [0; 1024];
         match client.read(&mut buffer)? {

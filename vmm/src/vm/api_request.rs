@@ -55,46 +55,27 @@ pub fn error_response(status: u16, reason: &str) -> Response {
     (status, json!({ "error": reason }))
 }
 
-/// The result of parsing the first bytes of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ParseResult {
-    /// The request is complete.
-    Complete(Request),
-    /// The request needs more bytes.
-    Incomplete,
-    /// The request is not valid.
-    Rejected(Response),
-}
-
-/// Parses the first bytes that a client has sent.
-pub fn parse(bytes: &[u8]) -> ParseResult {
-    let too_large = || ParseResult::Rejected(error_response(413, "the request is larger than 8K"));
+/// Parses the first bytes that a client has sent. Returns `None` if the request needs more bytes.
+///
+/// # Errors
+/// The response to a request that is not valid.
+pub fn parse(bytes: &[u8]) -> Result<Option<Request>, Response> {
+    let too_large = || error_response(413, "the request is larger than 8K");
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Request::new(&mut headers);
-    let head_length = match head.parse(bytes) {
-        Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) if bytes.len() < MAX_REQUEST => {
-            return ParseResult::Incomplete;
-        }
-        Ok(httparse::Status::Partial) => return too_large(),
-        Err(error) => return ParseResult::Rejected(error_response(400, &error.to_string())),
+    let parsed = head.parse(bytes).map_err(|error| error_response(400, &error.to_string()))?;
+    let head_length = match parsed {
+        httparse::Status::Complete(length) => length,
+        httparse::Status::Partial if bytes.len() < MAX_REQUEST => return Ok(None),
+        httparse::Status::Partial => return Err(too_large()),
     };
-    let body_length = match body_length(head.headers) {
-        Ok(length) => length,
-        Err(reason) => return ParseResult::Rejected(error_response(400, reason)),
-    };
-    match head_length.checked_add(body_length) {
-        Some(length) if length <= MAX_REQUEST => {
-            if bytes.len() < length {
-                return ParseResult::Incomplete;
-            }
-        }
-        _ => return too_large(),
+    let body_length = body_length(head.headers).map_err(|reason| error_response(400, reason))?;
+    let length = head_length.checked_add(body_length);
+    let length = length.filter(|length| *length <= MAX_REQUEST).ok_or_else(too_large)?;
+    if bytes.len() < length {
+        return Ok(None);
     }
-    match route(head.method.unwrap_or_default(), head.path.unwrap_or_default()) {
-        Ok(request) => ParseResult::Complete(request),
-        Err(response) => ParseResult::Rejected(response),
-    }
+    route(head.method.unwrap_or_default(), head.path.unwrap_or_default()).map(Some)
 }
 
 fn body_length(headers: &[httparse::Header<'_>]) -> Result<usize, &'static str> {
@@ -130,9 +111,9 @@ fn route(method: &str, path: &str) -> Result<Request, Response> {
             Some(Ok(size)) => ("POST", Request::Balloon(size.0)),
             Some(Err(error)) => return Err(error_response(400, &format!("{path}: {error}"))),
             None => {
-                let paths = "unknown path; expected one of /v1/state, pause, resume, stop, memory, \
-                             memory/collapse, counters, dirty, dirty/start, dirty/stop, dirty/clear, \
-                             balloon/SIZE";
+                let paths = "unknown path; expected one of /v1/state, pause, resume, stop, \
+                             memory, memory/collapse, counters, dirty, dirty/start, dirty/stop, \
+                             dirty/clear, balloon/SIZE";
                 return Err(error_response(404, paths));
             }
         },
@@ -157,15 +138,15 @@ mod tests {
 
         for end in 0..request.len() {
             let parsed = parse(&request.as_bytes()[..end]);
-            assert_eq!(parsed, ParseResult::Incomplete, "{end}");
+            assert_eq!(parsed, Ok(None), "{end}");
         }
         let parsed = parse(request.as_bytes());
-        assert_eq!(parsed, ParseResult::Complete(Request::Stop));
+        assert_eq!(parsed, Ok(Some(Request::Stop)));
         let large = format!("GET /v1/state HTTP/1.1\r\nx: {}", "y".repeat(MAX_REQUEST));
         let body = "GET /v1/state HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n";
         for request in [large.as_str(), body] {
             let parsed = parse(request.as_bytes());
-            assert!(matches!(parsed, ParseResult::Rejected((413, _))));
+            assert!(matches!(parsed, Err((413, _))));
         }
     }
 
@@ -180,7 +161,7 @@ mod tests {
         ] {
             let parsed = parse(request.as_bytes());
             assert!(
-                matches!(parsed, ParseResult::Rejected((actual, _)) if actual == status),
+                matches!(parsed, Err((actual, _)) if actual == status),
                 "{request}: {parsed:?}"
             );
         }
@@ -188,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_parsed_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..9000)) {
+        fn parse_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..9000)) {
             let _ = parse(&bytes);
         }
     }

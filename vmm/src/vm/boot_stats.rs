@@ -3,8 +3,8 @@
 //!
 //! The phases are `start` (before the vCPUs run), `boot` (until the guest's init writes the
 //! [boot timer](crate::devices::BootTimer)), `first-minute` (from there) and `run` (until the guest
-//! exits). A [`Snapshot`] is taken at each boundary; a phase holds the differences of counters and the
-//! last value of gauges. Taking a snapshot is not part of a phase.
+//! exits). A [`Snapshot`] is taken at each boundary; a phase holds the differences of counters and
+//! the last value of gauges. Taking a snapshot is not part of a phase.
 //!
 //! The file holds one JSON object a line for each boot, written when the guest exits.
 

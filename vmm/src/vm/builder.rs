@@ -2,8 +2,9 @@
 //! Builds a VM up to vCPU threads that wait at the kernel's entry point.
 //!
 //! The order is the same on all architectures: everything that can be refused without a VM (kernel
-//! image, command line, memory), then the VM and its memslots, vCPUs, interrupt controller, devices,
-//! boot data and vCPU threads. [`crate::arch::guest`] has the architecture's part of each step.
+//! image, command line, memory), then the VM and its memslots, vCPUs, interrupt controller,
+//! devices, boot data and vCPU threads. [`crate::arch::guest`] has the architecture's part of each
+//! step.
 
 use std::{
     io::Read as _,
@@ -54,7 +55,8 @@ pub type BootMarkCallback = Box<dyn FnMut(u8, Duration) + Send>;
 /// Connections of a VM to the rest of the process.
 pub struct VmConnections {
     pub serial_output: SerialOutput,
-    /// Destination of the console output, for backpressure on the vCPUs that write to the serial port.
+    /// Destination of the console output, for backpressure on the vCPUs that write to the serial
+    /// port.
     pub console_output: ConsoleOutput,
     /// The virtio console, if there is one.
     pub console: Option<Console>,
@@ -77,7 +79,8 @@ pub struct VmMemory {
     pub map: GuestMemory,
 }
 
-/// A VM. The order of its fields is the order in which they are dropped: users before their resources.
+/// A VM. The order of its fields is the order in which they are dropped: users before their
+/// resources.
 pub struct Vm {
     pub vcpus: VcpuThreads,
     pub serial: SharedSerialPort,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connects the terminal with the guest's console device.
 //!
-//! The terminal is connected to the serial port, or to the virtio console if there is one. With a virtio
-//! console, input goes to it alone, and the output of the serial port is still shown, because it has
-//! the messages of a kernel that has not loaded its drivers yet.
+//! The terminal is connected to the serial port, or to the virtio console if there is one. With a
+//! virtio console, input goes to it alone, and the output of the serial port is still shown,
+//! because it has the messages of a kernel that has not loaded its drivers yet.
 //!
-//! A text in the output can mark the start of the guest's init, for guests that do not write the boot
-//! timer.
+//! A text in the output can mark the start of the guest's init, for guests that do not write the
+//! boot timer.
 
 use std::{
     io::{self, Write},
@@ -102,8 +102,8 @@ pub struct ConsoleChannels {
 }
 
 impl ConsoleChannels {
-    /// Creates the channels to `output`, with or without a virtio console. `pattern` is searched for in
-    /// the output of the device that the terminal is connected to.
+    /// Creates the channels to `output`, with or without a virtio console. `pattern` is searched
+    /// for in the output of the device that the terminal is connected to.
     pub fn new(
         output: &ConsoleOutput,
         virtio_console: bool,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Creates the devices of a VM. Each device gets a register range on the bus and, if it interrupts, an
-//! interrupt with an irqfd. Queue notifications of virtio devices are ioeventfds.
+//! Creates the devices of a VM. Each device gets a register range on the bus and, if it interrupts,
+//! an interrupt with an irqfd. Queue notifications of virtio devices are ioeventfds.
 
 use std::{ops::Range, sync::Arc};
 
@@ -100,8 +100,8 @@ impl<'a> DeviceManager<'a> {
         self.add(info, Arc::new(Mutex::new(device)))
     }
 
-    /// Adds the virtio devices, with `console` if there is one. Returns the handle of the balloon, if
-    /// there is one.
+    /// Adds the virtio devices, with `console` if there is one. Returns the handle of the balloon,
+    /// if there is one.
     pub fn add_virtio_devices(
         &mut self,
         config: &VirtioConfig,

@@ -115,8 +115,8 @@ fn start_victim(folder: &Path, terminal: &OwnedFd, writes: u64, tap: bool) -> Ch
         .unwrap()
 }
 
-/// Starts a victim, kills it `delay` after its start or its first write, and returns the last number
-/// that it printed.
+/// Starts a victim, kills it `delay` after its start or its first write, and returns the last
+/// number that it printed.
 fn kill_victim(mut child: Child, after_first_write: bool, delay: Duration) -> u64 {
     let mut output = BufReader::new(child.stdout.take().unwrap());
     if after_first_write {

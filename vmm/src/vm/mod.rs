@@ -2,7 +2,7 @@
 //! A virtual machine that runs Linux, from its configuration to the guest's power-off.
 //!
 //! ```text
-//! config ── open_files ── builder ── Vm ── run ─┬─ main thread: signals, control socket, statistics
+//! config ── open_files ── builder ── Vm ── run ─┬─ main thread: signals, requests, statistics
 //!                           │                   ├─ vCPU threads ── bus ── devices
 //!   device_manager, memory, arch::guest         └─ console and device threads
 //! ```

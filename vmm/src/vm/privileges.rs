@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Drops the privileges of the process.
 //!
-//! `--user` and `--group` name the user and group that the process changes to after it has opened all
-//! files. It then has no supplementary groups and no capabilities, and no program that it could start
-//! can gain any (`no_new_privs`, empty bounding set). A check at the end tries to regain root.
+//! `--user` and `--group` name the user and group that the process changes to after it has opened
+//! all files. It then has no supplementary groups and no capabilities, and no program that it could
+//! start can gain any (`no_new_privs`, empty bounding set). A check at the end tries to regain
+//! root.
 //!
 //! Names are looked up in `/etc/passwd` and `/etc/group`. A user of another service (LDAP) must be
 //! specified by number.
@@ -50,15 +51,16 @@ impl Identity {
         let threads = fs::read_dir(TASKS).map_err(names_unreadable(TASKS))?.count();
         if threads != 1 {
             return refuse(format_args!(
-                "the process has {threads} threads; privileges can be dropped by a single thread only"
+                "the process has {threads} threads; privileges can be dropped by a single thread \
+                 only"
             ));
         }
         let own = capabilities(None).map_err(failed("capget"))?;
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::SETPCAP;
         if !own.effective.contains(needed) {
             return refuse(format_args!(
-                "--user: only root can change the user, and this process runs as user {}: start it as \
-                 root (sudo), or remove --user",
+                "--user: only root can change the user, and this process runs as user {}: start \
+                 it as root (sudo), or remove --user",
                 getuid().as_raw()
             ));
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs a VM on the main thread: opens files, confines the process, and boots the VM until its guest no
-//! longer reboots. One boot goes from building the VM to the guest's exit.
+//! Runs a VM on the main thread: opens files, confines the process, and boots the VM until its
+//! guest no longer reboots. One boot goes from building the VM to the guest's exit.
 
 use std::{
     mem,
@@ -53,8 +53,8 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
     let mut counters = counted.then(HostCounters::open);
     if stats_file.is_some() && counters.as_ref().is_some_and(HostCounters::is_empty) {
         log::warn!(
-            "--stats: kernel events are not counted, so stage-2 aborts and exits are missing: run as \
-             root (--user drops its privileges later) with a tracefs at /sys/kernel/tracing"
+            "--stats: kernel events are not counted, so stage-2 aborts and exits are missing: run \
+             as root (--user drops its privileges later) with a tracefs at /sys/kernel/tracing"
         );
     }
     let api = confine_process(options, socket)?;

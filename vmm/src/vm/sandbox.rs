@@ -23,8 +23,8 @@ use super::{
     stats::STAT_REFRESH,
 };
 
-/// Restricts the process to reading the files that memory and counters are read from, and to removing
-/// files from `socket_folder`.
+/// Restricts the process to reading the files that memory and counters are read from, and to
+/// removing files from `socket_folder`.
 pub fn restrict_files(socket_folder: Option<&Path>) -> Result<(), VmError> {
     let refused = || failed("Landlock refuses the rules; --sandbox off runs without it");
     let abi = ABI::V3;

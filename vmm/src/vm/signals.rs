@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Termination signals as a file descriptor: they are blocked in every thread and read from a
-//! signalfd(2). A signal that is ignored at the start (`nohup`) stays ignored. While a VM is built, the
-//! main thread does not wait; [`Signals::terminate_on_signal`] handles signals then.
+//! signalfd(2). A signal that is ignored at the start (`nohup`) stays ignored. While a VM is built,
+//! the main thread does not wait; [`Signals::terminate_on_signal`] handles signals then.
 
 use std::{
     fs::File,
@@ -70,8 +70,8 @@ impl Signals {
         })
     }
 
-    /// Starts a thread that calls `terminate` at a termination signal, until the result is dropped. It
-    /// covers work that cannot be interrupted, such as clearing memory.
+    /// Starts a thread that calls `terminate` at a termination signal, until the result is dropped.
+    /// It covers work that cannot be interrupted, such as clearing memory.
     pub fn terminate_on_signal(
         &self,
         terminate: impl FnOnce(&'static str) + Send + 'static,
@@ -101,14 +101,15 @@ fn wait(signals: &Signals, stop: &EventFd) -> bool {
 
 /// Returns the signals to block.
 fn set() -> io::Result<libc::sigset_t> {
-    let mut blocked = Vec::new();
+    let mut set = create_sigset(&[])?;
     for signal in SIGNALS {
         // SIGCONT is delivered even if it is ignored.
         if signal == libc::SIGCONT || !is_ignored(signal)? {
-            blocked.push(signal);
+            // SAFETY: the set is initialised and the number is valid.
+            unsafe { libc::sigaddset(&raw mut set, signal) };
         }
     }
-    Ok(create_sigset(&blocked)?)
+    Ok(set)
 }
 
 fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
@@ -150,8 +151,8 @@ mod tests {
 
     const CHILD: &str = "GRANULE_TEST_SIGNALS";
 
-    /// Runs a test again in a child process, in which SIGHUP is ignored and all threads block the other
-    /// signals, until it prints `ready`.
+    /// Runs a test again in a child process, in which SIGHUP is ignored and all threads block the
+    /// other signals, until it prints `ready`.
     fn child(test: &str) -> (Child, BufReader<ChildStdout>) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command

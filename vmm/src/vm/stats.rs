@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Statistics of a VM at one moment: kernel events, stage-2 aborts, exits, KVM's statistics, resident
-//! memory and stage-2 tables. Values that the host does not report are absent, never zero.
+//! Statistics of a VM at one moment: kernel events, stage-2 aborts, exits, KVM's statistics,
+//! resident memory and stage-2 tables. Values that the host does not report are absent, never zero.
 
 use std::{
     collections::BTreeMap,
@@ -35,8 +35,7 @@ pub struct HostCounters {
 impl HostCounters {
     /// Opens all counters that the host supports.
     pub fn open() -> Self {
-        let mut aborts = EventCounters::default();
-        aborts.add_filtered(host::FAULT_TRACEPOINT, host::FAULT_FILTERS);
+        let aborts = EventCounters::open_filtered(host::FAULT_TRACEPOINT, host::FAULT_FILTERS);
         Self { events: EventCounters::open(host::TRACEPOINTS), aborts }
     }
 
@@ -109,9 +108,9 @@ impl StatsReader {
     }
 }
 
-/// Returns [`stage2_table_bytes`] after the kernel has summed its per-CPU counters, because the tables of
-/// a small guest are below the per-CPU threshold. Without the permission to refresh, the counters
-/// are read as they are.
+/// Returns [`stage2_table_bytes`] after the kernel has summed its per-CPU counters, because the
+/// tables of a small guest are below the per-CPU threshold. Without the permission to refresh, the
+/// counters are read as they are.
 pub fn refreshed_stage2_table_bytes() -> Option<u64> {
     let before = stage2_table_bytes()?;
     match fs::write(STAT_REFRESH, "1") {

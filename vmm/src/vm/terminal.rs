@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Standard input as a raw terminal for the guest's console.
 //!
-//! While a guest runs, the terminal is raw: every key goes to the guest, Ctrl-C included, except the
-//! [escape key](EscapeKey), Ctrl-A. The settings are restored when [`Terminal`] is dropped, and by
-//! [`restore`] in a signal handler, where nothing is dropped. If a run is killed, the next one finds a raw
-//! terminal and restores usable settings.
+//! While a guest runs, the terminal is raw: every key goes to the guest, Ctrl-C included, except
+//! the [escape key](EscapeKey), Ctrl-A. The settings are restored when [`Terminal`] is dropped, and
+//! by [`restore`] in a signal handler, where nothing is dropped. If a run is killed, the next one
+//! finds a raw terminal and restores usable settings.
 //!
 //! Output processing is not changed, so that this program's messages have line ends.
 
@@ -68,8 +68,8 @@ impl Drop for Terminal {
     }
 }
 
-/// Restores the settings of a raw terminal. It neither locks nor allocates, so a signal handler may call
-/// it.
+/// Restores the settings of a raw terminal. It neither locks nor allocates, so a signal handler may
+/// call it.
 pub fn restore() {
     if RAW.swap(false, Ordering::SeqCst)
         && let Some(saved) = SAVED.get()
@@ -109,8 +109,8 @@ const ESCAPE: u8 = 1;
 /// Help text of the escape key.
 pub const HELP: &str = "Ctrl-A x stops the VM, Ctrl-A a sends Ctrl-A to the guest";
 
-/// A filter for the escape key: Ctrl-A and then `x` stops the VM, `a` or Ctrl-A sends one Ctrl-A to the
-/// guest, any other key is sent without the Ctrl-A.
+/// A filter for the escape key: Ctrl-A and then `x` stops the VM, `a` or Ctrl-A sends one Ctrl-A to
+/// the guest, any other key is sent without the Ctrl-A.
 #[derive(Debug, Default)]
 pub struct EscapeKey {
     pending: bool,
@@ -149,32 +149,26 @@ impl EscapeKey {
 mod tests {
     use super::*;
 
-    fn typed(escape: &mut EscapeKey, keys: &[u8]) -> (Vec<u8>, bool) {
-        let mut bytes = keys.to_vec();
-        let proceed = escape.filter(&mut bytes);
-        (bytes, proceed)
-    }
-
     #[test]
-    fn keys_including_control_c_go_to_the_guest() {
-        let mut escape = EscapeKey::default();
-
-        assert_eq!(typed(&mut escape, b"ls\r\x03x"), (b"ls\r\x03x".to_vec(), true));
-    }
-
-    #[test]
-    fn control_a_x_stops_across_two_reads() {
-        let mut escape = EscapeKey::default();
-
-        assert_eq!(typed(&mut escape, b"ab\x01"), (b"ab".to_vec(), true));
-        assert_eq!(typed(&mut escape, b"xcd"), (Vec::new(), false));
-    }
-
-    #[test]
-    fn control_a_a_and_a_second_control_a_send_control_a() {
-        let mut escape = EscapeKey::default();
-
-        assert_eq!(typed(&mut escape, b"\x01a\x01\x01\x01qx"), (b"\x01\x01qx".to_vec(), true));
+    fn control_a_x_stops_and_control_a_a_sends_control_a() {
+        for (reads, sent, proceed) in [
+            // Other keys go to the guest, Ctrl-C included.
+            (&[b"ls\r\x03x".as_slice()][..], b"ls\r\x03x".as_slice(), true),
+            // The sequence may come in two reads.
+            (&[b"ab\x01", b"xcd"], b"ab", false),
+            (&[b"\x01a\x01\x01\x01qx"], b"\x01\x01qx", true),
+        ] {
+            let mut escape = EscapeKey::default();
+            let mut all = Vec::new();
+            let mut proceeds = true;
+            for read in reads {
+                let mut bytes = read.to_vec();
+                assert!(proceeds);
+                proceeds = escape.filter(&mut bytes);
+                all.extend(bytes);
+            }
+            assert_eq!((all.as_slice(), proceeds), (sent, proceed));
+        }
     }
 
     #[test]

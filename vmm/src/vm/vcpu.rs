@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The loop of a vCPU thread: `KVM_RUN`, and the handling of its exits.
 //!
-//! A thread that finds the guest at its end, or cannot continue, reports that to the main thread and
-//! waits: only the main thread stops a VM. The two share the requested run state, the number of paused
-//! vCPUs, exit counters, and backpressure of the console.
+//! A thread that finds the guest at its end, or cannot continue, reports that to the main thread
+//! and waits: only the main thread stops a VM. The two share the requested run state, the number of
+//! paused vCPUs, exit counters, and backpressure of the console.
 
 use std::{
     io,
@@ -166,7 +166,8 @@ pub struct VcpuContext {
 }
 
 impl VcpuContext {
-    /// Waits after a store to the serial port until the console has space or the vCPUs are not to run.
+    /// Waits after a store to the serial port until the console has space or the vCPUs are not to
+    /// run.
     pub(super) fn wait_for_console(&self, address: GuestAddress) {
         if let Some(backpressure) = &self.backpressure
             && backpressure.registers.contains(&address)
@@ -210,14 +211,6 @@ pub(super) struct Vcpu {
     pub(super) reporter: ExitReporter,
 }
 
-/// The consequence of an exit to user space.
-enum ExitAction {
-    /// Enter the guest again.
-    Resume,
-    /// Report the guest's exit.
-    Report(VmOutcome),
-}
-
 impl Vcpu {
     /// Runs the thread. `ready` receives the kicker, or the error of `setup`, before the first
     /// `KVM_RUN`.
@@ -238,7 +231,7 @@ impl Vcpu {
             if control.wait_while_paused() == RunState::Stopped {
                 return;
             }
-            if let ExitAction::Report(exit) = self.enter_guest() {
+            if let Some(exit) = self.enter_guest() {
                 self.reporter.report(exit);
                 self.reporter.context.control.wait_until_stopped();
                 return;
@@ -246,8 +239,8 @@ impl Vcpu {
         }
     }
 
-    /// Calls `KVM_RUN` once and handles the exit.
-    fn enter_guest(&mut self) -> ExitAction {
+    /// Calls `KVM_RUN` once and handles the exit. Returns the end of the guest, to be reported.
+    fn enter_guest(&mut self) -> Option<VmOutcome> {
         let context = &self.reporter.context;
         let exits = &context.exits;
         let count = |counter: &AtomicU64| {
@@ -257,26 +250,24 @@ impl Vcpu {
             Ok(VcpuExit::MmioRead(address, data)) => {
                 count(&exits.mmio_reads);
                 context.bus.read(GuestAddress(address), data);
-                return ExitAction::Resume;
+                return None;
             }
             Ok(VcpuExit::MmioWrite(address, data)) => {
                 let address = GuestAddress(address);
                 count(&exits.mmio_writes);
                 context.bus.write(address, data);
                 context.wait_for_console(address);
-                return ExitAction::Resume;
+                return None;
             }
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if context.rings.is_some() => {
                 count(&exits.other);
                 let rings = context.rings.as_ref();
-                match rings.map_or(Ok(()), |rings| rings.drain()) {
-                    Ok(()) => return ExitAction::Resume,
-                    Err(error) => return ExitAction::Report(self.failed(&error.to_string())),
-                }
+                let drained = rings.map_or(Ok(()), |rings| rings.drain());
+                return drained.err().map(|error| self.failed(&error.to_string()));
             }
             Ok(VcpuExit::SystemEvent(event, _)) => {
                 count(&exits.other);
-                return ExitAction::Report(match event {
+                return Some(match event {
                     KVM_SYSTEM_EVENT_SHUTDOWN => VmOutcome::PowerOff,
                     KVM_SYSTEM_EVENT_RESET => VmOutcome::Reset,
                     KVM_SYSTEM_EVENT_CRASH => VmOutcome::Failed("the guest crashed".to_owned()),
@@ -285,7 +276,7 @@ impl Vcpu {
             }
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                 count(&exits.interrupted);
-                return ExitAction::Resume;
+                return None;
             }
             Ok(VcpuExit::Unsupported(KVM_EXIT_ARM_NISV)) => {
                 // SAFETY: the exit reason selects this field of the union.
@@ -298,8 +289,8 @@ impl Vcpu {
             }
             Ok(other) => format!("unexpected exit {other:?}"),
             Err(error) if error.errno() == libc::EFAULT => {
-                "the host cannot provide a page of guest memory (KVM_RUN: bad address): check whether \
-                 its memory or hugetlb pool is exhausted"
+                "the host cannot provide a page of guest memory (KVM_RUN: bad address): check \
+                 whether its memory or hugetlb pool is exhausted"
                     .to_owned()
             }
             Err(error) => {
@@ -308,7 +299,7 @@ impl Vcpu {
             }
         };
         count(&exits.other);
-        ExitAction::Report(self.failed(&failure))
+        Some(self.failed(&failure))
     }
 
     fn failed(&self, failure: &str) -> VmOutcome {

@@ -2,11 +2,11 @@
 //! The vCPU threads of a VM.
 //!
 //! Every thread reads the requested [`RunState`] before it enters the guest. A change is published
-//! first and then all vCPUs are [kicked](crate::kvm::kick); a thread clears kicks before it reads the
-//! state, so it either sees the request or is forced out again.
+//! first and then all vCPUs are [kicked](crate::kvm::kick); a thread clears kicks before it reads
+//! the state, so it either sees the request or is forced out again.
 //!
-//! A vCPU that writes to the serial port waits until the console has space, unless a pause or stop is
-//! requested: a stalled reader blocks the guest, and never the main thread.
+//! A vCPU that writes to the serial port waits until the console has space, unless a pause or stop
+//! is requested: a stalled reader blocks the guest, and never the main thread.
 
 use std::{
     io,

@@ -42,7 +42,8 @@ pub struct Gic {
     _devices: Vec<DeviceFd>,
 }
 
-/// Creates the interrupt controller of a VM, with `interrupts` SPIs for devices. All vCPUs must exist.
+/// Creates the interrupt controller of a VM, with `interrupts` SPIs for devices. All vCPUs must
+/// exist.
 ///
 /// # Errors
 /// The host's GIC does not support the number of vCPUs, or the kernel's error.

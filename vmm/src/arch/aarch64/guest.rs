@@ -45,8 +45,8 @@ pub const fn check_supported() -> Result<(), GuestError> {
     Ok(())
 }
 
-/// Chooses the IPA width: `requested`, or the smallest that holds `memory` and has blocks of its page
-/// sizes, as far as the host supports it.
+/// Chooses the IPA width: `requested`, or the smallest that holds `memory` and has blocks of its
+/// page sizes, as far as the host supports it.
 pub fn choose_ipa_bits(
     kvm: &Kvm,
     memory: &[Arc<GuestRam>],

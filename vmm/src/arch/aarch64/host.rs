@@ -2,12 +2,12 @@
 //! KVM on an arm64 host: tracepoints, the cause of a missing driver, and event filters that count
 //! stage-2 aborts by type, level and access.
 //!
-//! The tracepoint `kvm_guest_fault` records syndrome (`hsr`) and IPA of each abort. The kernel's event
-//! filters cannot compare a masked field, but can test bits: in the fault status code (Arm ARM
-//! D19.2.39), bits 3:2 are 01 for a translation fault, 10 for an access flag fault and 11 for a
+//! The tracepoint `kvm_guest_fault` records syndrome (`hsr`) and IPA of each abort. The kernel's
+//! event filters cannot compare a masked field, but can test bits: in the fault status code (Arm
+//! ARM D19.2.39), bits 3:2 are 01 for a translation fault, 10 for an access flag fault and 11 for a
 //! permission fault, bits 1:0 are the level; bit 28 of the syndrome distinguishes data aborts from
-//! instruction aborts, bit 6 is set for a write. Aborts below the start of memory are device accesses
-//! and are not counted.
+//! instruction aborts, bit 6 is set for a write. Aborts below the start of memory are device
+//! accesses and are not counted.
 
 use std::ffi::CStr;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! vCPUs of a Linux guest. They have the host CPU's features (SVE, pointer authentication, PMU). The
-//! guest powers on all but the first by PSCI; the first starts at the kernel's entry point with the
-//! address of the device tree in `x0` (`Documentation/arch/arm64/booting.rst`).
+//! vCPUs of a Linux guest. They have the host CPU's features (SVE, pointer authentication, PMU).
+//! The guest powers on all but the first by PSCI; the first starts at the kernel's entry point with
+//! the address of the device tree in `x0` (`Documentation/arch/arm64/booting.rst`).
 //!
 //! Registers are accessed by their KVM register IDs (`KVM_SET_ONE_REG`,
 //! `Documentation/virt/kvm/api.rst`).
@@ -111,8 +111,8 @@ pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Sets the entry point of a vCPU, and `x0` to the address of the device tree; all other registers keep
-/// their reset values.
+/// Sets the entry point of a vCPU, and `x0` to the address of the device tree; all other registers
+/// keep their reset values.
 pub fn set_entry(fd: &VcpuFd, entry: GuestAddress, fdt: GuestAddress) -> Result<(), KvmError> {
     set_by_id(fd, X0, fdt.0)?;
     set_pc(fd, entry.0)

@@ -2,15 +2,15 @@
 //! Creates a VM: the width of its intermediate physical addresses (IPA), and eager page splitting.
 //!
 //! With 4K pages stage 2 has two levels up to 34 bits, three up to 43 and four from 44 on, and each
-//! level is one more access in every walk. A VM therefore gets the smallest width that holds its memory,
-//! at least 32 bits (the minimum of `KVM_CREATE_VM`, `Documentation/virt/kvm/api.rst`). A guest on huge
-//! pages gets at least the levels that blocks of that size need: with tables that start at 2M entries,
-//! a 1G page would be 512 entries.
+//! level is one more access in every walk. A VM therefore gets the smallest width that holds its
+//! memory, at least 32 bits (the minimum of `KVM_CREATE_VM`, `Documentation/virt/kvm/api.rst`). A
+//! guest on huge pages gets at least the levels that blocks of that size need: with tables that
+//! start at 2M entries, a 1G page would be 512 entries.
 //!
-//! With eager page splitting (`KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`, since Linux 6.5), KVM splits blocks
-//! into pages when dirty logging starts or part of the log is cleared, one chunk of tables at a time,
-//! instead of at each write fault. The chunk is a block size of stage 2. KVM accepts it only before the
-//! VM has memslots.
+//! With eager page splitting (`KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`, since Linux 6.5), KVM splits
+//! blocks into pages when dirty logging starts or part of the log is cleared, one chunk of tables
+//! at a time, instead of at each write fault. The chunk is a block size of stage 2. KVM accepts it
+//! only before the VM has memslots.
 
 use granule_types::units::{Bytes, GuestAddress};
 use kvm_bindings::{KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES};
@@ -50,16 +50,18 @@ pub fn choose_bits(end: GuestAddress, requested: Option<u8>, limit: u8) -> Resul
     if bits > limit {
         return Err(KvmError::Unsupported(format!(
             "{bits} bits of guest-physical address are not available: this host's KVM supports \
-             {MIN_BITS} to {limit} (KVM_CAP_ARM_VM_IPA_SIZE); use a smaller --ipa-bits or less memory"
+             {MIN_BITS} to {limit} (KVM_CAP_ARM_VM_IPA_SIZE); use a smaller --ipa-bits or less \
+             memory"
         )));
     }
     Ok(bits)
 }
 
-/// Returns the smallest width whose tables have blocks of `page` bytes, with pages of `granule` bytes.
+/// Returns the smallest width whose tables have blocks of `page` bytes, with pages of `granule`
+/// bytes.
 ///
-/// The number of levels is (bits - 8) / (index bits), because KVM concatenates up to 16 tables at the
-/// start level (`stage2_pgtable_levels` in the kernel's `asm/stage2_pgtable.h`).
+/// The number of levels is (bits - 8) / (index bits), because KVM concatenates up to 16 tables at
+/// the start level (`stage2_pgtable_levels` in the kernel's `asm/stage2_pgtable.h`).
 pub fn bits_for_blocks(page: Bytes, granule: Bytes) -> u8 {
     let offset = granule.0.trailing_zeros();
     let index = offset - 3;
@@ -67,7 +69,8 @@ pub fn bits_for_blocks(page: Bytes, granule: Bytes) -> u8 {
     u8::try_from(levels * index + 8).map_or(MIN_BITS, |bits| bits.max(MIN_BITS))
 }
 
-/// Returns the VM's IPA width for memory that ends before `end`: `requested`, or the smallest that fits.
+/// Returns the VM's IPA width for memory that ends before `end`: `requested`, or the smallest that
+/// fits.
 ///
 /// # Errors
 /// The memory does not fit `requested`, or the host's KVM has fewer bits.
@@ -113,8 +116,8 @@ pub fn enable_eager_split(vm: &VmFd, chunk: Bytes) -> Result<(), KvmError> {
 fn check_chunk(requested: Bytes, supported: u64) -> Result<(), KvmError> {
     if supported == 0 {
         return Err(KvmError::Unsupported(
-            "--eager-split: this host's KVM does not support it (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE \
-             needs Linux 6.5): remove the option"
+            "--eager-split: this host's KVM does not support it \
+             (KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE needs Linux 6.5): remove the option"
                 .to_owned(),
         ));
     }

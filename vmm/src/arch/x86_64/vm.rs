@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Creates a VM, and computes the range of its physical addresses.
 //!
-//! A VM has the CPU's address width (CPUID leaf `0x8000_0008`), unless KVM reports a smaller one for
-//! the second stage. On AMD CPUs 12 GiB are reserved for HyperTransport and cannot hold memory: from
-//! family 17h on at the end of the CPU's addresses, whose width memory encryption reduces (leaf
-//! `0x8000_001f`); before it below 1T, which then limits all memory. The kernel's selftests use the same
-//! rule (`vm_compute_max_gfn()` in `tools/testing/selftests/kvm/lib/x86_64/processor.c`).
+//! A VM has the CPU's address width (CPUID leaf `0x8000_0008`), unless KVM reports a smaller one
+//! for the second stage. On AMD CPUs 12 GiB are reserved for HyperTransport and cannot hold memory:
+//! from family 17h on at the end of the CPU's addresses, whose width memory encryption reduces
+//! (leaf `0x8000_001f`); before it below 1T, which then limits all memory. The kernel's selftests
+//! use the same rule (`vm_compute_max_gfn()` in
+//! `tools/testing/selftests/kvm/lib/x86_64/processor.c`).
 
 use std::arch::x86_64::__cpuid;
 
@@ -43,8 +44,8 @@ fn choose(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, Kvm
         None => Ok(limit),
         Some(requested) if requested <= limit && end <= 1 << requested => Ok(requested),
         Some(requested) => Err(KvmError::Unsupported(format!(
-            "{requested} bits of guest-physical address requested; guest memory ends at {end:#x}, and \
-             this host's CPU has {limit} bits"
+            "{requested} bits of guest-physical address requested; guest memory ends at {end:#x}, \
+             and this host's CPU has {limit} bits"
         ))),
     }
 }
@@ -74,7 +75,8 @@ pub fn end_of_memory(cpuid: &CpuId) -> GuestAddress {
     end(physical_width(cpuid), amd())
 }
 
-/// Returns the host's own CPUID data if its CPU is AMD's, or Hygon's by its licence (leaf 0, `EBX`).
+/// Returns the host's own CPUID data if its CPU is AMD's, or Hygon's by its licence (leaf 0,
+/// `EBX`).
 ///
 /// KVM's list of leaves lacks the bits that encryption takes.
 fn amd() -> Option<Amd> {
@@ -102,8 +104,8 @@ const RANGE_AT_END: u32 = 0x17;
 /// Smallest address width that includes the HyperTransport range.
 const RANGE_VISIBLE: u8 = 40;
 
-/// Returns the address width in `EAX` of leaf `0x8000_0008`: that of the second stage (bits 23:16), or
-/// if it is 0 that of the CPU (bits 7:0).
+/// Returns the address width in `EAX` of leaf `0x8000_0008`: that of the second stage (bits 23:16),
+/// or if it is 0 that of the CPU (bits 7:0).
 const fn width(eax: u32) -> u8 {
     let [physical, _, guest, _] = eax.to_le_bytes();
     if guest == 0 { physical } else { guest }
@@ -116,8 +118,8 @@ struct Amd {
     signature: u32,
     /// Bits 7:0 of `EAX` of leaf `0x8000_0008`: the CPU's address width.
     width: u8,
-    /// `EBX` of leaf `0x8000_001f`, or 0 without that leaf; it holds the number of address bits that
-    /// memory encryption takes.
+    /// `EBX` of leaf `0x8000_001f`, or 0 without that leaf; it holds the number of address bits
+    /// that memory encryption takes.
     encryption: u32,
 }
 

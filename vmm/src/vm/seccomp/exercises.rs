@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs the components of this crate in the threads and under the filters that `granule run` uses, so
-//! that a [recorder](super::tests) sees their system calls. KVM is not needed.
+//! Runs the components of this crate in the threads and under the filters that `granule run` uses,
+//! so that a [recorder](super::tests) sees their system calls. KVM is not needed.
 
 use std::{
     fs,

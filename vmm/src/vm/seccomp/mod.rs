@@ -3,8 +3,8 @@
 //!
 //! The filter of the main thread is inherited by all threads that it starts and holds for the whole
 //! process; vCPU, console and control socket threads add a narrower one. A call that is not allowed
-//! ends the process with a message that names the call. `io_uring` calls are not allowed: an io_uring
-//! can create sockets and open files past the filter.
+//! ends the process with a message that names the call. `io_uring` calls are not allowed: an
+//! io_uring can create sockets and open files past the filter.
 
 #[cfg(test)]
 mod exercises;
@@ -115,9 +115,9 @@ const MAIN: &[AllowedCall] = &[
     (libc::SYS_unlinkat, "removal of the control socket"),
 ];
 
-/// Calls that every thread may use with certain values of the second argument: `TCSETS` and `TCSETS2`
-/// restore the terminal's settings; debug builds of the standard library check a file descriptor with
-/// `F_GETFD` before they close it.
+/// Calls that every thread may use with certain values of the second argument: `TCSETS` and
+/// `TCSETS2` restore the terminal's settings; debug builds of the standard library check a file
+/// descriptor with `F_GETFD` before they close it.
 const RESTRICTED: &[(i64, &[u64])] =
     &[(libc::SYS_ioctl, &[0x5402, 0x402c_542b]), (libc::SYS_fcntl, &[libc::F_GETFD as u64])];
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tests of the filters. A recorder notes the system calls of a thread and of the threads that it starts,
-//! to show that each allowed call is used.
+//! Tests of the filters. A recorder notes the system calls of a thread and of the threads that it
+//! starts, to show that each allowed call is used.
 //!
 //! The recorded thread installs a filter that notifies a supervisor of every call
-//! (`SECCOMP_RET_USER_NOTIF`, seccomp_unotify(2)); the supervisor marks the number and lets the call
-//! continue. It must not allocate or lock: a recorded thread may hold the allocator's lock while it waits
-//! for the supervisor.
+//! (`SECCOMP_RET_USER_NOTIF`, seccomp_unotify(2)); the supervisor marks the number and lets the
+//! call continue. It must not allocate or lock: a recorded thread may hold the allocator's lock
+//! while it waits for the supervisor.
 
 use std::{
     io::Write as _,

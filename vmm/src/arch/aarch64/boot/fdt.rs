@@ -117,8 +117,8 @@ impl Fdt<'_> {
         let bytes = fdt.finish()?;
         if bytes.len() as u64 > FDT_MAX_SIZE.0 {
             return Err(BootError::Refused(format!(
-                "the device tree has {} bytes; the kernel accepts {FDT_MAX_SIZE}: use fewer vCPUs or \
-                 a shorter --cmdline",
+                "the device tree has {} bytes; the kernel accepts {FDT_MAX_SIZE}: use fewer vCPUs \
+                 or a shorter --cmdline",
                 bytes.len()
             )));
         }

@@ -4,12 +4,12 @@
 //!
 //! An `Image` starts with a header of 64 bytes (`Documentation/arch/arm64/booting.rst`, 4):
 //! `text_offset` at 8, `image_size` at 16, flags at 24, `ARM\x64` at 56. A zboot image
-//! (`drivers/firmware/efi/libstub/zboot-header.S`) has `MZ` at 0, `zimg` at 4, offset and size of the
-//! payload at 8 and 12, and the name of the compression at 24. All numbers are little-endian.
+//! (`drivers/firmware/efi/libstub/zboot-header.S`) has `MZ` at 0, `zimg` at 4, offset and size of
+//! the payload at 8 and 12, and the name of the compression at 24. All numbers are little-endian.
 //!
-//! The header is read here because the boot layout needs the size before the VM exists; the `linux-loader`
-//! crate copies the image (see [`crate::arch::guest`]). An ELF `vmlinux` is refused: that crate loads
-//! ELF on x86 only.
+//! The header is read here because the boot layout needs the size before the VM exists; the
+//! `linux-loader` crate copies the image (see [`crate::arch::guest`]). An ELF `vmlinux` is refused:
+//! that crate loads ELF on x86 only.
 //!
 //! Files are untrusted: lengths are checked, and decompression stops at [`MAX_SIZE`] bytes.
 
@@ -22,7 +22,8 @@ use granule_types::units::Bytes;
 
 use super::BootError;
 
-/// Maximum size of an uncompressed kernel. Debian's has 40M; one with all drivers built in below 300M.
+/// Maximum size of an uncompressed kernel. Debian's has 40M; one with all drivers built in below
+/// 300M.
 pub const MAX_SIZE: Bytes = Bytes::mib(512);
 
 /// Offset of the header's magic number.
@@ -66,8 +67,8 @@ impl Image {
     fn from_uncompressed(bytes: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
         if bytes.get(MAGIC_OFFSET..MAGIC_OFFSET + MAGIC.len()) != Some(MAGIC) {
             return refuse(format_args!(
-                "not an arm64 kernel image (Image, Image.gz, or an EFI zboot vmlinuz): the file starts \
-                 with {:02x?}",
+                "not an arm64 kernel image (Image, Image.gz, or an EFI zboot vmlinuz): the file \
+                 starts with {:02x?}",
                 &bytes[..bytes.len().min(4)]
             ));
         }

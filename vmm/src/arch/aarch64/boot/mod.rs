@@ -8,8 +8,8 @@
 //! | `0x0800_0000` | GIC: distributor, CPU interface or ITS |
 //! | `0x1000_0000` | GIC redistributors, 128K for each vCPU |
 //!
-//! Device tree, kernel and initramfs are at the start of memory, each aligned to 2M, so that a guest
-//! touches few of the host's huge pages before it runs.
+//! Device tree, kernel and initramfs are at the start of memory, each aligned to 2M, so that a
+//! guest touches few of the host's huge pages before it runs.
 //!
 //! These modules need neither KVM nor an arm64 host, so they are tested on every host.
 
@@ -93,8 +93,8 @@ impl BootLayout {
         if end > MEMORY.0 + memory.0 {
             let needed = Bytes((end - MEMORY.0).next_multiple_of(ALIGNMENT));
             return Err(BootError::Refused(format!(
-                "kernel ({}) and initramfs ({initrd_size}) need {needed} of contiguous guest memory; \
-                 the first --memory is {memory}: increase it",
+                "kernel ({}) and initramfs ({initrd_size}) need {needed} of contiguous guest \
+                 memory; the first --memory is {memory}: increase it",
                 image.size
             )));
         }
