@@ -46,7 +46,6 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Name of the engine's field.
 pub const ENGINE_FIELD: &str = "engine";
 
 /// Name of a field and its value in a sample; `None` if unknown.
@@ -58,7 +57,7 @@ const FIELDS: [Field; 7] = [
     ("CPU", |r| r.host.cpu.clone()),
     ("CPU features", |r| features(&r.host)),
     ("base page", |r| r.host.page_size.map(|size| size.to_string())),
-    ("emulator", |r| is_known(&r.host).then(|| emulator(&r.host))),
+    ("emulator", |r| is_known(&r.host).then(|| r.host.emulator.clone().unwrap_or("none".into()))),
     (ENGINE_FIELD, |r| known(&r.engine)),
 ];
 
@@ -113,10 +112,6 @@ pub fn features(host: &Host) -> Option<String> {
     is_known(host).then_some(named)
 }
 
-fn emulator(host: &Host) -> String {
-    host.emulator.clone().unwrap_or_else(|| "none".to_owned())
-}
-
 fn known(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
@@ -154,7 +149,6 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Returns the side of these samples.
     pub(crate) fn of(label: String, samples: &[Sample]) -> Self {
         let host = samples.first().map(|sample| sample.host.clone());
         let host = host.unwrap_or_default();
@@ -170,7 +164,6 @@ impl Side {
         }
     }
 
-    /// Reports whether the side ran under an emulator.
     pub(crate) const fn is_emulated(&self) -> bool {
         self.emulator.is_some()
     }

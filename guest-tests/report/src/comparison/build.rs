@@ -71,30 +71,11 @@ impl Comparison {
         if !differences.is_empty() && !options.force {
             return Err(CompareError::Unequal(differences));
         }
-        let mut comparison = Self::empty(before, after, options, differences);
-        let rows = comparison.add_configurations(&pairs, options)?;
-        if comparison.configurations.is_empty() {
-            let (sides, phases) = (sides.map(|groups| names(&groups)), options.phases.clone());
-            return Err(CompareError::NothingInCommon { sides, phases });
-        }
-        comparison.judge(rows)?;
-        comparison.geomeans = geometric_means(&comparison);
-        comparison.growth = growth::growth(&comparison.configurations, comparison.is_emulated());
-        comparison.notes = notes(&comparison, &sides, raw);
-        Ok(comparison)
-    }
-
-    fn empty(
-        before: &[Sample],
-        after: &[Sample],
-        options: &Options,
-        differences: Vec<Difference>,
-    ) -> Self {
         let [label_before, label_after] = options.labels.clone();
         let (before, after) = (Side::of(label_before, before), Side::of(label_after, after));
         let is_emulated = before.is_emulated() && after.is_emulated();
         let default = if is_emulated { MIN_EFFECT_EMULATED } else { MIN_EFFECT };
-        Self {
+        let mut comparison = Self {
             schema: SCHEMA,
             before,
             after,
@@ -107,7 +88,17 @@ impl Comparison {
             geomeans: Vec::new(),
             growth: Vec::new(),
             configurations: Vec::new(),
+        };
+        let rows = comparison.add_configurations(&pairs, options)?;
+        if comparison.configurations.is_empty() {
+            let (sides, phases) = (sides.map(|groups| names(&groups)), options.phases.clone());
+            return Err(CompareError::NothingInCommon { sides, phases });
         }
+        comparison.judge(rows)?;
+        comparison.geomeans = geometric_means(&comparison);
+        comparison.growth = growth::growth(&comparison.configurations, is_emulated);
+        comparison.notes = notes(&comparison, &sides, raw);
+        Ok(comparison)
     }
 
     /// Adds the configurations of both sides and returns the row to judge of each of their phases.

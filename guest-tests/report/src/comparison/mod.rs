@@ -147,15 +147,15 @@ impl Default for Options {
 
 /// Returns the command line of this process, quoted for a shell, for reports.
 pub fn command_line() -> String {
-    let words = std::env::args_os().enumerate().map(|(at, word)| {
-        let word = word.to_string_lossy().into_owned();
-        let word = match word.rsplit_once('/') {
-            Some((_, name)) if at == 0 => name.to_owned(),
-            _ => word,
-        };
-        shlex::try_quote(&word).map_or_else(|_| word.clone(), |quoted| quoted.into_owned())
-    });
-    words.collect::<Vec<_>>().join(" ")
+    let mut words: Vec<String> =
+        std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    if let Some(program) = words.first_mut()
+        && let Some((_, name)) = program.rsplit_once('/')
+    {
+        *program = name.to_owned();
+    }
+    // An argument cannot contain the NUL that is an error here.
+    shlex::try_join(words.iter().map(String::as_str)).unwrap_or_default()
 }
 
 /// Error returned when two sides cannot be compared.

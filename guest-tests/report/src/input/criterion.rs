@@ -22,7 +22,6 @@ use crate::{
     sample::{AnyPhase, Sample, Setup, engine, printable},
 };
 
-/// Folder of the last result.
 const LAST: &str = "new";
 const BENCHMARK: &str = "benchmark.json";
 const SAMPLE: &str = "sample.json";
@@ -35,7 +34,6 @@ struct Benchmark {
     full_id: String,
 }
 
-/// Content of `sample.json`.
 #[derive(Deserialize)]
 pub struct Samples {
     iters: Vec<f64>,

@@ -8,10 +8,8 @@ use crate::results::FileError;
 
 /// Words that begin a run of any of the kernel's KVM tests.
 pub const MODE: &str = "Testing guest mode: ";
-/// Line of a failed test.
 pub const FAILURE: &str = "==== Test Assertion Failure ====";
 
-/// Returns the error of a failed test.
 pub fn failed() -> FileError {
     FileError::new("the test failed: see its message in the log")
 }
@@ -55,7 +53,6 @@ pub fn cut_off(text: &str) -> FileError {
     FileError::new(format!("'{text}' is cut off: run the test again, or delete the line"))
 }
 
-/// Returns the error of a line of JSON.
 pub fn json() -> FileError {
     FileError::new(
         "the line is JSON in a log: use separate files for logs and results of `granule bench --json`",

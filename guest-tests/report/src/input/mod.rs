@@ -61,32 +61,47 @@ fn read_path(path: &Path) -> Result<Vec<Sample>, FileError> {
     samples(&text).map_err(|error| error.in_file(&path))
 }
 
-/// Reads every record of the page-table test behind a path.
+/// Reads the records of a results file or run directory.
 ///
 /// # Errors
 /// As for [`side`].
 pub fn read(path: &Path) -> Result<Vec<Record>, FileError> {
     let (path, text) = text(path)?;
-    let read = || match Content::of(&text)? {
-        Content::Records(records) => Ok(records),
-        Content::Log(log) => Ok(page_table_log::records(page_table_log::read(&log)?)),
-    };
-    read().map_err(|error: FileError| error.in_file(&path))
+    read_records(&text).map_err(|error| error.in_file(&path))
 }
 
 /// Returns the samples in a text of any kind but criterion's.
 pub(crate) fn samples(text: &str) -> Result<Vec<Sample>, FileError> {
-    match Content::of(text)? {
-        Content::Records(records) => Ok(sample::samples(&records)),
-        Content::Log(log) => {
-            let (rest, mut samples) = perf_log::take(&log)?;
-            if samples.is_empty() || page_table_log::is_log(&rest) {
-                let runs = page_table_log::read(&rest)?;
-                samples.extend(sample::samples(&page_table_log::records(runs)));
+    let start = text.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
+    if start.is_empty() {
+        return Err(FileError::new("the file is empty: run the test again"));
+    }
+    if start.starts_with('{') {
+        return Ok(sample::samples(&read_records(text)?));
+    }
+    let log = log::plain_text(text);
+    let json = (1..).zip(log.lines()).find(|(_, line)| page_table_log::is_json(line));
+    match (page_table_log::is_log(&log), json) {
+        (true, None) => {}
+        (true, Some((line, _))) => return Err(log::json().at(line)),
+        (false, json) => {
+            if json.is_some() {
+                read_records(text)?;
             }
-            Ok(samples)
+            return Err(FileError::new(format!(
+                "the file is neither results ({SCHEMA}) nor a log of kvm_page_table_test, \
+                 dirty_log_perf_test or demand_paging_test: give the output of `granule bench \
+                 --json` or of the test"
+            )));
         }
     }
+    page_table_log::check_end(&log)?;
+    let (rest, mut samples) = perf_log::take(&log)?;
+    if samples.is_empty() || page_table_log::is_log(&rest) {
+        let records = page_table_log::records(page_table_log::read(&rest)?);
+        samples.extend(sample::samples(&records));
+    }
+    Ok(samples)
 }
 
 /// Returns the text of a file, or of the results in a run directory, with its path.
@@ -112,40 +127,4 @@ fn text(path: &Path) -> Result<(PathBuf, String), FileError> {
 
 fn unreadable(error: io::Error) -> FileError {
     FileError::new("cannot read the file").caused_by(error)
-}
-
-/// Content of a text.
-enum Content {
-    Records(Vec<Record>),
-    /// Log without escape sequences.
-    Log(String),
-}
-
-impl Content {
-    fn of(text: &str) -> Result<Self, FileError> {
-        let start = text.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
-        if start.is_empty() {
-            return Err(FileError::new("the file is empty: run the test again"));
-        }
-        if start.starts_with('{') {
-            return Ok(Self::Records(read_records(text)?));
-        }
-        let log = log::plain_text(text);
-        let json = (1..).zip(log.lines()).find(|(_, line)| page_table_log::is_json(line));
-        match (page_table_log::is_log(&log), json) {
-            (true, None) => {
-                page_table_log::check_end(&log)?;
-                return Ok(Self::Log(log));
-            }
-            (true, Some((line, _))) => return Err(log::json().at(line)),
-            (false, Some(_)) => drop(read_records(text)?),
-            (false, None) => {}
-        }
-        let message = format!(
-            "the file is neither results ({SCHEMA}) nor a log of kvm_page_table_test, \
-             dirty_log_perf_test or demand_paging_test: give the output of `granule bench --json` or \
-             of the test"
-        );
-        Err(FileError::new(message))
-    }
 }

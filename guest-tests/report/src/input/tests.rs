@@ -36,7 +36,6 @@ fn chain(error: &FileError) -> String {
     error.to_string() + &cause.unwrap_or_default()
 }
 
-/// Returns the refusal of a text.
 fn refusal(text: &str) -> String {
     chain(&samples(text).map(|samples| samples.len()).unwrap_err())
 }
@@ -337,18 +336,20 @@ fn files_and_run_directories_are_read_or_refused_with_file_and_remedy() {
         ("log", &CONSOLE[..CONSOLE.rfind("KVM_ADJUST").unwrap()], "has no 'KVM_ADJUST_MAPPINGS'"),
     ] {
         fs::write(path(name), content).unwrap();
-        let text = chain(&read(&path(name)).unwrap_err());
+        let text = chain(&side(&[path(name)]).unwrap_err());
         assert!(text.contains(expected) && text.contains(name), "{text}");
     }
-    assert!(chain(&read(&path("absent")).unwrap_err()).contains("cannot read"));
-    assert!(chain(&read(dir.path()).unwrap_err()).contains("holds no results.jsonl"));
+    let refusal = |path: PathBuf| chain(&side(&[path]).unwrap_err());
+    assert!(refusal(path("absent")).contains("cannot read"));
+    assert!(refusal(dir.path().into()).contains("holds no results.jsonl"));
 
     fs::write(path(RESULTS_FILE), lines(&[record()])).unwrap();
     assert_eq!(read(&path(RESULTS_FILE)).unwrap(), [record()]);
     assert_eq!(read(dir.path()).unwrap(), [record()]);
+    assert_eq!(side(&[dir.path().into()]).unwrap(), sample::samples(&[record()]));
     let stray_bytes = [b"\xff\xfe\x1b[0m boot\n", CONSOLE.as_bytes()].concat();
     fs::write(path("console.log"), stray_bytes).unwrap();
-    assert_eq!(read(&path("console.log")).unwrap().len(), 6);
+    assert_eq!(side(&[path("console.log")]).unwrap().len(), 6);
 }
 
 #[test]

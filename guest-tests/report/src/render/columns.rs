@@ -26,7 +26,6 @@ pub struct Row<'a> {
     pub is_judged: bool,
 }
 
-/// One cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cell {
     Text(String),
@@ -47,7 +46,6 @@ pub struct Column {
     pub text_width: usize,
     /// True if Markdown shows the column.
     pub in_markdown: bool,
-    /// Makes the cell of a row.
     pub cell: fn(&Row) -> Cell,
     /// Fields in CSV, with full precision.
     pub csv: &'static [Field],
@@ -180,7 +178,6 @@ impl Row<'_> {
         self.metric == TIME
     }
 
-    /// Returns the unit of both sides.
     pub fn unit(&self) -> Unit {
         if self.is_time() { Unit::of_time(self.change) } else { Unit::Count }
     }
@@ -190,17 +187,14 @@ impl Row<'_> {
         if self.is_time() { self.phase.phase.name() } else { self.metric }
     }
 
-    /// Returns the verdict on the figure.
     pub fn verdict(&self) -> Option<Verdict> {
         self.phase.verdict.filter(|_| self.is_judged)
     }
 
-    /// Returns the mark of the verdict.
     pub fn mark(&self) -> &'static str {
         self.verdict().map_or("", Verdict::mark)
     }
 
-    /// Returns the test of the figure.
     pub fn tested(&self) -> Option<&Tested> {
         self.phase.tested.as_ref().filter(|_| self.is_judged)
     }

@@ -4,16 +4,13 @@
 
 use crate::stats::{Change, Spread};
 
-/// Unit of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// A count.
     Count,
     /// Time: the nanoseconds of the unit, and its name.
     Time(u32, &'static str),
 }
 
-/// Text for an unknown figure.
 pub const UNKNOWN: &str = "-";
 
 impl Unit {
@@ -30,7 +27,6 @@ impl Unit {
         Self::Time(size, name)
     }
 
-    /// Returns the name of a unit of time.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Time(_, name) => name,
@@ -66,7 +62,6 @@ impl Unit {
     }
 }
 
-/// Returns the ratio of a change.
 pub fn ratio(change: &Change) -> String {
     change.ratio.map_or_else(|| UNKNOWN.to_owned(), factor)
 }
@@ -81,7 +76,6 @@ pub fn factor(ratio: f64) -> String {
     }
 }
 
-/// Returns an interval of a ratio.
 pub fn interval([low, high]: [f64; 2]) -> String {
     format!("{}..{}", factor(low), factor(high))
 }

@@ -15,7 +15,6 @@ use crate::{
 
 /// Length of the longest line. A longer word, such as a path, is broken.
 const WIDTH: usize = 75;
-/// Width of the name of a row.
 const NAME: usize = 26;
 
 /// Renders a comparison as text.
@@ -122,11 +121,9 @@ fn ratios(out: &mut String, comparison: &Comparison, phases: &[&AnyPhase]) {
         wrap(out, "", &words::short_title(comparison, configuration));
         let mut line = " ".to_owned();
         for phase in phases {
-            let ratio = configuration.phase(phase).map(|change| {
-                let (ratio, verdict) = words::time_ratio(comparison, change);
-                format!("{ratio}{:1}", verdict.map_or("", Verdict::mark))
-            });
-            let _ = write!(line, "{:>1$}", ratio.unwrap_or_default(), width(phase));
+            let (ratio, verdict) = words::time_ratio(comparison, configuration, phase);
+            let ratio = format!("{ratio}{:1}", verdict.map_or("", Verdict::mark));
+            let _ = write!(line, "{ratio:>0$}", width(phase));
         }
         push_trimmed(out, &line);
     }
@@ -185,12 +182,9 @@ fn markdown_overview(out: &mut String, comparison: &Comparison) {
     let mut table = vec![[String::new()].into_iter().chain(names).collect()];
     for configuration in &comparison.configurations {
         let title = words::short_title(comparison, configuration);
-        let ratios = phases.iter().map(|phase| match configuration.phase(phase) {
-            Some(change) => {
-                let (ratio, verdict) = words::time_ratio(comparison, change);
-                format!("{ratio} {}", verdict.map_or("", Verdict::mark)).trim_end().to_owned()
-            }
-            None => String::new(),
+        let ratios = phases.iter().map(|phase| {
+            let (ratio, verdict) = words::time_ratio(comparison, configuration, phase);
+            format!("{ratio} {}", verdict.map_or("", Verdict::mark)).trim_end().to_owned()
         });
         table.push([escaped(&title)].into_iter().chain(ratios).collect());
     }

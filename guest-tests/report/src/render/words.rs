@@ -7,6 +7,7 @@ use crate::{
     comparison::{Comparison, Configuration, Fit, GeometricMean, Growth, PhaseChange},
     judge::{self, Verdict},
     provenance::Side,
+    sample::AnyPhase,
     stats::{Change, Spread},
 };
 use granule_types::{record::SIMULATOR, units::counted};
@@ -82,13 +83,20 @@ pub fn short_title(comparison: &Comparison, configuration: &Configuration) -> St
     title
 }
 
-/// Returns the title of the overview of ratios.
 pub fn ratios_title(comparison: &Comparison) -> String {
     format!("Ratio of {}s, after to before", time_name(comparison))
 }
 
-/// Returns the ratio of the time of a phase, with its verdict.
-pub fn time_ratio(comparison: &Comparison, change: &PhaseChange) -> (String, Option<Verdict>) {
+/// Returns the ratio of the time of a phase in a configuration, with its verdict; empty for a phase
+/// that the configuration does not have.
+pub fn time_ratio(
+    comparison: &Comparison,
+    configuration: &Configuration,
+    phase: &AnyPhase,
+) -> (String, Option<Verdict>) {
+    let Some(change) = configuration.phase(phase) else {
+        return (String::new(), None);
+    };
     let verdict = change.verdict.filter(|_| comparison.judges_time());
     (number::ratio(&change.time), verdict)
 }
@@ -115,7 +123,6 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
     notes
 }
 
-/// Returns a geometric mean in one line.
 pub fn geometric_mean(mean: &GeometricMean) -> String {
     let of = mean.phase.as_ref().map_or("all", |phase| phase.name());
     let ends = mean.interval.map(|ends| format!(", 95% {}", number::interval(ends)));

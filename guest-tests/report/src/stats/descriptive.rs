@@ -41,7 +41,6 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Ranks `values`.
     pub fn of(values: &[f64]) -> Self {
         let mut order: Vec<usize> = (0..values.len()).collect();
         order.sort_unstable_by(|&a, &b| values[a].total_cmp(&values[b]));
@@ -86,22 +85,16 @@ pub fn holm(p: &[f64]) -> Vec<f64> {
 /// A figure over the runs of one side: nanoseconds or a count.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
-    /// Median.
     #[serde(serialize_with = "figure")]
     pub median: f64,
-    /// Lower quartile.
     #[serde(serialize_with = "figure")]
     pub q1: f64,
-    /// Upper quartile.
     #[serde(serialize_with = "figure")]
     pub q3: f64,
-    /// Least value.
     #[serde(serialize_with = "figure")]
     pub min: f64,
-    /// Greatest value.
     #[serde(serialize_with = "figure")]
     pub max: f64,
-    /// Number of runs.
     pub runs: usize,
 }
 
@@ -152,19 +145,16 @@ impl Spread {
     }
 }
 
-/// A figure before and after.
+/// A figure before and after; `None` is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Change {
-    /// Before; `None` if unknown.
     pub before: Option<Spread>,
-    /// After; `None` if unknown.
     pub after: Option<Spread>,
     /// Median after divided by median before; `None` if the latter is unknown or 0.
     pub ratio: Option<f64>,
 }
 
 impl Change {
-    /// Returns the change between two spreads.
     pub fn between(before: Option<Spread>, after: Option<Spread>) -> Self {
         let base = before.filter(|before| before.median != 0.0);
         let ratio = base.zip(after).map(|(before, after)| after.median / before.median);
@@ -176,7 +166,6 @@ impl Change {
         self.ratio.map(|ratio| (1.0 - ratio) * 100.0)
     }
 
-    /// Returns the known sides.
     pub fn sides(&self) -> impl Iterator<Item = Spread> {
         [self.before, self.after].into_iter().flatten()
     }

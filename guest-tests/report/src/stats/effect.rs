@@ -30,9 +30,7 @@ use super::{
 /// Sides with more runs are thinned to as many quantiles, which bounds the number of pairs.
 const MOST_RUNS: usize = 1000;
 
-/// Number of resamples.
 const RESAMPLES: usize = 2000;
-/// Seed of the draws.
 const SEED: u64 = 0x9e9e_ec1a_edbf_e87a;
 /// Probability of not finding the difference.
 const MISS: f64 = 0.2;
@@ -150,7 +148,6 @@ impl Resampled<'_> {
     }
 }
 
-/// Runs before and after.
 type Sides = (Vec<f64>, Vec<f64>);
 
 fn median(mut values: Vec<f64>) -> Option<f64> {

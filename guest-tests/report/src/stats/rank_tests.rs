@@ -31,9 +31,14 @@ pub enum Design {
 #[derive(Debug)]
 pub(super) enum Null {
     /// Number of cases at or below each value; values are multiplied by `scale` to be whole.
-    Exact { below: Vec<i128>, scale: f64 },
-    /// Normal approximation.
-    Normal { mean: f64, deviation: f64 },
+    Exact {
+        below: Vec<i128>,
+        scale: f64,
+    },
+    Normal {
+        mean: f64,
+        deviation: f64,
+    },
 }
 
 impl Null {
@@ -76,7 +81,6 @@ impl Null {
         Self::Normal { mean, deviation }
     }
 
-    /// Reports whether cases were counted.
     pub const fn is_exact(&self) -> bool {
         matches!(self, Self::Exact { .. })
     }
@@ -142,12 +146,10 @@ fn signed_rank_cases(doubled: &[u64]) -> Vec<i128> {
     cases
 }
 
-/// Result of a rank test.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RankTest {
     /// U of the first sample (equal pairs count half), or the sum of positive ranks.
     pub statistic: f64,
-    /// Two-sided p.
     pub p: f64,
     /// Effect size from -1 to 1: Cliff's delta, or the rank-biserial correlation of pairs. 1 where
     /// every value of the second sample is the greater one.

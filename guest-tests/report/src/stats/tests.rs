@@ -100,7 +100,6 @@ fn paired_samples_agree_with_scipy() {
     }
 }
 
-/// Stream of normal values.
 pub struct Normal(SplitMix64);
 
 impl Normal {

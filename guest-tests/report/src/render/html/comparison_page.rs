@@ -51,11 +51,9 @@ fn overview(comparison: &Comparison) -> String {
     let head: Vec<&str> = [title.as_str()].into_iter().chain(names).collect();
     let row = |configuration: &Configuration| {
         let cells = phases.iter().map(|phase| {
-            let Some(change) = configuration.phase(phase) else {
-                return String::new();
-            };
-            let (ratio, verdict) = words::time_ratio(comparison, change);
-            tag(verdict, &format!("{ratio}{}", verdict.map_or("", Verdict::mark)))
+            let (ratio, verdict) = words::time_ratio(comparison, configuration, phase);
+            let tag = tag(verdict, &format!("{ratio}{}", verdict.map_or("", Verdict::mark)));
+            if ratio.is_empty() { ratio } else { tag }
         });
         let name = escaped(&words::short_title(comparison, configuration));
         ("", [name].into_iter().chain(cells).collect())
@@ -64,7 +62,6 @@ fn overview(comparison: &Comparison) -> String {
     classed_table(&head, &rows)
 }
 
-/// Returns the sections of charts.
 fn sections(comparison: &Comparison) -> Vec<Section> {
     let phases = comparison.phases();
     let mut times: Vec<Vec<String>> = Vec::new();
@@ -121,7 +118,6 @@ fn table(rows: &[Row]) -> String {
     classed_table(&head, &rows.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Returns a cell as HTML.
 pub fn cell(cell: Cell) -> String {
     let small = |text: &str| format!("<small>{}</small>", escaped(text));
     match cell {
@@ -171,67 +167,49 @@ mod tests {
         Comparison::of(&samples(&before), &samples(&after), &options).unwrap()
     }
 
-    /// Returns the text of every cell of every row below the heading.
-    fn cells(html: &str) -> Vec<Vec<String>> {
-        let plain = |cell: &str| {
-            let parts = format!("<td{cell}");
-            let parts = parts.split('<').filter_map(|part| part.split_once('>'));
-            parts.map(|(_, text)| text).collect::<String>().trim().to_owned()
-        };
-        let rows = html.split("<tr").skip(2);
-        rows.map(|row| row.split("<td").skip(1).map(plain).collect()).collect()
-    }
-
-    /// Returns the place of a column in a row.
-    fn place(heading: &str) -> usize {
-        let mut columns = COLUMNS.iter();
-        1 + columns.position(|column| column.heading == heading).unwrap()
-    }
-
     #[test]
-    fn the_overview_has_a_ratio_with_its_verdict_for_each_phase() {
-        let table = overview(&comparison(None));
-
-        for expected in [
-            "<th>time after ÷ before</th><th>create</th><th>update</th>",
-            "<span class=\"tag improvement\">0.501</span>",
-            "<span class=\"tag regression\">1.996!</span>",
-        ] {
-            assert!(table.contains(expected), "{table}");
-        }
-    }
-
-    #[test]
-    fn a_row_has_a_cell_for_each_heading() {
+    fn tables_have_a_cell_for_each_heading_and_tags_for_verdicts() {
         let comparison = comparison(None);
         let figures = figures(&comparison, &comparison.configurations[0]);
 
-        let rows = cells(&figures.figures);
+        let rows: Vec<&str> = figures.figures.split("<tr").skip(2).collect();
         let [create, update] = rows.as_slice() else {
             panic!("{rows:?}");
         };
-        assert!(rows.iter().all(|row| row.len() == 1 + COLUMNS.len()), "{rows:?}");
-        assert_eq!(
-            create[..5],
-            ["create", "2.005 ms 2.002..2.007", "1.004 ms 1.002..1.007", "0.501", "+49.9%"]
+        assert!(
+            rows.iter().all(|row| row.matches("<td>").count() == 1 + COLUMNS.len()),
+            "{rows:?}"
         );
-        assert!(create[5].starts_with("0.501 (0.5"), "{create:?}");
-        let cells = |row: &[String]| ["delta", "verdict"].map(|name| row[place(name)].clone());
-        assert_eq!(cells(create), ["-1.00", "improvement"]);
-        assert_eq!(cells(update), ["+1.00", "regression"]);
-        let counts = super::tests::cells(&figures.counts.unwrap());
-        assert!(counts.iter().any(|row| row[0] == "DC CIVAC"));
+        for (text, expected) in [
+            (overview(&comparison), "<th>time after ÷ before</th><th>create</th><th>update</th>"),
+            (overview(&comparison), "<span class=\"tag improvement\">0.501</span>"),
+            (overview(&comparison), "<span class=\"tag regression\">1.996!</span>"),
+            (create.to_string(), "<td>create</td><td>2.005 ms <small>2.002..2.007</small></td>"),
+            (create.to_string(), "<td>1.004 ms <small>1.002..1.007</small></td><td>0.501</td>"),
+            (create.to_string(), "<td>+49.9%</td><td>0.501 (0.5"),
+            (create.to_string(), "<td>-1.00</td><td><span class=\"tag improvement\">"),
+            (update.to_string(), "<td>+1.00</td><td><span class=\"tag regression\">"),
+            (figures.counts.unwrap(), "<td>DC CIVAC</td>"),
+        ] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
         assert!(!figures.figures.contains("DC CIVAC"), "counts fold away");
     }
 
     #[test]
     fn a_judged_count_is_below_its_time() {
         let comparison = comparison(Some("DC CIVAC"));
-        let rows = cells(&figures(&comparison, &comparison.configurations[0]).figures);
+        let table = figures(&comparison, &comparison.configurations[0]).figures;
 
-        let column = |at: usize| rows.iter().map(|row| row[at].as_str()).collect::<Vec<_>>();
-        assert_eq!(column(0), ["create", "DC CIVAC", "update", "DC CIVAC"]);
-        assert_eq!(column(place("verdict")), ["", "improvement", "", "regression"]);
+        let rows: Vec<[bool; 3]> = table
+            .split("<tr")
+            .skip(2)
+            .map(|row| {
+                ["<td>DC CIVAC</td>", ">improvement<", ">regression<"].map(|w| row.contains(w))
+            })
+            .collect();
+        let (time, better, worse) = ([false; 3], [true, true, false], [true, false, true]);
+        assert_eq!(rows, [time, better, time, worse], "{table}");
         assert!(!overview(&comparison).contains("regression"), "no time is judged");
     }
 

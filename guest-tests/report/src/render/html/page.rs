@@ -8,7 +8,6 @@ use askama::{Template, filters::Escaper};
 
 use crate::provenance::{Side, series_line};
 
-/// Style sheet of every page.
 const STYLE: &str = include_str!("../../../templates/style.css");
 /// Colours of before and after.
 pub(super) const KEY: &str = "<ul class=\"key\"><li><i class=\"before\"></i>before</li>\
@@ -39,7 +38,6 @@ pub fn escaped(text: &str) -> String {
     out
 }
 
-/// Renders a template.
 pub(super) fn rendered(template: &impl Template) -> String {
     // Writing into a String cannot fail, and no template formats anything that can.
     template.render().unwrap_or_default()
@@ -125,12 +123,10 @@ pub(super) struct Report<'a> {
     /// Table below the verdict, as HTML.
     pub overview: String,
     pub notes: Vec<String>,
-    /// Sections that have charts.
     pub sections: Vec<Section>,
     /// True if tables have tests and verdicts.
     pub judged: bool,
     pub configurations: Vec<Figures>,
-    /// Table of [`provenance`].
     pub provenance: String,
     pub command: Option<&'a str>,
 }
@@ -154,7 +150,6 @@ pub(super) struct Figures {
 }
 
 impl Section {
-    /// Returns a section; `None` without a chart.
     pub fn of(heading: &str, key: &str, groups: &[Vec<String>]) -> Option<Self> {
         let has_charts = groups.iter().any(|charts| !charts.is_empty());
         has_charts.then(|| Self {
@@ -170,7 +165,6 @@ impl Section {
     }
 }
 
-/// Returns the kernel and host of each side.
 pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
     type Fact = (&'static str, fn(&Side) -> Option<String>);
     const FACTS: [Fact; 8] = [
@@ -213,11 +207,11 @@ mod tests {
         let same = vec![Some("x".to_owned()), Some("x".to_owned())];
         let other = vec![Some("x".to_owned()), None];
         let text = facts(&["one", "two"], &[("same", same), ("other", other)]);
-        for wanted in [
+        for expected in [
             "<th>same</th><td colspan=\"2\">x</td>",
             "<td>x</td><td><span class=\"soft\">not known</span></td>",
         ] {
-            assert!(text.contains(wanted), "{text}");
+            assert!(text.contains(expected), "{text}");
         }
     }
 }

@@ -11,11 +11,9 @@ pub const WIDTH: f64 = 360.0;
 /// Number of characters that fit into a line.
 const LINE: usize = 56;
 
-/// Drawing.
 #[derive(Debug, Default)]
 pub struct Svg {
     body: String,
-    /// Height so far.
     pub height: f64,
     /// Number of marks that stand for data.
     marks: usize,

@@ -50,7 +50,6 @@ impl Times {
     }
 }
 
-/// Returns the unit of the greatest median.
 fn unit_of(times: &[Times]) -> Unit {
     let medians = times.iter().map(|times| times.spread.median);
     Unit::of_nanoseconds(medians.fold(0.0, f64::max))
