@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 
 use super::{
     KvmError,
-    ioctls::{VmExt as _, reset_dirty_rings},
+    ioctls::{enable_capability, reset_dirty_rings},
 };
 
 /// Upper limit of a ring's size in bytes: 64 Ki entries.
@@ -81,7 +81,7 @@ impl DirtyRings {
             return Err(KvmError::no_dirty_rings());
         }
         let enable = |number: u32, argument: u64| {
-            vm.enable_capability(number, argument)
+            enable_capability(vm, number, argument)
                 .map_err(|error| KvmError::call("KVM_ENABLE_CAP (dirty rings)", error))
         };
         enable(KVM_CAP_DIRTY_LOG_RING_ACQ_REL, bytes)?;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VM ioctls that `kvm-ioctls` 0.25 lacks on some architecture, as a trait on its `VmFd`, and the
-//! names of exit reasons.
+//! VM ioctls that `kvm-ioctls` 0.25 lacks on some architecture, and the names of exit reasons.
 
 #![allow(missing_docs, reason = "the ioctl macros define undocumented functions")]
 
@@ -29,60 +28,45 @@ pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     }
 }
 
-/// VM ioctls that `kvm-ioctls` lacks.
-pub trait VmExt {
-    /// Enables a capability of the VM with its first argument (`KVM_ENABLE_CAP`).
-    fn enable_capability(&self, cap: u32, argument: u64) -> errno::Result<()>;
-
-    /// Clears the pages set in `bitmap` from the dirty log and write-protects them
-    /// (`KVM_CLEAR_DIRTY_LOG`). Bit 0 is page `first_page` of the memslot. `first_page` and
-    /// `num_pages` are multiples of 64, unless the range ends with the memslot.
-    ///
-    /// # Errors
-    /// The kernel's error; `EINVAL` if the bitmap is shorter than `num_pages`.
-    fn clear_dirty_log(
-        &self,
-        slot: u32,
-        first_page: u64,
-        num_pages: u32,
-        bitmap: &mut [u64],
-    ) -> errno::Result<()>;
+/// Enables a capability of a VM with its first argument (`KVM_ENABLE_CAP`).
+pub fn enable_capability(vm: &VmFd, cap: u32, argument: u64) -> errno::Result<()> {
+    let args = [argument, 0, 0, 0];
+    let cap = kvm_enable_cap { cap, args, ..kvm_enable_cap::default() };
+    // SAFETY: the descriptor is a VM's and the kernel reads exactly this struct.
+    match unsafe { ioctl_with_ref(vm, KVM_ENABLE_CAP(), &cap) } {
+        0 => Ok(()),
+        _ => Err(errno::Error::last()),
+    }
 }
 
-impl VmExt for VmFd {
-    fn enable_capability(&self, cap: u32, argument: u64) -> errno::Result<()> {
-        let args = [argument, 0, 0, 0];
-        let cap = kvm_enable_cap { cap, args, ..kvm_enable_cap::default() };
-        // SAFETY: the descriptor is a VM's and the kernel reads exactly this struct.
-        match unsafe { ioctl_with_ref(self, KVM_ENABLE_CAP(), &cap) } {
-            0 => Ok(()),
-            _ => Err(errno::Error::last()),
-        }
+/// Clears the pages set in `bitmap` from the dirty log of a memslot and write-protects them
+/// (`KVM_CLEAR_DIRTY_LOG`). Bit 0 is page `first_page` of the memslot. `first_page` and `num_pages`
+/// are multiples of 64, unless the range ends with the memslot.
+///
+/// # Errors
+/// The kernel's error; `EINVAL` if the bitmap is shorter than `num_pages`.
+pub fn clear_dirty_log(
+    vm: &VmFd,
+    slot: u32,
+    first_page: u64,
+    num_pages: u32,
+    bitmap: &mut [u64],
+) -> errno::Result<()> {
+    if bitmap.len() as u64 * 64 < u64::from(num_pages) {
+        return Err(errno::Error::new(libc::EINVAL));
     }
-
-    fn clear_dirty_log(
-        &self,
-        slot: u32,
-        first_page: u64,
-        num_pages: u32,
-        bitmap: &mut [u64],
-    ) -> errno::Result<()> {
-        if bitmap.len() as u64 * 64 < u64::from(num_pages) {
-            return Err(errno::Error::new(libc::EINVAL));
-        }
-        let mut log = kvm_clear_dirty_log {
-            slot,
-            num_pages,
-            first_page,
-            __bindgen_anon_1: kvm_clear_dirty_log__bindgen_ty_1 {
-                dirty_bitmap: bitmap.as_mut_ptr().cast(),
-            },
-        };
-        // SAFETY: the descriptor is a VM's; the bitmap has a bit for each page, as checked above.
-        match unsafe { ioctl_with_mut_ref(self, KVM_CLEAR_DIRTY_LOG(), &mut log) } {
-            0 => Ok(()),
-            _ => Err(errno::Error::last()),
-        }
+    let mut log = kvm_clear_dirty_log {
+        slot,
+        num_pages,
+        first_page,
+        __bindgen_anon_1: kvm_clear_dirty_log__bindgen_ty_1 {
+            dirty_bitmap: bitmap.as_mut_ptr().cast(),
+        },
+    };
+    // SAFETY: the descriptor is a VM's; the bitmap has a bit for each page, as checked above.
+    match unsafe { ioctl_with_mut_ref(vm, KVM_CLEAR_DIRTY_LOG(), &mut log) } {
+        0 => Ok(()),
+        _ => Err(errno::Error::last()),
     }
 }
 

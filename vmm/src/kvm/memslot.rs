@@ -17,7 +17,11 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use serde::Serialize;
 
-use super::{KvmError, dirty_ring::DirtyRings, ioctls::VmExt};
+use super::{
+    KvmError,
+    dirty_ring::DirtyRings,
+    ioctls::{clear_dirty_log, enable_capability},
+};
 use crate::memory::GuestRam;
 
 /// A memslot. It keeps its memory mapped; close the VM's file descriptor before dropping it.
@@ -129,7 +133,7 @@ impl DirtyLog {
                 )));
             }
             let cap = KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2;
-            vm.enable_capability(cap, flags.into()).map_err(|error| {
+            enable_capability(vm, cap, flags.into()).map_err(|error| {
                 KvmError::call("KVM_ENABLE_CAP (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2)", error)
             })?;
         }
@@ -197,7 +201,7 @@ impl DirtyLog {
             while pages > 0 {
                 let now = u32::try_from(pages).unwrap_or(1 << 31);
                 let words = usize::try_from(first / 64).unwrap_or(usize::MAX);
-                vm.clear_dirty_log(slot.number(), first, now, &mut dirty[words..])
+                clear_dirty_log(vm, slot.number(), first, now, &mut dirty[words..])
                     .map_err(|error| KvmError::call("KVM_CLEAR_DIRTY_LOG", error))?;
                 first += u64::from(now);
                 pages -= u64::from(now);

@@ -23,7 +23,7 @@ use super::{
     open_files::{BootFile, OpenFiles},
     outcome::{VmError, failed},
     vcpu::{ConsoleBackpressure, RunControl, VcpuContext},
-    vcpu_threads::{ThreadSetup, VcpuThreads},
+    vcpu_threads::VcpuThreads,
 };
 use crate::{
     arch::{
@@ -65,7 +65,8 @@ pub struct VmConnections {
     pub started: Instant,
     /// Event that is signalled when the guest exits.
     pub guest_exit: EventFd,
-    pub vcpu_setup: ThreadSetup,
+    /// Confines the vCPU threads by seccomp.
+    pub confine_vcpus: bool,
     /// Opens KVM's statistics if set.
     pub statistics: bool,
 }
@@ -163,7 +164,7 @@ pub fn build(
         exits: Arc::default(),
         guest_exit: connections.guest_exit,
     };
-    let vcpus = VcpuThreads::start(vcpus.fds, context, &connections.vcpu_setup)
+    let vcpus = VcpuThreads::start(vcpus.fds, context, connections.confine_vcpus)
         .map_err(failed("the vCPU threads cannot be started"))?;
     Ok(Vm {
         vcpus,

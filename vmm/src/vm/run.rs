@@ -216,7 +216,6 @@ impl RunContext<'_> {
         wake: &EventFd,
         marks: &mpsc::Sender<(u8, Duration)>,
     ) -> Result<(Vm, Option<PipeSink>), VmError> {
-        let confine = self.options.sandbox;
         let pattern = match &self.options.init_text {
             None => None,
             Some(text) => {
@@ -239,7 +238,7 @@ impl RunContext<'_> {
                 on_boot_mark: Box::new(mark_sender(marks, wake)?),
                 started,
                 guest_exit: clone_event(wake)?,
-                vcpu_setup: Arc::new(move || confine_if(confine, ThreadRole::Vcpu)),
+                confine_vcpus: self.options.sandbox,
                 statistics: self.counted,
             },
         )?;

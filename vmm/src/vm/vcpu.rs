@@ -25,7 +25,10 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::outcome::VmOutcome;
+use super::{
+    outcome::VmOutcome,
+    seccomp::{ThreadRole, confine_if},
+};
 use crate::{
     arch,
     devices::{Bus, console_output::ConsoleOutput},
@@ -212,15 +215,14 @@ pub(super) struct Vcpu {
 }
 
 impl Vcpu {
-    /// Runs the thread. `ready` receives the kicker, or the error of `setup`, before the first
+    /// Runs the thread. `ready` receives the kicker, or the error of its setup, before the first
     /// `KVM_RUN`.
-    pub(super) fn run(
-        &mut self,
-        ready: &mpsc::SyncSender<io::Result<Kicker>>,
-        setup: &(dyn Fn() -> io::Result<()> + Send + Sync),
-    ) {
+    pub(super) fn run(&mut self, ready: &mpsc::SyncSender<io::Result<Kicker>>, confine: bool) {
         let kicker = self.kick_target.bind(&mut self.fd);
-        let result = kicker.and_then(|kicker| setup().map(|()| kicker));
+        let result = kicker.and_then(|kicker| {
+            confine_if(confine, ThreadRole::Vcpu)?;
+            Ok(kicker)
+        });
         let failed = result.is_err();
         if ready.send(result).is_err() || failed {
             return;

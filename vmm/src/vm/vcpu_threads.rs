@@ -31,17 +31,10 @@ pub struct VcpuThreads {
     guest_exits: mpsc::Receiver<VmOutcome>,
 }
 
-/// A function that each vCPU thread calls before it enters the guest.
-pub type ThreadSetup = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
-
 impl VcpuThreads {
     /// Starts a thread for each vCPU. All wait until [`Self::request`] is called with
-    /// [`RunState::Running`].
-    pub fn start(
-        vcpus: Vec<VcpuFd>,
-        context: VcpuContext,
-        setup: &ThreadSetup,
-    ) -> io::Result<Self> {
+    /// [`RunState::Running`]. With `confine`, seccomp limits the threads.
+    pub fn start(vcpus: Vec<VcpuFd>, context: VcpuContext, confine: bool) -> io::Result<Self> {
         let (exit_sender, guest_exits) = mpsc::channel();
         let mut threads = Self {
             context: Arc::new(context),
@@ -60,10 +53,9 @@ impl VcpuThreads {
                     exits: exit_sender.clone(),
                 },
             };
-            let setup = Arc::clone(setup);
             let thread = thread::Builder::new()
                 .name(format!("vcpu-{index}"))
-                .spawn(move || vcpu.run(&ready, setup.as_ref()))?;
+                .spawn(move || vcpu.run(&ready, confine))?;
             threads.threads.push(thread);
             let kicker = kicker.recv().map_err(|_| {
                 io::Error::other(format!("the thread of vCPU {index} ended during its setup"))

@@ -19,7 +19,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
 use super::{SystemRegister, boot::fdt::PMU_PPI};
-use crate::kvm::{KvmError, ioctls::VmExt as _};
+use crate::kvm::{KvmError, ioctls::enable_capability};
 
 const MPIDR_EL1: SystemRegister = SystemRegister { name: "MPIDR_EL1", encoding: [3, 0, 0, 0, 5] };
 /// The affinity fields of `MPIDR_EL1`: Aff3 and Aff2 to Aff0.
@@ -65,7 +65,7 @@ impl VcpuFeatures {
 /// Enables `KVM_EXIT_ARM_NISV` (Linux 5.5), so that a device access by an instruction that KVM does
 /// not decode exits with its address instead of failing `KVM_RUN` with `ENOSYS`.
 pub fn enable_nisv_exits(vm: &VmFd) {
-    if let Err(error) = vm.enable_capability(KVM_CAP_ARM_NISV_TO_USER, 0) {
+    if let Err(error) = enable_capability(vm, KVM_CAP_ARM_NISV_TO_USER, 0) {
         log::debug!("KVM_CAP_ARM_NISV_TO_USER: {error}");
     }
 }

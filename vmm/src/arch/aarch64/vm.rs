@@ -18,7 +18,7 @@ use kvm_ioctls::VmFd;
 #[cfg(target_arch = "aarch64")]
 use kvm_ioctls::{Kvm, VcpuFd};
 
-use crate::kvm::{KvmError, ioctls::VmExt as _};
+use crate::kvm::{KvmError, ioctls::enable_capability};
 
 /// Smallest IPA width of KVM.
 const MIN_BITS: u8 = 32;
@@ -108,7 +108,7 @@ pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
 pub fn enable_eager_split(vm: &VmFd, chunk: Bytes) -> Result<(), KvmError> {
     let supported = vm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into());
     check_chunk(chunk, u64::try_from(supported).unwrap_or(0))?;
-    vm.enable_capability(KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, chunk.0)
+    enable_capability(vm, KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, chunk.0)
         .map_err(|error| KvmError::call("KVM_ENABLE_CAP (eager split)", error))
 }
 

@@ -144,34 +144,22 @@ mod tests {
 
     #[test]
     fn boot_data_is_aligned_at_the_start_of_memory() {
-        let layout =
-            BootLayout::new(&image(0, Bytes::mib(31)), Some(Bytes(5_000_001)), Bytes::mib(128))
-                .unwrap();
+        let initrd = GuestAddress(0x4220_0000)..GuestAddress(0x4220_0000 + 5_000_001);
+        for (image, kernel, initrd) in [
+            (image(0, Bytes::mib(31)), 0x4020_0000, Some(initrd)),
+            // A kernel without image size is loaded at its text offset.
+            (image(0x8_0000, Bytes::mib(8)), 0x4028_0000, None),
+        ] {
+            let size = initrd.as_ref().map(|range| Bytes(range.end.0 - range.start.0));
+            let layout = BootLayout::new(&image, size, Bytes::mib(128)).unwrap();
 
-        assert_eq!(layout.fdt.0, 0x4000_0000);
-        assert_eq!(layout.kernel.0, 0x4020_0000);
-        assert_eq!(
-            layout.initrd,
-            Some(GuestAddress(0x4220_0000)..GuestAddress(0x4220_0000 + 5_000_001))
-        );
-    }
-
-    #[test]
-    fn a_kernel_without_image_size_is_loaded_at_its_text_offset() {
-        let layout =
-            BootLayout::new(&image(0x8_0000, Bytes::mib(8)), None, Bytes::mib(64)).unwrap();
-
-        assert_eq!(layout.kernel.0, 0x4028_0000);
-        assert_eq!(layout.initrd, None);
-    }
-
-    #[test]
-    fn the_error_names_the_required_memory() {
-        let error =
-            BootLayout::new(&image(0, Bytes::mib(31)), Some(Bytes::mib(40)), Bytes::mib(64))
-                .unwrap_err();
-
-        assert!(error.to_string().contains("need 74M"), "{error}");
+            let kernel = GuestAddress(kernel);
+            assert_eq!(layout, BootLayout { fdt: GuestAddress(0x4000_0000), kernel, initrd });
+        }
+        let large =
+            BootLayout::new(&image(0, Bytes::mib(31)), Some(Bytes::mib(40)), Bytes::mib(64));
+        let error = large.unwrap_err().to_string();
+        assert!(error.contains("need 74M"), "{error}");
     }
 
     // The redistributor range holds 512 vCPUs, the limit of KVM, and no ranges overlap.
