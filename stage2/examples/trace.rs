@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Checks, shrinks or converts a trace file: `cargo run -p granule-stage2 --example trace -- COMMAND
-//! FILE`.
+//! Checks, shrinks or converts a trace file: `cargo run -p granule-stage2 --example trace --
+//! COMMAND FILE`.
 //!
 //! `check` prints the violations; `shrink` prints the shortest trace that violates the first rule
-//! again; `casemate` prints the trace in casemate's format. Exit codes: 0 done, 1 a rule is violated,
-//! 2 wrong use or unusable input.
+//! again; `casemate` prints the trace in casemate's format. Exit codes: 0 done, 1 a rule is
+//! violated, 2 wrong use or unusable input.
 
 use std::process::ExitCode;
 

@@ -200,12 +200,13 @@ impl<R: RawRwLock> Mmu<R> {
         if plan.shared {
             let done = self.shared(ops, |table| {
                 plan.prepare(ops, host, table)?;
-                let done = if plan.relax {
-                    table.relax_shared(ops, fault.ipa, request.attributes)
+                if plan.relax {
+                    table.relax_shared(ops, fault.ipa, request.attributes)?;
                 } else {
-                    table.map_shared(ops, memcache, request)
-                };
-                plan.mark_dirty(ops, host, done)
+                    table.map_shared(ops, memcache, request)?;
+                }
+                plan.mark_dirty(ops, host);
+                Ok(())
             });
             // Only an exclusive walk changes a contiguous run.
             if done != Err(MapError::Contiguous) {
@@ -214,12 +215,13 @@ impl<R: RawRwLock> Mmu<R> {
         }
         self.exclusive(ops, |table| {
             plan.prepare(ops, host, table)?;
-            let done = if plan.relax {
-                table.relax(ops, fault.ipa, request.attributes)
+            if plan.relax {
+                table.relax(ops, fault.ipa, request.attributes)?;
             } else {
-                table.map(ops, memcache, request)
-            };
-            plan.mark_dirty(ops, host, done)
+                table.map(ops, memcache, request)?;
+            }
+            plan.mark_dirty(ops, host);
+            Ok(())
         })
     }
 
@@ -266,8 +268,8 @@ impl<R: RawRwLock> Mmu<R> {
 }
 
 impl Plan {
-    /// Checks under the lock that the page lookup still holds, and does the CMOs that the policy has
-    /// in the fault path.
+    /// Checks under the lock that the page lookup still holds, and does the CMOs that the policy
+    /// has in the fault path.
     fn prepare<O: Operations, H: Host>(
         &self,
         ops: &O,
@@ -282,18 +284,12 @@ impl Plan {
     }
 
     /// Marks writable memory dirty before the lock is released.
-    fn mark_dirty<O: Operations, H: Host>(
-        &self,
-        ops: &O,
-        host: &H,
-        done: Result<(), MapError>,
-    ) -> Result<(), MapError> {
-        let MapRequest { ipa, size, .. } = self.request;
-        if done.is_ok() && self.request.attributes.write {
+    fn mark_dirty<O: Operations, H: Host>(&self, ops: &O, host: &H) {
+        let MapRequest { ipa, size, attributes, .. } = self.request;
+        if attributes.write {
             ops.note(Note::MarkDirty { ipa, size });
             host.mark_dirty(ipa, size);
         }
-        done
     }
 }
 

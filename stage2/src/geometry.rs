@@ -228,8 +228,8 @@ impl Geometry {
         self.root_tables
     }
 
-    /// Returns the number of tables below the root on a walk to a page: one mapping needs so many at
-    /// most, and a memcache is topped up to it (Linux: `kvm_mmu_cache_min_pages()`).
+    /// Returns the number of tables below the root on a walk to a page: one mapping needs so many
+    /// at most, and a memcache is topped up to it (Linux: `kvm_mmu_cache_min_pages()`).
     pub const fn depth(&self) -> usize {
         (3 - self.start.0) as usize
     }

@@ -46,8 +46,8 @@ pub enum Scope {
     Broadcast,
 }
 
-/// A TLB invalidation for the current VMID (Arm ARM D8.14), and the CPUs that it reaches. The TTL hint
-/// is the level of the leaves (FEAT_TTL), `size` is in bytes.
+/// A TLB invalidation for the current VMID (Arm ARM D8.14), and the CPUs that it reaches. The TTL
+/// hint is the level of the leaves (FEAT_TTL), `size` is in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the head names the fields")]
 pub enum Tlbi {

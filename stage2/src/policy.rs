@@ -178,8 +178,8 @@ impl Policy {
     /// Linux 6.12 with the first patch of `stage2-fault-count` alone: it waits for locked entries.
     pub const LINUX_6_12_WAIT: Self =
         Self { locked_entry_turns: LOCKED_ENTRY_TURNS, ..Self::LINUX_6_12 };
-    /// Linux 6.12 with the series `stage2-fault-count`, except its patches outside of the page table
-    /// code.
+    /// Linux 6.12 with the series `stage2-fault-count`, except its patches outside of the page
+    /// table code.
     pub const LINUX_6_12_SERIES: Self = Self {
         top_up: TopUp::ByFaultLevel,
         populate_on_split: true,

@@ -218,7 +218,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
 }
 
 /// Writes adjacent entries in memory, each `span` bytes of memory further, as
-/// [`Operations::store_adjacent`](crate::Operations::store_adjacent).
+/// [`Operations::store_adjacent`].
 #[inline]
 pub fn store_adjacent(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Order) {
     if order == Order::Release {

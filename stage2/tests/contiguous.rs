@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The Contiguous bit: which pages receive it, and that a change to one page removes it from the run
-//! first. The checker is on; that it reports a change which leaves the bit is shown by
+//! The Contiguous bit: which pages receive it, and that a change to one page removes it from the
+//! run first. The checker is on; that it reports a change which leaves the bit is shown by
 //! `known_bugs.rs` and `mutation.rs`.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The mapper beside single maps: concatenated roots, sizes, attributes, every granule and IPA width.
+//! The mapper beside single maps: concatenated roots, sizes, attributes, every granule and IPA
+//! width.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Mutations: the engine with one operation missing, weaker, shorter, misplaced or late. The checker
-//! must report it.
+//! Mutations: the engine with one operation missing, weaker, shorter, misplaced or late. The
+//! checker must report it.
 //!
 //! A fixed scenario uses everything that the engine does. It runs once to count the operations and
-//! to learn which of them achieved something, by the state of the checker ([`Effect`]); then once for
-//! each of these and each [`Mutation`]. An operation that achieves nothing may be missing without
-//! harm and is skipped.
+//! to learn which of them achieved something, by the state of the checker ([`Effect`]); then once
+//! for each of these and each [`Mutation`]. An operation that achieves nothing may be missing
+//! without harm and is skipped.
 //!
 //! Survivors, each examined, and why they do no harm:
 //!
 //! - `Clean`: 6.12 cleans a block inside the break-before-make window although its memory has been
 //!   clean since it was first mapped.
 //! - `Instructions`: the whole I-cache is invalidated, and its stale lines belong to other memory.
-//! - `Ish` missing or weaker, `Tlbi All` late: 6.12's maintenance inside the window ends with its own
-//!   DSB before the make, which completes the invalidation too.
-//! - `Ish` late: the store that it changes places with links an empty table, or writes another entry.
-//! - `Clean` late: it changes places with the DSB of another range of the same operation; the DSB of
-//!   the last range completes both.
-//! - `IshSt` weaker: it precedes a broadcast for relaxed permissions. Only the CPU that faulted must
-//!   lose the older entry, and that CPU made the change itself.
+//! - `Ish` missing or weaker, `Tlbi All` late: 6.12's maintenance inside the window ends with its
+//!   own DSB before the make, which completes the invalidation too.
+//! - `Ish` late: the store that it changes places with links an empty table, or writes another
+//!   entry.
+//! - `Clean` late: it changes places with the DSB of another range of the same operation; the DSB
+//!   of the last range completes both.
+//! - `IshSt` weaker: it precedes a broadcast for relaxed permissions. Only the CPU that faulted
+//!   must lose the older entry, and that CPU made the change itself.
 //! - `Tlbi Ipa`, `IshSt` late: they change places with the invalidation of another page of the same
-//!   batch. A DSB after all of them completes the first; the other page was invalidated earlier, with
-//!   its contiguous run.
+//!   batch. A DSB after all of them completes the first; the other page was invalidated earlier,
+//!   with its contiguous run.
 //! - `Tlbi Ipa` missing, local or misplaced, in 6.12 with the series: the entry of a table that the
-//!   same batch empties begins at the same address, and its invalidation without a TTL hint covers the
-//!   leaf.
+//!   same batch empties begins at the same address, and its invalidation without a TTL hint covers
+//!   the leaf.
 //! - `Tlbi Range` shorter: nothing is mapped in the second half.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 

@@ -2,9 +2,9 @@
 //! Random operations of several CPUs with the checker on: no correct policy violates a rule.
 //!
 //! Threads make each run different, so a run that fails writes its trace to a file. Under shuttle a
-//! seed fixes the schedule, so a failure can be repeated. The long runs are a million operations for
-//! each policy and kind of CPU, and a million schedules or `GRANULE_ORDERS`:
-//! `cargo test --release -p granule-stage2 --test random -- --ignored --nocapture`
+//! seed fixes the schedule, so a failure can be repeated. The long runs are a million operations
+//! for each policy and kind of CPU, and a million schedules or `GRANULE_ORDERS`: `cargo test
+//! --release -p granule-stage2 --test random -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 

@@ -209,8 +209,8 @@ impl PageChange {
         }
     }
 
-    /// Returns whether the page is mapped with the requested permissions; a page that was mapped may
-    /// keep its own as well.
+    /// Returns whether the page is mapped with the requested permissions; a page that was mapped
+    /// may keep its own as well.
     fn is_mapped(&self, requested: Attributes) -> bool {
         let requested = [true, requested.write, requested.execute];
         let old = self.before.map_or([false; 3], |(_, old)| old);

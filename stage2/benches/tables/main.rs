@@ -279,7 +279,8 @@ fn map_locked<T: Table<Hand = ()>>(threads: u64, each: u64, place: Place) -> Dur
 /// An operation on one block of a table.
 type Act<T> = fn(&mut T, &mut <T as Table>::Hand, u64);
 
-/// A benchmark of two threads: group, count, preparation, tables that an operation needs, operation.
+/// A benchmark of two threads: group, count, preparation, tables that an operation needs,
+/// operation.
 type Row<T> = (&'static str, u64, Step<T>, usize, Act<T>);
 
 /// Benchmarks of two threads that lock one table in turns, block by block. Pages for tables are

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The engine's table, with one walker and with many. Its pages come from the pool of the other
-//! crates and are accessed through pointers as in those crates ([`Direct`]), or come from the crate's own
-//! pool, which needs no `unsafe` and checks bounds ([`Pooled`]).
+//! crates and are accessed through pointers as in those crates ([`Direct`]), or come from the
+//! crate's own pool, which needs no `unsafe` and checks bounds ([`Pooled`]).
 
 use std::{
     ptr::write_bytes,
@@ -138,8 +138,8 @@ impl Operations for Direct {
 /// break-before-make.
 const CPUS: Features = Features { fwb: true, dic: true, tlb_range: true, bbm: 0 };
 
-/// Tables that a map may need, and how many more are fetched at once: few, so that a zeroed table is
-/// still in the nearest cache when it is used, as with the other crates.
+/// Tables that a map may need, and how many more are fetched at once: few, so that a zeroed table
+/// is still in the nearest cache when it is used, as with the other crates.
 const LEAST: usize = 2;
 const SPARE: usize = 2;
 

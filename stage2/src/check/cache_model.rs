@@ -2,10 +2,10 @@
 //! The model of the caches: bytes that an uncached access of the guest reads wrong, and bytes that
 //! the host reads wrong afterwards.
 //!
-//! A byte is *dirty* if the host wrote it and no clean to the PoC has completed since; *stale* if an
-//! I-cache may hold an older instruction; *touched* if a guest could reach it, so that a line in the
-//! host's caches may hide data that the guest wrote. Maintenance takes effect when a later DSB of the
-//! same CPU completes it, except for bytes that the host writes in between.
+//! A byte is *dirty* if the host wrote it and no clean to the PoC has completed since; *stale* if
+//! an I-cache may hold an older instruction; *touched* if a guest could reach it, so that a line in
+//! the host's caches may hide data that the guest wrote. Maintenance takes effect when a later DSB
+//! of the same CPU completes it, except for bytes that the host writes in between.
 
 use alloc::{vec, vec::Vec};
 use core::ops::{Add, Range, Sub};
@@ -141,8 +141,8 @@ impl CacheModel {
         self.host_write(phys, size);
     }
 
-    /// Issues a clean and invalidate to the PoC; returns whether it has an effect. It prepares memory
-    /// for reuse by the host only where no CPU can reach the memory any more.
+    /// Issues a clean and invalidate to the PoC; returns whether it has an effect. It prepares
+    /// memory for reuse by the host only where no CPU can reach the memory any more.
     pub(super) fn clean(
         &mut self,
         cpu: usize,
@@ -163,8 +163,8 @@ impl CacheModel {
         effect
     }
 
-    /// Issues an invalidation of the I-cache over a range, or of all of it; returns whether it has an
-    /// effect. Dirty bytes stay stale: a later fetch misses the data of the host.
+    /// Issues an invalidation of the I-cache over a range, or of all of it; returns whether it has
+    /// an effect. Dirty bytes stay stale: a later fetch misses the data of the host.
     pub(super) fn invalidate_instructions(
         &mut self,
         cpu: usize,
@@ -215,8 +215,8 @@ impl CacheModel {
         self.mapped.remove(phys, size);
     }
 
-    /// Ends an operation: bytes that are no longer mapped are no longer coherent. Returns the ranges
-    /// that a guest could reach and that nothing has maintained since.
+    /// Ends an operation: bytes that are no longer mapped are no longer coherent. Returns the
+    /// ranges that a guest could reach and that nothing has maintained since.
     pub(super) fn end_operation(&mut self) -> Vec<(PhysAddr, u64)> {
         let written: Vec<_> = self.written_while_mapped.iter().collect();
         for (at, len) in written {

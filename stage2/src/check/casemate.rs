@@ -2,8 +2,9 @@
 //! Converts a trace to the format of casemate: S-expressions, one event a line (its manual, "Trace
 //! format").
 //!
-//! casemate is an independent checker of break-before-make. It models neither caches nor FEAT_BBM nor
-//! range invalidations nor shared locks, so some events are converted to stronger ones or omitted:
+//! casemate is an independent checker of break-before-make. It models neither caches nor FEAT_BBM
+//! nor range invalidations nor shared locks, so some events are converted to stronger ones or
+//! omitted:
 //!
 //! | event | becomes |
 //! |---|---|
@@ -150,8 +151,8 @@ impl Writer {
     }
 }
 
-/// Returns the operand of `TLBI IPAS2E1` (Arm ARM C5.5): the address from bit 12 on, and the TTL hint
-/// with the granule in bits 47:44.
+/// Returns the operand of `TLBI IPAS2E1` (Arm ARM C5.5): the address from bit 12 on, and the TTL
+/// hint with the granule in bits 47:44.
 const fn operand(granule: Granule, ipa: u64, ttl: Option<Level>) -> u64 {
     let hint = match ttl {
         None => 0,

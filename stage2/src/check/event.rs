@@ -86,8 +86,8 @@ pub enum Action {
     Logging { ipa: Ipa, size: u64, on: bool },
     /// Reads and clears the dirty bitmap of a range.
     ReadLog { ipa: Ipa, size: u64 },
-    /// Accesses memory as the guest, past the caches if `uncached` (stage 1 is off, or its attributes
-    /// say so); the possible [outcomes](super::Checker::outcomes) are counted.
+    /// Accesses memory as the guest, past the caches if `uncached` (stage 1 is off, or its
+    /// attributes say so); the possible [outcomes](super::Checker::outcomes) are counted.
     Access { ipa: Ipa, access: Access, uncached: bool },
     /// Resumes a vCPU after its fault was handled.
     Resume { ipa: Ipa, access: Access, status: FaultStatus, level: Level },

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The checker: compares a stream of events with the rules of the architecture and of the protocol.
 //!
-//! Emulation has neither caches nor weak memory, so a missing clean or barrier never fails there. The
-//! checker assumes the worst that the architecture allows: every CPU holds every entry that it may
-//! hold (`tlb_model`), and every byte that the host wrote is in a cache until it is cleaned
-//! (`cache_model`). It keeps its own copy of the tables (`table_model`) and reports the violation of a
-//! [`Rule`] at the event where it shows (`rules`).
+//! Emulation has neither caches nor weak memory, so a missing clean or barrier never fails there.
+//! The checker assumes the worst that the architecture allows: every CPU holds every entry that it
+//! may hold (`tlb_model`), and every byte that the host wrote is in a cache until it is cleaned
+//! (`cache_model`). It keeps its own copy of the tables (`table_model`) and reports the violation
+//! of a [`Rule`] at the event where it shows (`rules`).
 //!
 //! Events come from a [`Recorder`] around the engine's operations, or from a [trace](mod@trace) of
 //! any origin, which can be replayed, [shrunk](Trace::shrink) and converted for
@@ -20,7 +20,6 @@ mod casemate;
 mod checker;
 mod event;
 mod operation_hooks;
-mod recorder;
 mod rule;
 mod rules;
 mod shrink;
@@ -32,8 +31,7 @@ pub mod trace;
 pub use casemate::Casemate;
 pub use checker::{Checker, Violation};
 pub use event::{Action, Event, Outcome, Setup, StoreKind};
-pub use operation_hooks::{Call, Hook, Hooked, Reply};
-pub use recorder::{Record, Recorder, Sink};
+pub use operation_hooks::{Call, Hook, Hooked, Record, Recorder, Reply, Sink};
 pub use rule::Rule;
 pub use stale_entry::Effect;
 pub use trace::{ParseTraceError, Trace};

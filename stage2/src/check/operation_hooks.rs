@@ -3,9 +3,17 @@
 //!
 //! [`Hooked`] turns each call of an [`Operations`] method into a [`Call`] and passes it to its
 //! [`Hook`]. The hook runs the call on the inner operations, before or after work of its own, or
-//! runs another call, or none, and returns the [`Reply`]. The [recorder](super::Recorder) is such a
-//! hook; fault injection, pausing and scheduling in tests are others.
+//! runs another call, or none, and returns the [`Reply`]. A [`Recorder`] reports every call to a
+//! [`Sink`]: an operation and its report happen under one mutex, so the order of events is the order
+//! in memory. Fault injection, pausing and scheduling in tests are other hooks.
 
+use alloc::vec::Vec;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{
+    checker::Checker,
+    event::{Action, Event, StoreKind},
+};
 use crate::{
     address::{EntryAddress, PhysAddr, TableAddress},
     descriptor::Descriptor,
@@ -198,5 +206,105 @@ impl<O: Operations, H: Hook<O>> Operations for Hooked<O, H> {
 
     fn note(&self, note: Note) {
         self.call(Call::Note(note));
+    }
+}
+
+/// Receiver of events.
+pub trait Sink {
+    /// Takes the next event.
+    fn event(&mut self, event: Event);
+}
+
+impl Sink for Vec<Event> {
+    fn event(&mut self, event: Event) {
+        self.push(event);
+    }
+}
+
+impl Sink for Checker {
+    fn event(&mut self, event: Event) {
+        self.check(&event);
+    }
+}
+
+/// The hook of a [`Recorder`].
+#[derive(Debug)]
+pub struct Record<'a, S> {
+    cpu: u8,
+    sink: &'a Mutex<S>,
+}
+
+/// Operations of one CPU that are reported to a sink.
+pub type Recorder<'a, O, S> = Hooked<O, Record<'a, S>>;
+
+impl<'a, O, S: Sink> Recorder<'a, O, S> {
+    /// Reports the operations of CPU `cpu` to `sink`.
+    pub const fn new(inner: O, cpu: u8, sink: &'a Mutex<S>) -> Self {
+        Self { inner, hook: Record { cpu, sink } }
+    }
+
+    /// Reports an event that is no operation of the engine.
+    pub fn record(&self, action: Action) {
+        let cpu = self.hook.cpu;
+        self.sink().event(Event { cpu, action });
+    }
+
+    /// Locks the sink: no CPU goes on until the guard is dropped.
+    pub fn sink(&self) -> MutexGuard<'_, S> {
+        self.hook.lock()
+    }
+}
+
+impl<S> Record<'_, S> {
+    fn lock(&self) -> MutexGuard<'_, S> {
+        self.sink.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<O: Operations, S: Sink> Hook<O> for Record<'_, S> {
+    fn call(&self, inner: &O, call: Call) -> Reply {
+        let unrecorded =
+            matches!(call, Call::Load(_) | Call::References(_) | Call::Defer(_) | Call::Pause);
+        if unrecorded {
+            return call.run(inner);
+        }
+        let mut sink = self.lock();
+        let before = match call {
+            Call::Store { entry, .. } => inner.load(entry),
+            _ => Default::default(),
+        };
+        let reply = call.run(inner);
+        let action = match call {
+            Call::Store { entry, new, order } => Action::Store {
+                entry,
+                old: before,
+                new,
+                kind: match order {
+                    Order::Plain => StoreKind::Plain,
+                    Order::Release => StoreKind::Release,
+                },
+            },
+            Call::CompareExchange { entry, old, new } if reply == Reply::Exchanged(Ok(())) => {
+                let kind = StoreKind::Swap;
+                Action::Store { entry, old, new, kind }
+            }
+            Call::Allocate if let Reply::Table(Some(table)) = reply => Action::Allocate(table),
+            Call::Free(table) => Action::Free(table),
+            Call::BeginWalk => Action::Walk { begins: true },
+            Call::EndWalk => Action::Walk { begins: false },
+            Call::TakeReferences(table, count) => Action::References(table, count.into()),
+            Call::DropReferences(table, count) => Action::References(table, -i64::from(count)),
+            Call::Dsb(kind) => Action::Dsb(kind),
+            Call::Isb => Action::Isb,
+            Call::Tlbi(kind) => Action::Tlbi(kind),
+            Call::SwitchVmid(vmid) => Action::Vmid(vmid),
+            Call::CleanInvalidate { phys, size } => Action::Clean { phys, size },
+            Call::InvalidateInstructions(range) => Action::Instructions(range),
+            Call::Note(note) => Action::Note(note),
+            _ => return reply,
+        };
+        let cpu = self.cpu;
+        sink.event(Event { cpu, action });
+        reply
     }
 }

@@ -26,8 +26,8 @@ macro_rules! rules {
                 match self { $(Self::$rule => $description,)* }
             }
 
-            /// Returns the source: a section of the Arm Architecture Reference Manual (DDI 0487) or a
-            /// kernel function.
+            /// Returns the source: a section of the Arm Architecture Reference Manual (DDI 0487) or
+            /// a kernel function.
             pub const fn source(self) -> &'static str {
                 match self { $(Self::$rule => $source,)* }
             }

@@ -11,8 +11,8 @@
 //!     └────────────────────────────── TLBI VMALLS12E1… ─ issued(i) ────────────────── DSB ──┘
 //! ```
 //!
-//! `i` is the CPU that issued the TLBI: its own DSB completes it. Several CPUs may invalidate at the
-//! same time, each by its own instructions, so the model keeps what each CPU has under way.
+//! `i` is the CPU that issued the TLBI: its own DSB completes it. Several CPUs may invalidate at
+//! the same time, each by its own instructions, so the model keeps what each CPU has under way.
 
 use alloc::{vec, vec::Vec};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Break-before-make of one entry or of a contiguous run, and the change of a mapping's size without
-//! it.
+//! Break-before-make of one entry or of a contiguous run, and the change of a mapping's size
+//! without it.
 //!
 //! *Exclusive*: a break stores zero. *Shared*: a break swaps in [`Descriptor::LOCKED`], and the
 //! entry belongs to this walker until it makes a new one. If CMOs come before the break, a valid
@@ -174,7 +174,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             && slot.ipa.offset_in(bytes) == leaf.address().offset_in(bytes)
     }
 
-    /// Maps a run if it begins at the slot, at most `max` leaves are wanted, and all entries are
+    /// Maps a run if it begins at the slot, has at most `max` leaves, and all its entries are
     /// empty. Returns the number of entries that it has mapped.
     pub(super) fn map_run(&self, slot: &Slot, leaf: Descriptor, max: u64, skip_cmo: bool) -> u64 {
         let (count, first) = self.run_of(slot);

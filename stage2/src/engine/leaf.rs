@@ -43,7 +43,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Handles an existing leaf that differs from the wanted one in permissions at most, as the
+    /// Handles an existing leaf that differs from the requested one in permissions at most, as the
     /// policy says.
     fn relax_existing(
         &self,

@@ -208,7 +208,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Returns whether a leaf of this slot's level is wanted here.
+    /// Returns whether the request maps a leaf of this slot's level here.
     #[inline]
     fn fits(&self, slot: &Slot, c: &Cursor<'_>) -> bool {
         let geometry = &self.stage2.geometry;
@@ -230,14 +230,14 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         let skip_cmo = c.split.cmo_done || self.needs_no_cmo(c.leaf.attributes());
         let mut new = c.leaf.moved(c.phys, slot.level == Level::PAGE);
         let (table, mut placed) = (self.table_of(slot.entry), 0);
-        let wanted = (c.end.min(table_end) - c.ipa) >> span.trailing_zeros();
+        let count = (c.end.min(table_end) - c.ipa) >> span.trailing_zeros();
         let contiguous = self.sets_contiguous(&slot, new);
         if skip_cmo && c.fresh {
-            self.fill_fresh(slot, new, wanted, contiguous);
-            self.add_references(table, u32::try_from(wanted).unwrap_or(u32::MAX));
-            return c.advance_to(slot.ipa + wanted * span);
+            self.fill_fresh(slot, new, count, contiguous);
+            self.add_references(table, u32::try_from(count).unwrap_or(u32::MAX));
+            return c.advance_to(slot.ipa + count * span);
         }
-        let mut left = wanted;
+        let mut left = count;
         while left > 0 {
             let run = match contiguous {
                 true => self.map_run(&slot, new, left, skip_cmo),
@@ -281,7 +281,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Returns whether a block maps the cursor's memory, with the wanted permissions.
+    /// Returns whether a block maps the cursor's memory, with the requested permissions.
     fn serves(&self, slot: &Slot, block: Descriptor, c: &Cursor<'_>) -> bool {
         let (has, wants) = (block.attributes(), c.leaf.attributes());
         block.address() + (c.ipa - slot.ipa) == c.phys

@@ -45,9 +45,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             c.split.cmo_done = c.end <= self.end(slot);
         }
         if self.stage2.policy.populate_on_split {
-            let wanted = c.leaf.moved(c.phys, below == Level::PAGE);
+            let requested = c.leaf.moved(c.phys, below == Level::PAGE);
             self.fill(child, old, below);
-            self.fill_part(child, below, (c.ipa, size, wanted));
+            self.fill_part(child, below, (c.ipa, size, requested));
             self.change_size(slot, old, Descriptor::table(child))?;
             c.split.filled = true;
         } else {
@@ -66,18 +66,18 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.add_references(child, u32::try_from(count).unwrap_or(u32::MAX));
     }
 
-    /// Stores the wanted leaf into a filled table that is not linked, if it is one entry and differs
-    /// from the block's part in permissions at most.
+    /// Stores the requested leaf into a filled table that is not linked, if it is one entry and
+    /// differs from the block's part in permissions at most.
     fn fill_part(
         &self,
         child: TableAddress,
         below: Level,
-        (ipa, size, wanted): (Ipa, u64, Descriptor),
+        (ipa, size, requested): (Ipa, u64, Descriptor),
     ) {
         let geometry = &self.stage2.geometry;
         let entry = child.entry(geometry.index(ipa, below));
-        if size == geometry.span(below) && !self.ops.load(entry).needs_break(wanted) {
-            self.ops.store(entry, wanted, Order::Plain);
+        if size == geometry.span(below) && !self.ops.load(entry).needs_break(requested) {
+            self.ops.store(entry, requested, Order::Plain);
         }
     }
 
@@ -264,8 +264,8 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
 }
 
 impl Stage2 {
-    /// Recovers block mappings of up to `largest` bytes in a range, where a table's leaves amount to
-    /// a block. The caller knows that the host's memory is in pieces of that size.
+    /// Recovers block mappings of up to `largest` bytes in a range, where a table's leaves amount
+    /// to a block. The caller knows that the host's memory is in pieces of that size.
     ///
     /// # Errors
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].

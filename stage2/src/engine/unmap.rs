@@ -130,8 +130,8 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         }
     }
 
-    /// Breaks a whole contiguous run in one batch, or removes the hint from a run that does not fit.
-    /// Returns the slot to go on at.
+    /// Breaks a whole contiguous run in one batch, or removes the hint from a run that does not
+    /// fit. Returns the slot to go on at.
     #[inline(never)]
     fn unmap_run(
         &self,

@@ -3,8 +3,8 @@
 //! allows. `cargo test --release -p granule-stage2 --features loom --test loom`
 //!
 //! In every order: a concurrent walk finds the right memory or a fault, no entry stays locked or
-//! awaits its break, counts are right, no table is lost or free twice, and one CPU succeeds. Walkers
-//! that wait for a locked entry are left out: they repeat what is tested here once.
+//! awaits its break, counts are right, no table is lost or free twice, and one CPU succeeds.
+//! Walkers that wait for a locked entry are left out: they repeat what is tested here once.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 

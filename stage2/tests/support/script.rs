@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Short scripts in place of traces.
 //!
-//! A script is a list of events in the format of a trace, separated by `;`. An event without a CPU is
-//! CPU 0's. A word in capitals is a value, or a list of events by itself:
+//! A script is a list of events in the format of a trace, separated by `;`. An event without a CPU
+//! is CPU 0's. A word in capitals is a value, or a list of events by itself:
 //!
 //! | word | value or events |
 //! |---|---|
@@ -67,8 +67,8 @@ const EVENTS: &[(&str, &str)] = &[
     ("CLEAN", "dc PHYS 0x200000; dsb ish"),
 ];
 
-/// Returns the first line of a trace. `fields` replaces the defaults: `fwb`, `dic`, `tlbrange`, `bbm`,
-/// `granule`, `ipa-bits`, `cpus` and the others of a trace.
+/// Returns the first line of a trace. `fields` replaces the defaults: `fwb`, `dic`, `tlbrange`,
+/// `bbm`, `granule`, `ipa-bits`, `cpus` and the others of a trace.
 pub fn first_line(fields: &str) -> String {
     // The parser takes the first value of a field.
     format!(

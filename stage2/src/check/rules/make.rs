@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules of an entry that becomes valid: the old entry is invalidated, a table is published, and the
-//! memory of a leaf is the guest's, aligned and clean.
+//! Rules of an entry that becomes valid: the old entry is invalidated, a table is published, and
+//! the memory of a leaf is the guest's, aligned and clean.
 
 use alloc::{format, vec::Vec};
 
