@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The `granule` command: one module a subcommand, each an `Args` and a `run`.
+//! The `granule` command: one module a subcommand, each an `Args` and a `run`. Shell completions and
+//! man pages are made from the definition of the command line.
 
 pub mod bench;
 pub mod compare;
-mod completions;
 pub mod lab;
 pub mod run;
 
-use std::{error::Error, process::ExitCode};
+use std::{error::Error, fs, io, path::PathBuf, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 /// Measures and reduces the cost of stage-2 page faults under KVM
 #[derive(Debug, Parser)]
@@ -30,9 +31,9 @@ enum Command {
     /// Launch a Linux guest with its console on the terminal
     Run(run::Args),
     /// Print shell completions
-    Completions(completions::CompletionsArgs),
+    Completions(CompletionsArgs),
     /// Write man pages to a folder
-    Man(completions::ManArgs),
+    Man(ManArgs),
 }
 
 /// Outcome of a subcommand, and so the exit code of the process.
@@ -73,8 +74,8 @@ fn main() -> ExitCode {
         Command::Compare(args) => compare::run(args),
         Command::Lab(args) => lab::run(*args),
         Command::Run(args) => run::run(args),
-        Command::Completions(args) => completions::print(&args),
-        Command::Man(args) => completions::write_man_pages(&args),
+        Command::Completions(args) => print_completions(&args),
+        Command::Man(args) => write_man_pages(&args),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -95,5 +96,69 @@ pub(crate) fn report(error: &dyn Error) {
     while let Some(error) = cause {
         eprintln!("  because: {error}");
         cause = error.source();
+    }
+}
+
+/// Options of `granule completions`.
+#[derive(Debug, clap::Args)]
+struct CompletionsArgs {
+    /// Shell that reads the completions
+    shell: Shell,
+}
+
+/// Options of `granule man`.
+#[derive(Debug, clap::Args)]
+struct ManArgs {
+    /// Folder for the pages; it is created if missing
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+}
+
+/// Prints completions on standard output.
+fn print_completions(args: &CompletionsArgs) -> CommandResult {
+    clap_complete::generate(args.shell, &mut Cli::command(), "granule", &mut io::stdout());
+    Ok(Outcome::Done)
+}
+
+/// Writes a man page for the command and each subcommand.
+fn write_man_pages(args: &ManArgs) -> CommandResult {
+    let pages = Cli::command().disable_help_subcommand(true);
+    fs::create_dir_all(&args.folder)
+        .and_then(|()| clap_mangen::generate_to(pages, &args.folder))
+        .map_err(|error| format!("cannot write man pages to {}: {error}", args.folder.display()))?;
+    Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subcommand_has_a_page() {
+        let folder = tempfile::tempdir().unwrap();
+
+        write_man_pages(&ManArgs { folder: folder.path().join("man1") }).unwrap();
+
+        for name in ["granule", "granule-bench", "granule-compare", "granule-lab", "granule-run"] {
+            let page = folder.path().join(format!("man1/{name}.1"));
+            assert!(fs::metadata(&page).unwrap().len() > 500, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_named() {
+        let error = write_man_pages(&ManArgs { folder: "/proc/man".into() }).unwrap_err();
+
+        assert!(error.to_string().contains("/proc/man"));
+    }
+
+    #[test]
+    fn completions_know_the_subcommands() {
+        let mut script = Vec::new();
+
+        clap_complete::generate(Shell::Bash, &mut Cli::command(), "granule", &mut script);
+
+        let script = String::from_utf8(script).unwrap();
+        assert!(script.contains("bench compare") && script.contains("--each-patch"));
     }
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The subcommand `granule run`.
 
-mod devices;
-mod memory;
+mod values;
 
 use std::{path::PathBuf, time::Instant};
 
@@ -56,17 +55,17 @@ pub struct Args {
     /// Memory zone:
     /// SIZE[,backing=BACKING][,prefault=on][,shared=on][,align=SIZE][,host-numa-node=N], with the
     /// backings of `granule bench -s`, such as 4k, thp, 2m and 1g; repeat the option for more zones
-    #[arg(long, value_name = "SIZE[,…]", default_value = "512M", value_parser = memory::parse_zone)]
+    #[arg(long, value_name = "SIZE[,…]", default_value = "512M", value_parser = values::parse_zone)]
     memory: Vec<MemoryZone>,
     /// Disk: PATH[,readonly=on], a raw image or a block device; repeat the option for more disks
-    #[arg(long, value_name = "PATH[,…]", value_parser = devices::parse_disk)]
+    #[arg(long, value_name = "PATH[,…]", value_parser = values::parse_disk)]
     disk: Vec<DiskConfig>,
     /// Network card: tap=NAME[,mac=ADDRESS]; repeat the option for more cards
-    #[arg(long, value_name = "tap=NAME[,…]", value_parser = devices::parse_net)]
+    #[arg(long, value_name = "tap=NAME[,…]", value_parser = values::parse_net)]
     net: Vec<NetConfig>,
     /// Vsock device (AF_VSOCK): cid=N, the guest's context ID, at least 3; the host's is 2. The
     /// host needs the vhost_vsock module
-    #[arg(long, value_name = "cid=N", value_parser = devices::parse_vsock)]
+    #[arg(long, value_name = "cid=N", value_parser = values::parse_vsock)]
     vsock: Option<VsockConfig>,
     /// Balloon device, with which the guest returns free memory to the host
     #[arg(long, value_enum, default_value_t = Switch::Off)]

@@ -7,6 +7,7 @@
 //! file in memory, so that no instruction of PID 1 is part of a phase.
 
 use std::{
+    fmt,
     fs::{self, File},
     io,
     os::unix::process::ExitStatusExt,
@@ -23,7 +24,6 @@ use rustix::{
     system::{RebootCommand, reboot},
     thread::{CpuSet, sched_setaffinity},
 };
-use thiserror::Error;
 
 use crate::{
     command::wait_for_exit,
@@ -39,22 +39,14 @@ use crate::{
 const STDOUT_PATH: &str = "/tmp/stdout";
 const STDERR_PATH: &str = "/tmp/stderr";
 
-/// Error of PID 1.
-#[derive(Debug, Error)]
-#[error("{operation}")]
-struct InitError {
-    operation: String,
-    #[source]
-    source: Box<dyn std::error::Error + Send + Sync>,
-}
-
+/// Adds the failed operation to an error.
 trait Context<T> {
-    fn context(self, operation: impl FnOnce() -> String) -> Result<T, InitError>;
+    fn context(self, operation: impl FnOnce() -> String) -> Result<T, String>;
 }
 
-impl<T, E: Into<Box<dyn std::error::Error + Send + Sync>>> Context<T> for Result<T, E> {
-    fn context(self, operation: impl FnOnce() -> String) -> Result<T, InitError> {
-        self.map_err(|error| InitError { operation: operation(), source: error.into() })
+impl<T, E: fmt::Display> Context<T> for Result<T, E> {
+    fn context(self, operation: impl FnOnce() -> String) -> Result<T, String> {
+        self.map_err(|error| format!("{}: {error}", operation()))
     }
 }
 
@@ -65,15 +57,8 @@ pub fn is_wanted() -> bool {
 
 /// Runs the job and powers the machine off; returns only if that fails.
 pub fn run() {
-    let ending = mount_all().and_then(|()| run_job()).unwrap_or_else(|error| {
-        let mut text = error.to_string();
-        let mut cause = std::error::Error::source(&error);
-        while let Some(error) = cause {
-            text.push_str(&format!(": {error}"));
-            cause = error.source();
-        }
-        Ending::Init { error: text }
-    });
+    let ending =
+        mount_all().and_then(|()| run_job()).unwrap_or_else(|error| Ending::Init { error });
     if let Err(error) = send(&ending) {
         eprintln!("granule: cannot send the results: {error}");
     }
@@ -82,7 +67,7 @@ pub fn run() {
     }
 }
 
-fn mount_all() -> Result<(), InitError> {
+fn mount_all() -> Result<(), String> {
     for (kind, target, needed) in [
         ("proc", "/proc", true),
         ("sysfs", "/sys", true),
@@ -104,7 +89,7 @@ fn mount_all() -> Result<(), InitError> {
     Ok(())
 }
 
-fn run_job() -> Result<Ending, InitError> {
+fn run_job() -> Result<Ending, String> {
     let text = fs::read_to_string(JOB_PATH).context(|| format!("cannot read {JOB_PATH}"))?;
     let job: Job = serde_json::from_str(&text).context(|| format!("{JOB_PATH} is not a job"))?;
     if let Some(short) = reserve_pools(&job)? {
@@ -121,7 +106,7 @@ fn run_job() -> Result<Ending, InitError> {
 }
 
 /// Sets the CPUs with odd numbers offline and returns the others (see [`crate::host::emulator`]).
-fn set_every_other_cpu_offline() -> Result<Vec<usize>, InitError> {
+fn set_every_other_cpu_offline() -> Result<Vec<usize>, String> {
     let cpus =
         std::thread::available_parallelism().context(|| "cannot count the CPUs".to_owned())?;
     for cpu in (1..cpus.get()).step_by(2) {
@@ -132,7 +117,7 @@ fn set_every_other_cpu_offline() -> Result<Vec<usize>, InitError> {
 }
 
 /// Restricts this process and its future children to these CPUs.
-fn restrict_to(cpus: &[usize]) -> Result<(), InitError> {
+fn restrict_to(cpus: &[usize]) -> Result<(), String> {
     let mut set = CpuSet::new();
     for cpu in cpus {
         set.set(*cpu);
@@ -142,7 +127,7 @@ fn restrict_to(cpus: &[usize]) -> Result<(), InitError> {
 }
 
 /// Walks over the CPUs; see [`Walk`].
-fn walk(seed: u64, cpus: &[usize]) -> Result<(), InitError> {
+fn walk(seed: u64, cpus: &[usize]) -> Result<(), String> {
     for (cpu, turns) in Walk::new(seed, cpus) {
         restrict_to(&[cpu])?;
         for _ in 0..turns {
@@ -154,10 +139,10 @@ fn walk(seed: u64, cpus: &[usize]) -> Result<(), InitError> {
 
 /// Reserves huge pages; `Some` if the host has too few. A pool that was reserved at boot (gigantic
 /// pages) is left unchanged.
-fn reserve_pools(job: &Job) -> Result<Option<Ending>, InitError> {
+fn reserve_pools(job: &Job) -> Result<Option<Ending>, String> {
     for (&page, &wanted) in &job.pools {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", page >> 10);
-        let count = || -> Result<u64, InitError> {
+        let count = || -> Result<u64, String> {
             let text = fs::read_to_string(&path).context(|| format!("cannot read {path}"))?;
             text.trim().parse().context(|| format!("{path} is not a number"))
         };
@@ -173,10 +158,9 @@ fn reserve_pools(job: &Job) -> Result<Option<Ending>, InitError> {
     Ok(None)
 }
 
-fn run_test(job: &Job) -> Result<Ending, InitError> {
+fn run_test(job: &Job) -> Result<Ending, String> {
     let [program, arguments @ ..] = job.argv.as_slice() else {
-        return Err(io::Error::other("argv is empty"))
-            .context(|| "the job has no program".to_owned());
+        return Err("the job has no program: argv is empty".to_owned());
     };
     let output = |path: &str| File::create(path).context(|| format!("cannot create {path}"));
     let mut command = Command::new(program);

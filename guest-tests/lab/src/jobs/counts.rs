@@ -8,23 +8,18 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use thiserror::Error;
 
 use granule_types::{mark, phase::Phase, record::Record};
 
 /// Counts between two marks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Segment {
-    /// Index in the order of execution.
-    pub seq: u64,
     /// The mark that started the segment.
     pub mark: u8,
     /// Sums over all CPUs, by name.
     pub counts: BTreeMap<String, u64>,
-    /// Counts of each CPU, unless zero.
-    #[serde(default)]
-    pub per_cpu: BTreeMap<u32, BTreeMap<String, u64>>,
 }
 
 /// The end line.

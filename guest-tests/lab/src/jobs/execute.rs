@@ -129,15 +129,12 @@ impl Executor {
         let console = &boot.console;
         let bytes = fs::read(console).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
-        if let Some(splat) = oops(&text) {
-            let console = console.clone();
-            return Err(JobError::Oops { console, splat });
-        }
-        if self.strict
-            && let Some(splat) = any_splat(&text)
+        let strict = || any_splat(&text).filter(|_| self.strict);
+        if let Some((event, splat)) = oops(&text)
+            .map(|splat| ("crashed", splat))
+            .or_else(|| Some(("printed a splat", strict()?)))
         {
-            let console = console.clone();
-            return Err(JobError::Splat { console, splat });
+            return Err(JobError::Splat { event, console: console.clone(), splat });
         }
         match ended {
             // The reason is on the console, not in the emulator's log.

@@ -35,11 +35,9 @@ use crate::{
 pub enum JobError {
     #[error(transparent)]
     Command(#[from] CommandError),
-    #[error("the host kernel crashed; console: {console}\n{splat}")]
-    Oops { console: PathBuf, splat: String },
-    /// A checker of the debug kernel printed a splat.
-    #[error("the host kernel printed a splat; console: {console}\n{splat}")]
-    Splat { console: PathBuf, splat: String },
+    /// The host kernel crashed, or a checker of the debug kernel printed a splat.
+    #[error("the host kernel {event}; console: {console}\n{splat}")]
+    Splat { event: &'static str, console: PathBuf, splat: String },
     #[error("the host ended without a report of PID 1; console: {console}\n{tail}")]
     NoEnding { console: PathBuf, tail: String },
     #[error("console: {console}")]
