@@ -7,7 +7,8 @@ use std::fs;
 use criterion::{Criterion, criterion_group, criterion_main};
 use granule_report::{Comparison, Options, input, render};
 
-/// Returns the log of 20 runs for each of nine numbers of vCPUs with times that differ by a few percent.
+/// Returns the log of 20 runs for each of nine numbers of vCPUs with times that differ by a few
+/// percent.
 fn log(factor: u64) -> String {
     let mut log = String::new();
     for (run, vcpus) in (0..20).flat_map(|run| (1..=9).map(move |vcpus| (run, vcpus))) {

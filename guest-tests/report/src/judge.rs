@@ -374,8 +374,8 @@ mod tests {
         found.count()
     }
 
-    /// Tables without a difference: rows, runs, minimum effect, and whether they are emulated. The first
-    /// is the lab's default matrix: 4 backings, 7 phases.
+    /// Tables without a difference: rows, runs, minimum effect, and whether they are emulated. The
+    /// first is the lab's default matrix: 4 backings, 7 phases.
     const EQUAL_TABLES: [(i32, usize, f64, bool); 5] = [
         (28, 20, 0.0, false),
         (7, 20, 0.0, false),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Results of stage-2 page-fault measurements: reading and writing `granule.result/1`, and comparing
-//! two sides.
+//! Results of stage-2 page-fault measurements: reading and writing `granule.result/1`, and
+//! comparing two sides.
 //!
 //! ```text
 //! results ─┐
@@ -9,9 +9,9 @@
 //! ```
 //!
 //! [`results`] is the format. [`input`] reads results, run directories, logs of the kernel's tests
-//! and criterion's files into [`Sample`]s. [`Comparison::of`] pairs the samples of two sides, checks
-//! their provenance, tests and judges each row. [`render`] prints a [`Comparison`]; its module
-//! `columns` declares the columns of all tables.
+//! and criterion's files into [`Sample`]s. [`Comparison::of`] pairs the samples of two sides,
+//! checks their provenance, tests and judges each row. [`render`] prints a [`Comparison`]; its
+//! module `columns` declares the columns of all tables.
 
 mod comparison;
 pub mod input;

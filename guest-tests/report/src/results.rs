@@ -7,14 +7,15 @@
 //! - fields are only added; a field keeps its name, unit and meaning;
 //! - a reader ignores fields that it does not know;
 //! - a value that was not measured is absent, and never 0;
-//! - an absent provenance field is unknown, and results with unknown provenance compare only by force.
+//! - an absent provenance field is unknown, and results with unknown provenance compare only by
+//!   force.
 //!
 //! A change that breaks one of these rules gets a new schema, which readers of the old one refuse.
 //!
 //! Each line is written and flushed before the next phase begins, so an interrupted run keeps its
 //! finished phases. A line records the number of lines that follow it (`left`), so that a reader
-//! recognises a file that was cut off between two lines; older results do not record it. Blank lines
-//! are ignored.
+//! recognises a file that was cut off between two lines; older results do not record it. Blank
+//! lines are ignored.
 
 use std::{
     error::Error,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Builds a comparison: pairs the groups of both sides, checks their provenance, judges the rows and
-//! adds means, growth and notes.
+//! Builds a comparison: pairs the groups of both sides, checks their provenance, judges the rows
+//! and adds means, growth and notes.
 
 use std::collections::BTreeSet;
 
@@ -186,8 +186,8 @@ fn names(groups: &[Group]) -> Vec<String> {
     names
 }
 
-/// Returns the figures to judge of one phase; `None` if the phase lacks the count `metric`, or if it
-/// is 0 in every run.
+/// Returns the figures to judge of one phase; `None` if the phase lacks the count `metric`, or if
+/// it is 0 in every run.
 fn row(
     phase: &AnyPhase,
     before: &Group,

@@ -173,8 +173,12 @@ pub enum CompareError {
     Unequal(Vec<Difference>),
     /// No requested phase of a configuration is on both sides.
     #[error(
-        "{} of any configuration is on both sides. Before: {}. After: {}. Run the same test on both.",
-        if .phases.is_empty() { "no phase".to_owned() } else { format!("none of {}", .phases.join(", ")) },
+        "{} of any configuration is on both sides. Before: {}. After: {}. Run the same test on \
+         both.",
+        match .phases.as_slice() {
+            [] => "no phase".to_owned(),
+            phases => format!("none of {}", phases.join(", ")),
+        },
         .sides[0].join("; "),
         .sides[1].join("; ")
     )]
@@ -187,7 +191,10 @@ pub enum CompareError {
     /// The count to judge is not on both sides.
     #[error(
         "--metric '{name}' is not counted on both sides: {}",
-        if .known.is_empty() { "no count is".to_owned() } else { format!("expected one of {}", .known.join(", ")) }
+        match .known.as_slice() {
+            [] => "no count is".to_owned(),
+            known => format!("expected one of {}", known.join(", ")),
+        }
     )]
     Metric {
         /// Requested name.

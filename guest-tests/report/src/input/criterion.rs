@@ -6,8 +6,8 @@
 //!                                     sample.json      iterations and times of each sample
 //! ```
 //!
-//! Each sample is a run: its time divided by its iterations. `new` is the last result; `FOLDER@NAME`
-//! reads the baseline of that name.
+//! Each sample is a run: its time divided by its iterations. `new` is the last result;
+//! `FOLDER@NAME` reads the baseline of that name.
 
 use std::{
     fs, io,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Lines, values and errors that the logs of all kernel tests share, and the removal of a terminal's
-//! escape sequences (ECMA-48: colours, cursor, title).
+//! Lines, values and errors that the logs of all kernel tests share, and the removal of a
+//! terminal's escape sequences (ECMA-48: colours, cursor, title).
 
 use granule_types::units::Nanoseconds;
 
@@ -55,14 +55,16 @@ pub fn cut_off(text: &str) -> FileError {
 
 pub fn json() -> FileError {
     FileError::new(
-        "the line is JSON in a log: use separate files for logs and results of `granule bench --json`",
+        "the line is JSON in a log: use separate files for logs and results of `granule bench \
+         --json`",
     )
 }
 
 /// Returns the error of a run without the line of these words.
 pub fn incomplete(missing: &str) -> FileError {
     FileError::new(format!(
-        "the run that begins here has no '{}': it is cut off; run the test again, or delete the run",
+        "the run that begins here has no '{}': it is cut off; run the test again, or delete the \
+         run",
         missing.trim()
     ))
 }

@@ -11,9 +11,9 @@
 //! KVM_ADJUST_MAPPINGS: total execution time: 0.073213952s
 //! ```
 //!
-//! A line is recognised by its words at any place, behind a time stamp of the console or the `# ` of
-//! a test runner; other lines are ignored. A file may hold several runs, each with all three phases.
-//! A run that lacks a line was cut off or mixed with another one, and the file is refused.
+//! A line is recognised by its words at any place, behind a time stamp of the console or the `# `
+//! of a test runner; other lines are ignored. A file may hold several runs, each with all three
+//! phases. A run that lacks a line was cut off or mixed with another one, and the file is refused.
 //!
 //! `granule bench` prints these lines too: its iterations share one head (`granule: iteration 3 of
 //! 8`, all of which are required), and its own phases (`granule: exec took …`) are ignored here,

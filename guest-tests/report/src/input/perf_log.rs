@@ -19,9 +19,9 @@
 //! Overall demand paging rate: 212345.678901 pgs/sec
 //! ```
 //!
-//! Without the whole last line of a run the log is cut off. The first iteration splits blocks and is
-//! a phase of its own; the later ones are averaged. Neither test prints backing, size or vCPUs, so
-//! runs of different arguments need files of their own.
+//! Without the whole last line of a run the log is cut off. The first iteration splits blocks and
+//! is a phase of its own; the later ones are averaged. Neither test prints backing, size or vCPUs,
+//! so runs of different arguments need files of their own.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -121,7 +121,8 @@ impl Line {
     }
 }
 
-/// Reports whether a total is whole: `3 iterations took 0.000059456s. (Avg 0.000019818s/iteration)`.
+/// Reports whether a total is whole: `3 iterations took 0.000059456s. (Avg
+/// 0.000019818s/iteration)`.
 fn is_total(value: &str) -> bool {
     let parts = || {
         let (_, times) = value.split_once(" iterations took ")?;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Whole, cut, damaged and mutated inputs.
 //!
-//! `PROPTEST_CASES=1000000 cargo test --release -p granule-report --lib mutated` takes some minutes.
+//! `PROPTEST_CASES=1000000 cargo test --release -p granule-report --lib mutated` takes some
+//! minutes.
 
 use std::{cell::Cell, error::Error};
 

@@ -174,19 +174,14 @@ mod tests {
     use super::*;
     use crate::{
         Options,
-        sample::samples,
-        tests::{patched, runs},
+        tests::{compare_by, patched, runs},
     };
 
     fn printed(metric: Option<&str>, change: impl Fn(&mut Record)) -> String {
-        let side = |create: &[u64], update: &[u64]| {
-            let mut records = runs(create, update);
-            records.iter_mut().for_each(&change);
-            records
-        };
-        let (before, after) = (side(&[10, 12], &[30, 31]), patched(side(&[8, 9], &[30, 33])));
+        let mut sides = [runs(&[10, 12], &[30, 31]), patched(runs(&[8, 9], &[30, 33]))];
+        sides.iter_mut().flatten().for_each(change);
         let options = Options { metric: metric.map(str::to_owned), ..Options::default() };
-        benchstat(&Comparison::of(&samples(&before), &samples(&after), &options).unwrap())
+        benchstat(&compare_by(&sides[0], &sides[1], &options).unwrap())
     }
 
     #[test]

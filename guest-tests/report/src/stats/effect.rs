@@ -5,7 +5,8 @@
 //!
 //! The ratio is the exponential of the median of log(after) - log(before) over all pairs of runs
 //! (over all Walsh averages for paired runs). Logarithms make it symmetric: the ratio of the sides
-//! in reverse is its inverse. The 95% interval holds the factors that the rank test does not reject.
+//! in reverse is its inverse. The 95% interval holds the factors that the rank test does not
+//! reject.
 //!
 //! For samples whose logarithms are normal with standard deviation s, the Mann-Whitney test finds a
 //! shift d = (z(α/2) + z(0.2)) · s · √(1/m + 1/n) / √(3/π) with a probability of about 80% (65% to

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The Mann-Whitney U test of independent runs and the Wilcoxon signed-rank test of paired runs, both
-//! two-sided, with the distributions of their statistics where there is no difference.
+//! The Mann-Whitney U test of independent runs and the Wilcoxon signed-rank test of paired runs,
+//! both two-sided, with the distributions of their statistics where there is no difference.
 //!
 //! Small samples without ties are exact: every case is counted in whole numbers, and the only
 //! rounding is the last division. Other samples use the normal approximation with corrections for
@@ -8,7 +8,7 @@
 //!
 //! | statistic | exact for |
 //! |---|---|
-//! | U, no ties | both sides below 50 runs (R's `wilcox.test`), or one at most 8 (SciPy's `mannwhitneyu`) |
+//! | U, no ties | both sides below 50 runs (R's `wilcox.test`), or one at most 8 (SciPy) |
 //! | signed ranks | at most 50 pairs, or 13 with ties or zeros (SciPy's `wilcoxon`) |
 
 use statrs::distribution::{ContinuousCDF, Normal};

@@ -65,8 +65,8 @@ pub fn key(comparison: &Comparison) -> String {
     format!("<ul class=\"key\">{items}</ul>\n")
 }
 
-/// Returns the chart of the counts of one configuration: two bars for each, stacked by phase; `None`
-/// without counts.
+/// Returns the chart of the counts of one configuration: two bars for each, stacked by phase;
+/// `None` without counts.
 pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Option<String> {
     let (changed, unchanged): (Vec<Count>, Vec<Count>) =
         counts(comparison, configuration).into_iter().partition(|count| {
@@ -109,22 +109,22 @@ impl Count {
 
 /// Returns the counts of a configuration, in the order of tables. Gauges do not add up over phases.
 fn counts(comparison: &Comparison, configuration: &Configuration) -> Vec<Count> {
-    let phases: Vec<_> = comparison.phases().into_iter().collect();
+    let phases = comparison.phases();
+    let is_gauge =
+        |name: &str| configuration.phases.iter().any(|change| change.gauges.contains_key(name));
     let mut counts: Vec<Count> = Vec::new();
-    for change in &configuration.phases {
-        for row in rows(comparison, change).iter().filter(|row| !row.is_time()) {
-            let is_gauge = configuration.phases.iter().any(|p| p.gauges.contains_key(row.metric));
-            if !is_gauge && !counts.iter().any(|count| count.name == row.metric) {
-                counts.push(Count { name: row.metric.to_owned(), parts: Vec::new() });
-            }
+    for row in configuration.phases.iter().flat_map(|change| rows(comparison, change)) {
+        if row.is_time() || is_gauge(row.metric) {
+            continue;
         }
-    }
-    for count in &mut counts {
-        for change in &configuration.phases {
-            let at = phases.iter().position(|phase| **phase == change.phase);
-            let sides = change.count(&count.name).map_or([None; 2], |c| [c.before, c.after]);
-            let medians = sides.map(|spread| spread.map_or(0.0, |spread| spread.median));
-            count.parts.extend(at.map(|at| (at, change.phase.name().to_owned(), medians)));
+        let phase = &row.phase.phase;
+        let at = phases.iter().position(|known| *known == phase).unwrap_or_default();
+        let medians = [row.change.before, row.change.after]
+            .map(|spread| spread.map_or(0.0, |spread| spread.median));
+        let part = (at, phase.name().to_owned(), medians);
+        match counts.iter_mut().find(|count| count.name == row.metric) {
+            Some(count) => count.parts.push(part),
+            None => counts.push(Count { name: row.metric.to_owned(), parts: vec![part] }),
         }
     }
     counts
@@ -151,8 +151,9 @@ fn bar_pair(svg: &mut Svg, count: &Count) {
     svg.height += 58.0;
 }
 
-/// Returns the chart of the times of vCPUs in one phase: a box between the quartiles, a line between
-/// the least and the greatest, and a dot for each vCPU of each run; `None` if no time is known.
+/// Returns the chart of the times of vCPUs in one phase: a box between the quartiles, a line
+/// between the least and the greatest, and a dot for each vCPU of each run; `None` if no time is
+/// known.
 pub fn vcpu_times(comparison: &Comparison, phase: &AnyPhase) -> Option<String> {
     let rows: Vec<_> = comparison
         .rows()

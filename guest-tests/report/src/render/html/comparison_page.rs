@@ -148,23 +148,16 @@ mod tests {
             single,
         },
         sample::samples,
-        tests::{patched, record, runs},
+        tests::{compare_by, on_hardware, patched, record, runs},
     };
     use granule_types::{phase::Phase, record::Record, units::Nanoseconds};
 
     /// Compares a phase that improves with one that regresses, on hardware.
     fn comparison(metric: Option<&str>) -> Comparison {
-        let side = |create: u64, update: u64| {
-            let about = |us| (0..10).map(|run| us + run).collect::<Vec<u64>>();
-            let mut records = runs(&about(create), &about(update));
-            for record in &mut records {
-                record.host.emulator = None;
-            }
-            records
-        };
-        let (before, after) = (side(2000, 1000), patched(side(1000, 2000)));
+        let about = |us: u64| (0..10).map(|run| us + run).collect::<Vec<u64>>();
+        let side = |create, update| on_hardware(runs(&about(create), &about(update)));
         let options = Options { metric: metric.map(str::to_owned), ..Options::default() };
-        Comparison::of(&samples(&before), &samples(&after), &options).unwrap()
+        compare_by(&side(2000, 1000), &patched(side(1000, 2000)), &options).unwrap()
     }
 
     #[test]
@@ -222,7 +215,6 @@ mod tests {
                 for (at_phase, phase) in (0..).zip(Phase::ALL) {
                     for run in 0..10 {
                         let mut one = record();
-                        one.host.emulator = None;
                         one.config.backing = backing.parse().unwrap();
                         one.config.vcpus = vcpus;
                         one.config.iteration = run;
@@ -253,7 +245,7 @@ mod tests {
                 }
             }
         }
-        records
+        on_hardware(records)
     }
 
     fn matrix_page() -> String {
@@ -265,8 +257,7 @@ mod tests {
             command: Some("granule compare \"<before>\" after".to_owned()),
             ..Options::default()
         };
-        let (before, after) = (samples(&matrix(10)), samples(&patched(matrix(7))));
-        html(&Comparison::of(&before, &after, &options).unwrap())
+        html(&compare_by(&matrix(10), &patched(matrix(7)), &options).unwrap())
     }
 
     #[test]
@@ -297,7 +288,7 @@ mod tests {
     fn charts_and_tables_show_the_same_range() {
         let page = |runs_a_side: &[u64]| {
             let [before, after] = [runs(runs_a_side, &[]), patched(runs(runs_a_side, &[]))];
-            html(&Comparison::of(&samples(&before), &samples(&after), &Options::default()).unwrap())
+            html(&compare_by(&before, &after, &Options::default()).unwrap())
         };
         let (one, few, enough) = (page(&[10]), page(&[10, 20, 60]), page(&[10, 20, 60, 70]));
 

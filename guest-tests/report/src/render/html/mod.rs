@@ -53,8 +53,8 @@ pub mod browser {
         dom[start..].split("</pre>").next().unwrap().to_owned()
     }
 
-    /// Checks a page in Chromium, dark and light, at the widths of a phone and of a desktop. The page
-    /// must have at least `charts` charts and no defect.
+    /// Checks a page in Chromium, dark and light, at the widths of a phone and of a desktop. The
+    /// page must have at least `charts` charts and no defect.
     ///
     /// # Panics
     /// Panics if a chart is missing or the probe finds a defect.

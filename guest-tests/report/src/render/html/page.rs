@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Parts that all pages share: those of a comparison, of one kernel, and of the lab. A template that
-//! does not match its data does not compile.
+//! Parts that all pages share: those of a comparison, of one kernel, and of the lab. A template
+//! that does not match its data does not compile.
 
 use std::fmt;
 

@@ -25,17 +25,14 @@ impl Svg {
         self.body.push('\n');
     }
 
-    /// Adds text with its base line at `y`; `anchor` is the part at `x`: `start`, `middle` or `end`.
-    /// A text that does not fit is shortened and has a tooltip.
+    /// Adds text with its base line at `y`; `anchor` is the part at `x`: `start`, `middle` or
+    /// `end`. A text that does not fit is shortened and has a tooltip.
     pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
         let shown = shortened(text);
-        let mut title = String::new();
-        if shown != text {
-            title = format!("<title>{}</title>", escaped(text));
-        }
+        let title = if shown == text { String::new() } else { tooltip(text) };
+        let shown = escaped(&shown) + &title;
         self.put(&format!(
-            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{}{title}</text>"#,
-            escaped(&shown)
+            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{shown}</text>"#
         ));
     }
 
@@ -57,9 +54,9 @@ impl Svg {
     /// Adds a mark for a figure, with a tooltip.
     pub fn circle(&mut self, x: f64, y: f64, radius: f64, class: &str, title: &str) {
         self.marks += 1;
+        let title = tooltip(title);
         self.put(&format!(
-            r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius}" class="mark {class}"><title>{}</title></circle>"#,
-            escaped(title)
+            r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius}" class="mark {class}">{title}</circle>"#
         ));
     }
 
@@ -68,14 +65,17 @@ impl Svg {
         let (mark, title) = match title {
             Some(title) => {
                 self.marks += 1;
-                ("mark ", format!("<title>{}</title>", escaped(title)))
+                ("mark ", tooltip(title))
             }
             None => ("", String::new()),
         };
-        self.put(&format!(
-            r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" class="{mark}{class}">{title}</rect>"#
-        ));
+        let place = format!(r#"x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}""#);
+        self.put(&format!(r#"<rect {place} class="{mark}{class}">{title}</rect>"#));
     }
+}
+
+fn tooltip(text: &str) -> String {
+    format!("<title>{}</title>", escaped(text))
 }
 
 /// Removes the middle of a text that does not fit into a line: names of configurations begin alike
@@ -105,8 +105,8 @@ pub fn figure(title: &str, words: &str, drawing: Svg) -> String {
 /// Ratio of the greatest to the least figure above which an axis is logarithmic.
 const FAR_APART: f64 = 30.0;
 
-/// Axis, which begins at zero, unless figures are so far apart that small ones would coincide: then it
-/// is logarithmic.
+/// Axis, which begins at zero, unless figures are so far apart that small ones would coincide: then
+/// it is logarithmic.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scale {
     /// Linear from 0 to this.

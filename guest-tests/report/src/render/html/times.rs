@@ -24,7 +24,8 @@ struct Times {
     /// Name and class of the side.
     side: &'static str,
     spread: Spread,
-    /// True if the line about the median ends at the quartiles; otherwise at the least and greatest.
+    /// True if the line about the median ends at the quartiles; otherwise at the least and
+    /// greatest.
     quartiles: bool,
 }
 
