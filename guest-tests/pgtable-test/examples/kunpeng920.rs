@@ -6,22 +6,22 @@
 //! kunpeng920 fit [DIVISOR]     fits the costs, from those in the cost table
 //! ```
 //!
-//! A divisor simulates that many times less memory and multiplies the seconds. `table` defaults to 1,
-//! which takes some minutes on two CPUs, and exits with code 1 if a row holds or misses against the
-//! expectation; `fit` defaults to 320.
+//! A divisor simulates that many times less memory and multiplies the seconds. `table` defaults to
+//! 1, which takes some minutes on two CPUs, and exits with code 1 if a row holds or misses against
+//! the expectation; `fit` defaults to 320.
 
-use std::{error::Error, process::ExitCode};
+use std::process::ExitCode;
 
 use granule_pgtable_test::software_machine::simulation::{
     cost::{self, CostTable},
-    published::{FITS, JudgedRow, gain, judge},
+    published::{FITS, JudgedRow, PublishedError, gain, judge},
 };
 
 const CPU: &str = "kunpeng920";
 /// Each fit affects the earlier ones, so all are repeated.
 const SWEEPS: usize = 3;
 
-fn main() -> Result<ExitCode, Box<dyn Error>> {
+fn main() -> Result<ExitCode, PublishedError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let mut costs = CostTable::parse(CPU, &cost::text_of(CPU)?)?;
     let divisor = |default| match arguments.get(1) {
@@ -38,7 +38,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
-fn fit(costs: &mut CostTable, divisor: u64) -> Result<(), Box<dyn Error>> {
+fn fit(costs: &mut CostTable, divisor: u64) -> Result<(), PublishedError> {
     for sweep in 0..SWEEPS {
         for fit in &FITS {
             let best = fit.improve(costs, divisor)?;
@@ -52,7 +52,7 @@ fn fit(costs: &mut CostTable, divisor: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn table(costs: &CostTable, divisor: u64) -> Result<ExitCode, Box<dyn Error>> {
+fn table(costs: &CostTable, divisor: u64) -> Result<ExitCode, PublishedError> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let rows = judge(costs, divisor, threads, &|workload, kernel, seconds| {
         eprintln!("{workload}, {}: {seconds:?}", kernel.name());

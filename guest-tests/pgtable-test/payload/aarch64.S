@@ -9,7 +9,7 @@
 // An exception is fatal: the vector stores the syndrome in the mailbox and uses the fatal doorbell.
 //
 // The program needs no stack, is position-independent, and is copied to an address aligned to 2K
-// for its vectors. guest/program.rs defines the names in braces.
+// for its vectors. guest/mod.rs defines the names in braces.
 //
 //	x0  access		x5  number of reads after each write
 //	x1  address		x6  distance between these reads
@@ -146,7 +146,7 @@ granule_guest_entry:
 	b.ne	.Lverify
 	b	.Ldone
 
-// Writes the pages of guest/random_walk.rs, whose state is x7. Each write stores the number of
+// Writes the pages of `task::RandomWalk`, whose state is x7. Each write stores the number of
 // writes so far, which the guest also publishes to the host.
 .Lwrite_at_random:
 	mov	x10, #0

@@ -9,7 +9,7 @@
 // the next task. An exception is fatal: its entry stores vector, error code and addresses in the
 // mailbox and uses the fatal doorbell.
 //
-// The program is position-independent. guest/program.rs defines the names in braces.
+// The program is position-independent. guest/mod.rs defines the names in braces.
 //
 //	rax access		r9  to the first read
 //	rsi address		r10 number of reads after each write
@@ -173,7 +173,7 @@ granule_guest_entry:
 	jnz	.Lverify
 	jmp	.Ldone
 
-// Writes the pages of guest/random_walk.rs, whose state is rbx. Each write stores the number of
+// Writes the pages of `task::RandomWalk`, whose state is rbx. Each write stores the number of
 // writes so far, which the guest also publishes to the host.
 	.balign	16
 .Lwrite_at_random:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Configuration of a run of the page-table test.
 //!
-//! A selected phase adds the phases that it depends on, which are run and reported like the others: `update`
-//! and `rebuild` need the mappings of `create`; `update` needs dirty logging; `rebuild` after
-//! `update` needs logging switched off again. Clean-up (switching logging off at the end, dropping
-//! the backing between iterations) always happens and is reported only where selected.
+//! A selected phase adds the phases that it depends on, which are run and reported like the others:
+//! `update` and `rebuild` need the mappings of `create`; `update` needs dirty logging; `rebuild`
+//! after `update` needs logging switched off again. Clean-up (switching logging off at the end,
+//! dropping the backing between iterations) always happens and is reported only where selected.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -41,7 +41,10 @@ pub struct PhaseSelection(Vec<Phase>);
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ParsePhasesError {
     /// The text names an unknown phase.
-    #[error("unknown phase '{0}'; expected one of {list}", list = Phase::ALL.map(Phase::name).join(", "))]
+    #[error(
+        "unknown phase '{0}'; expected one of {list}",
+        list = Phase::ALL.map(Phase::name).join(", ")
+    )]
     Unknown(String),
     /// The text names no phase.
     #[error("no phase is named; omit the option to select all phases")]

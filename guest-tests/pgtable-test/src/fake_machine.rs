@@ -4,9 +4,10 @@
 
 use std::{
     collections::BTreeMap,
+    mem,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::Duration,
@@ -43,19 +44,59 @@ pub(crate) enum Defect {
     FallsBack(u64),
 }
 
+/// Memory of the machine, with a trace of its use.
+#[derive(Debug, Default)]
+pub(crate) struct FakeMemory {
+    /// Written words by address; all others read as zero.
+    words: BTreeMap<u64, u64>,
+    dirty: Option<Vec<u64>>,
+    events: u64,
+    stopping: bool,
+    /// Number of random writes of each vCPU.
+    writes: Vec<u64>,
+    /// Every executed task, with its vCPU.
+    pub(crate) log: Vec<(usize, Task)>,
+    /// Calls of the harness to the host.
+    pub(crate) calls: Vec<&'static str>,
+}
+
+impl FakeMemory {
+    fn word(&self, address: u64) -> u64 {
+        self.words.get(&address).copied().unwrap_or(0)
+    }
+
+    /// Changes a word without a trace in the dirty bitmap.
+    pub(crate) fn poke(&mut self, address: u64, value: u64) {
+        self.words.insert(address, value);
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct FakeState {
-    pub(crate) region: Region,
-    words: Vec<AtomicU64>,
-    dirty: Mutex<Option<Vec<u64>>>,
-    events: AtomicU64,
-    stopping: AtomicBool,
-    writes: Vec<AtomicU64>,
+    region: Region,
     defect: Defect,
-    /// Every executed task, with its vCPU.
-    pub(crate) log: Mutex<Vec<(usize, Task)>>,
-    /// Calls of the harness to the host.
-    pub(crate) calls: Mutex<Vec<&'static str>>,
+    memory: Mutex<FakeMemory>,
+}
+
+impl FakeState {
+    pub(crate) fn memory(&self) -> MutexGuard<'_, FakeMemory> {
+        self.memory.lock().unwrap()
+    }
+
+    fn write(&self, address: u64, value: u64) {
+        let mut memory = self.memory();
+        memory.events += 1;
+        if self.defect != Defect::LosesWrite(address) {
+            memory.poke(address, value);
+        }
+        let page = (address - self.region.start.0) / self.region.host_page.0;
+        let page = usize::try_from(page).unwrap();
+        if let Some(log) = memory.dirty.as_mut()
+            && self.defect != Defect::LosesDirty(page)
+        {
+            log[page / 64] |= 1 << (page % 64);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -75,53 +116,13 @@ impl FakeMachine {
             backing_page,
             host_address: None,
         };
-        let words = usize::try_from(region.size.0 / 8).unwrap();
-        let zeroes = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
-        Self {
-            host: Host::default(),
-            state: Arc::new(FakeState {
-                region,
-                words: zeroes(words),
-                dirty: Mutex::default(),
-                events: AtomicU64::new(0),
-                stopping: AtomicBool::new(false),
-                writes: zeroes(vcpus),
-                defect,
-                log: Mutex::default(),
-                calls: Mutex::default(),
-            }),
-            vcpus,
-        }
+        let memory = Mutex::new(FakeMemory { writes: vec![0; vcpus], ..FakeMemory::default() });
+        let state = Arc::new(FakeState { region, defect, memory });
+        Self { host: Host::default(), state, vcpus }
     }
 }
 
-impl FakeState {
-    fn word(&self, address: u64) -> &AtomicU64 {
-        &self.words[usize::try_from((address - self.region.start.0) / 8).unwrap()]
-    }
-
-    /// Changes a word without a trace in the dirty bitmap.
-    pub(crate) fn poke(&self, address: u64, value: u64) {
-        self.word(address).store(value, Ordering::Relaxed);
-    }
-
-    fn write(&self, address: u64, value: u64) {
-        self.events.fetch_add(1, Ordering::Relaxed);
-        if self.defect != Defect::LosesWrite(address) {
-            self.word(address).store(value, Ordering::Relaxed);
-        }
-        let page = usize::try_from((address - self.region.start.0) / self.region.host_page.0);
-        let page = page.unwrap();
-        if self.defect == Defect::LosesDirty(page) {
-            return;
-        }
-        if let Some(log) = self.dirty.lock().unwrap().as_mut() {
-            log[page / 64] |= 1 << (page % 64);
-        }
-    }
-}
-
-/// Number of random writes of a vCPU after it is asked to stop: enough to reach every page of the
+/// Number of random writes of a vCPU after the request to stop: enough to reach every page of the
 /// region, however the threads are scheduled.
 const LAST_WRITES: u32 = 5000;
 
@@ -139,19 +140,19 @@ impl FakeVcpu {
         }
     }
 
-    /// Writes until asked to stop, and [`LAST_WRITES`] times more.
+    /// Writes until the request to stop, and [`LAST_WRITES`] times more.
     fn write_at_random(&self, task: &Task) -> Result<(), VcpuFailure> {
         let mut left = LAST_WRITES;
         for (write, page) in (1..).zip(RandomWalk::new(task.seed, task.count)) {
-            if self.state.stopping.load(Ordering::Acquire) {
-                left -= 1;
-            }
             if self.kicked.load(Ordering::Relaxed) {
                 return Err(self.failure("KICKED"));
             }
-            let address = task.start.0 + page * task.stride.0;
-            self.state.write(address, write);
-            self.state.writes[self.index].store(write, Ordering::Relaxed);
+            self.state.write(task.start.0 + page * task.stride.0, write);
+            let mut memory = self.state.memory();
+            memory.writes[self.index] = write;
+            if memory.stopping {
+                left -= 1;
+            }
             if left == 0 {
                 break;
             }
@@ -159,11 +160,11 @@ impl FakeVcpu {
         Ok(())
     }
 
-    fn hang(&self) -> VcpuFailure {
+    fn hang(&self) -> Result<(), VcpuFailure> {
         while !self.kicked.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
-        self.failure("KICKED")
+        Err(self.failure("KICKED"))
     }
 }
 
@@ -177,16 +178,16 @@ impl Vcpu for FakeVcpu {
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
         match self.state.defect {
-            Defect::Hangs(vcpu) if vcpu == self.index => return Err(self.hang()),
+            Defect::Hangs(vcpu) if vcpu == self.index => return self.hang(),
             Defect::Fails(vcpu) if vcpu == self.index => return Err(self.failure("FAILED")),
-            Defect::Fails(_) => return Err(self.hang()),
+            Defect::Fails(_) => return self.hang(),
             Defect::Panics(vcpu) if vcpu == self.index => {
                 // Without the panic hook, whose backtrace may take longer than the test's deadline.
                 std::panic::resume_unwind(Box::new("injected defect"))
             }
             _ => {}
         }
-        self.state.log.lock().unwrap().push((self.index, *task));
+        self.state.memory().log.push((self.index, *task));
         if task.access == Access::WriteAtRandom {
             return self.write_at_random(task);
         }
@@ -194,10 +195,8 @@ impl Vcpu for FakeVcpu {
             let address = task.start.0 + visit * task.stride.0;
             let value = Task::value_at(task.seed, GuestAddress(address));
             match task.access {
-                Access::Write | Access::WriteThenRead => {
-                    self.state.write(address, value);
-                }
-                Access::Verify if self.state.word(address).load(Ordering::Relaxed) != value => {
+                Access::Write | Access::WriteThenRead => self.state.write(address, value),
+                Access::Verify if self.state.memory().word(address) != value => {
                     return Err(self.failure("VERIFY"));
                 }
                 _ => {}
@@ -221,7 +220,7 @@ impl Machine for FakeMachine {
     }
 
     fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>> {
-        (0..std::mem::take(&mut self.vcpus))
+        (0..mem::take(&mut self.vcpus))
             .map(|index| {
                 Box::new(FakeVcpu { index, state: self.state.clone(), kicked: Arc::default() })
                     as Box<dyn Vcpu>
@@ -242,37 +241,35 @@ impl Machine for FakeMachine {
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
         let region = self.state.region;
         let pages = usize::try_from(region.size.0 / region.host_page.0).unwrap();
-        *self.state.dirty.lock().unwrap() = on.then(|| vec![0; pages.div_ceil(64)]);
-        let call = if on { "log on" } else { "log off" };
-        self.state.calls.lock().unwrap().push(call);
+        let mut memory = self.state.memory();
+        memory.dirty = on.then(|| vec![0; pages.div_ceil(64)]);
+        memory.calls.push(if on { "log on" } else { "log off" });
         Ok(Nanoseconds(11))
     }
 
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let log = self.state.dirty.lock().unwrap().clone();
+        let log = self.state.memory().dirty.clone();
         log.ok_or_else(|| MachineError::new("reading the dirty bitmap", "logging is off"))
     }
 
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {
-        for word in &self.state.words {
-            word.store(0, Ordering::Relaxed);
-        }
-        self.state.calls.lock().unwrap().push("drop");
+        let mut memory = self.state.memory();
+        memory.words.clear();
+        memory.calls.push("drop");
         Ok(Nanoseconds(13))
     }
 
     fn restore_backing(&mut self) -> Result<(), MachineError> {
-        self.state.calls.lock().unwrap().push("restore");
+        self.state.memory().calls.push("restore");
         Ok(())
     }
 
     fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError> {
-        Ok(self.state.word(address.0).load(Ordering::Relaxed))
+        Ok(self.state.memory().word(address.0))
     }
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
-        let writes = self.state.events.load(Ordering::Relaxed);
-        Ok([("writes".to_owned(), writes)].into())
+        Ok([("writes".to_owned(), self.state.memory().events)].into())
     }
 
     fn migration_ops(&mut self) -> Option<&mut dyn MigrationOps> {
@@ -282,34 +279,32 @@ impl Machine for FakeMachine {
 
 impl MigrationOps for FakeMachine {
     fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError> {
+        let mut memory = self.state.memory();
         if !stop {
-            let writes = self.state.writes.iter();
-            writes.for_each(|count| count.store(0, Ordering::Relaxed));
+            memory.writes.fill(0);
         }
-        self.state.stopping.store(stop, Ordering::Release);
+        memory.stopping = stop;
         Ok(())
     }
 
     fn writes(&self) -> Result<Vec<u64>, MachineError> {
-        let writes = self.state.writes.iter();
-        Ok(writes.map(|count| count.load(Ordering::Relaxed)).collect())
+        Ok(self.state.memory().writes.clone())
     }
 
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
         if self.state.defect == Defect::RefusesLog {
-            let doing = "reading the dirty bitmap";
-            return Err(MachineError::new(doing, "injected defect"));
+            return Err(MachineError::new("reading the dirty bitmap", "injected defect"));
         }
-        let mut dirty = self.state.dirty.lock().unwrap();
-        let log = dirty.as_mut().expect("logging is on");
+        let mut memory = self.state.memory();
+        let log = memory.dirty.as_mut().expect("logging is on");
         let empty = vec![0; log.len()];
-        Ok(std::mem::replace(log, empty))
+        Ok(mem::replace(log, empty))
     }
 
     fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError> {
+        let memory = self.state.memory();
         for (at, word) in (address.0..).step_by(8).zip(into.chunks_exact_mut(8)) {
-            let value = self.state.word(at).load(Ordering::Relaxed);
-            word.copy_from_slice(&value.to_le_bytes());
+            word.copy_from_slice(&memory.word(at).to_le_bytes());
         }
         Ok(())
     }

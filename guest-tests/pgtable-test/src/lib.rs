@@ -22,7 +22,7 @@ pub mod vcpu_threads;
 mod clock {
     //! The clock of every time in a result: `CLOCK_MONOTONIC_RAW`, as in the kernel's test.
     //!
-    //! Adjustments of the time of day do not change its rate. Under emulation it reads virtual time.
+    //! Adjustments of the time of day do not change its rate. Emulated, it reads virtual time.
 
     use rustix::time::{ClockId, clock_gettime};
 

@@ -22,7 +22,7 @@ impl<W: Write> LogLines<W> {
         Self { to, config, iterations }
     }
 
-    /// Prints the lines of one step of the run and flushes them.
+    /// Prints the lines of one event of the run and flushes them.
     ///
     /// # Errors
     /// Writing fails.
@@ -107,10 +107,10 @@ mod tests {
         }
     }
 
-    fn printed(iterations: u32, steps: &[Progress<'_>]) -> String {
+    fn printed(iterations: u32, events: &[Progress<'_>]) -> String {
         let mut lines = LogLines::new(Vec::new(), config(), iterations);
-        for step in steps {
-            lines.print(step).unwrap();
+        for event in events {
+            lines.print(event).unwrap();
         }
         String::from_utf8(lines.to).unwrap()
     }

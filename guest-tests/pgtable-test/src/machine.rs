@@ -55,14 +55,8 @@ pub struct VcpuFailure {
 impl VcpuFailure {
     /// Returns a failure without program counter, syndrome and address.
     pub fn new(vcpu: usize, exit: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self {
-            vcpu,
-            pc: None,
-            exit: exit.into(),
-            syndrome: None,
-            address: None,
-            detail: detail.into(),
-        }
+        let (exit, detail) = (exit.into(), detail.into());
+        Self { vcpu, pc: None, exit, syndrome: None, address: None, detail }
     }
 }
 
@@ -102,7 +96,7 @@ pub trait Vcpu: Send {
 
 /// Forces one vCPU out of the guest, from any thread. The interrupted [`Vcpu::run`] fails and
 /// reports the guest's program counter.
-pub trait Kick: Send + Sync {
+pub trait Kick: fmt::Debug + Send + Sync {
     /// Kicks the vCPU, which never enters the guest again.
     fn kick(&self);
 }
@@ -146,6 +140,10 @@ pub struct Region {
 }
 
 /// A machine under test.
+///
+/// # Errors
+/// Operations fail if the host refuses, counters if they can no longer be read, the dirty bitmap if
+/// logging is off, and reads of memory outside the region.
 pub trait Machine {
     /// Returns the provenance of results: kernel, CPU, emulator.
     fn host(&self) -> &Host;
@@ -175,56 +173,32 @@ pub trait Machine {
     fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>>;
 
     /// Reads the page sizes that back the region from the host.
-    ///
-    /// # Errors
-    /// The host does not report them, or does not back the region as configured.
     fn obtained(&self) -> Result<ResidentPages, MachineError>;
 
     /// Switches dirty logging of the region on or off and returns the time of the call.
-    ///
-    /// # Errors
-    /// The host refuses.
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError>;
 
     /// Returns the dirty bitmap since logging began: one bit for each host page, lowest address
     /// first.
-    ///
-    /// # Errors
-    /// The host refuses, or logging is off.
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError>;
 
     /// Drops the region's backing, so that the next access is a first touch, and returns the time
     /// of the call.
-    ///
-    /// # Errors
-    /// The host refuses.
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError>;
 
     /// Prepares the region for a first touch after [`Machine::drop_backing`] (advice, prefault
     /// where configured). Not timed.
-    ///
-    /// # Errors
-    /// The host refuses.
     fn restore_backing(&mut self) -> Result<(), MachineError>;
 
     /// Reads 8 bytes of the region through the host's mapping.
-    ///
-    /// # Errors
-    /// The address is outside the region.
     fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError>;
 
     /// Returns event counts since the machine was made, by name, without those that the host does
     /// not count.
-    ///
-    /// # Errors
-    /// An open counter can no longer be read.
     fn events(&mut self) -> Result<EventCounts, MachineError>;
 
     /// Returns current levels (such as pages mapped by size), by name, without those that the host
     /// does not report.
-    ///
-    /// # Errors
-    /// A gauge that was readable before can no longer be read.
     fn gauges(&mut self) -> Result<EventCounts, MachineError> {
         Ok(EventCounts::new())
     }
@@ -236,32 +210,20 @@ pub trait Machine {
 }
 
 /// Operations of a live migration, on a machine whose vCPUs run at
-/// [`Access::WriteAtRandom`](crate::task::Access::WriteAtRandom).
+/// [`Access::WriteAtRandom`](crate::task::Access::WriteAtRandom); errors as of [`Machine`].
 pub trait MigrationOps {
     /// Asks the vCPUs to stop writing, or not to. Before the vCPUs start, `false` also resets
     /// their write counts.
-    ///
-    /// # Errors
-    /// The request cannot be passed to the guest.
     fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError>;
 
     /// Returns the number of writes of each vCPU; for a running vCPU the count may lag by a few.
-    ///
-    /// # Errors
-    /// The counts cannot be read.
     fn writes(&self) -> Result<Vec<u64>, MachineError>;
 
     /// Reads and clears the dirty bitmap: one bit for each host page written since logging began
     /// or since the previous call, lowest address first. Every later write is in the next bitmap.
-    ///
-    /// # Errors
-    /// The host refuses, or logging is off.
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError>;
 
     /// Reads memory of the region through the host's mapping. A concurrent write may or may not be
     /// seen; if it is not, the next dirty bitmap contains its page.
-    ///
-    /// # Errors
-    /// The range is not within the region.
     fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError>;
 }

@@ -75,8 +75,8 @@ impl Task {
     }
 }
 
-/// Endless pseudo-random sequence of the page numbers, below `count`, that [`Access::WriteAtRandom`]
-/// writes.
+/// Endless pseudo-random sequence of the page numbers, below `count`, that
+/// [`Access::WriteAtRandom`] writes.
 ///
 /// Guest and host compute the same sequence, so the host knows afterwards which pages a vCPU wrote
 /// and in which order. A 64-bit xorshift generator (Marsaglia 2003, shifts 13, 7, 17) yields one

@@ -13,10 +13,8 @@
 //! ```
 //!
 //! A guest-virtual address is the physical one, truncated to the width of a virtual address. Where
-//! that width is less than a physical address's, the truncated region must neither overlap low memory
-//! nor exceed the last virtual address.
-
-use std::sync::Arc;
+//! that width is less than a physical address's, the truncated region must neither overlap low
+//! memory nor exceed the last virtual address.
 
 use thiserror::Error;
 
@@ -27,23 +25,22 @@ use granule_types::{
     units::{Bytes, GuestAddress},
 };
 
-/// Start of low memory, aligned to every granule and host page.
+/// Start of low memory and address of the program, aligned to every granule and host page.
 pub const LOW_MEMORY: GuestAddress = GuestAddress(0x1_0000);
-
 /// Size of the area of the program.
-const PROGRAM_ROOM: u64 = 0x8000;
-/// Size of the area of the architecture's tables.
-const EXTRA_ROOM: u64 = 0x8000;
+pub const PROGRAM_ROOM: u64 = 0x8000;
+/// Address of the architecture's tables, an area of 32 KiB.
+pub const EXTRA: GuestAddress = GuestAddress(LOW_MEMORY.0 + PROGRAM_ROOM);
 /// Start of the mailboxes.
-const MAILBOXES: u64 = LOW_MEMORY.0 + PROGRAM_ROOM + EXTRA_ROOM;
+const MAILBOXES: u64 = EXTRA.0 + 0x8000;
 
 /// Properties of a guest that its architecture determines.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Abi {
     /// The guest mode.
     pub mode: GuestMode,
     /// Format of the stage-1 tables.
-    pub format: Arc<dyn Format>,
+    pub format: Format,
     /// Address of the doorbells; `None` where they are ports.
     pub doorbells: Option<GuestAddress>,
 }
@@ -101,8 +98,8 @@ pub enum LayoutError {
     Tables(#[from] TableError),
 }
 
-/// Returns the start of the region under test: `offset`, or the highest start below `end` that keeps
-/// the last guest page free, as in the kernel's test; aligned down to `align`, a power of two.
+/// Returns the start of the region under test: `offset`, or the highest start below `end` that
+/// keeps the last guest page free, as in the kernel's test; aligned down to a power of two.
 ///
 /// # Errors
 /// [`LayoutError::TooLarge`] or [`LayoutError::Empty`].
@@ -129,10 +126,10 @@ pub fn place_region(
         .ok_or(too_large)
 }
 
-/// Returns the greatest number of stage-1 tables of a guest with a region of this size: the root, one
-/// for each level for low memory, two for each level for the ends of the region, and between those
-/// one for each 64 GiB, which a table of 16K-granule blocks maps (other granules map more). By
-/// pages, one for each table's worth of pages, and as many again for the levels above.
+/// Returns the greatest number of stage-1 tables of a guest with a region of this size: the root,
+/// one for each level for low memory, two for each level for the ends of the region, and between
+/// those one for each 64 GiB, which a table of 16K-granule blocks maps (other granules map more).
+/// By pages, one for each table's worth of pages, and as many again for the levels above.
 pub(super) const fn most_tables(size: Bytes, granule: Bytes, map: GuestMap) -> u64 {
     let between = match map {
         GuestMap::Blocks => size.0 >> 36,
@@ -158,8 +155,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out a guest with `vcpus` mailboxes, and builds stage-1 tables that map low memory and the
-    /// region, the latter as `map` says.
+    /// Lays out a guest with `vcpus` mailboxes, and builds stage-1 tables that map low memory and
+    /// the region, the latter as `map` says.
     ///
     /// # Errors
     /// The region overlaps low memory or exceeds the addresses, or the tables cannot be built.
@@ -181,7 +178,7 @@ impl Layout {
         if region.0 < free {
             return Err(LayoutError::Covers { start: region.0, free });
         }
-        let bits = abi.format.address_bits();
+        let bits = abi.format.address_bits;
         let address = region.0 & mask(bits);
         let last = (1u64 << bits).saturating_sub(size.0) & !(granule.0 - 1);
         if address < free || address > last {
@@ -193,14 +190,8 @@ impl Layout {
             let page = GuestAddress(doorbells.0 & !(granule.0 - 1));
             (page, granule, MemoryType::Device, blocks)
         });
-        let mut layout = Self {
-            unit,
-            vcpus,
-            region,
-            size,
-            tables: Tables::new(tables_at, Arc::clone(&abi.format)),
-            abi,
-        };
+        let mut layout =
+            Self { unit, vcpus, region, size, tables: Tables::new(tables_at, abi.format), abi };
         let memory = [
             (LOW_MEMORY, low, MemoryType::Normal, blocks),
             (region, size, MemoryType::Normal, map),
@@ -220,7 +211,7 @@ impl Layout {
 
     /// Returns the guest-virtual address of a physical one.
     pub fn virtual_of(&self, physical: GuestAddress) -> u64 {
-        physical.0 & mask(self.abi.format.address_bits())
+        physical.0 & mask(self.abi.format.address_bits)
     }
 
     /// Returns the guest-physical address of a virtual one; outside the region the two are equal.
@@ -233,21 +224,6 @@ impl Layout {
     pub fn low_size(&self) -> Bytes {
         let end = self.tables.base().0 + self.tables.size().0;
         Bytes((end - LOW_MEMORY.0).next_multiple_of(self.unit))
-    }
-
-    /// Returns the address of the program, aligned for its vectors.
-    pub const fn program(&self) -> GuestAddress {
-        LOW_MEMORY
-    }
-
-    /// Returns the greatest size of the program.
-    pub const fn program_room(&self) -> Bytes {
-        Bytes(PROGRAM_ROOM)
-    }
-
-    /// Returns the address of the architecture's tables, an area of 32 KiB.
-    pub const fn extra(&self) -> GuestAddress {
-        GuestAddress(LOW_MEMORY.0 + PROGRAM_ROOM)
     }
 
     /// Returns the address of a vCPU's mailbox, which has a page of its own.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The guest's stage-1 tables, built by the host before the guest runs.
 //!
-//! A table fills one granule. Each level translates `granule bits - 3` bits of the address; the last
-//! level is 3. The architecture defines the entries ([`Format`]). By default all memory is mapped by
-//! the largest blocks that fit, so the guest's walks touch few pages and nearly all stage-2 faults
-//! are of the region under test.
+//! A table fills one granule. Each level translates `granule bits - 3` bits of the address; the
+//! last level is 3. The architecture defines the entries ([`Format`]). By default all memory is
+//! mapped by the largest blocks that fit, so the guest's walks touch few pages and nearly all
+//! stage-2 faults are of the region under test.
 
-use std::{fmt, sync::Arc};
+use std::collections::BTreeMap;
 
 use thiserror::Error;
 
@@ -22,36 +22,47 @@ pub enum MemoryType {
     Device,
 }
 
-/// A decoded entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
-    /// An invalid entry.
-    Empty,
-    /// A block or a page.
-    Leaf,
-    /// A table at this guest-physical address.
-    Table(u64),
+/// An architecture's format of table entries. An entry is a physical address and attribute bits.
+#[derive(Debug, Clone, Copy)]
+pub struct Format {
+    /// Base-2 logarithm of the granule.
+    pub page_shift: u8,
+    /// Width of a virtual address, in bits.
+    pub address_bits: u8,
+    /// First level at which an entry can be a block.
+    pub first_block_level: u8,
+    /// Attributes of an entry that links a table.
+    pub table: u64,
+    /// Attributes of a block, without those of its memory type.
+    pub block: u64,
+    /// Attributes of a page, without those of its memory type.
+    pub page: u64,
+    /// Attributes of normal memory.
+    pub normal: u64,
+    /// Attributes of device memory.
+    pub device: u64,
 }
 
-/// An architecture's format of table entries.
-pub trait Format: fmt::Debug + Send + Sync {
-    /// Returns the base-2 logarithm of the granule.
-    fn page_shift(&self) -> u8;
-
-    /// Returns the width of a virtual address, in bits.
-    fn address_bits(&self) -> u8;
-
-    /// Returns whether an entry at a level above the last can be a block.
-    fn block_at(&self, level: u8) -> bool;
+impl Format {
+    /// Returns an address in an entry: bits 51:12, or with 64K granules bits 47:16 in place and
+    /// bits 51:48 in 15:12 (Arm manual, D8.3).
+    const fn address(&self, physical: u64) -> u64 {
+        let aligned = physical & 0x000f_ffff_ffff_f000 & !((1 << self.page_shift) - 1);
+        if self.page_shift == 16 {
+            return aligned & 0x0000_ffff_ffff_ffff | (physical >> 48 & 0xf) << 12;
+        }
+        aligned
+    }
 
     /// Returns an entry that maps a block, or a page at level 3.
-    fn leaf(&self, physical: u64, level: u8, kind: MemoryType) -> u64;
-
-    /// Returns an entry that links a table.
-    fn table(&self, physical: u64) -> u64;
-
-    /// Decodes an entry of a level.
-    fn decode(&self, entry: u64, level: u8) -> Entry;
+    const fn leaf(&self, physical: u64, level: u8, kind: MemoryType) -> u64 {
+        let size = if level == 3 { self.page } else { self.block };
+        let memory = match kind {
+            MemoryType::Normal => self.normal,
+            MemoryType::Device => self.device,
+        };
+        self.address(physical) | size | memory
+    }
 }
 
 /// Error returned when a range cannot be mapped.
@@ -63,15 +74,18 @@ pub struct TableError(String);
 #[derive(Debug, Clone)]
 pub struct Tables {
     base: GuestAddress,
-    format: Arc<dyn Format>,
+    format: Format,
     map: GuestMap,
     words: Vec<u64>,
+    /// Index of the first word of a table by that of the word that links it.
+    linked: BTreeMap<usize, usize>,
 }
 
 impl Tables {
     /// Returns empty tables at guest-physical `base`, which must be aligned to the granule.
-    pub fn new(base: GuestAddress, format: Arc<dyn Format>) -> Self {
-        Self { base, map: GuestMap::Blocks, words: vec![0; 1 << (format.page_shift() - 3)], format }
+    pub fn new(base: GuestAddress, format: Format) -> Self {
+        let words = vec![0; 1 << (format.page_shift - 3)];
+        Self { base, format, map: GuestMap::Blocks, words, linked: BTreeMap::new() }
     }
 
     /// Selects blocks or pages for subsequent mappings.
@@ -94,29 +108,8 @@ impl Tables {
         Bytes(self.words.len() as u64 * 8)
     }
 
-    fn index_bits(&self) -> u8 {
-        self.format.page_shift() - 3
-    }
-
-    /// Returns the level at which a walk begins.
-    fn start_level(&self) -> u8 {
-        let resolved = self.format.address_bits() - self.format.page_shift();
-        4 - resolved.div_ceil(self.index_bits())
-    }
-
-    /// Returns the base-2 logarithm of the memory that an entry of a level maps.
-    fn level_shift(&self, level: u8) -> u8 {
-        self.format.page_shift() + (3 - level) * self.index_bits()
-    }
-
-    /// Returns whether the selected mapping allows a leaf at a level.
-    fn leaf_at(&self, level: u8) -> bool {
-        level == 3 || (self.format.block_at(level) && self.map == GuestMap::Blocks)
-    }
-
-    fn entry_index(&self, address: u64, level: u8) -> usize {
-        let index = (address >> self.level_shift(level)) & ((1 << self.index_bits()) - 1);
-        usize::try_from(index).unwrap_or(usize::MAX)
+    const fn index_bits(&self) -> u8 {
+        self.format.page_shift - 3
     }
 
     /// Maps `size` bytes of guest-physical memory from `physical` at guest-virtual `address`.
@@ -130,13 +123,13 @@ impl Tables {
         size: Bytes,
         kind: MemoryType,
     ) -> Result<(), TableError> {
-        let granule = Bytes(1 << self.format.page_shift());
+        let granule = Bytes(1 << self.format.page_shift);
         if (address | physical.0 | size.0) & (granule.0 - 1) != 0 {
             return Err(TableError(format!(
                 "{size} at {address:#x} are not aligned to the guest's granule of {granule}"
             )));
         }
-        let bits = self.format.address_bits();
+        let bits = self.format.address_bits;
         let end = address.checked_add(size.0);
         if end.is_none_or(|end| end > 1 << bits) {
             return Err(TableError(format!(
@@ -158,23 +151,25 @@ impl Tables {
         left: u64,
         kind: MemoryType,
     ) -> Result<u64, TableError> {
+        let resolved = self.format.address_bits - self.format.page_shift;
+        let mut level = 4 - resolved.div_ceil(self.index_bits());
         let mut table = 0;
-        let mut level = self.start_level();
         loop {
-            let span = 1 << self.level_shift(level);
+            let shift = self.format.page_shift + (3 - level) * self.index_bits();
+            let span = 1 << shift;
             let fits = (address | physical) & (span - 1) == 0 && left >= span;
-            let at = table + self.entry_index(address, level);
-            let entry = self.format.decode(self.words[at], level);
-            if fits && self.leaf_at(level) && entry == Entry::Empty {
+            let index = (address >> shift) & ((1 << self.index_bits()) - 1);
+            let at = table + usize::try_from(index).unwrap_or(usize::MAX);
+            let is_empty = self.words[at] == 0;
+            let blocks = level >= self.format.first_block_level && self.map == GuestMap::Blocks;
+            if fits && is_empty && (level == 3 || blocks) {
                 self.words[at] = self.format.leaf(physical, level, kind);
                 return Ok(span);
             }
-            table = match entry {
-                Entry::Table(linked) => self.table_at(linked),
-                Entry::Empty if level < 3 => self.new_table(at),
-                Entry::Empty | Entry::Leaf => {
-                    return Err(TableError(format!("{address:#x} is already mapped")));
-                }
+            table = match self.linked.get(&at) {
+                Some(&linked) => linked,
+                None if is_empty && level < 3 => self.new_table(at),
+                None => return Err(TableError(format!("{address:#x} is already mapped"))),
             };
             level += 1;
         }
@@ -185,12 +180,8 @@ impl Tables {
         let table = self.words.len();
         self.words.resize(table + (1 << self.index_bits()), 0);
         let address = self.base.0 + table as u64 * 8;
-        self.words[at] = self.format.table(address);
+        self.words[at] = self.format.address(address) | self.format.table;
+        self.linked.insert(at, table);
         table
-    }
-
-    /// Returns the index of the first word of the table at a physical address.
-    fn table_at(&self, physical: u64) -> usize {
-        usize::try_from((physical - self.base.0) / 8).unwrap_or(usize::MAX)
     }
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The layout of guests of every mode.
+//! The layout of guests of every mode, and arm64's tables against an independent walker, written
+//! from the Arm manual.
 
 use super::{
-    arch::aarch64::abi,
-    layout::{LOW_MEMORY, Layout, LayoutError, most_tables, place_region},
+    arch::aarch64::{abi, format, registers::MAIR},
+    layout::{LOW_MEMORY, Layout, LayoutError, PROGRAM_ROOM, most_tables, place_region},
+    tables::{MemoryType, Tables},
 };
 use crate::config::GuestMap;
 use granule_types::{
@@ -11,44 +13,39 @@ use granule_types::{
     units::{Bytes, GuestAddress},
 };
 
-#[test]
-fn the_default_region_equals_that_of_the_kernels_test() {
-    let at = |bits, size, align| {
-        place_region(GuestAddress(1u64 << bits), Bytes::kib(4), size, align, None).unwrap().0
-    };
-
-    // Printed by kvm_page_table_test of Linux 6.1 as "Guest physical test memory offset".
-    assert_eq!(at(48, Bytes::mib(64), Bytes::mib(2)), 0xffff_fbe0_0000);
-    assert_eq!(at(48, Bytes::mib(64), Bytes::kib(4)), 0xffff_fbff_f000);
-    assert_eq!(at(40, Bytes::gib(1), Bytes::gib(1)), 0xff_8000_0000);
+fn place(
+    bits: u8,
+    size: Bytes,
+    align: Bytes,
+    offset: Option<u64>,
+) -> Result<GuestAddress, LayoutError> {
+    let end = GuestAddress(1 << bits);
+    place_region(end, Bytes::kib(4), size, align, offset.map(GuestAddress))
 }
 
 #[test]
-fn an_offset_is_aligned_down() {
-    let start = place_region(
-        GuestAddress(1 << 40),
-        Bytes::kib(4),
-        Bytes::mib(64),
-        Bytes::mib(2),
-        Some(GuestAddress(0x4020_1234)),
-    );
-
-    assert_eq!(start, Ok(GuestAddress(0x4020_0000)));
+fn the_region_is_that_of_the_kernels_test_or_at_an_offset_aligned_down() {
+    // Without an offset: printed by kvm_page_table_test of Linux 6.1 as "Guest physical test memory
+    // offset".
+    for (bits, size, align, offset, start) in [
+        (48, Bytes::mib(64), Bytes::mib(2), None, 0xffff_fbe0_0000),
+        (48, Bytes::mib(64), Bytes::kib(4), None, 0xffff_fbff_f000),
+        (40, Bytes::gib(1), Bytes::gib(1), None, 0xff_8000_0000),
+        (40, Bytes::mib(64), Bytes::mib(2), Some(0x4020_1234), 0x4020_0000),
+    ] {
+        assert_eq!(place(bits, size, align, offset), Ok(GuestAddress(start)));
+    }
 }
 
 #[test]
-fn a_region_beyond_the_last_address_is_refused() {
-    let place = |size, offset| {
-        let end = GuestAddress(1 << 36);
-        place_region(end, Bytes::kib(4), size, Bytes::kib(4), offset).unwrap_err()
-    };
+fn an_empty_region_and_one_beyond_the_last_address_are_refused() {
+    let place = |size, offset| place(36, size, Bytes::kib(4), offset).unwrap_err();
 
     assert_eq!(place(Bytes(0), None), LayoutError::Empty);
-    assert!(matches!(place(Bytes::gib(64), None), LayoutError::TooLarge { .. }));
-    assert!(matches!(
-        place(Bytes::mib(4), Some(GuestAddress((1 << 36) - 0x1000))),
-        LayoutError::TooLarge { .. }
-    ));
+    let end = Some((1 << 36) - 0x1000);
+    for error in [place(Bytes::gib(64), None), place(Bytes::mib(4), end)] {
+        assert!(matches!(error, LayoutError::TooLarge { .. }));
+    }
 }
 
 #[test]
@@ -66,7 +63,7 @@ fn parts_of_low_memory_do_not_overlap() {
 
         let layout = Layout::new(abi(mode), Bytes::kib(4), 80, region, size, map).unwrap();
 
-        assert!(layout.mailbox(0).0 >= layout.program().0 + layout.program_room().0);
+        assert!(layout.mailbox(0).0 >= LOW_MEMORY.0 + PROGRAM_ROOM);
         assert!(layout.mailbox(79).0 < layout.tables().base().0);
         assert_eq!(layout.tables().base().0 % mode.page_size().0, 0);
         let end = layout.tables().base().0 + layout.tables().size().0;
@@ -134,4 +131,153 @@ fn unusable_virtual_addresses_are_refused_with_the_usable_range() {
     assert!(wide((1 << 48) + last + 0x1_0000, size).is_err());
     let text = wide(1 << 48, size).unwrap_err().to_string();
     assert!(text.contains("virtual address 0x0,") && text.contains("48 bits"));
+}
+
+const BASE: GuestAddress = GuestAddress(0x10_0000);
+
+/// Tables of one mode under test.
+struct TestTables {
+    tables: Tables,
+    /// Base-2 logarithm of the granule.
+    shift: u32,
+    bits: u32,
+}
+
+impl TestTables {
+    fn new(mode: &str) -> Self {
+        let mode: GuestMode = mode.parse().unwrap();
+        let tables = Tables::new(BASE, format(mode));
+        Self { tables, shift: mode.page_shift().into(), bits: mode.va_bits().into() }
+    }
+
+    fn map(&mut self, address: u64, physical: u64, size: u64) {
+        let physical = GuestAddress(physical);
+        self.tables.map(address, physical, Bytes(size), MemoryType::Normal).unwrap();
+    }
+
+    /// Returns the output address, the attributes and the size of the leaf that a walk reaches.
+    fn walk(&self, address: u64) -> Option<(u64, u64, u64)> {
+        let Self { tables, shift, bits } = self;
+        let index_bits = shift - 3;
+        let mut physical = BASE.0;
+        let mut low = shift + (bits - shift - 1) / index_bits * index_bits;
+        loop {
+            let index = (address >> low) % (1 << index_bits);
+            let word = usize::try_from((physical - BASE.0) / 8 + index).unwrap();
+            let entry = tables.words()[word];
+            let output = match shift {
+                12 => entry & 0xffff_ffff_f000,
+                14 => entry & 0xffff_ffff_c000,
+                _ => entry & 0xffff_ffff_0000 | ((entry >> 12) & 0xf) << 48,
+            };
+            match (entry & 3, low == *shift) {
+                (3, true) | (1, false) => {
+                    let span = 1 << low;
+                    let attributes = entry & 0xfff0_0000_0000_0ffc;
+                    return Some((output | (address & (span - 1)), attributes, span));
+                }
+                (3, false) => {
+                    physical = output;
+                    low -= index_bits;
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// Returns output address and size of the leaf that maps an address.
+    fn leaf(&self, address: u64) -> (u64, u64) {
+        let (output, _, span) = self.walk(address).unwrap();
+        (output, span)
+    }
+}
+
+#[test]
+fn every_granule_of_the_range_is_mapped_and_none_outside() {
+    for mode in ["P48V48_4K", "P48V48_16K", "P36V47_16K", "P48V48_64K"] {
+        let mut tables = TestTables::new(mode);
+        let granule = 1 << tables.shift;
+        let start = (1 << tables.bits) - 40 * granule;
+        let physical = 0x40_0000_0000 - 40 * granule;
+
+        tables.map(start, physical, 39 * granule);
+
+        for offset in (0..39).map(|n| n * granule) {
+            assert_eq!(tables.leaf(start + offset + 8).0, physical + offset + 8);
+        }
+        assert_eq!(tables.walk(start - 8), None);
+        assert_eq!(tables.walk(start + 39 * granule), None);
+    }
+}
+
+#[test]
+fn leaves_are_the_largest_that_fit_or_pages() {
+    let (mib, gib) = (1 << 20, 1 << 30);
+    let (ends, blocks) = ((2 * mib - 0x1000, 2 * mib + 0x2000), GuestMap::Blocks);
+    for (mode, map, (start, size), address, span) in [
+        ("P48V48_4K", GuestMap::Pages, (gib, 4 * mib), gib + 0x2348, 4 << 10),
+        ("P48V48_16K", GuestMap::Pages, (gib, 16 * mib), gib + 0x2348, 16 << 10),
+        ("P48V48_64K", GuestMap::Pages, (gib, 64 * mib), gib + 0x2348, 64 << 10),
+        ("P48V48_4K", blocks, (gib, gib), gib + 0x12_3458, gib),
+        ("P48V48_4K", blocks, (2 * mib, 2 * mib), 2 * mib + 0x12_3458, 2 * mib),
+        ("P48V48_16K", blocks, (32 * mib, 32 * mib), 33 * mib + 8, 32 * mib),
+        ("P48V48_64K", blocks, (512 * mib, 512 * mib), 513 * mib + 8, 512 * mib),
+        ("P48V48_4K", blocks, ends, 2 * mib - 0x1000, 0x1000),
+        ("P48V48_4K", blocks, ends, 2 * mib, 2 * mib),
+        ("P48V48_4K", blocks, ends, 4 * mib, 0x1000),
+    ] {
+        let mut tables = TestTables::new(mode);
+        tables.tables.map_by(map);
+
+        tables.map(start, start, size);
+
+        assert_eq!(tables.leaf(address), (address, span), "{mode} {address:#x}");
+    }
+}
+
+#[test]
+fn attributes_differ_between_normal_and_device_memory() {
+    let mut tables = TestTables::new("P48V48_4K");
+    tables.tables.map(0, GuestAddress(0), Bytes::kib(4), MemoryType::Device).unwrap();
+    tables.map(0x1000, 0x1000, 0x1000);
+
+    let (_, device, _) = tables.walk(0).unwrap();
+    let (_, normal, _) = tables.walk(0x1000).unwrap();
+
+    // AttrIndx[4:2], AP[7:6], SH[9:8], AF[10], PXN[53] of Arm manual D8.3.
+    assert_eq!((device >> 2) & 7, 0);
+    assert_eq!(MAIR & 0xff, 0x00);
+    assert_eq!((device >> 53) & 1, 1);
+    assert_eq!((normal >> 2) & 7, 1);
+    assert_eq!((MAIR >> 8) & 0xff, 0xff);
+    assert_eq!((normal >> 8) & 3, 3);
+    assert_eq!((normal >> 53) & 1, 0);
+    for entry in [device, normal] {
+        assert_eq!((entry >> 10) & 1, 1);
+        assert_eq!((entry >> 6) & 3, 0);
+    }
+}
+
+#[test]
+fn entries_with_64k_granules_hold_52_bit_addresses() {
+    let mut tables = TestTables::new("P52V48_64K");
+    let physical = 0xf_fff0_0000_0000;
+
+    tables.map(0x10_0000, physical, 0x1_0000);
+
+    assert_eq!(tables.leaf(0x10_0000).0, physical);
+}
+
+#[test]
+fn unaligned_unreachable_and_mapped_ranges_are_refused() {
+    let mut tables = TestTables::new("P48V48_4K");
+    tables.map(2 << 20, 2 << 20, 2 << 20);
+
+    for (address, reason) in
+        [(0x10, "not aligned"), (1 << 48, "exceed"), ((2 << 20) + 0x1000, "already mapped")]
+    {
+        let size = Bytes::kib(4);
+        let error = tables.tables.map(address, GuestAddress(0), size, MemoryType::Normal);
+        assert!(error.unwrap_err().to_string().contains(reason), "{reason}");
+    }
 }

@@ -9,7 +9,7 @@ use crate::{
 use granule_types::units::GuestAddress;
 
 /// Memory of the destination.
-pub(super) struct Destination {
+pub(super) struct MigrationDestination {
     region: Region,
     bytes: Vec<u8>,
     /// For each page the last round whose dirty bitmap contained it; 0 for none.
@@ -18,7 +18,7 @@ pub(super) struct Destination {
     scratch: Vec<u8>,
 }
 
-impl Destination {
+impl MigrationDestination {
     /// Allocates and populates memory for a region, so that copying takes no page faults.
     pub(super) fn new(region: Region) -> Self {
         Self {

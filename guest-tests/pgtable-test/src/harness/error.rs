@@ -19,24 +19,12 @@ pub enum HarnessError {
     /// The vCPUs cannot be started; nothing was tested.
     #[error("cannot start the vCPUs")]
     Start(#[source] VcpuThreadsError),
-    /// The vCPUs failed.
-    #[error("the vCPUs failed {doing}")]
-    Vcpus {
-        /// The phase or step.
-        doing: String,
-        /// The failure.
-        #[source]
-        source: VcpuThreadsError,
-    },
-    /// The host failed.
-    #[error("the host failed {doing}")]
-    Host {
-        /// The phase or step.
-        doing: String,
-        /// The failure.
-        #[source]
-        source: MachineError,
-    },
+    /// The vCPUs failed in a phase, or while they did something outside the phases.
+    #[error("the vCPUs failed {0}")]
+    Vcpus(String, #[source] VcpuThreadsError),
+    /// The host failed in a phase, or while it did something outside the phases.
+    #[error("the host failed {0}")]
+    Host(String, #[source] MachineError),
     /// The host backs the region with other pages than configured.
     #[error(
         "{backing} needs {size} in pages of {page}, but the host provided {}; provide more such \
@@ -107,23 +95,17 @@ pub enum HarnessError {
     /// The machine does not support a migration workload.
     #[error("this machine does not support --migrate; use --engine kvm")]
     NoMigration,
-    /// A page has too few words for the vCPUs.
+    /// A page has too few words for the vCPUs: the numbers of vCPUs and of words.
     #[error(
-        "--migrate with {vcpus} vCPUs needs one word for each in a page, which has {most}; use \
-         fewer vCPUs"
+        "--migrate with {0} vCPUs needs one word for each in a page, which has {1}; use fewer vCPUs"
     )]
-    TooManyVcpus {
-        /// Number of vCPUs.
-        vcpus: usize,
-        /// Number of words in a page.
-        most: u64,
-    },
+    TooManyVcpus(usize, u64),
     /// The observer of the run failed.
     #[error("cannot write the results")]
     Observer(#[source] Box<dyn Error + Send + Sync>),
 }
 
-/// The step that reads event counters and gauges.
+/// The description of reading event counters and gauges.
 pub(super) const COUNTERS: &str = "reading counters";
 
 /// Returns the description of a phase in errors.
@@ -131,14 +113,14 @@ pub(super) fn phase(phase: Phase) -> String {
     format!("in {phase}")
 }
 
-/// Returns the conversion of an error of the vCPU threads in a phase or step.
+/// Returns the conversion of an error of the vCPU threads that occurred while `doing`.
 pub(super) fn threads_error(doing: &str) -> impl FnOnce(VcpuThreadsError) -> HarnessError {
-    |source| HarnessError::Vcpus { doing: doing.to_owned(), source }
+    |source| HarnessError::Vcpus(doing.to_owned(), source)
 }
 
-/// Returns the conversion of an error of the machine in a phase or step.
+/// Returns the conversion of an error of the machine that occurred while `doing`.
 pub(super) fn host_error(doing: &str) -> impl FnOnce(MachineError) -> HarnessError {
-    |source| HarnessError::Host { doing: doing.to_owned(), source }
+    |source| HarnessError::Host(doing.to_owned(), source)
 }
 
 /// Prints the page sizes that back a region.

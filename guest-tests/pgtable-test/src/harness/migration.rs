@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! vCPUs   create │            │ write at random ······················· │ stopped
-//! host           │ logging on │ copy all    copy      …    copy          │ collect, copy │ logging off
-//!                │            │ collect     collect        collect       │
+//! host           │ logging on │ copy all    copy      …    copy          │ collect, copy │ logging
+//! off                │            │ collect     collect        collect       │
 //!                               round 1     round 2        round N         stop
 //! ```
 //!
@@ -24,9 +24,9 @@
 use std::{thread, time::Duration};
 
 use super::{
-    destination::Destination,
+    destination::MigrationDestination,
     error::{self, HarnessError, host_error, threads_error},
-    runner::Runner,
+    runner::{PhaseMeasurement, Runner},
 };
 use crate::{
     clock,
@@ -38,16 +38,8 @@ use crate::{
 use granule_types::{mark, phase::Phase, record::EventCounts, units::Nanoseconds};
 use granule_vmm::kvm::tracepoints::difference;
 
-/// Measurements of one round, or of the stop.
-struct RoundMeasurement {
-    phase: Phase,
-    round: Option<u32>,
-    times: TaskTimes,
-    events: EventCounts,
-    gauges: EventCounts,
-    /// Number of writes of each vCPU at its end.
-    writes: Vec<u64>,
-}
+/// Measurements of one round, or of the stop, and the number of writes of each vCPU at its end.
+type RoundMeasurement = (PhaseMeasurement, Vec<u64>);
 
 /// Runs an iteration of the workload.
 pub(super) fn run(
@@ -58,18 +50,19 @@ pub(super) fn run(
     let vcpus = runner.threads.vcpus();
     let most = runner.region.host_page.0 / 8;
     if vcpus as u64 > most {
-        return Err(HarnessError::TooManyVcpus { vcpus, most });
+        return Err(HarnessError::TooManyVcpus(vcpus, most));
     }
     migration_ops(runner.machine)?;
     runner.begin(iteration)?;
     runner.guest_phase(Phase::Create)?;
-    let mut copy = Destination::new(runner.region);
+    let mut copy = MigrationDestination::new(runner.region);
     runner.host_phase(Phase::LoggingOn, |machine| machine.set_dirty_logging(true))?;
     let tasks: Vec<_> = (0..vcpus).map(|vcpu| runner.tasks.write_at_random(vcpu)).collect();
     let measured = rounds_and_stop(runner, config, &tasks, &mut copy)?;
-    let writes: Vec<_> = measured.iter().map(|m| m.writes.clone()).collect();
-    for m in measured {
-        runner.observe_phase(m.phase, m.round, m.times, m.events, m.gauges)?;
+    let mut writes = Vec::with_capacity(measured.len());
+    for (measurement, written) in measured {
+        writes.push(written);
+        runner.observe_phase(measurement)?;
     }
     runner.host_phase(Phase::LoggingOff, |machine| machine.set_dirty_logging(false))?;
     copy.check(migration_ops(runner.machine)?, &tasks, &writes)?;
@@ -89,7 +82,7 @@ fn rounds_and_stop(
     runner: &mut Runner<'_, '_>,
     config: Migration,
     tasks: &[Task],
-    copy: &mut Destination,
+    copy: &mut MigrationDestination,
 ) -> Result<Vec<RoundMeasurement>, HarnessError> {
     let machine = &mut *runner.machine;
     set_stopping(machine, false)?;
@@ -124,14 +117,14 @@ fn rounds_and_stop(
     let unwritten = copy.unwritten_pages_logged(tasks, &writes);
     stop_events.insert("pages_logged".to_owned(), pages);
     stop_events.insert("pages_logged_in_vain".to_owned(), unwritten);
-    measured.push(RoundMeasurement {
+    let stop = PhaseMeasurement {
         phase: Phase::Stop,
         round: None,
         times,
         events: stop_events,
         gauges: machine.gauges().map_err(host_error(error::COUNTERS))?,
-        writes,
-    });
+    };
+    measured.push((stop, writes));
     Ok(measured)
 }
 
@@ -139,7 +132,7 @@ fn rounds_and_stop(
 /// the next round, and the bitmap.
 fn collect(
     machine: &mut dyn Machine,
-    copy: &mut Destination,
+    copy: &mut MigrationDestination,
     round: u32,
     start: &RoundStart,
 ) -> Result<(RoundMeasurement, RoundStart, Vec<u64>), HarnessError> {
@@ -159,16 +152,11 @@ fn collect(
     if let Some(each) = (1000 * lasted).checked_div(total - start.writes) {
         gauges.insert("ns_per_1000_writes".to_owned(), each);
     }
-    let measurement = RoundMeasurement {
-        phase: Phase::Round,
-        round: Some(round),
-        times: TaskTimes { total: clock::between(collecting, end), vcpus: Vec::new() },
-        events,
-        gauges,
-        writes,
-    };
+    let times = TaskTimes { total: clock::between(collecting, end), vcpus: Vec::new() };
+    let measurement =
+        PhaseMeasurement { phase: Phase::Round, round: Some(round), times, events, gauges };
     let next = RoundStart { events: after, writes: total, time: start.time };
-    Ok((measurement, next, log))
+    Ok(((measurement, writes), next, log))
 }
 
 /// Stops the vCPUs and copies the pages of `log` and of the last dirty bitmap. Returns the times,
@@ -177,7 +165,7 @@ fn collect(
 fn stop(
     machine: &mut dyn Machine,
     armed: ArmedTasks<'_>,
-    copy: &mut Destination,
+    copy: &mut MigrationDestination,
     mut log: Vec<u64>,
     round: u32,
 ) -> Result<(TaskTimes, u64), HarnessError> {

@@ -17,8 +17,6 @@
 mod destination;
 mod error;
 mod migration;
-#[cfg(test)]
-mod migration_tests;
 mod runner;
 mod tasks;
 #[cfg(test)]
@@ -98,7 +96,7 @@ impl Plan {
     }
 }
 
-/// A step of a run.
+/// Progress of a run.
 #[derive(Debug)]
 pub enum Progress<'a> {
     /// The machine is made.

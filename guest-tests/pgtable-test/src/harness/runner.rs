@@ -20,6 +20,16 @@ use granule_types::{
 };
 use granule_vmm::kvm::tracepoints::difference;
 
+/// Measurements of a phase or round.
+pub(super) struct PhaseMeasurement {
+    pub(super) phase: Phase,
+    /// Number of the round of a migration.
+    pub(super) round: Option<u32>,
+    pub(super) times: TaskTimes,
+    pub(super) events: EventCounts,
+    pub(super) gauges: EventCounts,
+}
+
 /// A run in progress.
 pub(super) struct Runner<'a, 'o> {
     pub(super) machine: &'a mut dyn Machine,
@@ -172,17 +182,13 @@ impl<'a, 'o> Runner<'a, 'o> {
         events: EventCounts,
     ) -> Result<(), HarnessError> {
         let gauges = self.machine.gauges().map_err(host_error(error::COUNTERS))?;
-        self.observe_phase(phase, None, times, events, gauges)
+        self.observe_phase(PhaseMeasurement { phase, round: None, times, events, gauges })
     }
 
     /// Passes the record of a phase or round to the observer.
     pub(super) fn observe_phase(
         &mut self,
-        phase: Phase,
-        round: Option<u32>,
-        times: TaskTimes,
-        events: EventCounts,
-        gauges: EventCounts,
+        PhaseMeasurement { phase, round, times, events, gauges }: PhaseMeasurement,
     ) -> Result<(), HarnessError> {
         let record = Record {
             schema: SCHEMA.to_owned(),

@@ -148,40 +148,28 @@ mod tests {
     }
 
     #[test]
-    fn even_vcpus_write_and_odd_ones_read_every_backing_page() {
-        let tasks = tasks(Bytes::mib(2));
+    fn accesses_and_strides_are_those_of_the_kernels_test() {
+        let (small, large, rebuild) = (Bytes::kib(4), Bytes::mib(2), Phase::Rebuild);
+        for (page, phase, vcpu, access, count, stride) in [
+            (large, Phase::Create, 0, Access::Write, 32, large),
+            (large, Phase::Create, 1, Access::Read, 32, large),
+            (large, Phase::Update, 3, Access::WriteThenRead, 32, large),
+            (small, Phase::Update, 0, Access::Write, 16384, small),
+            (large, rebuild, 0, Access::Read, 16384, small),
+        ] {
+            let task = tasks(page).of(phase, vcpu);
 
-        let (even, odd) = (tasks.of(Phase::Create, 0), tasks.of(Phase::Create, 1));
-
-        assert_eq!((even.access, odd.access), (Access::Write, Access::Read));
-        assert_eq!((even.count, even.stride), (32, Bytes::mib(2)));
+            assert_eq!((task.access, task.count, task.stride), (access, count, stride), "{phase}");
+        }
     }
 
     #[test]
-    fn update_splits_a_block_and_reads_its_second_half() {
+    fn update_reads_the_second_half_of_a_block_after_its_write() {
         let update = tasks(Bytes::mib(2)).of(Phase::Update, 3);
 
-        assert_eq!(update.access, Access::WriteThenRead);
         assert_eq!(
             (update.inner_first, update.inner_count, update.inner_stride),
             (Bytes::mib(1), 256, Bytes::kib(4))
-        );
-    }
-
-    #[test]
-    fn update_writes_every_small_page() {
-        let update = tasks(Bytes::kib(4)).of(Phase::Update, 0);
-
-        assert_eq!((update.access, update.count), (Access::Write, 16384));
-    }
-
-    #[test]
-    fn rebuild_reads_every_host_page() {
-        let rebuild = tasks(Bytes::mib(2)).of(Phase::Rebuild, 0);
-
-        assert_eq!(
-            (rebuild.access, rebuild.count, rebuild.stride),
-            (Access::Read, 16384, Bytes::kib(4))
         );
     }
 

@@ -3,8 +3,12 @@
 
 use std::{error::Error, time::Duration};
 
-use super::{HarnessError, Plan, Progress, check_contents, run, tasks::Tasks};
+use super::{
+    HarnessError, Plan, Progress, check_contents, destination::MigrationDestination, run,
+    tasks::Tasks,
+};
 use crate::{
+    config::Migration,
     fake_machine::{Defect, FakeMachine},
     machine::Machine,
     task::Access,
@@ -12,19 +16,25 @@ use crate::{
 };
 use granule_types::{backing::Backing, phase::Phase, record::Record, units::Bytes};
 
-pub(super) fn plan(iterations: u32, phases: &str) -> Plan {
+/// Four blocks of sixteen pages.
+const BLOCK: Bytes = Bytes::kib(64);
+const ALL: &str = "create,logging-on,update,logging-off,rebuild,exec,unmap";
+const ROUNDS: u32 = 3;
+
+fn plan(iterations: u32, phases: &str) -> Plan {
     let mut plan = Plan::new("fake".to_owned(), Backing::AnonymousThp, Bytes::kib(256), 4);
     plan.config.seed = 5;
     Plan { iterations, phases: phases.parse().unwrap(), ..plan }
 }
 
-const BLOCK: Bytes = Bytes::kib(64);
-const ALL: &str = "create,logging-on,update,logging-off,rebuild,exec,unmap";
+fn migration(iterations: u32) -> Plan {
+    Plan {
+        migration: Some(Migration { rounds: ROUNDS, round_time: Duration::from_millis(2) }),
+        ..plan(iterations, "create")
+    }
+}
 
-pub(super) fn run_fake(
-    fake: &mut FakeMachine,
-    plan: &Plan,
-) -> (Vec<Record>, Result<(), HarnessError>) {
+fn run_fake(fake: &mut FakeMachine, plan: &Plan) -> (Vec<Record>, Result<(), HarnessError>) {
     let mut records = Vec::new();
     let result = run(fake, plan, &mut |progress| {
         if let Progress::Phase(record) = progress {
@@ -43,13 +53,10 @@ fn run_sound(plan: &Plan) -> (FakeMachine, Vec<Record>) {
     (fake, records)
 }
 
-fn error_of(defect: Defect, backing_page: Bytes) -> HarnessError {
+/// Returns the error of a plan on a machine with a defect.
+fn error_of(plan: &Plan, defect: Defect, backing_page: Bytes) -> HarnessError {
     let mut fake = FakeMachine::new(4, backing_page, defect);
-    let mut plan = plan(1, ALL);
-    if let Defect::Hangs(_) = defect {
-        plan.deadline = Duration::from_millis(300);
-    }
-    run_fake(&mut fake, &plan).1.unwrap_err()
+    run_fake(&mut fake, plan).1.unwrap_err()
 }
 
 #[test]
@@ -94,7 +101,7 @@ fn clean_up_happens_even_where_it_is_not_selected() {
     let phases: Vec<_> = records.iter().map(|record| record.phase.name()).collect();
     assert_eq!(phases[..3], ["create", "logging-on", "update"]);
     assert_eq!(
-        *fake.state.calls.lock().unwrap(),
+        fake.state.memory().calls,
         ["log on", "log off", "drop", "restore", "log on", "log off"]
     );
 }
@@ -117,7 +124,7 @@ fn the_backing_of_untouched_memory_is_read_after_update() {
 fn only_vcpu_0_plants_and_verifies() {
     let (fake, _) = run_sound(&plan(1, ALL));
 
-    let log = fake.state.log.lock().unwrap();
+    let log = &fake.state.memory().log;
     let vcpus = |access| -> Vec<usize> {
         let of = log.iter().filter(|(_, task)| task.access == access);
         of.map(|(vcpu, _)| *vcpu).collect()
@@ -129,9 +136,9 @@ fn only_vcpu_0_plants_and_verifies() {
 
 #[test]
 fn the_guest_detects_a_lost_write() {
-    let error = error_of(Defect::LosesWrite(0x11_0000), BLOCK);
+    let error = error_of(&plan(1, ALL), Defect::LosesWrite(0x11_0000), BLOCK);
 
-    let HarnessError::Vcpus { doing, source } = error else {
+    let HarnessError::Vcpus(doing, source) = error else {
         panic!("{error}");
     };
     assert_eq!(doing, "verifying contents");
@@ -154,7 +161,7 @@ fn a_page_missing_from_the_dirty_bitmap_is_reported() {
         let host_pages = backing_page.0 / 4096;
         let page = usize::try_from(2 * host_pages).unwrap();
 
-        let error = error_of(Defect::LosesDirty(page), backing_page);
+        let error = error_of(&plan(1, ALL), Defect::LosesDirty(page), backing_page);
 
         let HarnessError::DirtyLog { missing, written: all, first } = error else {
             panic!("{error}");
@@ -166,10 +173,9 @@ fn a_page_missing_from_the_dirty_bitmap_is_reported() {
 
 #[test]
 fn a_fallback_to_small_pages_is_an_error_unless_accepted() {
-    let error = error_of(Defect::FallsBack(64 << 10), BLOCK);
+    let error = error_of(&plan(1, ALL), Defect::FallsBack(64 << 10), BLOCK);
     let mut fake = FakeMachine::new(4, BLOCK, Defect::FallsBack(64 << 10));
-    let mut accepting = plan(1, ALL);
-    accepting.accept_fallback = true;
+    let accepting = Plan { accept_fallback: true, ..plan(1, ALL) };
     let (records, result) = run_fake(&mut fake, &accepting);
 
     let text = error.to_string();
@@ -180,7 +186,9 @@ fn a_fallback_to_small_pages_is_an_error_unless_accepted() {
 
 #[test]
 fn a_hanging_vcpu_is_reported_with_its_program_counter() {
-    let error = error_of(Defect::Hangs(3), BLOCK);
+    let plan = Plan { deadline: Duration::from_millis(300), ..plan(1, ALL) };
+
+    let error = error_of(&plan, Defect::Hangs(3), BLOCK);
 
     assert_eq!(error.to_string(), "the vCPUs failed entering the guest");
     let source = error.source().unwrap().to_string();
@@ -189,7 +197,7 @@ fn a_hanging_vcpu_is_reported_with_its_program_counter() {
 
 #[test]
 fn a_vcpu_that_cannot_be_bound_is_a_start_error() {
-    let error = error_of(Defect::CannotBind(2), BLOCK);
+    let error = error_of(&plan(1, ALL), Defect::CannotBind(2), BLOCK);
 
     assert!(matches!(error, HarnessError::Start(VcpuThreadsError::Bind(2, _))), "{error}");
 }
@@ -201,4 +209,97 @@ fn a_failing_observer_ends_the_run() {
     let result = run(&mut fake, &plan(1, ALL), &mut |_| Err("the disk is full".into()));
 
     assert!(matches!(result, Err(HarnessError::Observer(_))));
+}
+
+#[test]
+fn rounds_record_the_guests_progress() {
+    let (_, records) = run_sound(&migration(2));
+
+    let steps: Vec<_> = records.iter().map(|r| (r.phase, r.round)).collect();
+    let once = [
+        (Phase::Create, None),
+        (Phase::LoggingOn, None),
+        (Phase::Round, Some(1)),
+        (Phase::Round, Some(2)),
+        (Phase::Round, Some(3)),
+        (Phase::Stop, None),
+        (Phase::LoggingOff, None),
+    ];
+    assert_eq!(steps, [once, once].concat());
+    assert_eq!(records.len() as u64, migration(2).records());
+    for round in records.iter().filter(|r| r.phase == Phase::Round) {
+        assert!(round.gauges["round_ns"] >= 2_000_000);
+        assert!(round.events.contains_key("guest_writes"));
+        assert!(round.events["pages_logged"] <= 64);
+    }
+}
+
+#[test]
+fn a_page_missing_from_a_round_is_reported_with_round_and_values() {
+    let error = error_of(&migration(1), Defect::LosesDirty(5), BLOCK);
+
+    let text = error.to_string();
+    let HarnessError::LostWrite { pages, address, source_holds, copied, round, logged_in } = error
+    else {
+        panic!("{text}");
+    };
+    // Every vCPU writes the page again after the last round, during the stop.
+    assert_eq!((pages, address.0, logged_in), (1, 0x10_5000, 0));
+    assert_eq!(round, ROUNDS + 1);
+    assert!(source_holds > copied, "{text}");
+    assert!(text.contains("in no round"), "{text}");
+}
+
+#[test]
+fn a_lost_write_of_a_migration_is_reported() {
+    // The second vCPU's word of the third page.
+    let error = error_of(&migration(1), Defect::LosesWrite(0x10_2008), BLOCK);
+
+    assert!(
+        matches!(error, HarnessError::Contents { address, found: 0, .. } if address.0 == 0x10_2008),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_page_changed_after_its_last_copy_is_reported() {
+    let mut fake = FakeMachine::new(1, BLOCK, Defect::None);
+    let mut copy = MigrationDestination::new(fake.region());
+    let all = copy.all_pages();
+    copy.copy_pages(&fake, &all).unwrap();
+    copy.note(&[0b10], 4);
+    fake.state.memory().poke(0x10_1000 + 8 * 300, 7);
+
+    let error = copy.check(fake.migration_ops().unwrap(), &[], &[vec![9]]).unwrap_err();
+
+    let text = error.to_string();
+    assert!(text.starts_with("1 pages differ"), "{text}");
+    assert!(text.contains("last in round 4"), "{text}");
+}
+
+#[test]
+fn a_host_failure_kicks_the_running_vcpus() {
+    let error = error_of(&migration(1), Defect::RefusesLog, BLOCK);
+
+    assert_eq!(error.to_string(), "the host failed collecting the dirty bitmap");
+}
+
+#[test]
+fn more_vcpus_than_words_in_a_page_are_refused() {
+    let mut fake = FakeMachine::new(513, BLOCK, Defect::None);
+    let (_, result) = run_fake(&mut fake, &migration(1));
+    assert!(matches!(result, Err(HarnessError::TooManyVcpus(513, 512))));
+}
+
+#[test]
+fn logged_pages_that_no_vcpu_wrote_are_counted() {
+    let fake = FakeMachine::new(1, BLOCK, Defect::None);
+    let task = Tasks::new(fake.region(), 1, 0).write_at_random(0);
+    let mut copy = MigrationDestination::new(fake.region());
+    copy.note(&[u64::MAX], 1);
+
+    let by_no_write = copy.unwritten_pages_logged(&[], &[]);
+    let by_one_write = copy.unwritten_pages_logged(&[task], &[1]);
+
+    assert_eq!((by_no_write, by_one_write), (64, 63));
 }

@@ -4,28 +4,33 @@
 //! Guest mode, layout and memory come first, as they can fail without a VM; then the VM with the
 //! smallest address width that fits, its two memslots and its vCPUs.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-use kvm_ioctls::{Kvm, VmFd};
+use kvm_ioctls::Kvm;
 use vm_memory::Bytes as _;
 
-use super::{KvmConfig, arch as native, doing, vcpu::GuestVcpu};
+use super::{
+    KvmConfig, arch as native, doing,
+    machine::KvmMachine,
+    vcpu::{GuestVcpu, time_per_read, warn_if_emulated},
+};
 use crate::{
     guest::{
-        layout::{LOW_MEMORY, Layout, LayoutError, place_region},
+        layout::{EXTRA, LOW_MEMORY, Layout, LayoutError, PROGRAM_ROOM, place_region},
         program,
     },
-    machine::{MachineError, Vcpu},
+    machine::MachineError,
 };
 use granule_types::{
     backing::Backing,
     guest_mode::GuestMode,
+    record::Host,
     units::{Bytes, GuestAddress},
 };
 use granule_vmm::{
     arch::{
         aarch64::vm::enable_eager_split,
-        host,
+        host::{self, TRACEPOINTS},
         vm::{choose_ipa_bits, create_vm},
     },
     kvm::{
@@ -34,24 +39,10 @@ use granule_vmm::{
         kick::KickTarget,
         memslot::{DirtyLog, DirtyMode, Memslot},
         stats::Statistics,
+        tracepoints::EventCounters,
     },
     memory::{GuestMemory, GuestRam, HostPages, Plan},
 };
-
-/// The parts of a machine.
-pub(super) struct Parts {
-    pub(super) vm: VmFd,
-    pub(super) slot: Memslot,
-    pub(super) low_slot: Memslot,
-    pub(super) dirty: DirtyLog,
-    pub(super) memory: GuestMemory,
-    pub(super) layout: Arc<Layout>,
-    pub(super) vcpus: Vec<Box<dyn Vcpu>>,
-    pub(super) statistics: Statistics,
-    pub(super) mode: GuestMode,
-    pub(super) ipa_bits: u8,
-    pub(super) features: BTreeMap<String, u64>,
-}
 
 /// Memory of a guest, laid out and loaded.
 struct LoadedMemory {
@@ -62,45 +53,106 @@ struct LoadedMemory {
     ipa_bits: u8,
 }
 
-/// Builds a machine.
-///
-/// # Errors
-/// The host cannot provide the configuration.
-pub(super) fn build(config: &KvmConfig) -> Result<Parts, MachineError> {
-    let kvm = kvm::open(host::explain_missing_driver).map_err(doing("opening KVM"))?;
-    kvm::check_vcpus(&kvm, config.vcpus).map_err(doing("creating vCPUs"))?;
-    let (mode, end) = native::choose_mode(&kvm, config.mode)?;
-    let loaded = load_memory(config, &kvm, mode, end)?;
+impl KvmMachine {
+    /// Makes the machine: memory, VM, memslots, vCPUs, guest program.
+    ///
+    /// # Errors
+    /// The host cannot provide the configuration.
+    pub fn new(config: KvmConfig) -> Result<Self, MachineError> {
+        let vcpus = usize::try_from(config.vcpus).unwrap_or(usize::MAX);
+        if !config.pin.is_empty() && config.pin.len() != vcpus {
+            let count = config.pin.len();
+            let text =
+                format!("the list has {count} host CPUs for {vcpus} vCPUs; list one for each");
+            return Err(MachineError::new("pinning vCPUs", text));
+        }
+        // Before the machine, whose construction they do not count.
+        let events =
+            if config.events { EventCounters::open(TRACEPOINTS) } else { EventCounters::default() };
+        let kvm = kvm::open(host::explain_missing_driver).map_err(doing("opening KVM"))?;
+        kvm::check_vcpus(&kvm, config.vcpus).map_err(doing("creating vCPUs"))?;
+        let (mode, end) = native::choose_mode(&kvm, config.mode)?;
+        let loaded = load_memory(&config, &kvm, mode, end)?;
 
-    let vm = create_vm(&kvm, loaded.ipa_bits).map_err(doing("creating the VM"))?;
-    let logging = "preparing dirty logging";
-    let rings = (config.dirty == DirtyMode::Ring)
-        .then(|| DirtyRings::enable(&vm).map(Arc::new))
-        .transpose()
-        .map_err(doing(logging))?;
-    if let Some(chunk) = config.eager_split {
-        enable_eager_split(&vm, chunk).map_err(doing(logging))?;
+        let vm = create_vm(&kvm, loaded.ipa_bits).map_err(doing("creating the VM"))?;
+        let logging = "preparing dirty logging";
+        let rings = (config.dirty == DirtyMode::Ring)
+            .then(|| DirtyRings::enable(&vm).map(Arc::new))
+            .transpose()
+            .map_err(doing(logging))?;
+        if let Some(chunk) = config.eager_split {
+            enable_eager_split(&vm, chunk).map_err(doing(logging))?;
+        }
+        let slots = "creating memslots";
+        let mut machine = Self {
+            dirty: DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?,
+            low_slot: Memslot::new(&vm, 0, loaded.low).map_err(doing(slots))?,
+            slot: Memslot::new(&vm, 1, loaded.region).map_err(doing(slots))?,
+            vm,
+            memory: loaded.memory,
+            layout: Arc::new(loaded.layout),
+            vcpus: Vec::new(),
+            vcpu_count: vcpus,
+            statistics: Statistics::default(),
+            events,
+            host: Host::of_this_machine()
+                .map_err(doing("detecting the properties of this host"))?,
+            ipa_bits: loaded.ipa_bits,
+            accept_fallback: config.accept_fallback,
+        };
+        machine.add_vcpus(&config, &kvm, rings.as_ref())?;
+        machine.check_for_emulation()?;
+        Ok(machine)
     }
-    let dirty = DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?;
-    let slots = "creating memslots";
-    let low_slot = Memslot::new(&vm, 0, loaded.low).map_err(doing(slots))?;
-    let slot = Memslot::new(&vm, 1, loaded.region).map_err(doing(slots))?;
 
-    let mut parts = Parts {
-        vm,
-        slot,
-        low_slot,
-        dirty,
-        memory: loaded.memory,
-        layout: Arc::new(loaded.layout),
-        vcpus: Vec::new(),
-        statistics: Statistics::default(),
-        mode,
-        ipa_bits: loaded.ipa_bits,
-        features: BTreeMap::new(),
-    };
-    add_vcpus(&mut parts, config, &kvm, rings.as_ref())?;
-    Ok(parts)
+    /// Creates the vCPUs, and opens their statistics where configured.
+    fn add_vcpus(
+        &mut self,
+        config: &KvmConfig,
+        kvm: &Kvm,
+        rings: Option<&Arc<DirtyRings>>,
+    ) -> Result<(), MachineError> {
+        if config.events {
+            self.statistics.add_vm(&self.vm);
+        }
+        for index in 0..self.vcpu_count {
+            let fd = native::make_vcpu(kvm, &self.vm, index, &self.layout)?;
+            if let Some(rings) = rings {
+                rings.add_vcpu(&fd).map_err(doing("preparing dirty logging"))?;
+            }
+            if index == 0 {
+                let features = native::features(&fd).map_err(doing("reading CPU features"))?;
+                for (name, value) in features {
+                    self.host.features.entry(name).or_insert(value);
+                }
+            }
+            if config.events {
+                self.statistics.add_vcpu(&fd);
+            }
+            self.vcpus.push(Box::new(GuestVcpu {
+                kick_target: KickTarget::default(),
+                fd,
+                index,
+                cpu: config.pin.get(index).copied(),
+                layout: Arc::clone(&self.layout),
+                memory: self.memory.clone(),
+                rings: rings.cloned(),
+            }));
+        }
+        Ok(())
+    }
+
+    /// Warns where KVM emulates the guest's instructions, and leaves out the counters that this KVM
+    /// does not update. On an emulated host time is instructions, so the check would show nothing.
+    fn check_for_emulation(&mut self) -> Result<(), MachineError> {
+        let (None, Some(vcpu)) = (&self.host.emulator, self.vcpus.first_mut()) else {
+            return Ok(());
+        };
+        let time = time_per_read(vcpu.as_mut(), LOW_MEMORY).map_err(doing("entering the guest"))?;
+        warn_if_emulated(time);
+        self.statistics.leave_out_uncounted().map_err(doing("reading KVM's statistics"))?;
+        self.events.leave_out_uncounted().map_err(doing("reading tracepoints"))
+    }
 }
 
 /// Lays out guest memory, allocates it and loads the guest's program.
@@ -143,52 +195,18 @@ fn load_memory(
     Ok(LoadedMemory { layout, low, region, memory, ipa_bits })
 }
 
-/// Creates the vCPUs, and opens their statistics where configured.
-fn add_vcpus(
-    parts: &mut Parts,
-    config: &KvmConfig,
-    kvm: &Kvm,
-    rings: Option<&Arc<DirtyRings>>,
-) -> Result<(), MachineError> {
-    if config.events {
-        parts.statistics.add_vm(&parts.vm);
-    }
-    for index in 0..usize::try_from(config.vcpus).unwrap_or(usize::MAX) {
-        let fd = native::make_vcpu(kvm, &parts.vm, index, &parts.layout)?;
-        if let Some(rings) = rings {
-            rings.add_vcpu(&fd).map_err(doing("preparing dirty logging"))?;
-        }
-        if index == 0 {
-            parts.features = native::features(&fd).map_err(doing("reading CPU features"))?;
-        }
-        if config.events {
-            parts.statistics.add_vcpu(&fd);
-        }
-        parts.vcpus.push(Box::new(GuestVcpu {
-            kick_target: KickTarget::default(),
-            fd,
-            index,
-            cpu: config.pin.get(index).copied(),
-            layout: Arc::clone(&parts.layout),
-            memory: parts.memory.clone(),
-            rings: rings.cloned(),
-        }));
-    }
-    Ok(())
-}
-
 /// Copies program and tables into guest memory.
 fn load_program(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineError> {
     let loading = "loading the guest's program";
     let program = program();
-    if program.len() as u64 > layout.program_room().0 {
+    if program.len() as u64 > PROGRAM_ROOM {
         return Err(MachineError::new(loading, "the program exceeds its area"));
     }
     let map = memory.map();
-    map.write_slice(program, layout.program()).map_err(doing(loading))?;
+    map.write_slice(program, LOW_MEMORY).map_err(doing(loading))?;
     map.write_slice(&bytes(layout.tables().words()), layout.tables().base())
         .map_err(doing(loading))?;
-    map.write_slice(&bytes(&native::extra(layout)), layout.extra()).map_err(doing(loading))
+    map.write_slice(&bytes(&native::extra(layout)), EXTRA).map_err(doing(loading))
 }
 
 /// Returns words as little-endian bytes.

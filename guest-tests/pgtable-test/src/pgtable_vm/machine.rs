@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The machine on KVM as the harness uses it: memory, dirty log, counters, and for migration two words of each
-//! mailbox, which the guest and the harness use while the vCPUs run.
+//! The machine on KVM as the harness uses it: memory, dirty log, counters, and for migration two
+//! words of each mailbox, which the guest and the harness use while the vCPUs run.
 
-use std::{fmt, sync::atomic::Ordering};
+use std::{
+    error::Error,
+    fmt,
+    sync::{Arc, atomic::Ordering},
+};
 
+use kvm_ioctls::VmFd;
+use vm_memory::Bytes as _;
+
+use super::doing;
 use crate::{
     clock,
     guest::{
-        layout::LOW_MEMORY,
+        layout::Layout,
         mailbox::{STOP_OFFSET, WRITES_OFFSET},
     },
     machine::{Machine, MachineError, MigrationOps, Region, Vcpu},
@@ -17,102 +25,68 @@ use granule_types::{
     record::{EventCounts, Host, ResidentPages},
     units::{GuestAddress, Nanoseconds},
 };
-use vm_memory::Bytes as _;
-
 use granule_vmm::{
-    arch::host::TRACEPOINTS,
     kvm::{
+        memslot::{DirtyLog, Memslot},
         stage2_tables::{mapped_by_level, stage2_table_bytes},
-        stats::StatisticKind,
+        stats::{StatisticKind, Statistics},
         tracepoints::EventCounters,
     },
-};
-
-use super::{
-    KvmConfig,
-    build::{Parts, build},
-    doing,
-    vcpu::{time_per_read, warn_if_emulated},
+    memory::GuestMemory,
 };
 
 /// A virtual machine on KVM with one region of memory under test.
 pub struct KvmMachine {
-    parts: Parts,
-    vcpus: usize,
-    host: Host,
-    events: EventCounters,
-    accept_fallback: bool,
+    pub(super) vm: VmFd,
+    pub(super) slot: Memslot,
+    pub(super) low_slot: Memslot,
+    pub(super) dirty: DirtyLog,
+    pub(super) memory: GuestMemory,
+    pub(super) layout: Arc<Layout>,
+    /// The vCPUs until they are handed out.
+    pub(super) vcpus: Vec<Box<dyn Vcpu>>,
+    pub(super) vcpu_count: usize,
+    pub(super) statistics: Statistics,
+    pub(super) events: EventCounters,
+    pub(super) host: Host,
+    pub(super) ipa_bits: u8,
+    pub(super) accept_fallback: bool,
 }
 
 impl KvmMachine {
-    /// Makes the machine: memory, VM, memslots, vCPUs, guest program.
-    ///
-    /// # Errors
-    /// The host cannot provide the configuration.
-    pub fn new(config: KvmConfig) -> Result<Self, MachineError> {
-        if !config.pin.is_empty() && config.pin.len() as u64 != u64::from(config.vcpus) {
-            return Err(MachineError::new(
-                "pinning vCPUs",
-                format!(
-                    "the list has {} host CPUs for {} vCPUs; list one for each",
-                    config.pin.len(),
-                    config.vcpus
-                ),
-            ));
-        }
-        let mut events =
-            if config.events { EventCounters::open(TRACEPOINTS) } else { EventCounters::default() };
-        let mut parts = build(&config)?;
-        let mut host = Host::of_this_machine()
-            .map_err(|error| MachineError::new("detecting the properties of this host", error))?;
-        for (name, value) in &parts.features {
-            host.features.entry(name.clone()).or_insert(*value);
-        }
-        // On an emulated host time is instructions, so the check would show nothing.
-        if let (None, Some(vcpu)) = (&host.emulator, parts.vcpus.first_mut()) {
-            let time = time_per_read(vcpu.as_mut(), LOW_MEMORY)
-                .map_err(|error| MachineError::new("entering the guest", error))?;
-            warn_if_emulated(time);
-            parts.statistics.leave_out_uncounted().map_err(doing("reading KVM's statistics"))?;
-            events.leave_out_uncounted().map_err(doing("reading tracepoints"))?;
-        }
-        Ok(Self {
-            vcpus: parts.vcpus.len(),
-            parts,
-            host,
-            events,
-            accept_fallback: config.accept_fallback,
-        })
-    }
-
     /// Returns the guest mode in use.
-    pub const fn mode(&self) -> GuestMode {
-        self.parts.mode
+    pub fn mode(&self) -> GuestMode {
+        self.layout.mode()
     }
 
     /// Returns the width of the VM's guest-physical addresses, in bits.
     pub const fn ipa_bits(&self) -> u8 {
-        self.parts.ipa_bits
+        self.ipa_bits
     }
 
     /// Returns the addresses of a word in the mailbox page of each vCPU, in order.
     fn words(&self, offset: u64) -> impl Iterator<Item = GuestAddress> {
-        let layout = &self.parts.layout;
-        (0..self.vcpus).map(move |vcpu| GuestAddress(layout.mailbox(vcpu).0 + offset))
+        let layout = &self.layout;
+        (0..self.vcpu_count).map(move |vcpu| GuestAddress(layout.mailbox(vcpu).0 + offset))
     }
 
     fn statistics(&self, kind: StatisticKind) -> Result<EventCounts, MachineError> {
-        self.parts.statistics.read(kind).map_err(doing("reading KVM's statistics"))
+        self.statistics.read(kind).map_err(doing("reading KVM's statistics"))
     }
+}
+
+/// Returns the conversion of an error that occurred while reading guest memory.
+fn reading<E: Error + Send + Sync + 'static>(at: GuestAddress) -> impl Fn(E) -> MachineError {
+    move |error| MachineError::new(format!("reading guest memory at {:#x}", at.0), error)
 }
 
 impl fmt::Debug for KvmMachine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KvmMachine")
-            .field("mode", &self.parts.mode)
-            .field("ipa_bits", &self.parts.ipa_bits)
-            .field("slot", &self.parts.slot)
-            .field("low_slot", &self.parts.low_slot)
+            .field("mode", &self.mode())
+            .field("ipa_bits", &self.ipa_bits)
+            .field("slot", &self.slot)
+            .field("low_slot", &self.low_slot)
             .finish_non_exhaustive()
     }
 }
@@ -127,7 +101,7 @@ impl Machine for KvmMachine {
     }
 
     fn region(&self) -> Region {
-        let ram = self.parts.slot.ram();
+        let ram = self.slot.ram();
         Region {
             start: ram.start(),
             size: ram.size(),
@@ -138,49 +112,43 @@ impl Machine for KvmMachine {
     }
 
     fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>> {
-        let vcpus = std::mem::take(&mut self.parts.vcpus);
+        let vcpus = std::mem::take(&mut self.vcpus);
         assert!(!vcpus.is_empty(), "the vCPUs are handed out once");
         vcpus
     }
 
     fn obtained(&self) -> Result<ResidentPages, MachineError> {
-        let ram = self.parts.slot.ram();
+        let ram = self.slot.ram();
         let obtained = if self.accept_fallback { ram.resident() } else { ram.obtained() };
-        obtained.map_err(|error| MachineError::new("checking the memory under test", error))
+        obtained.map_err(doing("checking the memory under test"))
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
-        let Parts { vm, slot, dirty, .. } = &mut self.parts;
+        let Self { vm, slot, dirty, .. } = self;
         clock::timed(|| dirty.switch(vm, slot, on)).map_err(doing("switching dirty logging"))
     }
 
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let Parts { vm, slot, dirty, .. } = &mut self.parts;
+        let Self { vm, slot, dirty, .. } = self;
         dirty.read(vm, slot).map_err(doing("reading the dirty bitmap"))
     }
 
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {
-        let ram = self.parts.slot.ram();
+        let ram = self.slot.ram();
         clock::timed(|| ram.drop_backing()).map_err(doing("dropping the memory under test"))
     }
 
     fn restore_backing(&mut self) -> Result<(), MachineError> {
-        self.parts
-            .slot
-            .ram()
-            .restore_backing()
-            .map_err(|error| MachineError::new("restoring the memory under test", error))
+        let restored = self.slot.ram().restore_backing();
+        restored.map_err(doing("restoring the memory under test"))
     }
 
     fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError> {
-        self.parts.memory.map().read_obj(address).map_err(|error| {
-            MachineError::new(format!("reading guest memory at {:#x}", address.0), error)
-        })
+        self.memory.map().read_obj(address).map_err(reading(address))
     }
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
-        let mut counts =
-            self.events.read().map_err(|error| MachineError::new("reading event counts", error))?;
+        let mut counts = self.events.read().map_err(doing("reading event counts"))?;
         counts.extend(self.statistics(StatisticKind::Cumulative)?);
         Ok(counts)
     }
@@ -190,7 +158,7 @@ impl Machine for KvmMachine {
         if let Some(bytes) = stage2_table_bytes() {
             gauges.insert("host.page_table_bytes".to_owned(), bytes);
         }
-        for (level, bytes) in mapped_by_level(&self.parts.vm) {
+        for (level, bytes) in mapped_by_level(&self.vm) {
             gauges.insert(format!("stage2.level{level}_bytes"), bytes);
         }
         Ok(gauges)
@@ -203,7 +171,7 @@ impl Machine for KvmMachine {
 
 impl MigrationOps for KvmMachine {
     fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError> {
-        let map = self.parts.memory.map();
+        let map = self.memory.map();
         let writing = "writing the stop request to the mailboxes";
         if !stop {
             for word in self.words(WRITES_OFFSET) {
@@ -217,7 +185,7 @@ impl MigrationOps for KvmMachine {
     }
 
     fn writes(&self) -> Result<Vec<u64>, MachineError> {
-        let map = self.parts.memory.map();
+        let map = self.memory.map();
         self.words(WRITES_OFFSET)
             .map(|word| map.load(word, Ordering::Acquire))
             .collect::<Result<_, _>>()
@@ -225,14 +193,12 @@ impl MigrationOps for KvmMachine {
     }
 
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let Parts { vm, slot, dirty, .. } = &mut self.parts;
+        let Self { vm, slot, dirty, .. } = self;
         dirty.collect(vm, slot).map_err(doing("collecting the dirty bitmap"))
     }
 
     fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError> {
-        let map = self.parts.memory.map();
-        map.read_slice(into, address).map_err(|error| {
-            MachineError::new(format!("reading guest memory at {:#x}", address.0), error)
-        })
+        let map = self.memory.map();
+        map.read_slice(into, address).map_err(reading(address))
     }
 }

@@ -4,11 +4,11 @@
 //!
 //! On a host without hardware virtualisation (a virtual machine without nesting), some KVM
 //! implementations emulate a guest's kernel mode instruction by instruction. The test works there,
-//! but the guest's own instructions dominate every time. Before the test, vCPU 0 reads one address of
-//! the guest's program a thousand times, in no phase; a time that no CPU takes is logged as a
+//! but the guest's own instructions dominate every time. Before the test, vCPU 0 reads one address
+//! of the guest's program a thousand times, in no phase; a time that no CPU takes is logged as a
 //! warning.
 
-use std::{fmt, io, sync::Arc};
+use std::{io, sync::Arc};
 
 use kvm_bindings::KVM_EXIT_DIRTY_RING_FULL;
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -36,13 +36,9 @@ use granule_vmm::{
     memory::GuestMemory,
 };
 
-/// Handle that forces a vCPU out of the guest.
-#[derive(Debug)]
-struct VcpuKick(Kicker);
-
-impl Kick for VcpuKick {
+impl Kick for Kicker {
     fn kick(&self) {
-        self.0.kick();
+        Self::kick(self);
     }
 }
 
@@ -56,15 +52,6 @@ pub struct GuestVcpu {
     pub layout: Arc<Layout>,
     pub memory: GuestMemory,
     pub rings: Option<Arc<DirtyRings>>,
-}
-
-impl fmt::Debug for GuestVcpu {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuestVcpu")
-            .field("index", &self.index)
-            .field("cpu", &self.cpu)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Reason of a guest exit.
@@ -184,7 +171,7 @@ impl Vcpu for GuestVcpu {
             .kick_target
             .bind(&mut self.fd)
             .map_err(|error| MachineError::new("installing the kick signal's handler", error))?;
-        Ok(Box::new(VcpuKick(kicker)))
+        Ok(Box::new(kicker))
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {

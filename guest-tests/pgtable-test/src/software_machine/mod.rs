@@ -7,42 +7,32 @@
 //! maintenance by the CPU's own instructions, which is most of the difference between policies; the
 //! elapsed time.
 //!
-//! *Not real*: no guest runs. Each access walks the stage-2 tables in software. No TLB exists, so TLB
-//! invalidations and their barriers are counted and cost nothing, and a fault costs a function call
-//! instead of an exception. The host populates the memory in advance, in pages of its choice; the
-//! backing only determines the page size that the fault path sees. Instructions are compared, not
-//! executed. So the machine compares policies, not hosts, and its times are those of no CPU.
+//! *Not real*: no guest runs. Each access walks the stage-2 tables in software. No TLB exists, so
+//! TLB invalidations and their barriers are counted and cost nothing, and a fault costs a function
+//! call instead of an exception. The host populates the memory in advance, in pages of its choice;
+//! the backing only determines the page size that the fault path sees. Instructions are compared,
+//! not executed. So the machine compares policies, not hosts, and its times are those of no CPU.
 //!
 //! [`simulation`] runs the same engine in virtual time.
 
-mod host_memory;
+mod cache;
 mod machine;
 mod operations;
+mod real_time;
 pub mod simulation;
 #[cfg(test)]
 mod tests;
 mod vcpu;
-/// Cache maintenance by instructions of this host's CPU.
-mod arch {
-    #[cfg(target_arch = "aarch64")]
-    mod aarch64;
-    #[cfg(target_arch = "x86_64")]
-    mod x86_64;
 
-    #[cfg(target_arch = "aarch64")]
-    pub(super) use aarch64::{CacheMaintenance, RETURN};
-    #[cfg(target_arch = "x86_64")]
-    pub(super) use x86_64::{CacheMaintenance, RETURN};
-}
-
-use std::{collections::BTreeMap, io};
+use std::io;
 
 use granule_stage2::{MapError, Policy, UnknownPolicy};
 use thiserror::Error;
 
 use granule_types::{backing::Backing, host::FactsError, record::Series, units::Bytes};
 
-pub use machine::SoftwareMachine;
+pub use real_time::SoftwareMachine;
+use simulation::cost::CostError;
 
 /// The default policy.
 pub const DEFAULT_POLICY: &str = "granule";
@@ -132,18 +122,15 @@ pub enum SoftwareMachineError {
     /// The host provides no memory.
     #[error("cannot allocate {0} of memory; use a smaller -b")]
     Memory(Bytes, #[source] io::Error),
+    /// The cost table is unusable.
+    #[error(transparent)]
+    Costs(#[from] CostError),
     /// The properties of the host cannot be read.
     #[error("cannot read the properties of this host")]
     Host(#[source] FactsError),
     /// The engine refused an operation, which is a defect.
     #[error("the stage-2 engine refused the operation")]
     Engine(#[source] MapError),
-    /// The address is outside the region.
-    #[error("{0:#x} is outside the memory under test")]
-    Outside(u64),
-    /// Dirty logging is off.
-    #[error("dirty logging is off")]
-    LoggingOff,
 }
 
 /// Returns the page size of a backing.
@@ -158,20 +145,6 @@ fn page_size(backing: Backing) -> Result<u64, SoftwareMachineError> {
         }
         Backing::AnonymousHugetlb(_) => Err(SoftwareMachineError::Backing(backing)),
     }
-}
-
-/// Returns the greatest number of stage-2 tables: one for each 2M, as many that wait to be freed,
-/// and the memcaches of the vCPUs.
-fn most_tables(size: u64, vcpus: usize) -> usize {
-    let ranges = 2 * (size >> 21) + 2 * (size >> 30) + 64;
-    usize::try_from(ranges).unwrap_or(usize::MAX) + 48 * vcpus
-}
-
-/// Returns the CPU features in results: those that would avoid maintenance, all absent.
-fn cpu_features() -> BTreeMap<String, u64> {
-    [("bbm", 0), ("dic", 0), ("fwb", 0), ("tlbirange", 0)]
-        .map(|(name, value)| (name.to_owned(), value))
-        .into()
 }
 
 /// A counted event, in real and in virtual time.

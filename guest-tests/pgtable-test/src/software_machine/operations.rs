@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! State shared by the vCPUs and the host's thread, and the operations of one thread: tables in a
-//! pool, cache maintenance and its barriers by the CPU, and counts of the other operations.
+//! State shared by the vCPUs and the host's thread, and the engine's operations of one of them.
+//!
+//! Tables, counts and dirty bitmap are the same in real and in virtual time. A [`Platform`]
+//! performs all that differs: memory, cache maintenance, and the time of each [`Event`].
 
 use std::{
     cell::Cell,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -11,124 +14,150 @@ use std::{
 };
 
 use granule_stage2::{
-    Access, EntryAddress, Ipa, Operations, PhysAddr, TableAddress,
+    Access, EntryAddress, Operations, PhysAddr, TableAddress,
     descriptor::Descriptor,
     epoch::EpochReclaim,
-    fault::{Host, Mmu, Page},
-    operations::{Dsb, Note, Order, Tlbi, Unlinked, Vmid},
+    fault::{Mmu, Page},
+    operations::{Dsb, Note, Order, Scope, Tlbi, Unlinked, Vmid},
     pool::TablePool,
 };
+use parking_lot::lock_api::RawRwLock;
 
-use super::{Count, NAMES, PAGE, START, arch::CacheMaintenance, host_memory::HostMemory};
+use super::{Count, NAMES};
 use granule_types::record::EventCounts;
 
-/// State of the machine.
-#[derive(Debug)]
-pub(super) struct MachineState {
-    pub(super) memory: HostMemory,
-    pub(super) cache: CacheMaintenance,
+/// Initiator of an event, which determines its cost in virtual time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Initiator {
+    /// The guest's walks, whose time is part of that of the access.
+    Guest,
+    /// The fault path.
+    FaultPath,
+    /// The host's memory management.
+    Host,
+}
+
+/// An event that has an effect on the platform, or takes time there.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// The guest's access, before its walk.
+    Access,
+    FaultEntry,
+    FaultExit,
+    /// A fault that the guest repeats.
+    Retry,
+    LoadEntry,
+    StoreEntry,
+    ExchangeEntry,
+    AllocateTable,
+    /// Number of freed tables.
+    FreeTables(u64),
+    /// Number of taken or dropped references of a table.
+    ChangeReferences(u32),
+    /// The table's lock is taken.
+    Locked,
+    /// A pause between two reads of a locked entry.
+    Pause,
+    Dsb(Dsb),
+    Tlbi(Scope),
+    CleanInvalidate(PhysAddr, u64),
+    InvalidateInstructions(Option<(PhysAddr, u64)>),
+}
+
+/// The parts of a machine that differ in real and in virtual time.
+pub trait Platform: fmt::Debug + Sized + 'static {
+    /// Lock of the tables.
+    type Lock: RawRwLock;
+
+    /// Returns the size of a line of the data cache.
+    fn line(&self) -> u64;
+
+    /// Performs an event and takes its time.
+    fn perform(&self, initiator: Initiator, event: Event);
+
+    /// Returns the page of the host behind an offset in the region, populated for the access.
+    fn page(ops: &CpuOperations<Self>, offset: u64, access: Access) -> Page;
+
+    /// Reads 8 bytes.
+    fn load(&self, phys: PhysAddr) -> u64;
+
+    /// Writes 8 bytes.
+    fn store(&self, phys: PhysAddr, value: u64);
+
+    /// Reads 8 bytes whose value is not used.
+    fn touch(&self, phys: PhysAddr);
+}
+
+/// State of a machine.
+pub struct MachineState<P: Platform> {
+    pub(super) platform: P,
     pub(super) pool: TablePool<Box<[AtomicU64]>>,
     pub(super) reclaim: EpochReclaim,
-    pub(super) mmu: Mmu<parking_lot::RawRwLock>,
+    pub(super) mmu: Mmu<P::Lock>,
     /// Size of the region.
     pub(super) size: u64,
     pub(super) backing_page: u64,
     pub(super) logging: AtomicBool,
     /// Dirty bitmap: one bit for each page.
     pub(super) dirty: Box<[AtomicU64]>,
+    /// Number of invalidations of host pages, as `mmu_invalidate_seq`.
     pub(super) sequence: AtomicU64,
+    /// Number of invalidations in progress, as `mmu_invalidate_in_progress`.
+    pub(super) invalidating: AtomicU64,
     /// Number of freed tables: a walk during which it changes may have read a reused table.
     pub(super) frees: AtomicU64,
     pub(super) counts: [AtomicU64; NAMES.len()],
 }
 
-impl MachineState {
+impl<P: Platform> MachineState<P> {
     pub(super) fn count(&self, what: Count, by: u64) {
         self.counts[what as usize].fetch_add(by, Ordering::Relaxed);
     }
 
-    fn count_lines(&self, what: Count, size: u64) {
-        self.count(what, size / self.cache.line() as u64);
-    }
-
     pub(super) fn events(&self) -> EventCounts {
-        NAMES
-            .iter()
-            .zip(&self.counts)
-            .map(|(name, count)| ((*name).to_owned(), count.load(Ordering::Relaxed)))
-            .collect()
-    }
-
-    /// Returns the offset of a host address in the memory.
-    pub(super) fn offset(&self, phys: u64) -> usize {
-        usize::try_from(phys.wrapping_sub(self.memory.address())).unwrap_or(usize::MAX)
-    }
-
-    /// Returns address and length of a range in this process.
-    fn range(&self, phys: PhysAddr, size: u64) -> (*const u8, usize) {
-        let len = usize::try_from(size).unwrap_or(usize::MAX);
-        self.memory.part(self.offset(phys.0), len)
+        let counts = NAMES.iter().zip(&self.counts);
+        counts.map(|(name, count)| ((*name).to_owned(), count.load(Ordering::Relaxed))).collect()
     }
 }
 
-impl Host for MachineState {
-    fn page(&self, ipa: Ipa, _: Access) -> Option<Page> {
-        let offset = ipa.0.checked_sub(START).filter(|at| *at < self.size)?;
-        let base = offset & !(self.backing_page - 1);
-        Some(Page {
-            ipa: Ipa(START + base),
-            phys: PhysAddr(self.memory.address() + base),
-            size: self.backing_page,
-            writable: true,
-        })
-    }
-
-    fn logging(&self, _: Ipa) -> bool {
-        self.logging.load(Ordering::Acquire)
-    }
-
-    fn sequence(&self) -> u64 {
-        self.sequence.load(Ordering::Acquire)
-    }
-
-    fn mark_dirty(&self, ipa: Ipa, size: u64) {
-        if !self.logging.load(Ordering::Acquire) {
-            return;
-        }
-        let first = (ipa - Ipa(START)) / PAGE;
-        for page in first..first + size / PAGE {
-            if let Some(word) = usize::try_from(page / 64).ok().and_then(|at| self.dirty.get(at)) {
-                word.fetch_or(1 << (page % 64), Ordering::Relaxed);
-            }
-        }
+impl<P: Platform> fmt::Debug for MachineState<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MachineState").field("platform", &self.platform).finish_non_exhaustive()
     }
 }
 
 /// Operations of one vCPU, or of the host's thread.
 #[derive(Debug)]
-pub(super) struct CpuOperations {
-    pub(super) state: Arc<MachineState>,
+pub struct CpuOperations<P: Platform> {
+    pub(super) state: Arc<MachineState<P>>,
     cpu: usize,
+    initiator: Initiator,
     vmid: Cell<Vmid>,
 }
 
-impl CpuOperations {
-    pub(super) fn new(state: Arc<MachineState>, cpu: usize) -> Self {
-        Self { state, cpu, vmid: Cell::default() }
+impl<P: Platform> CpuOperations<P> {
+    pub(super) fn new(state: &Arc<MachineState<P>>, cpu: usize, initiator: Initiator) -> Self {
+        Self { state: Arc::clone(state), cpu, initiator, vmid: Cell::default() }
     }
 
     /// Frees unlinked tables that no walk can reach any more.
     pub(super) fn drain(&self) {
         self.state.reclaim.drain(&self.state.mmu, self);
     }
+
+    pub(super) fn perform(&self, event: Event) {
+        self.state.platform.perform(self.initiator, event);
+    }
 }
 
-impl Operations for CpuOperations {
+impl<P: Platform> Operations for CpuOperations<P> {
     fn load(&self, entry: EntryAddress) -> Descriptor {
+        self.perform(Event::LoadEntry);
         self.state.pool.load(entry)
     }
 
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
+        self.perform(Event::StoreEntry);
         self.state.pool.store(entry, new, order);
     }
 
@@ -138,11 +167,13 @@ impl Operations for CpuOperations {
         old: Descriptor,
         new: Descriptor,
     ) -> Result<(), Descriptor> {
+        self.perform(Event::ExchangeEntry);
         self.state.pool.compare_exchange(entry, old, new)
     }
 
     fn allocate(&self) -> Option<TableAddress> {
         self.state.count(Count::Tables, 1);
+        self.perform(Event::AllocateTable);
         self.state.pool.allocate()
     }
 
@@ -152,6 +183,7 @@ impl Operations for CpuOperations {
 
     fn free_all(&self, tables: &[TableAddress]) {
         let count = tables.len() as u64;
+        self.perform(Event::FreeTables(count));
         self.state.frees.fetch_add(count, Ordering::SeqCst);
         self.state.pool.free_all(tables);
     }
@@ -169,10 +201,12 @@ impl Operations for CpuOperations {
     }
 
     fn take_references(&self, table: TableAddress, count: u32) {
+        self.perform(Event::ChangeReferences(count));
         self.state.pool.take_references(table, count);
     }
 
     fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
+        self.perform(Event::ChangeReferences(count));
         self.state.pool.drop_references(table, count)
     }
 
@@ -181,19 +215,18 @@ impl Operations for CpuOperations {
     }
 
     fn dsb(&self, kind: Dsb) {
-        if kind == Dsb::Ish {
-            self.state.cache.wait();
-        }
+        self.perform(Event::Dsb(kind));
     }
 
     fn isb(&self) {}
 
     fn tlbi(&self, kind: Tlbi) {
-        let what = match kind {
-            Tlbi::Ipa { .. } | Tlbi::Range { .. } => Count::TlbiAddress,
-            Tlbi::Stage1 { .. } | Tlbi::All { .. } => Count::TlbiAll,
+        let (what, scope) = match kind {
+            Tlbi::Ipa { scope, .. } | Tlbi::Range { scope, .. } => (Count::TlbiAddress, scope),
+            Tlbi::Stage1 { scope } | Tlbi::All { scope } => (Count::TlbiAll, scope),
         };
         self.state.count(what, 1);
+        self.perform(Event::Tlbi(scope));
     }
 
     fn switch_vmid(&self, vmid: Vmid) -> Vmid {
@@ -201,30 +234,30 @@ impl Operations for CpuOperations {
     }
 
     fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
-        let (start, len) = self.state.range(phys, size);
-        // SAFETY: the range is within the memory, which is mapped.
-        unsafe { self.state.cache.clean_invalidate(start, len) };
-        self.state.count_lines(Count::CleanedLines, size);
+        self.state.count(Count::CleanedLines, size / self.state.platform.line());
+        self.perform(Event::CleanInvalidate(phys, size));
     }
 
     fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
-        let Some((phys, size)) = range else {
-            return self.state.count(Count::InvalidatedAll, 1);
-        };
-        let (start, len) = self.state.range(phys, size);
-        // SAFETY: the range is within the memory, which is mapped.
-        unsafe { self.state.cache.invalidate_instructions(start, len) };
-        self.state.count_lines(Count::InvalidatedLines, size);
+        match range {
+            Some((_, size)) => {
+                let lines = size / self.state.platform.line();
+                self.state.count(Count::InvalidatedLines, lines);
+            }
+            None => self.state.count(Count::InvalidatedAll, 1),
+        }
+        self.perform(Event::InvalidateInstructions(range));
     }
 
     fn pause(&self) {
-        // The host may have fewer CPUs than vCPUs.
-        std::thread::yield_now();
+        self.perform(Event::Pause);
     }
 
     fn note(&self, note: Note) {
-        if note == Note::TopUp {
-            self.state.count(Count::TopUps, 1);
+        match note {
+            Note::TopUp => self.state.count(Count::TopUps, 1),
+            Note::Lock { .. } => self.perform(Event::Locked),
+            _ => {}
         }
     }
 }

@@ -1,198 +1,221 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The accesses of a task by a vCPU without a guest, in real and in virtual time, and the vCPU that is
-//! a thread: it walks the stage-2 tables for each access as a CPU does, handles a
-//! fault by the engine, and then accesses the memory.
+//! A vCPU without a guest, in real and in virtual time: it walks the stage-2 tables for each access
+//! of a task as a CPU does, handles a fault by the engine, and then accesses the memory.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering, fence},
+use std::{
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering, fence},
+    },
 };
 
 use granule_stage2::{
-    Access as Stage2Access, Ipa, Memcache,
-    fault::{FaultError, Resolution},
+    Access as Stage2Access, Ipa, Memcache, PhysAddr,
+    fault::{FaultError, Host, Page, Resolution},
 };
 
 use super::{
-    Count,
-    arch::RETURN,
-    operations::{CpuOperations, MachineState},
+    Count, PAGE, START,
+    cache::RETURN,
+    operations::{CpuOperations, Event, Initiator, MachineState, Platform},
 };
 use crate::{
+    guest::mailbox::PLANT_OFFSET,
     machine::{Kick, MachineError, Vcpu, VcpuFailure},
     task::{Access, Task},
 };
 use granule_types::units::GuestAddress;
 
-/// Distance from a visited address to the planted instruction, after its own 8 bytes.
-const PLANT_OFFSET: u64 = 8;
-
-/// Memory of a vCPU, accessed through stage-2 translation.
-pub(super) trait TranslatedMemory {
-    /// Returns the place in memory of a guest address, after handling the faults of the access.
-    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, AccessError>;
-
-    /// Reads 8 bytes.
-    fn load(&self, place: u64) -> u64;
-
-    /// Writes 8 bytes.
-    fn store(&self, place: u64, value: u64);
-
-    /// Accesses 8 bytes without using their value.
-    fn touch(&mut self, ipa: Ipa, access: Stage2Access) -> Result<(), AccessError> {
-        self.read(ipa, access).map(drop)
-    }
-
-    /// Reads 8 bytes at a guest address.
-    fn read(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, AccessError> {
-        let place = self.translate(ipa, access)?;
-        Ok(self.load(place))
-    }
-
-    /// Writes 8 bytes at a guest address.
-    fn write(&mut self, ipa: Ipa, value: u64) -> Result<(), AccessError> {
-        let place = self.translate(ipa, Stage2Access::Write)?;
-        self.store(place, value);
-        Ok(())
-    }
-}
-
 /// Error of an access.
-pub(super) enum AccessError {
+enum AccessError {
     Kicked,
     Fault(FaultError),
+    /// The vCPU found this value in place of the expected one.
+    Differs(u64),
 }
 
-/// Performs a task's access at one address. Returns the value found there if it differs from the
-/// expected one.
-fn visit<M: TranslatedMemory>(
-    memory: &mut M,
-    task: &Task,
-    at: u64,
-) -> Result<Option<u64>, AccessError> {
-    let value = Task::value_at(task.seed, GuestAddress(at));
-    let planted = Ipa(at + PLANT_OFFSET);
-    let at = Ipa(at);
-    let (found, expected) = match task.access {
-        // These machines have no migration operations, so no task writes at random.
-        Access::Nothing | Access::WriteAtRandom => return Ok(None),
-        Access::Read => return memory.touch(at, Stage2Access::Read).map(|()| None),
-        Access::Write => return memory.write(at, value).map(|()| None),
-        Access::WriteThenRead => {
-            memory.write(at, value)?;
-            for inner in 0..task.inner_count {
-                let offset = task.inner_first.0 + inner * task.inner_stride.0;
-                memory.touch(Ipa(at.0 + offset), Stage2Access::Read)?;
-            }
-            return Ok(None);
-        }
-        Access::Plant => return memory.write(planted, RETURN).map(|()| None),
-        Access::Execute => (memory.read(planted, Stage2Access::Fetch)?, RETURN),
-        Access::Verify => (memory.read(at, Stage2Access::Read)?, value),
-    };
-    Ok((found != expected).then_some(found))
+/// The host's memory management in one stage-2 fault.
+struct FaultHost<'a, P: Platform> {
+    ops: &'a CpuOperations<P>,
+    /// `true` once the fault path has read the invalidation sequence.
+    sampled: Cell<bool>,
 }
 
-/// Performs a task on a vCPU.
-pub(super) fn perform<M: TranslatedMemory>(
-    memory: &mut M,
-    vcpu: usize,
-    task: &Task,
-) -> Result<(), VcpuFailure> {
-    for number in 0..task.count {
-        let at = task.start.0 + number * task.stride.0;
-        let (exit, detail) = match visit(memory, task, at) {
-            Ok(None) => continue,
-            Ok(Some(found)) => {
-                let detail = format!("the vCPU read {found:#x}, which no vCPU wrote");
-                ("VERIFY", detail)
-            }
-            Err(AccessError::Kicked) => ("KICKED", "the vCPU was kicked".to_owned()),
-            Err(AccessError::Fault(error)) => ("FAULT", error.to_string()),
-        };
-        return Err(VcpuFailure {
-            address: Some(GuestAddress(at)),
-            ..VcpuFailure::new(vcpu, exit, detail)
-        });
+impl<P: Platform> Host for FaultHost<'_, P> {
+    fn page(&self, ipa: Ipa, access: Stage2Access) -> Option<Page> {
+        let inside = |at: &u64| *at < self.ops.state.size;
+        let offset = ipa.0.checked_sub(START).filter(inside)?;
+        Some(P::page(self.ops, offset, access))
     }
-    Ok(())
+
+    fn logging(&self, _: Ipa) -> bool {
+        self.ops.state.logging.load(Ordering::Acquire)
+    }
+
+    /// Returns the invalidation sequence. The second read, under the lock, returns a number that
+    /// never matches while an invalidation is in progress.
+    fn sequence(&self) -> u64 {
+        let state = &self.ops.state;
+        if self.sampled.replace(true) && state.invalidating.load(Ordering::Acquire) > 0 {
+            return u64::MAX;
+        }
+        state.sequence.load(Ordering::Acquire)
+    }
+
+    fn mark_dirty(&self, ipa: Ipa, size: u64) {
+        if !self.logging(ipa) {
+            return;
+        }
+        let first = (ipa - Ipa(START)) / PAGE;
+        for page in first..first + size / PAGE {
+            let word = usize::try_from(page / 64).ok();
+            if let Some(word) = word.and_then(|at| self.ops.state.dirty.get(at)) {
+                word.fetch_or(1 << (page % 64), Ordering::Relaxed);
+            }
+        }
+    }
 }
 
-pub(super) struct SoftwareVcpu {
+/// A vCPU on the stage-2 engine.
+#[derive(Debug)]
+pub struct SoftwareVcpu<P: Platform> {
     index: usize,
-    ops: CpuOperations,
+    guest: CpuOperations<P>,
+    fault_path: CpuOperations<P>,
+    host: CpuOperations<P>,
     memcache: Memcache,
     kicked: Arc<AtomicBool>,
 }
 
-impl SoftwareVcpu {
-    pub(super) fn new(index: usize, state: Arc<MachineState>) -> Self {
+impl<P: Platform> SoftwareVcpu<P> {
+    pub(super) fn new(index: usize, state: &Arc<MachineState<P>>) -> Self {
         Self {
             index,
-            ops: CpuOperations::new(state, index),
+            guest: CpuOperations::new(state, index, Initiator::Guest),
+            fault_path: CpuOperations::new(state, index, Initiator::FaultPath),
+            host: CpuOperations::new(state, index, Initiator::Host),
             memcache: Memcache::new(),
             kicked: Arc::default(),
         }
     }
-}
 
-impl TranslatedMemory for SoftwareVcpu {
-    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<u64, AccessError> {
+    /// Returns the host address of a guest address, after handling the faults of the access.
+    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<PhysAddr, AccessError> {
+        let state = &*self.guest.state;
         loop {
             if self.kicked.load(Ordering::Relaxed) {
                 return Err(AccessError::Kicked);
             }
-            let state = &self.ops.state;
+            self.guest.perform(Event::Access);
             let before = state.frees.load(Ordering::Acquire);
-            let result = state.mmu.walker().translate(&self.ops, ipa, access);
+            let result = state.mmu.walker().translate(&self.guest, ipa, access);
             fence(Ordering::Acquire);
             if state.frees.load(Ordering::Relaxed) != before {
                 // The walk may have read a table that was freed and reused meanwhile.
                 continue;
             }
             let fault = match result {
-                Ok(translation) => return Ok(translation.phys.0),
+                Ok(translation) => return Ok(translation.phys),
                 Err(fault) => fault,
             };
             state.count(Count::Faults, 1);
+            self.guest.perform(Event::FaultEntry);
+            let host = FaultHost { ops: &self.host, sampled: Cell::new(false) };
             let resolution = state
                 .mmu
-                .fault(&self.ops, &**state, &mut self.memcache, fault)
+                .fault(&self.fault_path, &host, &mut self.memcache, fault)
                 .map_err(AccessError::Fault)?;
             if resolution == Resolution::Retry {
                 state.count(Count::Retries, 1);
-                std::thread::yield_now();
+                self.guest.perform(Event::Retry);
             }
             if state.reclaim.is_waiting() {
-                self.ops.drain();
+                self.host.drain();
             }
+            self.guest.perform(Event::FaultExit);
         }
     }
 
-    fn load(&self, place: u64) -> u64 {
-        let state = &self.ops.state;
-        state.memory.word(state.offset(place)).load(Ordering::Relaxed)
+    /// Reads 8 bytes without using their value.
+    fn touch(&mut self, at: u64) -> Result<(), AccessError> {
+        let phys = self.translate(Ipa(at), Stage2Access::Read)?;
+        self.guest.state.platform.touch(phys);
+        Ok(())
     }
 
-    fn store(&self, place: u64, value: u64) {
-        let state = &self.ops.state;
-        state.memory.word(state.offset(place)).store(value, Ordering::Relaxed);
+    /// Reads 8 bytes, which must equal `expected`.
+    fn compare(&mut self, at: u64, access: Stage2Access, expected: u64) -> Result<(), AccessError> {
+        let phys = self.translate(Ipa(at), access)?;
+        match self.guest.state.platform.load(phys) {
+            found if found == expected => Ok(()),
+            found => Err(AccessError::Differs(found)),
+        }
+    }
+
+    /// Writes 8 bytes.
+    fn write(&mut self, at: u64, value: u64) -> Result<(), AccessError> {
+        let phys = self.translate(Ipa(at), Stage2Access::Write)?;
+        self.guest.state.platform.store(phys, value);
+        Ok(())
+    }
+
+    /// Performs a task's access at one address.
+    fn visit(&mut self, task: &Task, at: u64) -> Result<(), AccessError> {
+        let value = Task::value_at(task.seed, GuestAddress(at));
+        match task.access {
+            // These machines have no migration operations, so no task writes at random.
+            Access::Nothing | Access::WriteAtRandom => Ok(()),
+            Access::Read => self.touch(at),
+            Access::Write => self.write(at, value),
+            Access::WriteThenRead => {
+                self.write(at, value)?;
+                let first = at + task.inner_first.0;
+                (0..task.inner_count)
+                    .try_for_each(|inner| self.touch(first + inner * task.inner_stride.0))
+            }
+            Access::Plant => self.write(at + PLANT_OFFSET, RETURN),
+            Access::Execute => self.compare(at + PLANT_OFFSET, Stage2Access::Fetch, RETURN),
+            Access::Verify => self.compare(at, Stage2Access::Read, value),
+        }
+    }
+
+    /// Executes a task.
+    pub(super) fn execute(&mut self, task: &Task) -> Result<(), VcpuFailure> {
+        for number in 0..task.count {
+            let at = task.start.0 + number * task.stride.0;
+            let (exit, detail) = match self.visit(task, at) {
+                Ok(()) => continue,
+                Err(AccessError::Differs(found)) => {
+                    ("VERIFY", format!("the vCPU read {found:#x}, which no vCPU wrote"))
+                }
+                Err(AccessError::Kicked) => ("KICKED", "the vCPU was kicked".to_owned()),
+                Err(AccessError::Fault(error)) => ("FAULT", error.to_string()),
+            };
+            return Err(VcpuFailure {
+                address: Some(GuestAddress(at)),
+                ..VcpuFailure::new(self.index, exit, detail)
+            });
+        }
+        Ok(())
     }
 }
 
-impl Vcpu for SoftwareVcpu {
+impl<P: Platform> Vcpu for SoftwareVcpu<P>
+where
+    Self: Send,
+{
     fn bind(&mut self) -> Result<Box<dyn Kick>, MachineError> {
         Ok(Box::new(Arc::clone(&self.kicked)))
     }
 
     fn run(&mut self, task: &Task) -> Result<(), VcpuFailure> {
-        let vcpu = self.index;
-        perform(self, vcpu, task)
+        self.execute(task)
     }
 }
 
-impl Drop for SoftwareVcpu {
+impl<P: Platform> Drop for SoftwareVcpu<P> {
     fn drop(&mut self) {
-        self.memcache.drain(&self.ops);
+        self.memcache.drain(&self.host);
     }
 }

@@ -17,8 +17,8 @@
 //! holds the first failure, or the state of each late vCPU. After a failure the threads accept no
 //! more tasks.
 //!
-//! [`ArmedTasks::open`] opens the gate without waiting, so that the harness can work while the vCPUs
-//! run; `release` then waits for them.
+//! [`ArmedTasks::open`] opens the gate without waiting, so that the harness can work while the
+//! vCPUs run; `release` then waits for them.
 //!
 //! Dropping [`VcpuThreads`] ends and joins every thread, except those of vCPUs that stay in the
 //! guest although kicked: a join would never return, so the error names them and they are left
@@ -27,7 +27,6 @@
 mod gate;
 #[cfg(test)]
 mod tests;
-mod thread;
 mod threads;
 
 use std::{fmt, io, time::Duration};
@@ -64,8 +63,9 @@ pub enum VcpuThreadsError {
         deadline: Duration,
         /// Number of vCPUs.
         vcpus: usize,
-        /// The vCPUs that did not finish, in order.
-        unfinished: Vec<UnfinishedVcpu>,
+        /// The vCPUs that did not finish, in order, each with its state when it was kicked: `None`
+        /// where it finished meanwhile, or stayed in the guest ([`VcpuThreadsError::Stuck`]).
+        unfinished: Vec<(usize, Option<VcpuFailure>)>,
     },
     /// Some vCPUs stayed in the guest although they were kicked after a failure, the source.
     #[error("vCPUs {0:?} stay in the guest although kicked; their threads are left behind")]
@@ -75,24 +75,14 @@ pub enum VcpuThreadsError {
     Stopped,
 }
 
-/// A vCPU that did not finish in time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnfinishedVcpu {
-    /// Index of the vCPU.
-    pub vcpu: usize,
-    /// State of the vCPU when it was kicked; `None` where it finished meanwhile, or stayed in the
-    /// guest ([`VcpuThreadsError::Stuck`]).
-    pub failure: Option<VcpuFailure>,
-}
-
-struct Lines<'a>(&'a [UnfinishedVcpu]);
+struct Lines<'a>(&'a [(usize, Option<VcpuFailure>)]);
 
 impl fmt::Display for Lines<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for unfinished in self.0 {
-            match &unfinished.failure {
+        for (vcpu, failure) in self.0 {
+            match failure {
                 Some(failure) => write!(f, "\n  {failure}")?,
-                None => write!(f, "\n  vCPU {}: state unknown", unfinished.vcpu)?,
+                None => write!(f, "\n  vCPU {vcpu}: state unknown")?,
             }
         }
         Ok(())

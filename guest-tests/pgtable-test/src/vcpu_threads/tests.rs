@@ -50,7 +50,7 @@ fn every_vcpu_runs_its_own_task_once() {
         assert!(times.vcpus.iter().all(|own| *own <= times.total));
     }
 
-    let log = machine.state.log.lock().unwrap();
+    let log = &machine.state.memory().log;
     let seen: BTreeSet<_> = log.iter().map(|(vcpu, task)| (task.seed, *vcpu)).collect();
     assert_eq!(log.len(), 400, "no task ran twice");
     assert!(seen.iter().all(|(seed, vcpu)| *seed % 8 == *vcpu as u64));
@@ -81,7 +81,7 @@ fn a_hanging_vcpu_is_reported_with_its_program_counter_after_the_deadline() {
         panic!("{text}");
     };
     assert_eq!(unfinished.len(), 1);
-    assert_eq!(unfinished[0].failure.as_ref().unwrap().pc, Some(0x1002));
+    assert_eq!(unfinished[0].1.as_ref().unwrap().pc, Some(0x1002));
     assert!(text.starts_with("1 of 4 vCPUs did not finish within 200ms"), "{text}");
     assert!(text.contains("vCPU 2 failed: KICKED, PC 0x1002"), "{text}");
 }
@@ -133,5 +133,5 @@ fn armed_tasks_that_are_dropped_run_nothing() {
 
     assert!(matches!(run(&mut threads, 0), Err(VcpuThreadsError::Stopped)));
     drop(threads);
-    assert!(machine.state.log.lock().unwrap().is_empty());
+    assert!(machine.state.memory().log.is_empty());
 }

@@ -1,32 +1,170 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The harness's side of the vCPU threads: start, arm, release, failure handling.
+//! The threads, and the harness's side of them: start, arm, release, failure handling.
+//!
+//! A thread binds its vCPU, then waits at the gate for each task, runs it and stores the completion.
 
 use std::{
-    fmt,
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
-        atomic::Ordering,
-        mpsc::{self, Receiver},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, Receiver, Sender},
     },
+    thread::{Builder, JoinHandle},
     time::{Duration, Instant},
 };
 
 use super::{
-    UnfinishedVcpu, VcpuThreadsError,
-    gate::{gate_delay, spin, vcpu_delay},
-    thread::{Assignment, Completion, SharedState, TaskError, ThreadEvent, VcpuThread},
+    VcpuThreadsError,
+    gate::{Gate, gate_delay, spin, vcpu_delay},
 };
 use crate::{
     clock,
-    machine::{TaskTimes, Vcpu},
+    machine::{Kick, MachineError, TaskTimes, Vcpu},
     task::Task,
 };
 use granule_types::units::Nanoseconds;
+
+/// One thread's task for one generation of the gate.
+#[derive(Debug)]
+struct Assignment {
+    task: Task,
+    generation: u32,
+    /// Loop iterations between gate and guest entry.
+    delay: u64,
+}
+
+/// Times and result of one task.
+#[derive(Debug)]
+struct Completion {
+    start: Nanoseconds,
+    end: Nanoseconds,
+    result: Result<(), VcpuThreadsError>,
+}
+
+/// An event that wakes the harness.
+#[derive(Debug)]
+enum ThreadEvent {
+    /// The last thread waits at the gate.
+    AllArmed,
+    /// The last completion is stored.
+    AllCompleted,
+    /// The task of this vCPU failed.
+    Failed(usize),
+}
+
+/// State shared by the threads and the harness.
+#[derive(Debug, Default)]
+struct SharedState {
+    gate: Gate,
+    /// Number of threads that have not yet reached the gate.
+    unarmed: AtomicUsize,
+    /// Number of completions not yet stored.
+    running: AtomicUsize,
+    completions: Vec<Mutex<Option<Completion>>>,
+}
+
+impl SharedState {
+    /// Returns a vCPU's completion, if it is stored.
+    fn completion(&self, vcpu: usize) -> MutexGuard<'_, Option<Completion>> {
+        let completion = self.completions[vcpu].lock();
+        completion.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A started thread, as the harness uses it.
+#[derive(Debug)]
+pub(super) struct VcpuThread {
+    assignments: Sender<Assignment>,
+    kick: Box<dyn Kick>,
+    /// `None` for a thread that is left behind.
+    pub(super) handle: Option<JoinHandle<()>>,
+}
+
+impl VcpuThread {
+    /// Starts the thread and binds the vCPU to it.
+    fn start(
+        index: usize,
+        vcpu: Box<dyn Vcpu>,
+        shared: &Arc<SharedState>,
+        events: Sender<ThreadEvent>,
+    ) -> Result<Self, VcpuThreadsError> {
+        let (assignments, received) = mpsc::channel();
+        let (bound, kick) = mpsc::channel();
+        let shared = shared.clone();
+        let handle = Builder::new()
+            .name(format!("vcpu {index}"))
+            .spawn(move || serve(index, vcpu, &shared, bound, received, events))
+            .map_err(|error| VcpuThreadsError::Spawn(index, error))?;
+        match kick.recv() {
+            Ok(Ok(kick)) => Ok(Self { assignments, kick, handle: Some(handle) }),
+            Ok(Err(error)) => Err(VcpuThreadsError::Bind(index, error)),
+            Err(_) => {
+                let message = "while it was bound".to_owned();
+                Err(VcpuThreadsError::Panicked(index, message))
+            }
+        }
+    }
+}
+
+/// Runs a vCPU's thread until the assignments' sender is dropped or the gate is closed.
+///
+/// A failed `send` means that the harness is gone; the next `recv` then ends the thread.
+fn serve(
+    index: usize,
+    mut vcpu: Box<dyn Vcpu>,
+    shared: &SharedState,
+    bound: Sender<Result<Box<dyn Kick>, MachineError>>,
+    assignments: Receiver<Assignment>,
+    events: Sender<ThreadEvent>,
+) {
+    let kick = vcpu.bind();
+    let usable = kick.is_ok();
+    let _ = bound.send(kick);
+    drop(bound);
+    if !usable {
+        return;
+    }
+    while let Ok(assignment) = assignments.recv() {
+        if shared.unarmed.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let _ = events.send(ThreadEvent::AllArmed);
+        }
+        if !shared.gate.pass(assignment.generation) {
+            return;
+        }
+        spin(assignment.delay);
+        let start = clock::now();
+        let result = catch_unwind(AssertUnwindSafe(|| vcpu.run(&assignment.task)));
+        let end = clock::now();
+        let result = match result {
+            Ok(result) => result.map_err(|failure| VcpuThreadsError::Failed(Box::new(failure))),
+            Err(panic) => Err(VcpuThreadsError::Panicked(index, message_of(panic.as_ref()))),
+        };
+        let failed = result.is_err();
+        *shared.completion(index) = Some(Completion { start, end, result });
+        if failed {
+            let _ = events.send(ThreadEvent::Failed(index));
+        }
+        if shared.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let _ = events.send(ThreadEvent::AllCompleted);
+        }
+    }
+}
+
+fn message_of(panic: &(dyn Any + Send)) -> String {
+    panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}
 
 /// Time that a kicked vCPU has to leave the guest.
 pub(super) const KICK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The threads of all vCPUs; see the [module](super) for their protocol.
+#[derive(Debug)]
 pub struct VcpuThreads {
     pub(super) threads: Vec<VcpuThread>,
     shared: Arc<SharedState>,
@@ -35,19 +173,9 @@ pub struct VcpuThreads {
     stopped: bool,
 }
 
-impl fmt::Debug for VcpuThreads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VcpuThreads")
-            .field("vcpus", &self.threads.len())
-            .field("deadline", &self.deadline)
-            .field("stopped", &self.stopped)
-            .finish_non_exhaustive()
-    }
-}
-
 impl VcpuThreads {
-    /// Starts a thread named `vcpu N` for each vCPU and binds the vCPU to it. The tasks of one phase
-    /// may take up to `deadline` from the opening of the gate.
+    /// Starts a thread named `vcpu N` for each vCPU and binds the vCPU to it. The tasks of one
+    /// phase may take up to `deadline` from the opening of the gate.
     ///
     /// # Errors
     /// A thread cannot be started or a vCPU cannot be bound; the threads started before it end.
@@ -55,7 +183,10 @@ impl VcpuThreads {
         let (sender, events) = mpsc::channel();
         let mut all = Self {
             threads: Vec::with_capacity(vcpus.len()),
-            shared: Arc::new(SharedState::new(vcpus.len())),
+            shared: Arc::new(SharedState {
+                completions: vcpus.iter().map(|_| Mutex::default()).collect(),
+                ..SharedState::default()
+            }),
             events,
             deadline,
             stopped: false,
@@ -106,12 +237,12 @@ impl VcpuThreads {
     /// Waits until every task is complete, one fails, or the deadline passes. After a failure or
     /// the deadline, kicks the vCPUs that still run and waits for them.
     fn wait_for_completion(&mut self, opened: Nanoseconds) -> Result<TaskTimes, VcpuThreadsError> {
-        let failed = match self.wait_for_event(self.deadline) {
-            Some(ThreadEvent::AllCompleted | ThreadEvent::AllArmed) => {
+        let failed = match self.events.recv_timeout(self.deadline) {
+            Ok(ThreadEvent::AllCompleted | ThreadEvent::AllArmed) => {
                 return Ok(self.times(opened));
             }
-            Some(ThreadEvent::Failed(vcpu)) => Some(vcpu),
-            None => None,
+            Ok(ThreadEvent::Failed(vcpu)) => Some(vcpu),
+            Err(_) => None,
         };
         let running = self.running();
         self.stopped = true;
@@ -120,24 +251,19 @@ impl VcpuThreads {
         }
         let end = Instant::now() + KICK_TIMEOUT;
         let left = || end.saturating_duration_since(Instant::now());
-        while let Some(ThreadEvent::Failed(_)) = self.wait_for_event(left()) {}
+        while let Ok(ThreadEvent::Failed(_)) = self.events.recv_timeout(left()) {}
         let stuck = self.running();
         for &vcpu in &stuck {
             drop(self.threads[vcpu].handle.take());
         }
         let error = match failed {
-            Some(vcpu) => self.failure_of(vcpu),
+            Some(vcpu) => self.take_failure(vcpu).unwrap_or(VcpuThreadsError::Stopped),
             None => self.deadline_passed(running),
         };
         if stuck.is_empty() {
             return Err(error);
         }
         Err(VcpuThreadsError::Stuck(stuck, Box::new(error)))
-    }
-
-    /// Returns the next event, or `None` when `timeout` passes first.
-    fn wait_for_event(&self, timeout: Duration) -> Option<ThreadEvent> {
-        self.events.recv_timeout(timeout).ok()
     }
 
     /// Returns the vCPUs whose completion is not stored.
@@ -156,21 +282,15 @@ impl VcpuThreads {
         }
     }
 
-    fn failure_of(&self, vcpu: usize) -> VcpuThreadsError {
-        match self.shared.completion(vcpu).take().map(|c| c.result) {
-            Some(Err(TaskError::Vcpu(failure))) => VcpuThreadsError::Failed(Box::new(failure)),
-            Some(Err(TaskError::Panic(message))) => VcpuThreadsError::Panicked(vcpu, message),
-            Some(Ok(())) | None => VcpuThreadsError::Stopped,
-        }
+    /// Removes the failure of a vCPU's task.
+    fn take_failure(&self, vcpu: usize) -> Option<VcpuThreadsError> {
+        self.shared.completion(vcpu).take()?.result.err()
     }
 
     fn deadline_passed(&self, unfinished: Vec<usize>) -> VcpuThreadsError {
-        let state = |vcpu| UnfinishedVcpu {
-            vcpu,
-            failure: match self.shared.completion(vcpu).take().map(|c| c.result) {
-                Some(Err(TaskError::Vcpu(failure))) => Some(failure),
-                _ => None,
-            },
+        let state = |vcpu| match self.take_failure(vcpu) {
+            Some(VcpuThreadsError::Failed(failure)) => (vcpu, Some(*failure)),
+            _ => (vcpu, None),
         };
         VcpuThreadsError::Deadline {
             deadline: self.deadline,

@@ -1,27 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The x86_64 guest: doorbells, page table entries, descriptor tables and exceptions.
 //!
-//! Page tables have four levels (Intel SDM volume 3, 5.5, and AMD manual volume 2, 5.3). Blocks are of
-//! 2M, as not every CPU supports 1G. All mappings are in the lower half of the virtual addresses,
+//! Page tables have four levels (Intel SDM volume 3, 5.5, and AMD manual volume 2, 5.3). Blocks are
+//! of 2M, as not every CPU supports 1G. All mappings are in the lower half of the virtual addresses,
 //! below bit 47. The descriptor tables are three segments, and a gate for each exception (Intel SDM
 //! volume 3, 3.4.5 and 7.14.1).
-
-use std::sync::Arc;
 
 use crate::guest::{
     layout::Abi,
     mailbox::{Crash, Mailbox},
-    tables::{Entry, Format, MemoryType},
+    tables::Format,
 };
 use granule_types::guest_mode::GuestMode;
 
 /// The first doorbell port. No device is there, so every `OUT` exits to the host.
 pub const DOORBELL: u16 = 0x1000;
-
-/// Returns the properties of a guest of this mode.
-pub fn abi(mode: GuestMode) -> Abi {
-    Abi { mode, format: Arc::new(LongMode), doorbells: None }
-}
 
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
@@ -33,47 +26,22 @@ const DIRTY: u64 = 1 << 6;
 /// A block at a level above the last.
 const PAGE_SIZE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// Four levels with entries of 8 bytes and pages of 4K.
-#[derive(Debug, Clone, Copy)]
-pub struct LongMode;
+const LONG_MODE: Format = Format {
+    page_shift: 12,
+    address_bits: 47,
+    first_block_level: 2,
+    table: ACCESSED | WRITABLE | PRESENT,
+    block: PAGE_SIZE | DIRTY | ACCESSED | WRITABLE | PRESENT,
+    page: DIRTY | ACCESSED | WRITABLE | PRESENT,
+    normal: 0,
+    device: UNCACHED | NO_EXECUTE,
+};
 
-impl Format for LongMode {
-    fn page_shift(&self) -> u8 {
-        12
-    }
-
-    fn address_bits(&self) -> u8 {
-        47
-    }
-
-    fn block_at(&self, level: u8) -> bool {
-        level == 2
-    }
-
-    fn leaf(&self, physical: u64, level: u8, kind: MemoryType) -> u64 {
-        let size = if level == 3 { 0 } else { PAGE_SIZE };
-        let memory = match kind {
-            MemoryType::Normal => 0,
-            MemoryType::Device => UNCACHED | NO_EXECUTE,
-        };
-        physical & ADDRESS | memory | size | DIRTY | ACCESSED | WRITABLE | PRESENT
-    }
-
-    fn table(&self, physical: u64) -> u64 {
-        physical & ADDRESS | ACCESSED | WRITABLE | PRESENT
-    }
-
-    fn decode(&self, entry: u64, level: u8) -> Entry {
-        if entry & PRESENT == 0 {
-            Entry::Empty
-        } else if level == 3 || entry & PAGE_SIZE != 0 {
-            Entry::Leaf
-        } else {
-            Entry::Table(entry & ADDRESS)
-        }
-    }
+/// Returns the properties of a guest of this mode.
+pub const fn abi(mode: GuestMode) -> Abi {
+    Abi { mode, format: LONG_MODE, doorbells: None }
 }
 
 /// Selector of the code segment.
@@ -88,8 +56,8 @@ pub const ENTRY_SIZE: u64 = 16;
 /// The segments: null, 64-bit code and data, at privilege level 0.
 pub const SEGMENTS: [u64; 3] = [0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
 
-/// Returns interrupt gates to the entry points at `entries`, two words each, through [`CODE`] and on
-/// the current stack.
+/// Returns interrupt gates to the entry points at `entries`, two words each, through [`CODE`] and
+/// on the current stack.
 pub fn gates(entries: u64) -> Vec<u64> {
     (0..u64::from(EXCEPTIONS))
         .flat_map(|number| {
@@ -101,19 +69,15 @@ pub fn gates(entries: u64) -> Vec<u64> {
         .collect()
 }
 
+const PAGE_FAULT: u64 = 14;
+
 /// Describes the exception in a mailbox (Intel SDM volume 3, 7.15).
 pub fn explain(mailbox: &Mailbox) -> Crash {
     Crash {
-        has_address: has_address(mailbox.vector),
+        // Page faults store an address in CR2.
+        has_address: mailbox.vector == PAGE_FAULT,
         detail: describe(mailbox.vector, mailbox.syndrome),
     }
-}
-
-const PAGE_FAULT: u64 = 14;
-
-/// Returns whether an exception stores an address in CR2.
-const fn has_address(vector: u64) -> bool {
-    vector == PAGE_FAULT
 }
 
 /// Describes an exception by its number and error code.
@@ -153,10 +117,21 @@ fn page_fault(error: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::GuestMap, guest::tables::Tables};
+    use crate::{
+        config::GuestMap,
+        guest::tables::{MemoryType, Tables},
+    };
     use granule_types::units::{Bytes, GuestAddress};
 
     const BASE: GuestAddress = GuestAddress(0x10_0000);
+
+    /// Returns tables that map a range to the same physical addresses.
+    fn mapped(map: GuestMap, start: u64, size: Bytes) -> Tables {
+        let mut tables = Tables::new(BASE, LONG_MODE);
+        tables.map_by(map);
+        tables.map(start, GuestAddress(start), size, MemoryType::Normal).unwrap();
+        tables
+    }
 
     /// Returns the output address and the leaf entry that a walk reaches; written from the manual,
     /// independent of the builder.
@@ -181,11 +156,8 @@ mod tests {
     fn every_page_of_the_range_is_mapped_and_none_outside() {
         for map in [GuestMap::Blocks, GuestMap::Pages] {
             let start = (1 << 46) - 0x1000 - (5 << 20);
-            let mut tables = Tables::new(BASE, Arc::new(LongMode));
-            tables.map_by(map);
 
-            let size = Bytes::mib(5);
-            tables.map(start, GuestAddress(start), size, MemoryType::Normal).unwrap();
+            let tables = mapped(map, start, Bytes::mib(5));
 
             for offset in (0..5 << 20).step_by(0x1000) {
                 assert_eq!(walk(&tables, start + offset + 8).unwrap().0, start + offset + 8);
@@ -197,12 +169,10 @@ mod tests {
 
     #[test]
     fn leaves_are_writable_and_executable_with_accessed_and_dirty_set() {
-        let mut tables = Tables::new(BASE, Arc::new(LongMode));
-
-        let (start, size) = (GuestAddress(2 << 20), Bytes::mib(2));
-        tables.map(2 << 20, start, size, MemoryType::Normal).unwrap();
+        let tables = mapped(GuestMap::Blocks, 2 << 20, Bytes::mib(2));
 
         let (_, leaf) = walk(&tables, 3 << 20).unwrap();
+
         // P, R/W, A, D, PS; not PWT, PCD, XD.
         assert_eq!(leaf & (1 << 63 | 0xff), 0b1110_0011);
     }
@@ -219,20 +189,21 @@ mod tests {
     }
 
     #[test]
-    fn a_page_fault_is_described_by_access_and_reason() {
-        assert_eq!(
-            describe(14, 0b10),
-            "page fault by a write: the guest's tables map nothing there"
-        );
-        assert_eq!(
-            describe(14, 0b1_0001),
-            "page fault by an instruction fetch: the guest's tables do not permit it"
-        );
-        assert!(has_address(14) && !has_address(13));
-    }
+    fn exceptions_are_described() {
+        for (vector, syndrome, has_address, text) in [
+            (14, 0b10, true, "page fault by a write: the guest's tables map nothing there"),
+            (
+                14,
+                0b1_0001,
+                true,
+                "page fault by an instruction fetch: the guest's tables do not permit it",
+            ),
+            (13, 0, false, "general protection fault, error code 0x0"),
+            (21, 3, false, "exception 21, error code 0x3"),
+        ] {
+            let crash = explain(&Mailbox { vector, syndrome, ..Mailbox::default() });
 
-    #[test]
-    fn an_unknown_exception_is_described_by_number() {
-        assert_eq!(describe(21, 3), "exception 21, error code 0x3");
+            assert_eq!((crash.has_address, crash.detail.as_str()), (has_address, text));
+        }
     }
 }

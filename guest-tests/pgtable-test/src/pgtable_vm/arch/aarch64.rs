@@ -18,7 +18,11 @@ use crate::{
         DOORBELL,
         registers::{self as guest_registers, ID_AA64MMFR0_EL1, SCTLR_EL1},
     },
-    guest::{entry, layout::Layout, mailbox::Doorbell},
+    guest::{
+        entry,
+        layout::{LOW_MEMORY, Layout},
+        mailbox::Doorbell,
+    },
     machine::MachineError,
 };
 
@@ -34,16 +38,15 @@ const MMFR2: SystemRegister =
 /// The host cannot run the mode.
 pub fn choose_mode(
     kvm: &Kvm,
-    asked: Option<GuestMode>,
+    requested: Option<GuestMode>,
 ) -> Result<(GuestMode, GuestAddress), MachineError> {
     let choosing = "choosing the guest mode";
     let limit = bits_limit(kvm.get_host_ipa_limit());
-    let mode = match asked {
+    let mode = match requested {
         Some(mode) => mode,
         None => guest_registers::default_mode(limit).map_err(doing(choosing))?,
     };
-    guest_registers::check_mode(mode).map_err(doing(choosing))?;
-    guest_registers::check_width(mode, limit).map_err(doing(choosing))?;
+    guest_registers::check_mode(mode, limit).map_err(doing(choosing))?;
     Ok((mode, GuestAddress(1 << mode.pa_bits())))
 }
 
@@ -67,7 +70,7 @@ pub fn make_vcpu(
     let setting = "setting a vCPU's registers";
     let mmfr0 = registers::get(&fd, ID_AA64MMFR0_EL1).map_err(doing(setting))?;
     guest_registers::check_granule(mode, mmfr0).map_err(doing("choosing the guest mode"))?;
-    let program = layout.virtual_of(layout.program());
+    let program = layout.virtual_of(LOW_MEMORY);
     let initial = guest_registers::initial(
         mode,
         layout.tables().base(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! An x86_64 machine on KVM: guest mode, exits, and the initial registers of a vCPU: long mode, paging
-//! enabled, privilege level 0 (Intel SDM volume 3, 2.5 and 11.8.5).
+//! An x86_64 machine on KVM: guest mode, exits, and the initial registers of a vCPU: long mode,
+//! paging enabled, privilege level 0 (Intel SDM volume 3, 2.5 and 11.8.5).
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,11 @@ use super::super::doing;
 pub use crate::guest::arch::x86_64::{abi, explain};
 use crate::{
     guest::arch::x86_64::{CODE, DATA, DOORBELL, EXCEPTIONS, SEGMENTS, gates},
-    guest::{entry, layout::Layout, mailbox::Doorbell},
+    guest::{
+        entry,
+        layout::{EXTRA, LOW_MEMORY, Layout},
+        mailbox::Doorbell,
+    },
     machine::MachineError,
 };
 
@@ -26,14 +30,14 @@ use crate::{
 /// Another mode is configured.
 pub fn choose_mode(
     kvm: &Kvm,
-    asked: Option<GuestMode>,
+    requested: Option<GuestMode>,
 ) -> Result<(GuestMode, GuestAddress), MachineError> {
     let choosing = "choosing the guest mode";
     let only = GuestMode::PXXV48_4K;
-    if let Some(asked) = asked.filter(|asked| *asked != only) {
+    if let Some(requested) = requested.filter(|requested| *requested != only) {
         let text = format!(
             "x86_64 does not support guest mode {}; omit -m, or use {} ({})",
-            asked.name(),
+            requested.name(),
             only.id(),
             only.name()
         );
@@ -45,7 +49,7 @@ pub fn choose_mode(
 
 /// Returns the descriptor tables.
 pub fn extra(layout: &Layout) -> Vec<u64> {
-    let entries = layout.virtual_of(layout.program());
+    let entries = layout.virtual_of(LOW_MEMORY);
     let gates = gates(entries);
     SEGMENTS.into_iter().chain(gates).collect()
 }
@@ -141,7 +145,7 @@ const GATES_SIZE: u16 = EXCEPTIONS * 16;
 
 /// Returns the system registers, from their values at reset.
 fn system_registers(reset: kvm_sregs, layout: &Layout, mailbox: u64) -> kvm_sregs {
-    let extra = layout.virtual_of(layout.extra());
+    let extra = layout.virtual_of(EXTRA);
     kvm_sregs {
         cs: code(),
         ds: data(0),
@@ -162,7 +166,7 @@ fn system_registers(reset: kvm_sregs, layout: &Layout, mailbox: u64) -> kvm_sreg
 /// Returns the general registers: the program's entry and the stack.
 fn general_registers(layout: &Layout, mailbox: u64) -> kvm_regs {
     kvm_regs {
-        rip: layout.virtual_of(layout.program()) + entry(),
+        rip: layout.virtual_of(LOW_MEMORY) + entry(),
         rsp: mailbox + PAGE,
         rflags: RFLAGS,
         ..kvm_regs::default()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tables of the cost of each event; every number names its source.
 //!
-//! A table is built in (`software_machine/cost/NAME.toml`) or a file of the user's. Numbers without a
-//! source and unknown names are refused.
+//! A table is built in (`software_machine/cost/NAME.toml`) or a file of the user's. Numbers without
+//! a source and unknown names are refused.
 
 use std::{fs, io, path::Path};
 
@@ -27,28 +27,50 @@ pub struct Number {
     pub source: String,
 }
 
+/// Defines [`CostTable`] and [`Prices`] from the numbers that are times, those that the simulation
+/// uses as they are, and those that [`CostTable::for_vcpus`] adds to others.
 macro_rules! costs {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    (
+        times: { $($(#[$time_doc:meta])* $time:ident,)* }
+        numbers: { $($(#[$number_doc:meta])* $number:ident,)* }
+        added: { $($(#[$added_doc:meta])* $added:ident,)* }
+    ) => {
         /// The cost of each event on one kind of machine.
         #[derive(Debug, Clone, PartialEq, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct CostTable {
             /// Description of the machine.
             pub machine: String,
-            $($(#[$doc])* pub $name: Number,)*
+            $($(#[$time_doc])* pub $time: Number,)*
+            $($(#[$number_doc])* pub $number: Number,)*
+            $($(#[$added_doc])* pub $added: Number,)*
         }
 
         impl CostTable {
             /// Returns every number by name.
-            pub fn numbers(&self) -> Vec<(&'static str, &Number)> {
-                vec![$((stringify!($name), &self.$name)),*]
+            pub fn numbers(&mut self) -> Vec<(&'static str, &mut Number)> {
+                vec![
+                    $((stringify!($time), &mut self.$time),)*
+                    $((stringify!($number), &mut self.$number),)*
+                    $((stringify!($added), &mut self.$added),)*
+                ]
             }
+        }
 
-            /// Returns a number by name, to change it.
-            pub fn number_mut(&mut self, name: &str) -> Option<&mut Number> {
-                match name {
-                    $(stringify!($name) => Some(&mut self.$name),)*
-                    _ => None,
+        /// A cost table for a number of vCPUs, with times in picoseconds.
+        #[derive(Debug, Clone, Copy)]
+        pub(super) struct Prices {
+            $(pub(super) $time: Picoseconds,)*
+            $(pub(super) $number: f64,)*
+        }
+
+        impl Prices {
+            /// Converts a table for this number of vCPUs.
+            pub(super) fn new(table: &CostTable, vcpus: u32) -> Self {
+                let table = table.for_vcpus(vcpus.into());
+                Self {
+                    $($time: picoseconds(table.$time.value),)*
+                    $($number: table.$number.value,)*
                 }
             }
         }
@@ -56,73 +78,79 @@ macro_rules! costs {
 }
 
 costs! {
-    /// Number of CPUs that a broadcast invalidation reaches.
-    cpus,
-    /// ns of a guest access to a page that it has not accessed recently.
-    guest_touch,
-    /// ns of it for each vCPU that accesses the same lines.
-    guest_touch_shared,
-    /// ns from the guest's access to the hypervisor's fault handler.
-    fault_entry,
-    /// ns from the fault handler back into the guest.
-    fault_exit,
-    /// ns of the lookup of VMA and page of a mapped address, without contention.
-    page_lookup,
-    /// ns of a write to a cache line that all CPUs write (the host's mmap lock).
-    shared_line,
-    /// ns of the fault path under the lock, without its operations on the tables.
-    fault_locked,
-    /// ns of the host's memory management under the lock, without its operations on the tables.
-    host_locked,
-    /// ns to take a free lock.
-    lock_take,
-    /// ns of a handoff of the lock to a waiting CPU.
-    lock_handoff,
-    /// ns to read an entry.
-    entry_load,
-    /// ns to write an entry.
-    entry_store,
-    /// ns to exchange an entry (compare and swap).
-    entry_exchange,
-    /// ns to change a table's reference count.
-    table_reference,
-    /// ns to allocate and zero a table.
-    table_allocate,
-    /// ns to free a table.
-    table_free,
-    /// ns of a local TLB invalidation with its barrier.
-    tlbi_local,
-    /// ns of a broadcast TLB invalidation with its barrier, without `tlbi_each_cpu`.
-    tlbi_broadcast,
-    /// ns of a broadcast TLB invalidation for each CPU that it reaches.
-    tlbi_each_cpu,
-    /// ns to start a clean and invalidate, and to wait for its completion.
-    clean_start,
-    /// ns to clean and invalidate a line.
-    clean_line,
-    /// Number of lines at that rate: the reach of the TLB, by 4K pages of the linear map.
-    clean_reach,
-    /// ns for each line beyond `clean_reach`.
-    clean_line_long,
-    /// ns to invalidate a line in the instruction caches.
-    icache_line,
-    /// ns to invalidate the instruction caches.
-    icache_all,
-    /// ns of a page fault of the host, without zeroing.
-    host_fault,
-    /// Bytes per ns (GB/s) at which one CPU zeroes memory.
-    zero_rate,
-    /// Bytes per ns (GB/s) at which all CPUs together write, zero or clean memory.
-    memory_rate,
-    /// ns between two scans of automatic NUMA balancing for each vCPU that shares the memory, as in
-    /// `task_scan_start()`; 0 disables it.
-    numa_scan_period,
-    /// Greatest ns between two scans.
-    numa_scan_longest,
-    /// Bytes that one scan protects, so that the next access faults.
-    numa_scan_bytes,
-    /// ns between two reads of an entry that another vCPU has locked.
-    locked_wait,
+    times: {
+        /// ns of a guest access to a page that it has not accessed recently.
+        guest_touch,
+        /// ns from the guest's access to the hypervisor's fault handler.
+        fault_entry,
+        /// ns from the fault handler back into the guest.
+        fault_exit,
+        /// ns of the lookup of VMA and page of a mapped address, without contention.
+        page_lookup,
+        /// ns of a write to a cache line that all CPUs write (the host's mmap lock).
+        shared_line,
+        /// ns of the fault path under the lock, without its operations on the tables.
+        fault_locked,
+        /// ns of the host's memory management under the lock, without its operations on the tables.
+        host_locked,
+        /// ns to take a free lock.
+        lock_take,
+        /// ns of a handoff of the lock to a waiting CPU.
+        lock_handoff,
+        /// ns to read an entry.
+        entry_load,
+        /// ns to write an entry.
+        entry_store,
+        /// ns to exchange an entry (compare and swap).
+        entry_exchange,
+        /// ns to change a table's reference count.
+        table_reference,
+        /// ns to allocate and zero a table.
+        table_allocate,
+        /// ns to free a table.
+        table_free,
+        /// ns of a local TLB invalidation with its barrier.
+        tlbi_local,
+        /// ns of a broadcast TLB invalidation with its barrier, without `tlbi_each_cpu`.
+        tlbi_broadcast,
+        /// ns to invalidate a line in the instruction caches.
+        icache_line,
+        /// ns to invalidate the instruction caches.
+        icache_all,
+        /// ns of a page fault of the host, without zeroing.
+        host_fault,
+        /// ns between two scans of automatic NUMA balancing for each vCPU that shares the memory,
+        /// as in `task_scan_start()`; 0 disables it.
+        numa_scan_period,
+        /// ns between two reads of an entry that another vCPU has locked.
+        locked_wait,
+    }
+    numbers: {
+        /// ns to start a clean and invalidate, and to wait for its completion.
+        clean_start,
+        /// ns to clean and invalidate a line.
+        clean_line,
+        /// Number of lines at that rate: the reach of the TLB, by 4K pages of the linear map.
+        clean_reach,
+        /// ns for each line beyond `clean_reach`.
+        clean_line_long,
+        /// Bytes per ns (GB/s) at which one CPU zeroes memory.
+        zero_rate,
+        /// Bytes per ns (GB/s) at which all CPUs together write, zero or clean memory.
+        memory_rate,
+        /// Bytes that one scan protects, so that the next access faults.
+        numa_scan_bytes,
+    }
+    added: {
+        /// Number of CPUs that a broadcast invalidation reaches.
+        cpus,
+        /// ns of it for each vCPU that accesses the same lines.
+        guest_touch_shared,
+        /// ns of a broadcast TLB invalidation for each CPU that it reaches.
+        tlbi_each_cpu,
+        /// Greatest ns between two scans.
+        numa_scan_longest,
+    }
 }
 
 /// Error returned for an unusable cost table.
@@ -164,7 +192,7 @@ impl CostTable {
     /// The table is malformed, or a number is missing, out of range or without a source.
     pub fn parse(name: &str, text: &str) -> Result<Self, CostError> {
         let name = name.to_owned();
-        let table: Self = match toml::from_str(text) {
+        let mut table: Self = match toml::from_str(text) {
             Ok(table) => table,
             Err(error) => return Err(CostError::Malformed(name, Box::new(error))),
         };
@@ -179,6 +207,16 @@ impl CostTable {
         }
         Ok(table)
     }
+
+    /// Returns the table with the costs that depend on the number of vCPUs and CPUs.
+    fn for_vcpus(&self, vcpus: f64) -> Self {
+        let mut table = self.clone();
+        table.guest_touch.value += self.guest_touch_shared.value * vcpus;
+        let scan = self.numa_scan_period.value * vcpus;
+        table.numa_scan_period.value = scan.min(self.numa_scan_longest.value);
+        table.tlbi_broadcast.value += self.tlbi_each_cpu.value * self.cpus.value;
+        table
+    }
 }
 
 /// Converts nanoseconds to the unit of the virtual clock.
@@ -191,55 +229,6 @@ pub(super) fn picoseconds(ns: f64) -> Picoseconds {
     (ns * 1000.0).round() as Picoseconds
 }
 
-macro_rules! prices {
-    ($($same:ident),*) => {
-        /// A cost table in picoseconds, for a number of CPUs.
-        #[derive(Debug, Clone, Copy)]
-        pub(super) struct Prices {
-            $(pub(super) $same: Picoseconds,)*
-            pub(super) guest_touch: Picoseconds,
-            pub(super) numa_scan_period: Picoseconds,
-            pub(super) numa_scan_bytes: u64,
-            pub(super) tlbi_broadcast: Picoseconds,
-            clean_start: f64,
-            clean_line: f64,
-            clean_reach: f64,
-            clean_line_long: f64,
-            pub(super) zero_rate: f64,
-            pub(super) memory_rate: f64,
-        }
-
-        impl Prices {
-            /// Converts a table for this number of vCPUs.
-            pub(super) fn new(table: &CostTable, vcpus: u32) -> Self {
-                let vcpus = f64::from(vcpus);
-                let touch = table.guest_touch.value + table.guest_touch_shared.value * vcpus;
-                let scan = table.numa_scan_period.value * vcpus;
-                let reached = table.tlbi_each_cpu.value * table.cpus.value;
-                Self {
-                    $($same: picoseconds(table.$same.value),)*
-                    guest_touch: picoseconds(touch),
-                    numa_scan_period: picoseconds(scan.min(table.numa_scan_longest.value)),
-                    numa_scan_bytes: whole_pages(table.numa_scan_bytes.value),
-                    tlbi_broadcast: picoseconds(table.tlbi_broadcast.value + reached),
-                    clean_start: table.clean_start.value,
-                    clean_line: table.clean_line.value,
-                    clean_reach: table.clean_reach.value,
-                    clean_line_long: table.clean_line_long.value,
-                    zero_rate: table.zero_rate.value,
-                    memory_rate: table.memory_rate.value,
-                }
-            }
-        }
-    };
-}
-
-prices! {
-    fault_entry, fault_exit, page_lookup, shared_line, fault_locked, host_locked, lock_take,
-    lock_handoff, entry_load, entry_store, entry_exchange, table_reference, table_allocate,
-    table_free, tlbi_local, icache_line, icache_all, host_fault, locked_wait
-}
-
 impl Prices {
     /// Returns one CPU's time to clean and invalidate that many lines.
     #[expect(clippy::cast_precision_loss, reason = "the number of lines is below 2^53")]
@@ -248,15 +237,16 @@ impl Prices {
         let long = lines as f64 - short;
         picoseconds(self.clean_start + short * self.clean_line + long * self.clean_line_long)
     }
-}
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "parse() checks the numbers of a table"
-)]
-fn whole_pages(bytes: f64) -> u64 {
-    bytes as u64 & !(PAGE - 1)
+    /// Returns the bytes of one scan of NUMA balancing, in whole pages.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "parse() limits it to 0 to 1e12"
+    )]
+    pub(super) fn scanned_bytes(&self) -> u64 {
+        self.numa_scan_bytes as u64 & !(PAGE - 1)
+    }
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //! A read-write lock in virtual time, first come, first served like the kernel's queued locks;
 //! readers that are adjacent in the queue enter together.
 //!
-//! Taking a free lock costs an atomic operation on a cache line that another CPU probably wrote last;
-//! handing the lock on costs the transfer of the line to the next holder. [`set_costs`] sets both for
-//! the thread, because the engine constructs its lock without arguments.
+//! Taking a free lock costs an atomic operation on a cache line that another CPU probably wrote
+//! last; handing the lock on costs the transfer of the line to the next holder. [`set_costs`] sets
+//! both for the thread, because the engine constructs its lock without arguments.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,7 +26,7 @@ pub(super) fn set_costs(take: Picoseconds, handoff: Picoseconds) {
 
 /// A read-write lock in virtual time.
 #[derive(Debug)]
-pub(super) struct VirtualLock {
+pub struct VirtualLock {
     writer: Cell<bool>,
     readers: Cell<usize>,
     /// Waiting processes, each with whether it writes.
@@ -79,9 +79,9 @@ impl VirtualLock {
     }
 }
 
-// SAFETY: a writer is granted the lock only while no process holds it, a reader only while no writer
-// does. All users are on one thread, as the value is neither Send nor Sync, and a waiting process
-// continues only after the lock has been granted to it.
+// SAFETY: a writer is granted the lock only while no process holds it, a reader only while no
+// writer does. All users are on one thread, as the value is neither Send nor Sync, and a waiting
+// process continues only after the lock has been granted to it.
 unsafe impl RawRwLock for VirtualLock {
     const INIT: Self = Self {
         writer: Cell::new(false),

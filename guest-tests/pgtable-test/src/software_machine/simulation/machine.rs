@@ -1,60 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The machine in virtual time, as the harness uses it.
+//! The machine in virtual time: the time of each event, and the vCPUs as processes.
 
-use std::{
-    cell::{Cell, RefCell},
-    iter,
-    rc::Rc,
-    time::Duration,
-};
+use std::{cell::RefCell, collections::BTreeMap, io, mem, rc::Rc, sync::Arc, time::Duration};
 
-use granule_stage2::{
-    Features, Ipa, MapError, Stage2,
-    geometry::{Geometry, Granule},
-    operations::Vmid,
-};
+use granule_stage2::{Access, MapError, PhysAddr, Stage2, fault::Page, operations::Scope};
 
 use super::{
     SimulationConfig,
     cost::Prices,
-    host_faults::{HostFaults, recover_blocks},
-    host_memory::{HostMemory, PageAllocation},
-    lock,
-    operations::{CpuOperations, Initiator},
-    state::{SimState, Tables},
-    vcpu::SimulatedVcpu,
-    virtual_time::{self, ClockError, Picoseconds},
+    host_faults,
+    lock::{self, VirtualLock},
+    state::{HostMemory, PageAllocation, VirtualTime},
+    virtual_time::{self, ClockError, charge, spend},
 };
 use crate::{
-    machine::{Machine, MachineError, Region, TaskTimes, Vcpu, VcpuFailure},
-    software_machine::{PAGE, START, SoftwareMachineError, cpu_features, most_tables},
+    machine::{TaskTimes, Vcpu, VcpuFailure},
+    software_machine::{
+        SoftwareMachineError,
+        machine::{EngineMachine, TimedPlatform},
+        operations::{CpuOperations, Event, Initiator, MachineState, Platform},
+        vcpu::SoftwareVcpu,
+    },
     task::Task,
 };
 use granule_types::{
     mix,
-    record::{EventCounts, Host, ResidentPages, SIMULATOR},
-    units::{Bytes, GuestAddress, Nanoseconds},
+    record::{EventCounts, Host, SIMULATOR},
+    units::Nanoseconds,
 };
 
 /// Exclusive limit of a vCPU's seeded delay: about the time of a fault.
-const DELAY_LIMIT: Picoseconds = 2_000_000;
+const DELAY_LIMIT: virtual_time::Picoseconds = 2_000_000;
 
-/// A machine in virtual time.
-#[derive(Debug)]
-pub struct SimulatedMachine {
-    state: Rc<SimState>,
-    vcpus: Vec<Rc<RefCell<SimulatedVcpu>>>,
-    /// Operations of the host's thread.
-    ops: CpuOperations,
-    host: Host,
-    prefault: bool,
-    /// Time at which the next tasks start.
-    time: Cell<Picoseconds>,
-    /// Number of executions of tasks.
-    runs: u64,
-    /// Offset of the next scan of NUMA balancing.
-    scanned: Rc<Cell<u64>>,
-}
+/// Size of a cache line.
+const LINE: u64 = 64;
+
+/// A machine in virtual time, which executes tasks itself.
+pub type SimulatedMachine = EngineMachine<VirtualTime>;
 
 impl SimulatedMachine {
     /// Makes the machine.
@@ -65,214 +47,184 @@ impl SimulatedMachine {
         let machine = &config.machine;
         machine.check()?;
         let allocation = PageAllocation::of(machine.backing)?;
-        let memory = HostMemory::new(allocation, START, machine.size()?);
-        let geometry = Geometry::new(Granule::K4, 40).map_err(|_| machine.too_large())?;
-        let index = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        let (size, vcpus) = (memory.size(), index(machine.vcpus.into()));
-        let root = index(geometry.root_tables());
-        let tables = Tables::new(root, root + most_tables(size, vcpus));
         let prices = Prices::new(&config.costs, machine.vcpus);
-        let features = Features::default();
-        let table = Stage2::new(geometry, features, config.policy, Vmid(1), tables.root());
+        let memory = HostMemory::new(allocation, machine.size()?);
+        let platform = VirtualTime::new(prices, memory, config.prefault);
         if config.prefault {
-            memory.populate();
+            platform.host.populate();
         }
-        // One more for the host's thread.
-        let state = Rc::new(SimState::new(prices, table, tables, memory, vcpus + 1));
-        Ok(Self {
-            vcpus: (0..vcpus)
-                .map(|vcpu| Rc::new(RefCell::new(SimulatedVcpu::new(vcpu, &state))))
-                .collect(),
-            ops: CpuOperations::new(&state, vcpus, Initiator::Host),
-            host: Host {
-                arch: "aarch64".to_owned(),
-                kernel: concat!(env!("CARGO_PKG_VERSION"), "-granule-simulation").to_owned(),
-                series: Some(machine.series()),
-                image_sha256: None,
-                cpu: Some(config.costs_name.clone()),
-                features: cpu_features(),
-                page_size: Some(Bytes(PAGE)),
-                emulator: Some(SIMULATOR.to_owned()),
-            },
-            state,
-            prefault: config.prefault,
-            time: Cell::new(0),
-            runs: 0,
-            scanned: Rc::default(),
-        })
-    }
-
-    /// Runs an operation of the host's thread and measures its time.
-    fn timed<T>(&self, act: impl FnOnce(&SimState) -> T) -> (T, Nanoseconds) {
-        virtual_time::set(self.time.get());
-        lock::set_costs(self.state.prices.lock_take, self.state.prices.lock_handoff);
-        let result = act(&self.state);
-        let spent = virtual_time::now() - self.time.get();
-        self.time.set(virtual_time::now());
-        (result, Nanoseconds(spent / 1000))
-    }
-
-    /// Returns the process of the host's automatic NUMA balancing.
-    fn numa_balancing(&self) -> (Picoseconds, Box<dyn FnOnce()>) {
-        let (state, next) = (Rc::clone(&self.state), Rc::clone(&self.scanned));
-        let ops = CpuOperations::new(&state, self.vcpus.len(), Initiator::Host);
-        let body = move || HostFaults::new(&state, &ops).balance(&next);
-        (0, Box::new(body))
-    }
-
-    fn failure(error: &ClockError) -> VcpuFailure {
-        let vcpu = match error {
-            ClockError::Deadlock(waiting) => waiting.first().copied().unwrap_or(0),
-            ClockError::Deadline(_) => 0,
+        let host = Host {
+            arch: "aarch64".to_owned(),
+            kernel: concat!(env!("CARGO_PKG_VERSION"), "-granule-simulation").to_owned(),
+            cpu: Some(config.costs_name.clone()),
+            emulator: Some(SIMULATOR.to_owned()),
+            ..Host::default()
         };
-        VcpuFailure::new(vcpu, "NO END", error.to_string())
+        Self::on(platform, machine, config.policy, host)
     }
 }
 
-fn failed(doing: &'static str) -> impl FnOnce(MapError) -> MachineError {
-    move |error| MachineError::new(doing, SoftwareMachineError::Engine(error))
-}
+/// Operations without effect on other processes only [`charge`] their time.
+impl Platform for VirtualTime {
+    type Lock = VirtualLock;
 
-impl Machine for SimulatedMachine {
-    fn host(&self) -> &Host {
-        &self.host
+    fn line(&self) -> u64 {
+        LINE
     }
 
-    fn engine(&self) -> &'static str {
-        "simulation"
-    }
-
-    fn region(&self) -> Region {
-        Region {
-            start: GuestAddress(START),
-            size: Bytes(self.state.host.size()),
-            host_page: Bytes(PAGE),
-            backing_page: Bytes(self.state.host.page()),
-            host_address: None,
+    fn perform(&self, initiator: Initiator, event: Event) {
+        let prices = &self.prices;
+        match event {
+            Event::Access => spend(prices.guest_touch),
+            Event::FaultEntry => charge(prices.fault_entry),
+            Event::FaultExit => charge(prices.fault_exit),
+            Event::LoadEntry if initiator != Initiator::Guest => charge(prices.entry_load),
+            Event::StoreEntry => spend(prices.entry_store),
+            Event::ExchangeEntry => spend(prices.entry_exchange),
+            Event::AllocateTable => charge(prices.table_allocate),
+            Event::FreeTables(count) => charge(prices.table_free * count),
+            Event::ChangeReferences(count) => charge(prices.table_reference * u64::from(count)),
+            Event::Locked if initiator == Initiator::FaultPath => charge(prices.fault_locked),
+            Event::Locked if initiator == Initiator::Host => charge(prices.host_locked),
+            Event::Pause => spend(prices.locked_wait),
+            Event::Tlbi(Scope::Local) => spend(prices.tlbi_local),
+            Event::Tlbi(Scope::Broadcast) => spend(prices.tlbi_broadcast),
+            Event::CleanInvalidate(_, size) => {
+                let lines = size / LINE;
+                self.transfer(lines * LINE, prices.clean(lines));
+            }
+            Event::InvalidateInstructions(Some((_, size))) => {
+                spend(prices.icache_line * (size / LINE));
+            }
+            Event::InvalidateInstructions(None) => spend(prices.icache_all),
+            // The time of a barrier is part of that of the operation that it completes.
+            Event::LoadEntry | Event::Locked | Event::Retry | Event::Dsb(_) => {}
         }
     }
 
-    /// Returns no vCPUs: the machine executes tasks itself.
-    fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>> {
+    fn page(ops: &CpuOperations<Self>, offset: u64, access: Access) -> Page {
+        host_faults::page(ops, offset, access == Access::Write)
+    }
+
+    fn load(&self, phys: PhysAddr) -> u64 {
+        self.contents.borrow().get(&phys.0).copied().unwrap_or(0)
+    }
+
+    fn store(&self, phys: PhysAddr, value: u64) {
+        self.contents.borrow_mut().insert(phys.0, value);
+    }
+
+    fn touch(&self, _: PhysAddr) {}
+}
+
+impl TimedPlatform for VirtualTime {
+    const ENGINE: &'static str = "simulation";
+
+    fn host_address(&self) -> Option<u64> {
+        None
+    }
+
+    fn resident(state: &MachineState<Self>) -> BTreeMap<u64, u64> {
+        state.platform.host.resident()
+    }
+
+    fn read(state: &MachineState<Self>, offset: u64) -> u64 {
+        let platform = &state.platform;
+        platform.host.phys(offset).map_or(0, |phys| platform.load(phys))
+    }
+
+    fn timed<T>(&self, act: impl FnOnce() -> T) -> (T, Nanoseconds) {
+        let start = self.time.get();
+        virtual_time::set(start);
+        lock::set_costs(self.prices.lock_take, self.prices.lock_handoff);
+        let result = act();
+        self.time.set(virtual_time::now());
+        (result, Nanoseconds((virtual_time::now() - start) / 1000))
+    }
+
+    fn recover_blocks(ops: &CpuOperations<Self>, table: &mut Stage2) -> Result<(), MapError> {
+        host_faults::recover_blocks(ops, table)
+    }
+
+    fn discard(&self) -> io::Result<()> {
+        self.contents.borrow_mut().clear();
+        self.host.forget();
+        Ok(())
+    }
+
+    fn restore(&self) -> io::Result<()> {
+        if self.prefault {
+            self.host.populate();
+        }
+        Ok(())
+    }
+
+    fn add_events(&self, events: &mut EventCounts) {
+        events.insert("model_host_invalidations".to_owned(), self.invalidations.get());
+    }
+
+    fn take_vcpus(_: &mut Vec<SoftwareVcpu<Self>>) -> Vec<Box<dyn Vcpu>> {
         Vec::new()
     }
 
     fn run_tasks(
-        &mut self,
+        machine: &mut SimulatedMachine,
         tasks: &[Task],
         seed: u64,
         deadline: Duration,
     ) -> Option<Result<TaskTimes, VcpuFailure>> {
-        let prices = &self.state.prices;
-        lock::set_costs(prices.lock_take, prices.lock_handoff);
-        self.runs += 1;
-        let failures = Rc::new(RefCell::new(Vec::new()));
-        let process = |(index, (vcpu, &task)): (usize, (&Rc<RefCell<SimulatedVcpu>>, &Task))| {
-            let (vcpu, failures) = (Rc::clone(vcpu), Rc::clone(&failures));
-            let state = Rc::clone(&self.state);
+        let state = &machine.ops.state;
+        let platform = &state.platform;
+        lock::set_costs(platform.prices.lock_take, platform.prices.lock_handoff);
+        platform.runs.set(platform.runs.get() + 1);
+        let count = machine.vcpus.len();
+        platform.working.set(count);
+        let done = Rc::new(RefCell::new(Vec::new()));
+        let mut processes: Vec<_> = Vec::with_capacity(count + 1);
+        for ((index, mut vcpu), task) in
+            mem::take(&mut machine.vcpus).into_iter().enumerate().zip(tasks)
+        {
+            let (state, done, task) = (Arc::clone(state), Rc::clone(&done), *task);
             let body = move || {
-                if let Err(failure) = vcpu.borrow_mut().run(&task) {
-                    failures.borrow_mut().push(failure);
-                }
-                state.working.set(state.working.get() - 1);
+                let result = vcpu.execute(&task);
+                done.borrow_mut().push((index, vcpu, result));
+                let working = &state.platform.working;
+                working.set(working.get() - 1);
             };
             let delay = match seed {
                 0 => 0,
-                _ => mix(mix(seed) ^ (self.runs << 32) ^ index as u64) % DELAY_LIMIT,
+                _ => mix(mix(seed) ^ (platform.runs.get() << 32) ^ index as u64) % DELAY_LIMIT,
             };
-            (delay, Box::new(body) as Box<dyn FnOnce()>)
-        };
-        let vcpus = self.vcpus.iter().zip(tasks).enumerate().map(process);
-        let processes = vcpus.chain(iter::once(self.numa_balancing())).collect();
-        self.state.working.set(self.vcpus.len());
-        let start = self.time.get();
+            processes.push((delay, Box::new(body) as Box<dyn FnOnce()>));
+        }
+        let host = CpuOperations::new(state, count, Initiator::Host);
+        processes.push((0, Box::new(move || host_faults::balance(&host))));
+        let start = platform.time.get();
         let times = match virtual_time::run(start, processes, deadline) {
             Ok(times) => times,
-            Err(error) => return Some(Err(Self::failure(&error))),
+            Err(error) => return Some(Err(failure(&error))),
         };
-        if let Some(failure) = failures.borrow().first() {
-            return Some(Err(failure.clone()));
+        let mut done = done.take();
+        let failed = done.iter_mut().find_map(|(_, _, result)| mem::replace(result, Ok(())).err());
+        done.sort_unstable_by_key(|(index, ..)| *index);
+        machine.vcpus = done.into_iter().map(|(_, vcpu, _)| vcpu).collect();
+        if let Some(failure) = failed {
+            return Some(Err(failure));
         }
-        let times = &times[..self.vcpus.len()];
+        let times = &times[..count];
         let last = times.iter().map(|time| time.1).max().unwrap_or(start);
-        self.time.set(last);
+        machine.ops.state.platform.time.set(last);
         Some(Ok(TaskTimes {
             total: Nanoseconds((last - start) / 1000),
             vcpus: times.iter().map(|(from, to)| Nanoseconds((to - from) / 1000)).collect(),
         }))
     }
+}
 
-    fn obtained(&self) -> Result<ResidentPages, MachineError> {
-        Ok(ResidentPages { resident: self.state.host.resident() })
-    }
-
-    fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
-        let (result, time) = self.timed(|state| {
-            let (start, size) = (state.host.start(), state.host.size());
-            state.mmu.exclusive(&self.ops, |table| {
-                state.logging.set(on);
-                if on {
-                    state.dirty.borrow_mut().fill(0);
-                    table.write_protect(&self.ops, Ipa(start), size)
-                } else if table.policy().recover_blocks {
-                    recover_blocks(state, table, &self.ops)
-                } else {
-                    Ok(())
-                }
-            })
-        });
-        result.map_err(failed("switching dirty logging"))?;
-        Ok(time)
-    }
-
-    fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let doing = "reading the dirty bitmap";
-        if !self.state.logging.get() {
-            return Err(MachineError::new(doing, SoftwareMachineError::LoggingOff));
-        }
-        let (result, _) = self.timed(|state| {
-            let (start, size) = (state.host.start(), state.host.size());
-            state.mmu.exclusive(&self.ops, |table| {
-                table.write_protect(&self.ops, Ipa(start), size)?;
-                let mut dirty = state.dirty.borrow_mut();
-                let none = vec![0; dirty.len()];
-                Ok(std::mem::replace(&mut *dirty, none))
-            })
-        });
-        result.map_err(failed(doing))
-    }
-
-    fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {
-        let (result, time) = self.timed(|state| {
-            self.ops.drain();
-            let (start, size) = (state.host.start(), state.host.size());
-            let unmap = |table: &mut Stage2| table.unmap(&self.ops, Ipa(start), size);
-            let result = state.mmu.exclusive(&self.ops, unmap);
-            state.forget();
-            result
-        });
-        result.map_err(failed("dropping the memory under test"))?;
-        Ok(time)
-    }
-
-    fn restore_backing(&mut self) -> Result<(), MachineError> {
-        if self.prefault {
-            self.state.host.populate();
-        }
-        Ok(())
-    }
-
-    fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError> {
-        let host = &self.state.host;
-        let inside = |at: &u64| *at < host.size() && at.is_multiple_of(8);
-        let offset = address.0.checked_sub(host.start()).filter(inside);
-        let offset = offset.ok_or_else(|| {
-            MachineError::new("reading guest memory", SoftwareMachineError::Outside(address.0))
-        })?;
-        Ok(host.phys(offset).map_or(0, |phys| self.state.read(phys)))
-    }
-
-    fn events(&mut self) -> Result<EventCounts, MachineError> {
-        Ok(self.state.events())
-    }
+fn failure(error: &ClockError) -> VcpuFailure {
+    let vcpu = match error {
+        ClockError::Deadlock(waiting) => waiting.first().copied().unwrap_or(0),
+        ClockError::Deadline(_) => 0,
+    };
+    VcpuFailure::new(vcpu, "NO END", error.to_string())
 }

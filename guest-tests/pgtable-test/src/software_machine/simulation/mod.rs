@@ -5,31 +5,25 @@
 //! Every vCPU is a process with its own clock (`virtual_time`). It waits for the lock (`lock`)
 //! and for entries that other vCPUs hold, and each event takes the time that a table of [`cost`]s
 //! states. Resources that one CPU at a time can use are in `state`; the host's memory management is
-//! in `host_memory` and `host_faults`. Memory holds written words only, so 20G need no memory.
+//! in `host_faults`. Memory holds written words only, so 20G need memory for their tables alone.
 //!
-//! Results repeat to the byte: the simulation has one thread, integer time, and no randomness except
-//! the seed. Records name `simulation` as their engine and the cost table with its digest as their
-//! CPU. `docs/simulation.md` describes its accuracy.
+//! Results repeat to the byte: the simulation has one thread, integer time, and no randomness
+//! except the seed. Records name `simulation` as their engine and the cost table with its digest as
+//! their CPU. `docs/simulation.md` describes its accuracy.
 
 pub mod cost;
 mod host_faults;
-mod host_memory;
 mod lock;
 mod machine;
-mod operations;
 pub mod published;
 mod state;
-#[cfg(test)]
-mod tests;
-mod vcpu;
 mod virtual_time;
 
 use granule_stage2::{CmoPlacement, Coalesce, ExistingLeaf, Policy};
 use sha2::{Digest, Sha256};
-use thiserror::Error;
 
 use super::{SoftwareMachineConfig, SoftwareMachineError};
-use cost::{CostError, CostTable};
+use cost::CostTable;
 
 pub use machine::SimulatedMachine;
 
@@ -48,17 +42,6 @@ pub struct SimulationConfig {
     pub prefault: bool,
 }
 
-/// Error of a configuration.
-#[derive(Debug, Error)]
-pub enum SimulationError {
-    /// The cost table is unusable.
-    #[error(transparent)]
-    Costs(#[from] CostError),
-    /// The software machine does not support the configuration.
-    #[error(transparent)]
-    Machine(#[from] SoftwareMachineError),
-}
-
 impl SimulationConfig {
     /// Returns a configuration with the costs of `cpu`, which is the name or the file of a table.
     ///
@@ -68,7 +51,7 @@ impl SimulationConfig {
         machine: SoftwareMachineConfig,
         cpu: &str,
         prefault: bool,
-    ) -> Result<Self, SimulationError> {
+    ) -> Result<Self, SoftwareMachineError> {
         let mut published = PublishedKernel::ALL.iter();
         let policy = match published.find(|kernel| kernel.name() == machine.policy) {
             Some(kernel) => kernel.policy(),

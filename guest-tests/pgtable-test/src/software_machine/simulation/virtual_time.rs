@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Virtual time: coroutines as processes, each with its own clock, one of them running.
 //!
-//! A process runs only while no other process's clock is behind its own. [`spend`] advances the clock
-//! of the running process; if another clock is then behind, the process is queued and the other one
-//! runs. So processes access shared state in the order of their clocks, as parallel CPUs would.
-//! Processes with equal clocks run in the order in which they were queued, and only the deadline
-//! depends on real time, so a simulation repeats exactly.
+//! A process runs only while no other process's clock is behind its own. [`spend`] advances the
+//! clock of the running process; if another clock is then behind, the process is queued and the
+//! other one runs. So processes access shared state in the order of their clocks, as parallel CPUs
+//! would. Processes with equal clocks run in the order in which they were queued, and only the
+//! deadline depends on real time, so a simulation repeats exactly.
 //!
 //! The clock belongs to the thread, so code in a process needs no handle: a lock deep in the engine
 //! ([`super::lock`]) can suspend its caller.
@@ -74,7 +74,7 @@ impl Clock {
     }
 
     /// Removes the first process from the queue and sets the time to its clock.
-    fn step(&self) -> Option<usize> {
+    fn next_process(&self) -> Option<usize> {
         let mut queue = self.queue.borrow_mut();
         let Reverse((at, _, process)) = queue.pop()?;
         let next = queue.peek().map_or(Picoseconds::MAX, |first| first.0.0);
@@ -88,9 +88,9 @@ impl Clock {
     fn suspend(&self) {
         let yielder = self.yielders.borrow()[self.running.get()];
         debug_assert!(!yielder.is_null(), "only a process can be suspended");
-        // SAFETY: the running process stored the address of its yielder when it started. The yielder
-        // is on the process's stack for as long as the process exists, and this thread is the only
-        // user.
+        // SAFETY: the running process stored the address of its yielder when it started. The
+        // yielder is on the process's stack for as long as the process exists, and this thread is
+        // the only user.
         let yielder = unsafe { &*yielder };
         yielder.suspend(());
     }
@@ -140,13 +140,13 @@ pub(super) fn sleep() {
     CLOCK.with(Clock::suspend);
 }
 
-/// Resumes a suspended process at a point in time, but not before now.
+/// Resumes a suspended process at a point in time, or at once if it has passed.
 pub(super) fn wake(process: usize, at: Picoseconds) {
     CLOCK.with(|clock| clock.queue(process, at.max(clock.now.get())));
 }
 
-/// Runs processes to their ends and returns the start and end of each. Every process starts at its own
-/// delay after `start`.
+/// Runs processes to their ends and returns the start and end of each. Every process starts at its
+/// own delay after `start`.
 pub(super) fn run(
     start: Picoseconds,
     processes: Vec<(Picoseconds, Box<dyn FnOnce()>)>,
@@ -172,7 +172,7 @@ pub(super) fn run(
         let mut switches = 0_u32;
         let mut left = count;
         let ended = loop {
-            let Some(process) = clock.step() else {
+            let Some(process) = clock.next_process() else {
                 break Ok(());
             };
             if let Some(stack) = &mut stacks[process]
@@ -210,11 +210,11 @@ mod tests {
     #[test]
     fn processes_run_in_the_order_of_their_clocks() {
         let seen = Rc::new(RefCell::new(Vec::new()));
-        let process = |name: char, steps: [u64; 2]| {
+        let process = |name: char, times: [u64; 2]| {
             let seen = Rc::clone(&seen);
             let body = move || {
-                for step in steps {
-                    spend(step);
+                for time in times {
+                    spend(time);
                     seen.borrow_mut().push((name, now()));
                 }
             };

@@ -1,34 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The arm64 guest: doorbells, stage-1 entries ([`stage1`]), system registers ([`registers`]) and
-//! descriptions of exceptions (`ESR_EL1`, Arm manual D19.2.37).
+//! The arm64 guest: doorbells, entries of stage-1 tables (Arm manual, D8.2 and D8.3: VMSAv8-64, one
+//! privilege level in use), system registers ([`registers`]) and descriptions of exceptions
+//! (`ESR_EL1`, Arm manual D19.2.37).
 
 pub mod registers;
-pub mod stage1;
-
-use std::sync::Arc;
 
 use crate::guest::{
     layout::Abi,
     mailbox::{Crash, Mailbox},
+    tables::Format,
 };
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
 
 /// Address of the doorbells: no memory is there, so every store exits to the host.
 pub const DOORBELL: GuestAddress = GuestAddress(0x8000);
 
-/// Returns the properties of a guest of this mode.
-pub fn abi(mode: GuestMode) -> Abi {
-    Abi {
-        mode,
-        format: Arc::new(stage1::Stage1 { page_shift: mode.page_shift(), va_bits: mode.va_bits() }),
-        doorbells: Some(DOORBELL),
+/// A valid entry.
+const VALID: u64 = 1 << 0;
+/// A table at levels 0 to 2, a page at level 3; a block where clear.
+const TABLE_OR_PAGE: u64 = 1 << 1;
+/// Attribute 1 of `MAIR_EL1`, which [`registers::initial`] sets: write-back cacheable. Attribute 0
+/// is Device-nGnRnE.
+const WRITE_BACK: u64 = 1 << 2;
+/// Inner shareable.
+const INNER_SHAREABLE: u64 = 3 << 8;
+/// The access flag, set so that no access takes an access flag fault.
+const ACCESSED: u64 = 1 << 10;
+/// Execute-never at EL1.
+const PRIVILEGED_EXECUTE_NEVER: u64 = 1 << 53;
+
+/// Returns the format of the stage-1 entries of a mode.
+pub const fn format(mode: GuestMode) -> Format {
+    Format {
+        page_shift: mode.page_shift(),
+        address_bits: mode.va_bits(),
+        // Without FEAT_LPA2, blocks start at level 1 with 4K granules and at level 2 with others.
+        first_block_level: if mode.page_shift() == 12 { 1 } else { 2 },
+        table: TABLE_OR_PAGE | VALID,
+        block: ACCESSED | VALID,
+        page: ACCESSED | TABLE_OR_PAGE | VALID,
+        normal: WRITE_BACK | INNER_SHAREABLE,
+        device: PRIVILEGED_EXECUTE_NEVER,
     }
+}
+
+/// Returns the properties of a guest of this mode.
+pub const fn abi(mode: GuestMode) -> Abi {
+    Abi { mode, format: format(mode), doorbells: Some(DOORBELL) }
 }
 
 /// Describes the exception in a mailbox.
 pub fn explain(mailbox: &Mailbox) -> Crash {
     Crash {
-        has_address: has_address(mailbox.syndrome),
+        // Aborts and misaligned program counters store an address in FAR_EL1.
+        has_address: matches!(class(mailbox.syndrome), 0x20 | 0x21 | 0x22 | 0x24 | 0x25),
         detail: describe(mailbox.vector, mailbox.syndrome),
     }
 }
@@ -36,11 +61,6 @@ pub fn explain(mailbox: &Mailbox) -> Crash {
 /// Returns the exception class, bits 31:26.
 const fn class(syndrome: u64) -> u64 {
     (syndrome >> 26) & 0x3f
-}
-
-/// Returns whether `FAR_EL1` holds an address: after aborts and misaligned program counters.
-const fn has_address(syndrome: u64) -> bool {
-    matches!(class(syndrome), 0x20 | 0x21 | 0x22 | 0x24 | 0x25)
 }
 
 /// Describes an exception by its vector (0 to 15, in the order of the vector table) and syndrome.
@@ -94,35 +114,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_data_abort_is_described_by_access_fault_and_level() {
-        assert_eq!(
-            describe(4, 0x9600_0047),
-            "synchronous exception: data abort by a write, translation fault at level 3"
-        );
-        assert_eq!(
-            describe(4, 0x9600_000e),
-            "synchronous exception: data abort by a read, permission fault at level 2"
-        );
-    }
+    fn exceptions_are_described() {
+        for (vector, syndrome, has_address, text) in [
+            (4, 0x9600_0047, true, "data abort by a write, translation fault at level 3"),
+            (4, 0x9600_000e, true, "data abort by a read, permission fault at level 2"),
+            (4, 0x8600_000f, true, "instruction abort, permission fault at level 3"),
+            (0, 0x3f << 26, false, "synchronous exception of class 0x3f"),
+            (7, 0, false, "SError"),
+            (4, 0x0200_0000, false, "an unknown or trapped instruction"),
+        ] {
+            let crash = explain(&Mailbox { vector, syndrome, ..Mailbox::default() });
 
-    #[test]
-    fn an_instruction_abort_is_described() {
-        assert_eq!(
-            describe(4, 0x8600_000f),
-            "synchronous exception: instruction abort, permission fault at level 3"
-        );
-    }
-
-    #[test]
-    fn an_unknown_class_is_described_by_number() {
-        assert_eq!(describe(0, 0x3f << 26), "synchronous exception of class 0x3f");
-        assert!(describe(7, 0).contains("SError"));
-    }
-
-    #[test]
-    fn only_aborts_have_an_address() {
-        assert!(has_address(0x9600_0047));
-        assert!(has_address(0x8600_000f));
-        assert!(!has_address(0x0200_0000));
+            assert_eq!(crash.has_address, has_address, "{syndrome:#x}");
+            assert!(crash.detail.contains(text), "{}", crash.detail);
+        }
     }
 }

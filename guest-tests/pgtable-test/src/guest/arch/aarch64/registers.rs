@@ -6,7 +6,6 @@ use thiserror::Error;
 
 use granule_vmm::arch::aarch64::SystemRegister;
 
-use super::stage1::MAIR;
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
 
 const fn register(name: &'static str, encoding: [u8; 5]) -> SystemRegister {
@@ -29,6 +28,9 @@ pub const VBAR_EL1: SystemRegister = register("VBAR_EL1", [3, 0, 12, 0, 0]);
 pub const TPIDR_EL1: SystemRegister = register("TPIDR_EL1", [3, 0, 13, 0, 4]);
 /// Memory features: granules and physical address width.
 pub const ID_AA64MMFR0_EL1: SystemRegister = register("ID_AA64MMFR0_EL1", [3, 0, 0, 7, 0]);
+
+/// Value of `MAIR_EL1`: attribute 0 is Device-nGnRnE, attribute 1 write-back cacheable.
+pub const MAIR: u64 = 0xff << 8;
 
 /// Error returned for a guest mode that this host cannot run, or where no mode fits the host.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -54,33 +56,26 @@ pub fn default_mode(limit: u8) -> Result<GuestMode, ModeError> {
     })
 }
 
-/// Checks that the mode's physical addresses are no wider than the host's.
+/// Checks that the arm64 guest of this test and a host with `limit` bits of guest-physical address
+/// support the mode.
 ///
 /// # Errors
-/// They are wider.
-pub fn check_width(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
-    if mode.pa_bits() > limit {
+/// They do not.
+pub fn check_mode(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
+    let (name, bits) = (mode.name(), mode.pa_bits());
+    let too_wide = bits > 48 && mode.page_shift() != 16;
+    if mode.va_bits() > 48 || too_wide || bits == 0 {
         return Err(ModeError(format!(
-            "guest mode {} has {} bits of guest-physical address; this host's KVM supports at most \
-             {limit} (KVM_CAP_ARM_VM_IPA_SIZE): use a narrower mode, or omit -m for the default",
-            mode.name(),
-            mode.pa_bits()
+            "unsupported guest mode {name}: physical addresses are limited to 48 bits with 4K \
+             granules, virtual addresses to 48 bits; use 2 (P48V48_4K), 5 (P40V48_4K) or 11 \
+             (P36V48_4K)"
         )));
     }
-    Ok(())
-}
-
-/// Checks that the arm64 guest of this test supports the mode.
-///
-/// # Errors
-/// It does not.
-pub fn check_mode(mode: GuestMode) -> Result<(), ModeError> {
-    let too_wide = mode.pa_bits() > 48 && mode.page_shift() != 16;
-    if mode.va_bits() > 48 || too_wide || mode.pa_bits() == 0 {
+    if bits > limit {
         return Err(ModeError(format!(
-            "unsupported guest mode {}: physical addresses are limited to 48 bits with 4K \
-             granules, virtual addresses to 48 bits; use 2 (P48V48_4K), 5 (P40V48_4K) or 11 (P36V48_4K)",
-            mode.name()
+            "guest mode {name} has {bits} bits of guest-physical address; this host's KVM supports \
+             at most {limit} (KVM_CAP_ARM_VM_IPA_SIZE): use a narrower mode, or omit -m for the \
+             default"
         )));
     }
     Ok(())
@@ -182,31 +177,25 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_modes_are_refused() {
+    fn unsupported_modes_and_granules_are_refused() {
         for name in ["P52V48_4K", "PXXV48_4K", "P47V64_4K", "P44V64_4K"] {
-            assert!(check_mode(mode(name)).is_err(), "{name}");
+            assert!(check_mode(mode(name), 52).is_err(), "{name}");
         }
         for name in ["P48V48_4K", "P40V48_4K", "P36V48_4K", "P52V48_64K"] {
-            assert!(check_mode(mode(name)).is_ok(), "{name}");
+            assert!(check_mode(mode(name), 52).is_ok(), "{name}");
         }
-    }
-
-    #[test]
-    fn an_unsupported_granule_is_refused() {
-        // cortex-a72 supports 4K and 64K, but not 16K.
-        let a72 = 0x0000_1124;
-
-        assert!(check_granule(mode("P48V48_4K"), a72).is_ok());
-        assert!(check_granule(mode("P48V48_64K"), a72).is_ok());
-        assert!(check_granule(mode("P48V48_16K"), a72).is_err());
-        assert!(check_granule(mode("P48V48_4K"), 0xf000_0000).is_err());
-    }
-
-    #[test]
-    fn a_mode_wider_than_the_host_is_refused() {
-        assert!(check_width(GuestMode::P48V48_4K, 48).is_ok());
-        let error = check_width(GuestMode::P48V48_4K, 44).unwrap_err();
+        assert!(check_mode(mode("P48V48_4K"), 48).is_ok());
+        let error = check_mode(mode("P48V48_4K"), 44).unwrap_err();
         assert!(error.to_string().contains("at most 44"), "{error}");
+        // cortex-a72 supports 4K and 64K, but not 16K.
+        for (name, mmfr0, is_supported) in [
+            ("P48V48_4K", 0x0000_1124, true),
+            ("P48V48_64K", 0x0000_1124, true),
+            ("P48V48_16K", 0x0000_1124, false),
+            ("P48V48_4K", 0xf000_0000, false),
+        ] {
+            assert_eq!(check_granule(mode(name), mmfr0).is_ok(), is_supported, "{name}");
+        }
     }
 
     #[test]

@@ -12,38 +12,30 @@ mod rows;
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError},
+    error::Error,
+    panic,
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::Duration,
 };
 
-use thiserror::Error;
-
 use super::{PublishedKernel, SimulatedMachine, SimulationConfig, cost::CostTable};
 use crate::{
     config::PhaseSelection,
-    harness::{self, HarnessError, Plan, Progress},
+    harness::{self, Plan, Progress},
     machine::Machine,
-    software_machine::{SoftwareMachineConfig, SoftwareMachineError},
+    software_machine::SoftwareMachineConfig,
 };
 use granule_types::phase::Phase;
 
 use rows::as_f64;
 pub use rows::{ROWS, Row, Workload};
 
+/// Error of a simulation of the published rows.
+pub type PublishedError = Box<dyn Error + Send + Sync>;
+
 /// Greatest difference of the gain of a row that is not fitted, in percentage points.
 pub const TOLERANCE: f64 = 10.0;
-
-/// Error of a simulation of the published rows.
-#[derive(Debug, Error)]
-pub enum PublishedError {
-    /// The machine cannot be made.
-    #[error(transparent)]
-    Machine(#[from] SoftwareMachineError),
-    /// The run failed.
-    #[error(transparent)]
-    Harness(#[from] HarnessError),
-}
 
 /// Returns the phases with published figures, up to `last`.
 fn phases_to(last: Phase) -> PhaseSelection {
@@ -158,28 +150,25 @@ pub fn judge(
             }
         }
     }
-    let next = Mutex::new(jobs.iter());
-    let done = Mutex::new(Vec::new());
-    let work = || -> Result<(), PublishedError> {
-        loop {
-            let job = next.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(&(workload, kernel, last)) = job else {
-                return Ok(());
-            };
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<Vec<_>, PublishedError> {
+        let mut done = Vec::new();
+        while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let &(workload, kernel, last) = job;
             let seconds = simulate(workload, kernel, costs, (last, divisor))?;
             progress(&workload, kernel, &seconds);
-            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
             done.push((workload, kernel, seconds));
         }
+        Ok(done)
     };
-    thread::scope(|scope| {
+    let done = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| match worker.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
-    })?;
-    let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let results = workers.into_iter().map(|worker| worker.join());
+        results
+            .map(|result| result.unwrap_or_else(|panic| panic::resume_unwind(panic)))
+            .collect::<Result<Vec<_>, _>>()
+    })?
+    .concat();
     let seconds = |row: &Row, kernel| {
         done.iter()
             .find(|(workload, of, _)| (*workload, *of) == (row.workload, kernel))
@@ -216,7 +205,7 @@ pub enum FitQuantity {
 }
 
 impl FitQuantity {
-    fn of(self, (before, after): (f64, f64)) -> f64 {
+    fn value(self, (before, after): (f64, f64)) -> f64 {
         match self {
             Self::After => after,
             Self::Saved => before - after,
@@ -240,7 +229,7 @@ const fn fit(number: &'static str, row: usize, of: FitQuantity) -> Fit {
 }
 
 impl Fit {
-    /// Returns the published and the simulated quantity, the latter on memory `divisor` times smaller.
+    /// Returns the published quantity, and the one simulated on memory `divisor` times smaller.
     ///
     /// # Errors
     /// The row cannot be simulated.
@@ -255,7 +244,7 @@ impl Fit {
             FitQuantity::After => after,
             _ => seconds(row.kernels().0)?,
         };
-        Ok((self.of.of(row.seconds), self.of.of((before, after))))
+        Ok((self.of.value(row.seconds), self.of.value((before, after))))
     }
 
     /// Changes the number to the value at which a line through two simulations meets the published
@@ -265,11 +254,11 @@ impl Fit {
     /// As [`Fit::measure`].
     pub fn improve(&self, costs: &mut CostTable, divisor: u64) -> Result<f64, PublishedError> {
         let set = |costs: &mut CostTable, to: f64| {
-            costs.number_mut(self.number).map(|number| std::mem::replace(&mut number.value, to))
+            let mut numbers = costs.numbers().into_iter();
+            let number = numbers.find(|(name, _)| *name == self.number);
+            number.map_or(f64::NAN, |(_, number)| std::mem::replace(&mut number.value, to))
         };
-        let Some(here) = set(costs, 0.0) else {
-            return Ok(f64::NAN);
-        };
+        let here = set(costs, 0.0);
         let aside = here * 1.25;
         set(costs, aside);
         let (_, there) = self.measure(costs, divisor)?;

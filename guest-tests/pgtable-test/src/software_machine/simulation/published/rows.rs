@@ -24,7 +24,7 @@ impl fmt::Display for Workload {
 }
 
 impl Workload {
-    /// Returns the workload with less memory, at least one page, and the factor by which it is less.
+    /// Returns the workload with less memory, at least one page, and the factor of the reduction.
     pub(super) fn divided(self, by: u64) -> (Self, f64) {
         let page = match self.backing {
             Backing::AnonymousHugetlb(Some(size)) => size.0,
