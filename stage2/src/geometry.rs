@@ -288,8 +288,12 @@ mod tests {
             (Granule::K4, 0, 512 << 30, 512 << 30),
             (Granule::K16, 3, 16 << 10, 2 << 20),
             (Granule::K16, 2, 32 << 20, 1 << 30),
+            (Granule::K16, 1, 64 << 30, 64 << 30),
+            (Granule::K16, 0, 128 << 40, 128 << 40),
             (Granule::K64, 3, 64 << 10, 2 << 20),
             (Granule::K64, 2, 512 << 20, 16 << 30),
+            (Granule::K64, 1, 4 << 40, 4 << 40),
+            (Granule::K64, 0, 32 << 50, 32 << 50),
         ] {
             let level = Level(level);
             let run_of = level.contiguous(granule) * level.span(granule);

@@ -262,6 +262,23 @@ impl CacheModel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ranges_hold_what_was_added_and_not_removed(
+            steps in prop::collection::vec((any::<bool>(), 0u64..200, 0u64..60), 1..60)
+        ) {
+            let (mut set, mut bytes) = (Ranges::default(), [false; 300]);
+            for (add, start, size) in steps {
+                if add { set.add(start, size) } else { set.remove(start, size) }
+                (start..start + size).for_each(|at| bytes[crate::geometry::index(at)] = add);
+            }
+            for (at, there) in (0u64..).zip(bytes) {
+                prop_assert_eq!(set.first_in(at, 1).is_some(), there, "{}", at);
+            }
+        }
+    }
 
     const SIZE: u64 = 2 << 20;
     const FIRST: PhysAddr = PhysAddr(0);
