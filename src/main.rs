@@ -54,12 +54,12 @@ pub type CommandResult = Result<Outcome, Box<dyn Error>>;
 
 fn main() -> ExitCode {
     // The lab's emulated host starts this program as its init.
-    if granule_lab::init::is_wanted() {
+    if granule_lab::init::is_pid_1() {
         granule_lab::init::run();
         return ExitCode::FAILURE;
     }
     // A guest that the lab starts there with `granule run` does too.
-    if granule_lab::guest_init::is_wanted() {
+    if granule_lab::guest_init::is_pid_1() {
         granule_lab::guest_init::run();
         return ExitCode::FAILURE;
     }

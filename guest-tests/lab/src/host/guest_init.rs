@@ -23,7 +23,7 @@ pub const WORKS: &str = "granule-guest: works";
 const TOUCHED: usize = 16 << 20;
 
 /// Returns whether this process is PID 1 of a guest.
-pub fn is_wanted() -> bool {
+pub fn is_pid_1() -> bool {
     getpid() == Pid::INIT && Path::new(MARKER).exists()
 }
 
@@ -87,6 +87,6 @@ mod tests {
 
     #[test]
     fn a_test_process_is_not_a_guest() {
-        assert!(!is_wanted());
+        assert!(!is_pid_1());
     }
 }

@@ -51,7 +51,7 @@ impl<T, E: fmt::Display> Context<T> for Result<T, E> {
 }
 
 /// Returns whether this process is PID 1 of the emulated host: process 1, and a job exists.
-pub fn is_wanted() -> bool {
+pub fn is_pid_1() -> bool {
     getpid() == Pid::INIT && Path::new(JOB_PATH).exists()
 }
 
@@ -140,19 +140,19 @@ fn walk(seed: u64, cpus: &[usize]) -> Result<(), String> {
 /// Reserves huge pages; `Some` if the host has too few. A pool that was reserved at boot (gigantic
 /// pages) is left unchanged.
 fn reserve_pools(job: &Job) -> Result<Option<Ending>, String> {
-    for (&page, &wanted) in &job.pools {
+    for (&page, &required) in &job.pools {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", page >> 10);
         let count = || -> Result<u64, String> {
             let text = fs::read_to_string(&path).context(|| format!("cannot read {path}"))?;
             text.trim().parse().context(|| format!("{path} is not a number"))
         };
-        if count()? < wanted {
+        if count()? < required {
             // Fails for pages that can only be reserved at boot; the count is checked below.
-            let _ = fs::write(&path, wanted.to_string());
+            let _ = fs::write(&path, required.to_string());
         }
-        let got = count()?;
-        if got < wanted {
-            return Ok(Some(Ending::ShortPool { page, wanted, got }));
+        let available = count()?;
+        if available < required {
+            return Ok(Some(Ending::ShortPool { page, required, available }));
         }
     }
     Ok(None)

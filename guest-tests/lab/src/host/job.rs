@@ -89,8 +89,8 @@ pub enum Ending {
     ShortPool {
         /// Page size in bytes.
         page: u64,
-        wanted: u64,
-        got: u64,
+        required: u64,
+        available: u64,
     },
     /// PID 1 failed.
     Init { error: String },

@@ -140,8 +140,8 @@ pub fn describe(ending: &Ending) -> String {
         Ending::Deadline { seconds } => {
             format!("exceeded its deadline of {seconds} s virtual time")
         }
-        Ending::ShortPool { page, wanted, got } => format!(
-            "requires {wanted} huge pages of {}, the emulated host has {got}: increase --memory",
+        Ending::ShortPool { page, required, available } => format!(
+            "requires {required} huge pages of {}, the emulated host has {available}: increase --memory",
             Bytes(*page)
         ),
         Ending::Init { error } => format!("could not be started: {error}"),

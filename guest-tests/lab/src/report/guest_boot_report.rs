@@ -214,7 +214,7 @@ mod tests {
     fn the_html_report_has_every_boot_and_its_figures() {
         let (text, status, page) = report_with_failure();
 
-        for wanted in [
+        for expected in [
             "Boots of a guest: series against base",
             "<p class=\"verdict regression\">1 of 4 boots failed.</p>",
             "<td>306.102</td>",
@@ -230,7 +230,7 @@ mod tests {
             "image, SHA-256",
             "QEMU 7.2 -M virt",
         ] {
-            assert!(page.contains(wanted), "{wanted}\n{page}");
+            assert!(page.contains(expected), "{expected}\n{page}");
         }
         assert!(!page.contains("<script") && !page.contains("http"));
         assert_eq!(status, RunStatus::Failed);

@@ -261,7 +261,7 @@ mod tests {
     fn the_html_report_has_every_verdict_and_its_reason() {
         let (page, alike) = (sample(true), sample(false));
 
-        for wanted in [
+        for expected in [
             "<title>KVM selftests: &lt;series&gt; against base</title>",
             "<p class=\"verdict regression\">Verdicts differ: c_test.</p>",
             "Of 4 selftests, the same on both kernels: 1 pass, 1 skipped, 0 fail, 1 without",
@@ -275,7 +275,7 @@ mod tests {
             "QEMU 7.2 -M virt",
             "<p>Command:</p>",
         ] {
-            assert!(page.contains(wanted), "{wanted}\n{page}");
+            assert!(page.contains(expected), "{expected}\n{page}");
         }
         assert!(!page.contains("<script") && !page.contains("http"));
         assert!(alike.contains("<p class=\"verdict inconclusive\">No verdict differs"), "{alike}");
