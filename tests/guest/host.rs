@@ -252,3 +252,10 @@ fn disk(guest: &Path, files: &Path) -> PathBuf {
     fs::remove_dir_all(&folder).unwrap();
     path
 }
+
+/// Parses the number after `name=`.
+pub fn number(output: &str, name: &str) -> u64 {
+    let rest = output.split_once(&format!("{name}=")).unwrap().1;
+    let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap();
+    digits.parse().unwrap()
+}

@@ -8,7 +8,7 @@
 
 use std::env;
 
-use super::host::Host;
+use super::host::{Host, number};
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest
 /// (`run again` one that reboots first); `kill_it SECONDS start|work` kills a guest and prints its
@@ -71,13 +71,6 @@ fn a_guest_has_a_gicv2_on_a_host_without_gicv3() {
 
     // Linux names the interrupts of a GICv2 `GIC-0`, those of a GICv3 `GICv3`.
     assert!(output.contains("GIC-0") && output.contains("safe 1"), "{output}");
-}
-
-/// Parses the number after `name=`.
-fn number(output: &str, name: &str) -> u64 {
-    let rest = output.split_once(&format!("{name}=")).unwrap().1;
-    let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap();
-    digits.parse().unwrap()
 }
 
 #[test]

@@ -18,7 +18,7 @@ mod host;
 mod kill;
 mod vsock;
 
-use host::Host;
+use host::{Host, number};
 
 const GUEST: &str = "--kernel /mnt/vmlinuz --initrd /mnt/initrd.img";
 
@@ -100,11 +100,6 @@ fn the_process_uses_at_most_five_mebibytes_beside_guest_memory() {
          /proc/$(pidof granule)/smaps",
     );
 
-    let number = |name: &str| -> u64 {
-        let digits = output.split(name).nth(1).unwrap();
-        let digits = digits.split(|c: char| !c.is_ascii_digit()).next();
-        digits.unwrap().parse().unwrap()
-    };
-    assert!(number("guest=") > 10 << 10, "the guest did not run: {output}");
-    assert!(number("others=") <= 5 << 10, "{output}");
+    assert!(number(&output, "guest") > 10 << 10, "the guest did not run: {output}");
+    assert!(number(&output, "others") <= 5 << 10, "{output}");
 }

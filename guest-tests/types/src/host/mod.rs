@@ -35,22 +35,17 @@ pub const FACTS_VARIABLE: &str = "GRANULE_HOST_FACTS";
 
 /// Error returned when the file of host facts is unusable.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "each message describes its variant")]
 pub enum FactsError {
-    /// The file cannot be read.
     #[error("cannot read the host facts {path}, which {FACTS_VARIABLE} names")]
     Read {
-        /// Path of the file.
         path: PathBuf,
-        /// The host's error.
         #[source]
         source: io::Error,
     },
-    /// The file is not valid.
     #[error("{path}, which {FACTS_VARIABLE} names, is not a valid file of host facts")]
     Parse {
-        /// Path of the file.
         path: PathBuf,
-        /// Position and reason.
         #[source]
         source: serde_json::Error,
     },
