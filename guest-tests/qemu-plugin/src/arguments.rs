@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::costs::Costs;
+
 /// Arguments of the plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arguments {
@@ -14,6 +16,10 @@ pub struct Arguments {
     pub functions: Vec<(String, u64)>,
     /// Count all instructions.
     pub instructions: bool,
+    /// Measure elapsed time.
+    pub clock: bool,
+    /// Costs of instructions in elapsed time.
+    pub costs: Costs,
 }
 
 /// Error returned for invalid arguments.
@@ -23,7 +29,10 @@ pub enum ArgumentError {
     #[error("no output file: set out=FILE")]
     MissingOutput,
     /// The argument is unknown or has an invalid value.
-    #[error("invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS or instructions=on")]
+    #[error(
+        "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, instructions=on, \
+         clock=on or cost=CLASS:PICOSECONDS"
+    )]
     Invalid(String),
     /// The value of `at` is malformed.
     #[error("malformed argument 'at={0}'; expected at=NAME:HEXADDRESS")]
@@ -39,15 +48,22 @@ impl Arguments {
         let mut out = None;
         let mut functions = Vec::new();
         let mut instructions = false;
+        let mut clock = false;
+        let mut costs = Costs::default();
         for argument in raw {
             match argument.split_once('=') {
                 Some(("out", file)) if !file.is_empty() => out = Some(PathBuf::from(file)),
                 Some(("at", value)) => functions.push(function(value)?),
                 Some(("instructions", "on")) => instructions = true,
+                Some(("clock", "on")) => clock = true,
+                Some(("cost", value)) => {
+                    costs.set(value).ok_or_else(|| ArgumentError::Invalid(argument.to_owned()))?
+                }
                 _ => return Err(ArgumentError::Invalid(argument.to_owned())),
             }
         }
-        Ok(Self { out: out.ok_or(ArgumentError::MissingOutput)?, functions, instructions })
+        let out = out.ok_or(ArgumentError::MissingOutput)?;
+        Ok(Self { out, functions, instructions, clock, costs })
     }
 }
 
@@ -87,6 +103,7 @@ mod tests {
             (vec!["out="], ArgumentError::Invalid("out=".to_owned())),
             (vec!["x=1"], ArgumentError::Invalid("x=1".to_owned())),
             (vec!["instructions=1"], ArgumentError::Invalid("instructions=1".to_owned())),
+            (vec!["cost=x:1"], ArgumentError::Invalid("cost=x:1".to_owned())),
             (vec!["out=f", "at=aborts"], ArgumentError::MalformedFunction("aborts".to_owned())),
             (vec!["out=f", "at=:10"], ArgumentError::MalformedFunction(":10".to_owned())),
             (vec!["out=f", "at=a:xyz"], ArgumentError::MalformedFunction("a:xyz".to_owned())),

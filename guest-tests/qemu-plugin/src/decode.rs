@@ -59,6 +59,21 @@ pub const fn decode(word: u32) -> Option<Decoded> {
     }
 }
 
+/// Returns the maintenance operation of an instruction, if it is one.
+pub const fn maintenance(word: u32) -> Option<SysOperation> {
+    match decode(word) {
+        Some(Decoded::Maintenance(operation)) => Some(operation),
+        _ => None,
+    }
+}
+
+/// Returns whether a CPU may be unable to run after an instruction: `WFI` waits for an interrupt,
+/// `HVC` and `SMC` may be a PSCI call that turns the CPU off.
+pub const fn may_halt(word: u32) -> bool {
+    const WFI: u32 = 0xd503_207f;
+    word == WFI || matches!(word & 0xffe0_001f, 0xd400_0002 | 0xd400_0003)
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "at most seven bits are kept")]
 const fn bits(word: u32, low: u32, count: u32) -> u8 {
     ((word >> low) & ((1 << count) - 1)) as u8

@@ -15,6 +15,10 @@
 //!   as `NAME`; the address is the entry of a kernel function in `System.map`.
 //! * `instructions=on`: counts all instructions, by blocks of code. A block that an exception
 //!   leaves early counts as a whole, and again when it is entered again.
+//! * `quantum=NANOSECONDS`: measures [elapsed time](clock) of the CPUs side by side, in quanta of
+//!   virtual time. It needs `-icount`.
+//! * `cost=CLASS:PICOSECONDS`, repeatable: the [cost](costs) of a class of instructions in elapsed
+//!   time.
 //!
 //! Counting takes no virtual time. Counts are exact under `-icount`, where one thread runs all
 //! CPUs. With one thread for each CPU no count is lost, but instructions that run concurrently with
@@ -23,6 +27,9 @@
 //! One binary supports all QEMU versions: see [`qemu`].
 
 pub mod arguments;
+pub mod clock;
+pub mod costs;
+pub mod cpu_register;
 pub mod decode;
 #[cfg(not(test))] // A test program cannot link the functions of QEMU.
 pub mod qemu;

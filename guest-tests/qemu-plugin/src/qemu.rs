@@ -14,7 +14,7 @@ use std::{
     mem,
     path::Path,
     sync::{
-        OnceLock,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicI32, Ordering},
     },
 };
@@ -23,8 +23,11 @@ use qemu_plugin_sys as sys;
 
 use crate::{
     arguments::Arguments,
-    decode::{Decoded, decode},
-    segments::{Event, Segments},
+    clock::{Block, Clock, CpuKey},
+    costs::Costs,
+    cpu_register,
+    decode::{Decoded, decode, may_halt},
+    segments::{Clocked, Event, Segments},
 };
 
 /// Interface version of this plugin, read by QEMU as a C `int`.
@@ -64,6 +67,10 @@ struct Plugin {
     functions: Vec<(u64, usize)>,
     /// Slot of all instructions, if they are counted.
     instructions: Option<usize>,
+    /// Elapsed time, if it is measured.
+    clock: Option<Mutex<Clock>>,
+    /// Costs of instructions in elapsed time.
+    costs: Costs,
     /// `qemu_plugin_insn_data` copies instead of returning a pointer.
     data_is_copied: bool,
 }
@@ -113,6 +120,8 @@ pub unsafe extern "C" fn qemu_plugin_install(
         }
     }
     // SAFETY: QEMU passed `id`, and the callback lives as long as the plugin.
+    unsafe { sys::qemu_plugin_register_vcpu_init_cb(id, Some(on_cpu)) };
+    // SAFETY: as above.
     unsafe { sys::qemu_plugin_register_vcpu_tb_trans_cb(id, Some(on_translate)) };
     // SAFETY: as above, without user data.
     unsafe { sys::qemu_plugin_register_atexit_cb(id, Some(on_exit), std::ptr::null_mut()) };
@@ -134,6 +143,8 @@ impl Plugin {
             segments,
             functions,
             instructions,
+            clock: arguments.clock.then(Mutex::default),
+            costs: arguments.costs,
             data_is_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
         })
     }
@@ -173,14 +184,7 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
     let Some(plugin) = PLUGIN.get() else { return };
     // SAFETY: QEMU passes a valid block.
     let count = unsafe { sys::qemu_plugin_tb_n_insns(tb) };
-    if plugin.instructions.is_some() {
-        let no_registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS;
-        let data = std::ptr::without_provenance_mut(count);
-        // SAFETY: `tb` is valid during translation; the callback takes `data` as a number.
-        unsafe {
-            sys::qemu_plugin_register_vcpu_tb_exec_cb(tb, Some(on_block), no_registers, data);
-        }
-    }
+    let mut block = Block { instructions: count as u64, cost: 0, may_halt: false };
     for i in 0..count {
         // SAFETY: `i` is less than the block's number of instructions.
         let insn = unsafe { sys::qemu_plugin_tb_get_insn(tb, i) };
@@ -191,7 +195,10 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
                 on_execution(insn, on_counted, *slot);
             }
         }
-        match decode(plugin.word(insn)) {
+        let word = plugin.word(insn);
+        block.cost += plugin.costs.of(word);
+        block.may_halt = may_halt(word);
+        match decode(word) {
             Some(Decoded::Maintenance(operation)) => {
                 let slot = plugin.segments.slot(Event::Maintenance(operation));
                 on_execution(insn, on_counted, slot);
@@ -199,6 +206,12 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
             Some(Decoded::Mark(mark)) => on_execution(insn, on_mark, usize::from(mark)),
             None => {}
         }
+    }
+    if plugin.instructions.is_some() || plugin.clock.is_some() {
+        let flags = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_R_REGS;
+        let data = std::ptr::without_provenance_mut(block.pack());
+        // SAFETY: `tb` is valid during translation; the callback takes `data` as a number.
+        unsafe { sys::qemu_plugin_register_vcpu_tb_exec_cb(tb, Some(on_block), flags, data) };
     }
 }
 
@@ -216,24 +229,57 @@ fn on_execution(
     }
 }
 
-unsafe extern "C" fn on_counted(cpu: c_uint, slot: *mut c_void) {
-    if let Some(plugin) = PLUGIN.get() {
-        plugin.segments.count(cpu as usize, slot.addr(), 1);
+impl Plugin {
+    /// Returns the row of counts of the CPU that runs.
+    fn row(&self, cpu: c_uint) -> usize {
+        match &self.clock {
+            Some(clock) => clock.lock().unwrap_or_else(PoisonError::into_inner).current_row(),
+            None => cpu as usize,
+        }
+    }
+
+    /// Ends the segment of the clock.
+    fn clocked(&self) -> Clocked {
+        let Some(clock) = &self.clock else { return Clocked::default() };
+        let mut clock = clock.lock().unwrap_or_else(PoisonError::into_inner);
+        Clocked { time: Some(clock.take()), numbers: clock.numbers() }
     }
 }
 
-unsafe extern "C" fn on_block(cpu: c_uint, instructions: *mut c_void) {
-    if let Some(plugin) = PLUGIN.get()
-        && let Some(slot) = plugin.instructions
-    {
-        let count = instructions.addr() as u64;
-        plugin.segments.count(cpu as usize, slot, count);
+unsafe extern "C" fn on_cpu(_: sys::qemu_plugin_id_t, _: c_uint) {
+    cpu_register::find();
+    let needs_register = PLUGIN.get().is_some_and(|p| p.clock.is_some() && p.data_is_copied);
+    if needs_register && cpu_register::read().is_none() {
+        eprintln!(
+            "qemu-plugin: this QEMU does not offer TPIDR_EL2 to plugins, and its CPU numbers are \
+             wrong under -icount: omit clock=on, or use QEMU 10.0"
+        );
+        std::process::exit(1);
+    }
+}
+
+unsafe extern "C" fn on_counted(cpu: c_uint, slot: *mut c_void) {
+    if let Some(plugin) = PLUGIN.get() {
+        plugin.segments.count(plugin.row(cpu), slot.addr(), 1);
+    }
+}
+
+unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
+    let Some(plugin) = PLUGIN.get() else { return };
+    let block = Block::unpack(block.addr());
+    let mut row = cpu as usize;
+    if let Some(clock) = &plugin.clock {
+        let key = CpuKey(cpu_register::read().unwrap_or_else(|| u64::from(cpu)));
+        row = clock.lock().unwrap_or_else(PoisonError::into_inner).execute(key, block);
+    }
+    if let Some(slot) = plugin.instructions {
+        plugin.segments.count(row, slot, block.instructions);
     }
 }
 
 unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
     if let (Some(plugin), Ok(mark)) = (PLUGIN.get(), u8::try_from(mark.addr()))
-        && let Err(e) = plugin.segments.mark(mark)
+        && let Err(e) = plugin.segments.mark(mark, plugin.clocked())
     {
         eprintln!("qemu-plugin: cannot write a segment: {e}");
     }
@@ -241,7 +287,7 @@ unsafe extern "C" fn on_mark(_: c_uint, mark: *mut c_void) {
 
 unsafe extern "C" fn on_exit(_: sys::qemu_plugin_id_t, _: *mut c_void) {
     if let Some(plugin) = PLUGIN.get()
-        && let Err(e) = plugin.segments.finish()
+        && let Err(e) = plugin.segments.finish(plugin.clocked())
     {
         eprintln!("qemu-plugin: cannot complete the counts: {e}");
     }

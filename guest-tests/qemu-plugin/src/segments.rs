@@ -23,7 +23,10 @@ use std::{
 
 use serde::Serialize;
 
-use crate::decode::{FIRST_MARK, SysOperation};
+use crate::{
+    clock::Time,
+    decode::{FIRST_MARK, SysOperation},
+};
 
 /// Number of slots: more than the `SYS` encodings with Cn 7, 8 or 9 (3 × 1024) and functions.
 const SLOTS: usize = 4096;
@@ -57,6 +60,17 @@ struct Segment {
     mark: u8,
     counts: Counts,
     per_cpu: BTreeMap<usize, Counts>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<Time>,
+}
+
+/// Times of a segment, and the CPU of each row of counts.
+#[derive(Debug, Default)]
+pub struct Clocked {
+    /// Times of the segment that ends.
+    pub time: Option<Time>,
+    /// Number of the CPU of a row, where it is not that of the row.
+    pub numbers: BTreeMap<usize, usize>,
 }
 
 #[derive(Serialize)]
@@ -126,9 +140,9 @@ impl<W: Write> Segments<W> {
     ///
     /// # Errors
     /// The line cannot be written; the file will have no end line.
-    pub fn mark(&self, mark: u8) -> io::Result<()> {
+    pub fn mark(&self, mark: u8, clocked: Clocked) -> io::Result<()> {
         let state = &mut *self.lock();
-        let written = self.close(state);
+        let written = self.close(state, clocked);
         state.mark = mark;
         written
     }
@@ -137,9 +151,9 @@ impl<W: Write> Segments<W> {
     ///
     /// # Errors
     /// This or an earlier line cannot be written.
-    pub fn finish(&self) -> io::Result<()> {
+    pub fn finish(&self, clocked: Clocked) -> io::Result<()> {
         let state = &mut *self.lock();
-        self.close(state)?;
+        self.close(state, clocked)?;
         if state.failed {
             return Err(io::Error::other("an earlier segment could not be written"));
         }
@@ -147,14 +161,16 @@ impl<W: Write> Segments<W> {
         write_line(&mut state.out, &end)
     }
 
-    fn close(&self, state: &mut State<W>) -> io::Result<()> {
+    fn close(&self, state: &mut State<W>, clocked: Clocked) -> io::Result<()> {
         let mut segment = Segment {
             seq: state.seq,
             mark: state.mark,
             counts: Counts::new(),
             per_cpu: BTreeMap::new(),
+            time: clocked.time,
         };
-        for (cpu, row) in self.rows.iter().enumerate() {
+        for (index, row) in self.rows.iter().enumerate() {
+            let cpu = clocked.numbers.get(&index).copied().unwrap_or(index);
             for (name, counter) in state.names.iter().zip(row) {
                 let count = counter.swap(0, Ordering::Relaxed);
                 if count != 0 {
@@ -196,12 +212,12 @@ mod tests {
             let aborts = segments.slot(Event::Function("guest_aborts".to_owned()));
 
             segments.count(0, civac, 1);
-            segments.mark(0x61).unwrap();
+            segments.mark(0x61, Clocked::default()).unwrap();
             segments.count(0, civac, 1);
             segments.count(1, civac, 1);
             segments.count(1, aborts, 1);
-            segments.mark(0x60).unwrap();
-            segments.finish().unwrap();
+            segments.mark(0x60, Clocked::default()).unwrap();
+            segments.finish(Clocked::default()).unwrap();
         }
 
         assert_eq!(
@@ -240,7 +256,7 @@ mod tests {
         }
         let segments = Segments::new(1, Full);
 
-        assert!(segments.mark(0x61).is_err());
-        assert!(segments.finish().is_err());
+        assert!(segments.mark(0x61, Clocked::default()).is_err());
+        assert!(segments.finish(Clocked::default()).is_err());
     }
 }
