@@ -16,8 +16,8 @@ pub struct Arguments {
     pub functions: Vec<(String, u64)>,
     /// Count all instructions.
     pub instructions: bool,
-    /// Measure elapsed time.
-    pub clock: bool,
+    /// Length of a turn in picoseconds of virtual time, if elapsed time is measured.
+    pub quantum: Option<u64>,
     /// Costs of instructions in elapsed time.
     pub costs: Costs,
 }
@@ -31,7 +31,7 @@ pub enum ArgumentError {
     /// The argument is unknown or has an invalid value.
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, instructions=on, \
-         clock=on or cost=CLASS:PICOSECONDS"
+         quantum=NANOSECONDS or cost=CLASS:PICOSECONDS"
     )]
     Invalid(String),
     /// The value of `at` is malformed.
@@ -48,14 +48,17 @@ impl Arguments {
         let mut out = None;
         let mut functions = Vec::new();
         let mut instructions = false;
-        let mut clock = false;
+        let mut quantum = None;
         let mut costs = Costs::default();
         for argument in raw {
             match argument.split_once('=') {
                 Some(("out", file)) if !file.is_empty() => out = Some(PathBuf::from(file)),
                 Some(("at", value)) => functions.push(function(value)?),
                 Some(("instructions", "on")) => instructions = true,
-                Some(("clock", "on")) => clock = true,
+                Some(("quantum", value)) => match value.parse::<u32>() {
+                    Ok(nanoseconds @ 1..) => quantum = Some(u64::from(nanoseconds) * 1000),
+                    _ => return Err(ArgumentError::Invalid(argument.to_owned())),
+                },
                 Some(("cost", value)) => {
                     costs.set(value).ok_or_else(|| ArgumentError::Invalid(argument.to_owned()))?
                 }
@@ -63,7 +66,7 @@ impl Arguments {
             }
         }
         let out = out.ok_or(ArgumentError::MissingOutput)?;
-        Ok(Self { out, functions, instructions, clock, costs })
+        Ok(Self { out, functions, instructions, quantum, costs })
     }
 }
 
@@ -103,6 +106,7 @@ mod tests {
             (vec!["out="], ArgumentError::Invalid("out=".to_owned())),
             (vec!["x=1"], ArgumentError::Invalid("x=1".to_owned())),
             (vec!["instructions=1"], ArgumentError::Invalid("instructions=1".to_owned())),
+            (vec!["quantum=0"], ArgumentError::Invalid("quantum=0".to_owned())),
             (vec!["cost=x:1"], ArgumentError::Invalid("cost=x:1".to_owned())),
             (vec!["out=f", "at=aborts"], ArgumentError::MalformedFunction("aborts".to_owned())),
             (vec!["out=f", "at=:10"], ArgumentError::MalformedFunction(":10".to_owned())),

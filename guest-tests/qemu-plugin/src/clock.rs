@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Elapsed time of CPUs that run side by side, from their turns in one thread.
 //!
-//! Under `-icount` one thread of QEMU runs the CPUs in the order of their numbers. Since QEMU 8.1
-//! every CPU that can run gets a *slice* of the same length in a *round*: the time to the next
-//! deadline of a timer, divided by the number of CPUs. With a deadline every few microseconds a round
-//! is a quantum of parallel time, and as long as the longest of its slices:
+//! Under `-icount` one thread of QEMU runs the CPUs in the order of their numbers, each until a
+//! timer's deadline. The clock ends a CPU's turn after a *quantum* of virtual time, so that in each
+//! *round* every CPU that can run has a turn of the same length, up to a block of code. Rounds are
+//! then parallel time:
 //!
 //! ```text
-//! elapsed = sum over rounds of (the longest slice of any CPU in that round)
-//! work    = sum over all slices
+//! elapsed = sum over rounds of (the longest turn of any CPU in that round)
+//! work    = sum over all turns
 //! ```
 //!
-//! A CPU is known by its [key](CpuKey), which grows with the CPU's number. A round ends where the key
-//! falls. A CPU that runs alone has one long slice instead of many, with the same sum. A CPU that
-//! spins by `WFE` or `YIELD` gives up the rest of its slice: the round is as long as the slice of the
-//! CPU that it waits for.
+//! A CPU is known by its [key](CpuKey), which grows with the CPU's number; a round ends where the
+//! key falls. The turns of a CPU that runs alone count as one, with the same sum. A CPU that spins
+//! by `WFE` or `YIELD` leaves the rest of its turn to the others: the round is as long as the turn of
+//! the CPU that it waits for. One that spins by loads uses its turn up, as on hardware.
 //!
-//! A handover within a round (one CPU wakes another and halts) counts as parallel; the error is at
-//! most one slice each, so results of several quanta show it.
+//! A CPU that wakes another and halts ends its turn early, and the other may run in the same
+//! round: such a handover counts as parallel for less than a quantum.
 //!
-//! A CPU that can run and gets no slice makes elapsed time meaningless: [`Time::starved`] is the
-//! longest time that one had to wait for its turn.
+//! A CPU that can run and has no turn would make elapsed time meaningless: [`Time::starved`] is
+//! the most work of others that one had to wait for its turn.
 
 use std::collections::BTreeMap;
 
@@ -66,13 +66,13 @@ impl Block {
 /// Times of a segment, in picoseconds of virtual time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Time {
-    /// Sum of the longest slices of all rounds.
+    /// Sum of the longest turns of all rounds.
     pub elapsed: u64,
-    /// Sum of all slices.
+    /// Sum of all turns.
     pub work: u64,
     /// Number of rounds.
     pub rounds: u64,
-    /// Longest work of other CPUs while one that could run had no slice.
+    /// Longest work of other CPUs while one that could run had no turn.
     pub starved: u64,
     /// Work and rounds of each CPU that executed, in the order of their numbers.
     pub cpus: Vec<CpuTime>,
@@ -83,9 +83,9 @@ pub struct Time {
 pub struct CpuTime {
     /// Number of the CPU among those that have executed.
     pub cpu: usize,
-    /// Sum of its slices.
+    /// Sum of its turns.
     pub work: u64,
-    /// Rounds in which it had a slice.
+    /// Rounds in which it had a turn.
     pub rounds: u64,
 }
 
@@ -97,7 +97,7 @@ struct Cpu {
     work: u64,
     rounds: u64,
     may_halt: bool,
-    /// Work of the machine when its last slice ended.
+    /// Work of the machine when its last turn ended.
     ended: u64,
 }
 
@@ -113,32 +113,47 @@ impl Cpu {
 pub struct Clock {
     /// Sorted by key.
     cpus: Vec<Cpu>,
-    /// Index of the CPU whose slice it is.
+    /// Length of a turn.
+    quantum: u64,
+    /// Index of the CPU whose turn it is.
     current: Option<usize>,
-    slice: u64,
+    turn: u64,
+    /// Part of the turn after which its end was requested.
+    ended: u64,
     longest: u64,
-    /// Work of the machine up to the current slice.
+    /// Work of the machine up to the current turn.
     before: u64,
     time: Time,
 }
 
 impl Clock {
-    /// Accounts a block that a CPU begins to execute; returns the row of the CPU's counts.
-    pub fn execute(&mut self, key: CpuKey, block: Block) -> usize {
+    /// Returns a clock with turns of `quantum` picoseconds.
+    pub fn new(quantum: u64) -> Self {
+        Self { quantum, ..Self::default() }
+    }
+
+    /// Accounts a block that a CPU begins to execute; returns whether its turn ends with the block.
+    pub fn execute(&mut self, key: CpuKey, block: Block) -> bool {
         let current = match self.current {
             Some(current) if self.cpus[current].key == key => current,
-            _ => self.begin_slice(key),
+            _ => self.begin_turn(key),
         };
-        self.slice += block.cost;
-        let cpu = &mut self.cpus[current];
-        cpu.may_halt = block.may_halt;
-        cpu.row
+        self.turn += block.cost;
+        self.cpus[current].may_halt = block.may_halt;
+        let ends = self.turn - self.ended >= self.quantum;
+        if ends {
+            self.ended = self.turn;
+        }
+        ends
     }
 
     /// Ends the segment and returns its times.
     pub fn take(&mut self) -> Time {
-        self.end_slice();
+        let current = self.current;
+        self.end_turn();
         self.end_round();
+        self.current = current;
+        // The current CPU's turn has just ended.
         for cpu in self.cpus.iter().filter(|cpu| cpu.can_run()) {
             self.time.starved = self.time.starved.max(self.before - cpu.ended);
         }
@@ -162,14 +177,14 @@ impl Clock {
         self.cpus.iter().enumerate().map(|(number, cpu)| (cpu.row, number)).collect()
     }
 
-    /// Returns the row of the CPU whose slice it is.
+    /// Returns the row of counts of the CPU whose turn it is.
     pub fn current_row(&self) -> usize {
         self.current.map_or(0, |current| self.cpus[current].row)
     }
 
-    fn begin_slice(&mut self, key: CpuKey) -> usize {
+    fn begin_turn(&mut self, key: CpuKey) -> usize {
         let last = self.current.map(|current| self.cpus[current].key);
-        self.end_slice();
+        self.end_turn();
         if last.is_some_and(|last| key < last) {
             self.end_round();
         }
@@ -191,16 +206,17 @@ impl Clock {
         index
     }
 
-    fn end_slice(&mut self) {
+    fn end_turn(&mut self) {
         let Some(current) = self.current.take() else { return };
-        let slice = std::mem::take(&mut self.slice);
+        let turn = std::mem::take(&mut self.turn);
+        self.ended = 0;
         let cpu = &mut self.cpus[current];
-        cpu.work += slice;
-        cpu.rounds += 1;
-        self.before += slice;
+        cpu.work += turn;
+        cpu.rounds += u64::from(turn > 0);
+        self.before += turn;
         cpu.ended = self.before;
-        self.time.work += slice;
-        self.longest = self.longest.max(slice);
+        self.time.work += turn;
+        self.longest = self.longest.max(turn);
     }
 
     fn end_round(&mut self) {
@@ -220,17 +236,17 @@ mod tests {
         Block { instructions: cost, cost, may_halt }
     }
 
-    /// Runs slices of CPU and cost.
-    fn run(clock: &mut Clock, slices: &[(u64, u64)]) {
-        for (cpu, cost) in slices {
+    /// Runs turns of CPU and cost.
+    fn run(clock: &mut Clock, turns: &[(u64, u64)]) {
+        for (cpu, cost) in turns {
             clock.execute(CpuKey(*cpu), block(*cost, false));
         }
     }
 
-    /// Returns elapsed time and work of slices.
-    fn times(slices: &[(u64, u64)]) -> (u64, u64) {
-        let mut clock = Clock::default();
-        run(&mut clock, slices);
+    /// Returns elapsed time and work of turns.
+    fn times(turns: &[(u64, u64)]) -> (u64, u64) {
+        let mut clock = Clock::new(100);
+        run(&mut clock, turns);
         let time = clock.take();
         (time.elapsed, time.work)
     }
@@ -244,8 +260,19 @@ mod tests {
     }
 
     #[test]
-    fn a_round_is_as_long_as_its_longest_slice() {
-        for (slices, elapsed, work) in [
+    fn a_turn_ends_after_each_quantum() {
+        let mut clock = Clock::new(100);
+
+        let ends =
+            [60, 60, 60, 60, 10, 100].map(|cost| clock.execute(CpuKey(1), block(cost, false)));
+
+        assert_eq!(ends, [false, true, false, true, false, true]);
+        assert_eq!(clock.take().elapsed, 350);
+    }
+
+    #[test]
+    fn a_round_is_as_long_as_its_longest_turn() {
+        for (turns, elapsed, work) in [
             (&[][..], 0, 0),
             (&[(1, 10)], 10, 10),
             (&[(1, 10), (1, 5)], 15, 15),
@@ -253,13 +280,13 @@ mod tests {
             (&[(1, 10), (2, 10), (1, 10), (2, 10)], 20, 40),
             (&[(2, 10), (1, 10)], 20, 20),
         ] {
-            assert_eq!(times(slices), (elapsed, work), "{slices:?}");
+            assert_eq!(times(turns), (elapsed, work), "{turns:?}");
         }
     }
 
     #[test]
     fn work_of_each_cpu_is_reported_by_its_number_and_reset() {
-        let mut clock = Clock::default();
+        let mut clock = Clock::new(100);
         run(&mut clock, &[(9, 1), (5, 2), (9, 4)]);
 
         let time = clock.take();
@@ -272,16 +299,27 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_can_run_without_a_slice_is_starved() {
-        let mut clock = Clock::default();
+    fn the_row_of_the_current_cpu_outlasts_a_segment() {
+        let mut clock = Clock::new(100);
+        run(&mut clock, &[(9, 1), (5, 2)]);
+
+        let before = clock.current_row();
+        clock.take();
+
+        assert_eq!((before, clock.current_row()), (1, 1));
+    }
+
+    #[test]
+    fn a_cpu_that_can_run_without_a_turn_is_starved() {
+        let mut clock = Clock::new(100);
         run(&mut clock, &[(1, 10), (2, 10), (1, 700), (2, 10)]);
 
         assert_eq!(clock.take().starved, 700);
     }
 
     #[test]
-    fn a_cpu_without_any_further_slice_is_starved() {
-        let mut clock = Clock::default();
+    fn a_cpu_without_any_further_turn_is_starved() {
+        let mut clock = Clock::new(100);
         run(&mut clock, &[(1, 10), (2, 10), (1, 700)]);
 
         assert_eq!(clock.take().starved, 700);
@@ -289,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_halted_cpu_is_not_starved() {
-        let mut clock = Clock::default();
+        let mut clock = Clock::new(100);
         clock.execute(CpuKey(2), block(10, true));
         run(&mut clock, &[(1, 700), (2, 10)]);
 

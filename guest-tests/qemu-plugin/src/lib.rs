@@ -29,8 +29,9 @@
 pub mod arguments;
 pub mod clock;
 pub mod costs;
-pub mod cpu_register;
 pub mod decode;
 #[cfg(not(test))] // A test program cannot link the functions of QEMU.
 pub mod qemu;
+#[cfg(not(test))]
+pub mod running_cpu;
 pub mod segments;

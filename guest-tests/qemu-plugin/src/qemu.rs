@@ -25,8 +25,8 @@ use crate::{
     arguments::Arguments,
     clock::{Block, Clock, CpuKey},
     costs::Costs,
-    cpu_register,
     decode::{Decoded, decode, may_halt},
+    running_cpu::{self, EndTurn},
     segments::{Clocked, Event, Segments},
 };
 
@@ -69,6 +69,8 @@ struct Plugin {
     instructions: Option<usize>,
     /// Elapsed time, if it is measured.
     clock: Option<Mutex<Clock>>,
+    /// Ends a turn of the clock.
+    end_turn: Option<EndTurn>,
     /// Costs of instructions in elapsed time.
     costs: Costs,
     /// `qemu_plugin_insn_data` copies instead of returning a pointer.
@@ -132,18 +134,28 @@ impl Plugin {
     fn new(cpus: usize, raw: &[String]) -> Result<Self, String> {
         let arguments =
             Arguments::parse(raw.iter().map(String::as_str)).map_err(|e| e.to_string())?;
-        let segments = Segments::new(cpus, create(&arguments.out)?);
+        // One row more: before the kernel sets their keys, all CPUs have the same one.
+        let segments = Segments::new(cpus + 1, create(&arguments.out)?);
         let functions = arguments
             .functions
             .into_iter()
             .map(|(name, address)| (address, segments.slot(Event::Function(name))))
             .collect();
+        let end_turn = EndTurn::find();
+        if arguments.quantum.is_some() && end_turn.is_none() {
+            return Err(
+                "this QEMU does not export cpu_exit, so turns cannot be of one length: omit \
+                        quantum, or use a distribution's QEMU, which is built with modules"
+                    .to_owned(),
+            );
+        }
         let instructions = arguments.instructions.then(|| segments.slot(Event::Any));
         Ok(Self {
             segments,
             functions,
             instructions,
-            clock: arguments.clock.then(Mutex::default),
+            clock: arguments.quantum.map(|quantum| Mutex::new(Clock::new(quantum))),
+            end_turn,
             costs: arguments.costs,
             data_is_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
         })
@@ -247,12 +259,12 @@ impl Plugin {
 }
 
 unsafe extern "C" fn on_cpu(_: sys::qemu_plugin_id_t, _: c_uint) {
-    cpu_register::find();
+    running_cpu::find_register();
     let needs_register = PLUGIN.get().is_some_and(|p| p.clock.is_some() && p.data_is_copied);
-    if needs_register && cpu_register::read().is_none() {
+    if needs_register && running_cpu::register().is_none() {
         eprintln!(
             "qemu-plugin: this QEMU does not offer TPIDR_EL2 to plugins, and its CPU numbers are \
-             wrong under -icount: omit clock=on, or use QEMU 10.0"
+             wrong under -icount: omit quantum, or use QEMU 7.2 or 10.0"
         );
         std::process::exit(1);
     }
@@ -267,13 +279,15 @@ unsafe extern "C" fn on_counted(cpu: c_uint, slot: *mut c_void) {
 unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
     let Some(plugin) = PLUGIN.get() else { return };
     let block = Block::unpack(block.addr());
-    let mut row = cpu as usize;
     if let Some(clock) = &plugin.clock {
-        let key = CpuKey(cpu_register::read().unwrap_or_else(|| u64::from(cpu)));
-        row = clock.lock().unwrap_or_else(PoisonError::into_inner).execute(key, block);
+        let key = CpuKey(running_cpu::register().unwrap_or_else(|| u64::from(cpu)));
+        let ends = clock.lock().unwrap_or_else(PoisonError::into_inner).execute(key, block);
+        if ends && let Some(end_turn) = plugin.end_turn {
+            end_turn.now();
+        }
     }
     if let Some(slot) = plugin.instructions {
-        plugin.segments.count(row, slot, block.instructions);
+        plugin.segments.count(plugin.row(cpu), slot, block.instructions);
     }
 }
 

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Tells CPUs apart by a register.
+//! The CPU that QEMU runs: its key, and the end of its turn.
 //!
-//! From QEMU 9.1 to at least 10.0, the CPU number that callbacks get is wrong under `-icount`: a block
-//! of code keeps the number of the CPU that translated it. Registers are read from the CPU that runs.
-//! `TPIDR_EL2` holds the kernel's per-CPU offset, with VHE and without; KVM never lets a guest write
-//! it. Before the kernel sets it up, all CPUs have the same value.
+//! From QEMU 9.1 to at least 10.0, the CPU number that callbacks get is wrong under `-icount`: a
+//! block of code keeps the number of the CPU that translated it. Registers are read from the CPU
+//! that runs. `TPIDR_EL2` holds the kernel's per-CPU offset, with VHE and without; KVM never lets a
+//! guest write it. Older versions do not let plugins read registers, and have right CPU numbers.
 //!
-//! QEMU has the functions since interface version 2; they are looked up by name, so that one binary
-//! loads in older versions, too. Older versions have right CPU numbers.
+//! A turn ends by QEMU's own function `cpu_exit`, which makes the running CPU leave its loop after
+//! the current block. It is not part of the plugin interface: it has had the same form since 2013,
+//! and QEMU exports it where it is built with modules, as the distributions build it.
+//!
+//! All functions are looked up by name, so that one binary loads in every version.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
@@ -37,6 +40,7 @@ struct Descriptor {
 type GetRegisters = unsafe extern "C" fn() -> *mut Array;
 type ReadRegister = unsafe extern "C" fn(*mut c_void, *mut Array) -> c_int;
 type NewByteArray = unsafe extern "C" fn() -> *mut Array;
+type CpuExit = unsafe extern "C" fn(*mut c_void);
 
 /// The register, and a buffer to read it into.
 #[derive(Debug)]
@@ -46,7 +50,7 @@ struct Register {
     read: ReadRegister,
 }
 
-// SAFETY: the only instance is used by the thread of all CPUs (`-icount`); see `read`.
+// SAFETY: under `-icount` one thread runs all CPUs, and only it uses the register.
 unsafe impl Send for Register {}
 // SAFETY: as above.
 unsafe impl Sync for Register {}
@@ -54,17 +58,17 @@ unsafe impl Sync for Register {}
 static REGISTER: OnceLock<Option<Register>> = OnceLock::new();
 
 /// Looks up the register. Called when a CPU is initialised, on its thread.
-pub fn find() {
+pub fn find_register() {
     REGISTER.get_or_init(|| {
-        let get = function(c"qemu_plugin_get_registers")?;
-        let read = function(c"qemu_plugin_read_register")?;
-        let new = function(c"g_byte_array_new")?;
+        let get = symbol(c"qemu_plugin_get_registers")?;
+        let read = symbol(c"qemu_plugin_read_register")?;
+        let new = symbol(c"g_byte_array_new")?;
         // SAFETY: QEMU's function of this name has this type.
-        let get = unsafe { mem::transmute::<*mut c_void, GetRegisters>(get) };
+        let get = unsafe { mem::transmute::<*mut c_void, GetRegisters>(get.as_ptr()) };
         // SAFETY: as above.
-        let read = unsafe { mem::transmute::<*mut c_void, ReadRegister>(read) };
+        let read = unsafe { mem::transmute::<*mut c_void, ReadRegister>(read.as_ptr()) };
         // SAFETY: GLib's function of this name has this type.
-        let new = unsafe { mem::transmute::<*mut c_void, NewByteArray>(new) };
+        let new = unsafe { mem::transmute::<*mut c_void, NewByteArray>(new.as_ptr()) };
         // SAFETY: a CPU is being initialised on this thread, as the function requires.
         let list = unsafe { get() };
         // SAFETY: QEMU returns null or an array, which is never freed here.
@@ -85,8 +89,8 @@ pub fn find() {
     });
 }
 
-/// Returns the value of the register of the CPU that runs; `None` if QEMU does not offer it.
-pub fn read() -> Option<u64> {
+/// Returns the value of the register of the running CPU; `None` if QEMU does not offer it.
+pub fn register() -> Option<u64> {
     let register = REGISTER.get()?.as_ref()?;
     let mut buffer = register.buffer;
     // SAFETY: the buffer lives as long as QEMU, and only the thread of all CPUs uses it.
@@ -105,9 +109,41 @@ pub fn read() -> Option<u64> {
     Some(u64::from_le_bytes(value))
 }
 
-/// Returns the function of this name in QEMU or its libraries.
-fn function(name: &CStr) -> Option<*mut c_void> {
+/// Ends the turn of the running CPU.
+#[derive(Debug, Clone, Copy)]
+pub struct EndTurn(CpuExit);
+
+impl EndTurn {
+    /// Looks up the function; `None` if QEMU does not export it.
+    pub fn find() -> Option<Self> {
+        current_cpu()?;
+        let exit = symbol(c"cpu_exit")?;
+        // SAFETY: QEMU's function of this name has this type.
+        Some(Self(unsafe { mem::transmute::<*mut c_void, CpuExit>(exit.as_ptr()) }))
+    }
+
+    /// Ends the turn after the current block. Called in a callback of the running CPU.
+    pub fn now(self) {
+        let Some(place) = current_cpu() else { return };
+        // SAFETY: the variable of this thread is a pointer.
+        let cpu = unsafe { place.read() };
+        if !cpu.is_null() {
+            // SAFETY: a CPU that runs is a valid argument, on any thread.
+            unsafe { (self.0)(cpu) }
+        }
+    }
+}
+
+/// Returns this thread's variable with the running CPU.
+fn current_cpu() -> Option<NonNull<*mut c_void>> {
+    thread_local! {
+        static PLACE: Option<NonNull<*mut c_void>> = symbol(c"current_cpu").map(NonNull::cast);
+    }
+    PLACE.with(|place| *place)
+}
+
+/// Returns the address of a symbol of QEMU or its libraries.
+fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: `name` ends with a NUL.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    (!found.is_null()).then_some(found)
+    NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
 }

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+//! The clock in QEMU, by a program whose elapsed time is known: `clock.S` beside this file.
+//!
+//! It needs QEMU, the plugin's release build and a compiler for arm64, so it runs on request, with
+//! the emulator of `GRANULE_QEMU` or `qemu-system-aarch64`:
+//!
+//! ```text
+//! cargo build --release --package granule-qemu-plugin
+//! cargo test --package granule-qemu-plugin --test clock -- --ignored
+//! ```
+
+#![allow(clippy::unwrap_used, reason = "a panic names the line of a failed test")]
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Instructions of a CPU's turn in the program.
+const WORK: u64 = 400_000;
+
+/// Elapsed time and work, in picoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Times {
+    elapsed: u64,
+    work: u64,
+}
+
+/// How the turns of the program's CPUs relate: `SCENARIO`.
+const ALL_AT_ONCE: u32 = 0;
+const SPIN_BY_WFE: u32 = 1;
+const SPIN_BY_YIELD: u32 = 2;
+const SPIN_BY_LOADS: u32 = 3;
+const SLEEP: u32 = 4;
+
+fn plugin() -> PathBuf {
+    let built = env::current_exe().unwrap();
+    let target = built.ancestors().nth(3).unwrap();
+    let plugin = target.join("release/libgranule_qemu_plugin.so");
+    assert!(plugin.is_file(), "build the plugin first: {} is missing", plugin.display());
+    plugin
+}
+
+fn success(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {output:?}");
+}
+
+/// Builds the program and runs it with a quantum in nanoseconds and additional plugin arguments.
+fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> Times {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clock.S");
+    success(
+        Command::new("aarch64-linux-gnu-gcc")
+            .args(["-nostdlib", "-static", "-Wl,-Ttext=0x40080000", "-Wl,--build-id=none"])
+            .args([format!("-DSCENARIO={scenario}"), format!("-DCPUS={cpus}")])
+            .args([format!("-DWORK={WORK}"), "-o".to_owned()])
+            .args([path("program.elf"), source]),
+    );
+    success(
+        Command::new("aarch64-linux-gnu-objcopy")
+            .args(["-O", "binary"])
+            .args([path("program.elf"), path("program")]),
+    );
+    let emulator = env::var("GRANULE_QEMU").unwrap_or_else(|_| "qemu-system-aarch64".to_owned());
+    success(
+        Command::new(emulator)
+            .args(["-M", "virt,virtualization=on,gic-version=2", "-cpu", "max", "-m", "128M"])
+            .args(["-smp", &cpus.to_string(), "-icount", "shift=0,sleep=off"])
+            .args(["-nic", "none", "-display", "none", "-monitor", "none", "-serial", "none"])
+            .arg("-kernel")
+            .arg(path("program"))
+            .arg("-plugin")
+            .arg(format!(
+                "file={},out={},quantum={quantum}{arguments}",
+                plugin().display(),
+                path("counts").display()
+            )),
+    );
+    let counts = fs::read_to_string(path("counts")).unwrap();
+    let segments = counts.lines().map(|line| serde_json::from_str(line).unwrap());
+    let phase = segments.into_iter().find(|s: &serde_json::Value| s["mark"] == 0x61).unwrap();
+    let time = |name: &str| phase["time"][name].as_u64().unwrap();
+    // A CPU waits for a turn of each other CPU, and a block more.
+    let fair = (cpus - 1) * u64::from(quantum) * 1000 + 100_000;
+    assert!(time("starved") <= fair, "{} ps of others' work", time("starved"));
+    Times { elapsed: time("elapsed"), work: time("work") }
+}
+
+/// Asserts that a time is at most a tenth of a percent and two quanta a CPU from the known one.
+fn assert_near(found: u64, known: u64, quanta: u64) {
+    let known = known * 1000;
+    let margin = known / 1000 + quanta * 1_000_000;
+    assert!(found.abs_diff(known) <= margin, "{found} is not near {known}");
+}
+
+#[test]
+#[ignore = "runs QEMU"]
+fn work_of_cpus_side_by_side_takes_the_time_of_one() {
+    for cpus in [1, 2, 8] {
+        let times = run(ALL_AT_ONCE, cpus, 1000, "");
+
+        assert_near(times.elapsed, WORK, 1);
+        assert_near(times.work, WORK * cpus, 1);
+    }
+}
+
+#[test]
+#[ignore = "runs QEMU"]
+fn work_under_a_lock_takes_the_time_of_all() {
+    for scenario in [SPIN_BY_WFE, SPIN_BY_YIELD, SPIN_BY_LOADS, SLEEP] {
+        let times = run(scenario, 4, 1000, "");
+
+        assert_near(times.elapsed, WORK * 4, 8);
+    }
+}
+
+#[test]
+#[ignore = "runs QEMU"]
+fn only_spinning_by_loads_is_work() {
+    let work = |scenario| run(scenario, 4, 1000, "").work;
+
+    for scenario in [SPIN_BY_WFE, SPIN_BY_YIELD, SLEEP] {
+        // A waiter looks at the lock once a round.
+        assert!(work(scenario) < WORK * 4 * 1020, "{scenario}");
+    }
+    // One CPU waits for one turn, one for two, one for three.
+    assert_near(work(SPIN_BY_LOADS), WORK * (4 + 1 + 2 + 3), 8);
+}
+
+#[test]
+#[ignore = "runs QEMU"]
+fn elapsed_time_does_not_depend_on_the_quantum() {
+    for quantum in [500, 2000, 10_000] {
+        for (scenario, known) in [(ALL_AT_ONCE, WORK), (SPIN_BY_LOADS, WORK * 4)] {
+            let times = run(scenario, 4, quantum, "");
+
+            assert_near(times.elapsed, known, 2 * u64::from(quantum) / 1000 + 2);
+        }
+    }
+}
+
+#[test]
+#[ignore = "runs QEMU"]
+fn a_run_repeats_exactly() {
+    assert_eq!(run(SPIN_BY_LOADS, 4, 1000, ""), run(SPIN_BY_LOADS, 4, 1000, ""));
+}
+
+#[test]
+#[ignore = "runs QEMU"]
+fn instructions_cost_what_the_arguments_say() {
+    let times = run(ALL_AT_ONCE, 4, 1000, ",cost=instruction:500");
+
+    assert_near(times.elapsed, WORK / 2, 1);
+}
