@@ -3,7 +3,7 @@
 //! from the Arm manual.
 
 use super::{
-    arch::aarch64::{abi, format, registers::MAIR},
+    arch::aarch64::{MAIR, abi, format},
     layout::{LOW_MEMORY, Layout, LayoutError, PROGRAM_ROOM, most_tables, place_region},
     tables::{MemoryType, Tables},
 };

@@ -14,7 +14,6 @@
 //!
 //! The `migration` module runs a migration workload instead, with phases of its own.
 
-mod destination;
 mod error;
 mod migration;
 mod runner;

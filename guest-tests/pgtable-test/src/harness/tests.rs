@@ -4,7 +4,7 @@
 use std::{error::Error, time::Duration};
 
 use super::{
-    HarnessError, Plan, Progress, check_contents, destination::MigrationDestination, run,
+    HarnessError, Plan, Progress, check_contents, migration::MigrationDestination, run,
     tasks::Tasks,
 };
 use crate::{

@@ -15,7 +15,6 @@
 //!
 //! [`simulation`] runs the same engine in virtual time.
 
-mod cache;
 mod machine;
 mod operations;
 mod real_time;

@@ -8,7 +8,7 @@ use granule_stage2::Policy;
 
 use super::{
     SoftwareMachine, SoftwareMachineConfig, SoftwareMachineError,
-    cache::CacheMaintenance,
+    real_time::CacheMaintenance,
     simulation::{
         PublishedKernel, SimulatedMachine, SimulationConfig,
         cost::CostTable,
@@ -84,7 +84,8 @@ fn every_policy_runs_every_phase_on_every_page_size() {
 
 #[test]
 fn the_series_cleans_each_line_once_in_create() {
-    let lines = Bytes::mib(8).0 / CacheMaintenance::of_this_cpu().line() as u64;
+    let line = CacheMaintenance::of_this_cpu().data_line as u64;
+    let lines = Bytes::mib(8).0 / line;
 
     let after = run(&config(Backing::AnonymousThp, "linux-5.10+series"));
 

@@ -17,7 +17,6 @@ use granule_stage2::{
 
 use super::{
     Count, PAGE, START,
-    cache::RETURN,
     operations::{CpuOperations, Event, Initiator, MachineState, Platform},
 };
 use crate::{
@@ -26,6 +25,13 @@ use crate::{
     task::{Access, Task},
 };
 use granule_types::units::GuestAddress;
+
+/// The "return" instruction that [`Access::Plant`](crate::task::Access::Plant) writes.
+#[cfg(target_arch = "aarch64")]
+pub(super) const RETURN: u64 = 0xd65f_03c0;
+/// The "return" instruction that [`Access::Plant`](crate::task::Access::Plant) writes.
+#[cfg(target_arch = "x86_64")]
+pub(super) const RETURN: u64 = 0xc3;
 
 /// Error of an access.
 enum AccessError {

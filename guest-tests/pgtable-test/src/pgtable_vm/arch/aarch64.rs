@@ -14,11 +14,11 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use super::super::doing;
 pub use crate::guest::arch::aarch64::{abi, explain};
 use crate::{
-    guest::arch::aarch64::{
-        DOORBELL,
-        registers::{self as guest_registers, ID_AA64MMFR0_EL1, SCTLR_EL1},
-    },
     guest::{
+        arch::aarch64::{
+            DOORBELL, ID_AA64MMFR0_EL1, SCTLR_EL1, check_granule, check_mode, default_mode,
+            initial_registers, sctlr,
+        },
         entry,
         layout::{LOW_MEMORY, Layout},
         mailbox::Doorbell,
@@ -44,9 +44,9 @@ pub fn choose_mode(
     let limit = bits_limit(kvm.get_host_ipa_limit());
     let mode = match requested {
         Some(mode) => mode,
-        None => guest_registers::default_mode(limit).map_err(doing(choosing))?,
+        None => default_mode(limit).map_err(doing(choosing))?,
     };
-    guest_registers::check_mode(mode, limit).map_err(doing(choosing))?;
+    check_mode(mode, limit).map_err(doing(choosing))?;
     Ok((mode, GuestAddress(1 << mode.pa_bits())))
 }
 
@@ -69,9 +69,9 @@ pub fn make_vcpu(
     let fd = create(vm, index).map_err(doing("creating a vCPU"))?;
     let setting = "setting a vCPU's registers";
     let mmfr0 = registers::get(&fd, ID_AA64MMFR0_EL1).map_err(doing(setting))?;
-    guest_registers::check_granule(mode, mmfr0).map_err(doing("choosing the guest mode"))?;
+    check_granule(mode, mmfr0).map_err(doing("choosing the guest mode"))?;
     let program = layout.virtual_of(LOW_MEMORY);
-    let initial = guest_registers::initial(
+    let initial = initial_registers(
         mode,
         layout.tables().base(),
         program,
@@ -81,7 +81,7 @@ pub fn make_vcpu(
         registers::set(&fd, register, value).map_err(doing(setting))?;
     }
     let reset = registers::get(&fd, SCTLR_EL1).map_err(doing(setting))?;
-    registers::set(&fd, SCTLR_EL1, guest_registers::sctlr(reset)).map_err(doing(setting))?;
+    registers::set(&fd, SCTLR_EL1, sctlr(reset)).map_err(doing(setting))?;
     registers::set_pc(&fd, program + entry()).map_err(doing(setting))?;
     Ok(fd)
 }
