@@ -13,23 +13,58 @@ static META: [AtomicU64; TABLES * 2] = [const { AtomicU64::new(0) }; TABLES * 2]
 
 struct El2(TablePool<&'static [AtomicU64]>);
 
-#[rustfmt::skip]
 impl Operations for El2 {
-    fn load(&self, e: EntryAddress) -> Descriptor { self.0.load(e) }
-    fn store(&self, e: EntryAddress, new: Descriptor, order: Order) { self.0.store(e, new, order); }
-    fn compare_exchange(&self, e: EntryAddress, old: Descriptor, new: Descriptor) -> Result<(), Descriptor> { self.0.compare_exchange(e, old, new) }
-    fn allocate(&self) -> Option<TableAddress> { self.0.allocate() }
-    fn free(&self, table: TableAddress) { self.0.free(table); }
-    fn defer(&self, _: Unlinked) { unreachable!("only shared walkers defer") }
-    fn take_references(&self, table: TableAddress, n: u32) { self.0.take_references(table, n); }
-    fn drop_references(&self, table: TableAddress, n: u32) -> u32 { self.0.drop_references(table, n) }
-    fn references(&self, table: TableAddress) -> u32 { self.0.references(table) }
-    fn dsb(&self, kind: Dsb) { println!("  dsb {kind:?}"); }
-    fn isb(&self) { println!("  isb"); }
-    fn tlbi(&self, kind: Tlbi) { println!("  tlbi {kind:?}"); }
-    fn switch_vmid(&self, vmid: Vmid) -> Vmid { println!("  msr vttbr_el2 {vmid:?}"); Vmid(0) }
-    fn clean_invalidate(&self, phys: PhysAddr, size: u64) { println!("  dc civac {phys:#x}, {size:#x} bytes"); }
-    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) { println!("  ic {range:x?}"); }
+    fn load(&self, e: EntryAddress) -> Descriptor {
+        self.0.load(e)
+    }
+    fn store(&self, e: EntryAddress, new: Descriptor, order: Order) {
+        self.0.store(e, new, order);
+    }
+    fn compare_exchange(
+        &self,
+        e: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+    ) -> Result<(), Descriptor> {
+        self.0.compare_exchange(e, old, new)
+    }
+    fn allocate(&self) -> Option<TableAddress> {
+        self.0.allocate()
+    }
+    fn free(&self, table: TableAddress) {
+        self.0.free(table);
+    }
+    fn defer(&self, _: Unlinked) {
+        unreachable!("only shared walkers defer")
+    }
+    fn take_references(&self, table: TableAddress, n: u32) {
+        self.0.take_references(table, n);
+    }
+    fn drop_references(&self, table: TableAddress, n: u32) -> u32 {
+        self.0.drop_references(table, n)
+    }
+    fn references(&self, table: TableAddress) -> u32 {
+        self.0.references(table)
+    }
+    fn dsb(&self, kind: Dsb) {
+        println!("  dsb {kind:?}");
+    }
+    fn isb(&self) {
+        println!("  isb");
+    }
+    fn tlbi(&self, kind: Tlbi) {
+        println!("  tlbi {kind:?}");
+    }
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
+        println!("  msr vttbr_el2 {vmid:?}");
+        Vmid(0)
+    }
+    fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
+        println!("  dc civac {phys:#x}, {size:#x} bytes");
+    }
+    fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
+        println!("  ic {range:x?}");
+    }
 }
 
 fn main() -> Result<(), MapError> {

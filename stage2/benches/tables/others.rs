@@ -119,42 +119,70 @@ impl Entry {
     }
 }
 
-#[rustfmt::skip]
 impl generic::PageTableEntry for Entry {
     /// Write permission.
     type PteConfig = bool;
     fn new_page(paddr: generic::PhysAddr, writable: bool, is_huge: bool) -> Self {
         Self::leaf(paddr.as_usize(), writable, is_huge)
     }
-    fn new_table(paddr: generic::PhysAddr) -> Self { Self(paddr.as_usize() as u64 | 3) }
+    fn new_table(paddr: generic::PhysAddr) -> Self {
+        Self(paddr.as_usize() as u64 | 3)
+    }
     fn paddr(&self, _: bool) -> generic::PhysAddr {
         generic::PhysAddr::from((self.0 & ADDRESS) as usize)
     }
-    fn config(&self, _: bool) -> bool { self.0 & WRITE != 0 }
-    fn present(&self) -> bool { self.0 & 1 != 0 }
-    fn huge(&self, is_dir: bool) -> bool { is_dir && self.0 & 3 == 1 }
-    fn unused(&self) -> bool { self.0 == 0 }
-    fn clear(&mut self) { self.0 = 0; }
+    fn config(&self, _: bool) -> bool {
+        self.0 & WRITE != 0
+    }
+    fn present(&self) -> bool {
+        self.0 & 1 != 0
+    }
+    fn huge(&self, is_dir: bool) -> bool {
+        is_dir && self.0 & 3 == 1
+    }
+    fn unused(&self) -> bool {
+        self.0 == 0
+    }
+    fn clear(&mut self) {
+        self.0 = 0;
+    }
 }
 
-#[rustfmt::skip]
 impl GenericPTE for Entry {
     fn new_page(paddr: PhysAddr, _: MappingFlags, is_huge: bool) -> Self {
         Self::leaf(paddr.as_usize(), true, is_huge)
     }
-    fn new_table(paddr: PhysAddr) -> Self { Self(paddr.as_usize() as u64 | 3) }
-    fn paddr(&self) -> PhysAddr { PhysAddr::from((self.0 & ADDRESS) as usize) }
-    fn flags(&self) -> MappingFlags { MappingFlags::READ | MappingFlags::WRITE }
-    fn set_paddr(&mut self, paddr: PhysAddr) { self.0 = self.0 & !ADDRESS | paddr.as_usize() as u64; }
+    fn new_table(paddr: PhysAddr) -> Self {
+        Self(paddr.as_usize() as u64 | 3)
+    }
+    fn paddr(&self) -> PhysAddr {
+        PhysAddr::from((self.0 & ADDRESS) as usize)
+    }
+    fn flags(&self) -> MappingFlags {
+        MappingFlags::READ | MappingFlags::WRITE
+    }
+    fn set_paddr(&mut self, paddr: PhysAddr) {
+        self.0 = self.0 & !ADDRESS | paddr.as_usize() as u64;
+    }
     fn set_flags(&mut self, flags: MappingFlags, _: bool) {
         let writable = if flags.contains(MappingFlags::WRITE) { WRITE } else { 0 };
         self.0 = self.0 & !WRITE | writable;
     }
-    fn bits(self) -> usize { self.0 as usize }
-    fn is_unused(&self) -> bool { self.0 == 0 }
-    fn is_present(&self) -> bool { self.0 & 1 != 0 }
-    fn is_huge(&self) -> bool { self.0 & 2 == 0 }
-    fn clear(&mut self) { self.0 = 0; }
+    fn bits(self) -> usize {
+        self.0 as usize
+    }
+    fn is_unused(&self) -> bool {
+        self.0 == 0
+    }
+    fn is_present(&self) -> bool {
+        self.0 & 1 != 0
+    }
+    fn is_huge(&self) -> bool {
+        self.0 & 2 == 0
+    }
+    fn clear(&mut self) {
+        self.0 = 0;
+    }
 }
 
 /// Three levels of 512 entries, 39 address bits.

@@ -83,7 +83,6 @@ impl Place for Direct {
     }
 }
 
-#[rustfmt::skip]
 impl Operations for Direct {
     #[inline]
     fn load(&self, entry: EntryAddress) -> Descriptor {
@@ -94,7 +93,12 @@ impl Operations for Direct {
         Self::word(entry).store(new.0, Ordering::Release);
     }
     fn store_adjacent(
-        &self, first: EntryAddress, count: u64, leaf: Descriptor, span: u64, order: Order,
+        &self,
+        first: EntryAddress,
+        count: u64,
+        leaf: Descriptor,
+        span: u64,
+        order: Order,
     ) {
         // SAFETY: a run lies in one page of the pool, which is never freed.
         let entries = unsafe { from_raw_parts(first.0 as *const AtomicU64, count as usize) };
@@ -102,10 +106,13 @@ impl Operations for Direct {
     }
     #[inline]
     fn compare_exchange(
-        &self, entry: EntryAddress, old: Descriptor, new: Descriptor,
+        &self,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
     ) -> Result<(), Descriptor> {
-        let swap = Self::word(entry)
-            .compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire);
+        let swap =
+            Self::word(entry).compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire);
         swap.map(drop).map_err(Descriptor)
     }
     fn allocate(&self) -> Option<TableAddress> {
@@ -114,14 +121,20 @@ impl Operations for Direct {
         unsafe { write_bytes(page as *mut u8, 0, 4096) };
         Some(TableAddress(page as u64))
     }
-    fn free(&self, table: TableAddress) { put_back(table.0 as usize); }
+    fn free(&self, table: TableAddress) {
+        put_back(table.0 as usize);
+    }
     fn free_all(&self, tables: &[TableAddress]) {
         put_all_back(tables.iter().map(|table| table.0 as usize));
     }
     fn defer(&self, _: Unlinked) {}
     fn take_references(&self, _: TableAddress, _: u32) {}
-    fn drop_references(&self, _: TableAddress, _: u32) -> u32 { 1 }
-    fn references(&self, _: TableAddress) -> u32 { 1 }
+    fn drop_references(&self, _: TableAddress, _: u32) -> u32 {
+        1
+    }
+    fn references(&self, _: TableAddress) -> u32 {
+        1
+    }
     #[inline]
     fn dsb(&self, _: Dsb) {}
     #[inline]
@@ -129,7 +142,9 @@ impl Operations for Direct {
     #[inline]
     fn tlbi(&self, _: Tlbi) {}
     #[inline]
-    fn switch_vmid(&self, vmid: Vmid) -> Vmid { vmid }
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
+        vmid
+    }
     fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
     fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
 }

@@ -74,15 +74,24 @@ pub fn stage2(geometry: Geometry, features: Features, policy: Policy, pool: &Poo
     Stage2::new(geometry, features, policy, VMID, pool.root())
 }
 
-/// Returns an empty table of the policy `granule` on [`ALL_FEATURES`] with its pool and a full
-/// memcache.
-pub fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2, Memcache) {
-    let geometry = Geometry::new(granule, ipa_bits).unwrap();
+/// Returns an empty table with its pool and a full memcache.
+pub fn fixture_with(
+    geometry: Geometry,
+    features: Features,
+    policy: Policy,
+    tables: usize,
+) -> (Pool, Stage2, Memcache) {
     let pool = pool(&geometry, tables);
-    let table = stage2(geometry, ALL_FEATURES, Policy::GRANULE, &pool);
+    let table = stage2(geometry, features, policy, &pool);
     let mut memcache = Memcache::new();
     memcache.top_up(&NoMaintenance(&pool), 4, 8);
     (pool, table, memcache)
+}
+
+/// Returns a [fixture](fixture_with) of the policy `granule` on [`ALL_FEATURES`].
+pub fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2, Memcache) {
+    let geometry = Geometry::new(granule, ipa_bits).unwrap();
+    fixture_with(geometry, ALL_FEATURES, Policy::GRANULE, tables)
 }
 
 /// Returns the setup of a checker for a table in a pool.

@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! Single maps and the mapper: every granule and IPA width, refused addresses, attributes, devices,
+//! memcaches and replaced tables; and the Contiguous bit: which pages receive it, and that a change
+//! to one page removes it from the run first. `known_bugs.rs` and `mutation.rs` show that the
+//! checker reports a change which leaves the bit.
+#![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
+
+mod support;
+
+use std::sync::Mutex;
+
+use granule_stage2::{
+    Access, CmoPlacement, Features, Ipa, MapError, MapRequest, Memcache, NoMaintenance, PhysAddr,
+    Policy, Stage2, Unmap,
+    check::{Action, Checker, Event, Recorder},
+    descriptor::{Attributes, Descriptor, MemoryType},
+    epoch::EpochReclaim,
+    geometry::{Geometry, Granule, Level},
+    operations::{Note, Operations},
+};
+use support::{
+    ALL_FEATURES, BLOCK, Cpu, MEMORY, PAGE, cpu, fixture, fixture_with, pool, setup, stage2,
+    test_vm::{TestVm, Vcpu},
+};
+
+/// Returns the map of a range to writable memory.
+fn request(ipa: u64, size: u64) -> MapRequest {
+    MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE)
+}
+
+#[test]
+fn a_block_is_mapped_in_the_right_one_of_concatenated_root_tables() {
+    // Arrange: 40 bits, two concatenated tables of level 1; 1G blocks in both.
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 40, 8);
+    let ops = NoMaintenance(&pool);
+    assert_eq!(table.geometry().root_tables(), 2);
+    let blocks = [0, 3 << 30, 512 << 30, 1023 << 30];
+    let request =
+        |ipa| MapRequest::new(Ipa(ipa), PhysAddr(1 << 40 | ipa), 1 << 30, Attributes::READ_WRITE);
+
+    // Act: half of them by single maps, half by one mapper.
+    for ipa in [blocks[0], blocks[2]] {
+        table.map(&ops, &mut memcache, &request(ipa)).unwrap();
+    }
+    let mut mapper = table.mapper(&ops);
+    for ipa in [blocks[1], blocks[3]] {
+        mapper.map(&mut memcache, &request(ipa)).unwrap();
+    }
+    drop(mapper);
+
+    // Assert
+    for ipa in (0..1024).map(|n| n << 30) {
+        let seen = table.translate(&ops, Ipa(ipa + 0x123), Access::Write);
+        let phys = blocks.contains(&ipa).then_some(1 << 40 | (ipa + 0x123));
+        assert_eq!(seen.ok().map(|seen| seen.phys.0), phys, "{ipa:#x}");
+    }
+}
+
+#[test]
+fn a_mapper_refuses_unaligned_sizes_after_a_page() {
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
+    let ops = NoMaintenance(&pool);
+
+    let mut mapper = table.mapper(&ops);
+    mapper.map(&mut memcache, &request(0, 4096)).unwrap();
+
+    for size in [0x1040, 0x1001, 0x800, 1] {
+        let wrong = mapper.map(&mut memcache, &request(0x5000, size));
+        assert!(matches!(wrong, Err(MapError::Unaligned { .. })), "{size:#x}");
+    }
+    let shifted = mapper.map(&mut memcache, &request(0x5800, 4096));
+    assert!(matches!(shifted, Err(MapError::Unaligned { .. })));
+    mapper.map(&mut memcache, &request(0x5000, 0x3000)).unwrap();
+    drop(mapper);
+    assert_eq!(table.look_up(&ops, Ipa(0x7000)).0.address(), MEMORY + 0x7000);
+}
+
+#[test]
+fn a_mapper_applies_the_attributes_of_each_request() {
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
+    let ops = NoMaintenance(&pool);
+    let types = [MemoryType::Normal, MemoryType::NonCacheable, MemoryType::Device];
+    // Gray code: one attribute changes from page to page, and the memory type after 256.
+    let all = types.into_iter().flat_map(|memory| {
+        (0..256_u16).map(move |n| {
+            let bits = n ^ (n >> 1);
+            Attributes {
+                memory,
+                read: bits & 1 != 0,
+                write: bits & 2 != 0,
+                execute: bits & 4 != 0,
+                accessed: bits & 8 != 0,
+                // The engine ignores it: it alone decides what a run is.
+                contiguous: bits & 16 != 0,
+                software: u8::try_from(bits >> 5).unwrap(),
+            }
+        })
+    });
+    let requests: Vec<_> = (0..)
+        .map(|n| n * 4096)
+        .zip(all)
+        .map(|(ipa, attributes)| MapRequest::new(Ipa(ipa), MEMORY + ipa, 4096, attributes))
+        .collect();
+
+    let mut mapper = table.mapper(&ops);
+    for request in &requests {
+        mapper.map(&mut memcache, request).unwrap();
+    }
+    drop(mapper);
+
+    for request in requests {
+        let attributes = Attributes { contiguous: false, ..request.attributes };
+        let leaf = Descriptor::leaf(request.phys, Level::PAGE, attributes, true);
+        assert_eq!(table.look_up(&ops, request.ipa), (leaf, Level::PAGE));
+    }
+}
+
+#[test]
+fn every_granule_and_ipa_width_is_walked_alike() {
+    let shapes = [Granule::K4, Granule::K16, Granule::K64]
+        .into_iter()
+        .flat_map(|granule| [32, 36, 39, 40, 43, 48].map(|bits| (granule, bits)));
+    for (granule, bits) in shapes {
+        // Arrange
+        let geometry = Geometry::new(granule, bits).unwrap();
+        let tables = usize::try_from(geometry.root_tables()).unwrap() + 8;
+        let (pool, mut table, mut memcache) = fixture(granule, bits, tables);
+        let ops = NoMaintenance(&pool);
+        let block = geometry.span(Level::new(2).unwrap());
+        let at = geometry.size() - 2 * block;
+        let request =
+            |ipa, size| MapRequest::new(Ipa(ipa), PhysAddr(ipa), size, Attributes::READ_WRITE);
+
+        // Act: the last block but one, then two pages, one of them by a mapper.
+        let (one, other) = (at + block, at + block + granule.size());
+        table.map(&ops, &mut memcache, &request(at, block)).unwrap();
+        table.map(&ops, &mut memcache, &request(one, granule.size())).unwrap();
+        table.mapper(&ops).map(&mut memcache, &request(other, granule.size())).unwrap();
+
+        // Assert
+        let seen = |ipa| table.translate(&ops, Ipa(ipa), Access::Write).ok();
+        for ipa in [at, at + block - 1, one, other + 5] {
+            assert_eq!(seen(ipa).map(|s| s.phys.0), Some(ipa), "{granule:?} {bits}");
+        }
+        let ends = [at.wrapping_sub(1), other + granule.size(), geometry.size()];
+        assert!(ends.into_iter().all(|ipa| seen(ipa).is_none()));
+        // 64K pages and 32 bits allow no block.
+        let highest = geometry.start().max(Level::new(2).unwrap());
+        assert_eq!(table.look_up(&ops, Ipa(at)).1, highest);
+        assert_eq!(table.look_up(&ops, Ipa(one)).1, Level::PAGE);
+    }
+}
+
+#[test]
+fn a_replaced_table_is_not_freed_during_a_mappers_walk() {
+    let (pool, table, mut memcache) = fixture(Granule::K4, 39, 32);
+    let reclaim = EpochReclaim::new(1);
+    let ops = cpu(&pool, &reclaim, 0);
+
+    let mut mapper = table.mapper_shared(&ops);
+    mapper.map(&mut memcache, &request(0, PAGE)).unwrap();
+    // The same CPU maps a block there in a walk of its own.
+    let block = table.map_shared(&ops, &mut memcache, &request(0, BLOCK));
+    let early = reclaim.take();
+    mapper.map(&mut memcache, &request(PAGE, PAGE)).unwrap();
+    drop(mapper);
+
+    assert_eq!((block, early), (Ok(()), None));
+    assert!(reclaim.take().is_some());
+}
+
+#[test]
+fn addresses_beyond_48_bits_are_refused() {
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
+    let ops = NoMaintenance(&pool);
+    let request = |ipa, phys| MapRequest::new(ipa, phys, 4096, Attributes::READ_WRITE);
+    table.map(&ops, &mut memcache, &request(Ipa(0), MEMORY)).unwrap();
+
+    for (page, bit) in (48..64).map(|bit| (bit * 4096, 1 << bit)) {
+        let far = request(Ipa(0x5000 | bit), MEMORY);
+        let high = request(Ipa(0x5000), PhysAddr(MEMORY.0 | bit));
+        let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
+        let mut mapper = table.mapper(&ops);
+        // The mapper remembers the table that the refused addresses would truncate to.
+        mapper.map(&mut memcache, &request(Ipa(page), MEMORY + page)).unwrap();
+        let in_one_walk = [far, high].map(|r| mapper.map(&mut memcache, &r));
+
+        for [far, high] in [alone, in_one_walk] {
+            assert!(matches!(far, Err(MapError::OutOfRange { .. })), "{far:?}");
+            assert!(matches!(high, Err(MapError::TooHigh { .. })), "{high:?}");
+        }
+    }
+    assert_eq!(table.look_up(&ops, Ipa(0x5000)).0, Descriptor::EMPTY);
+}
+
+#[test]
+fn addresses_outside_the_table_are_refused() {
+    // A root with more entries than the IPA width needs, concatenated roots, a full root.
+    let shapes = [
+        (Granule::K4, 36, 1 << 30),
+        (Granule::K4, 40, 2 << 20),
+        (Granule::K4, 39, 1 << 30),
+        (Granule::K16, 33, 32 << 20),
+        (Granule::K64, 36, 512 << 20),
+    ];
+    for (granule, bits, leaf) in shapes {
+        let (pool, mut table, mut memcache) = fixture(granule, bits, 32);
+        let ops = NoMaintenance(&pool);
+        let end = Ipa(table.geometry().size());
+        let at = |ipa| MapRequest::new(ipa, PhysAddr(1 << 40), leaf, Attributes::READ);
+        let last = Ipa(end.0 - leaf);
+
+        // First and last leaf, so that the mapper continues from the table of either.
+        let mut mapper = table.mapper(&ops);
+        let mut outside = Vec::new();
+        for ipa in [Ipa(0), last] {
+            mapper.map(&mut memcache, &at(ipa)).unwrap();
+            outside.push(mapper.map(&mut memcache, &at(end)));
+        }
+        drop(mapper);
+        outside.push(table.map(&ops, &mut memcache, &at(end)));
+        outside.push(table.map_shared(&ops, &mut memcache, &at(end)));
+        outside.push(table.relax(&ops, end, Attributes::READ_WRITE));
+        outside.push(table.relax_shared(&ops, Ipa(1 << 60), Attributes::READ_WRITE));
+        table.mark_accessed(&ops, end);
+        table.mark_accessed(&ops, Ipa(1 << 60));
+
+        for done in outside {
+            let shape = (granule, bits);
+            assert!(matches!(done, Err(MapError::OutOfRange { .. })), "{shape:?}");
+        }
+        assert_eq!(table.look_up(&ops, end).0, Descriptor::EMPTY);
+        assert_eq!(table.look_up(&ops, Ipa(1 << 60)).0, Descriptor::EMPTY);
+        for ipa in [Ipa(0), last] {
+            assert!(table.translate(&ops, ipa, Access::Read).is_ok());
+            assert!(table.translate(&ops, ipa, Access::Write).is_err());
+        }
+    }
+}
+
+type Checked<'a> = Recorder<'a, Cpu<'a>, Checker>;
+
+/// Runs `act` on an empty table with the checker on, which reports no violation.
+fn checked(features: Features, act: impl FnOnce(&mut Stage2, &Checked<'_>, &mut Memcache)) {
+    let geometry = Geometry::new(Granule::K4, 40).unwrap();
+    let (pool, reclaim) = (pool(&geometry, 32), EpochReclaim::new(1));
+    let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
+    let ops = Recorder::new(cpu(&pool, &reclaim, 0), 0, &checker);
+    let mut table = stage2(geometry, features, Policy::GRANULE, &pool);
+    let mut memcache = Memcache::new();
+    memcache.top_up(&ops, 4, 8);
+    act(&mut table, &ops, &mut memcache);
+    assert_eq!(checker.lock().unwrap().violations(), []);
+}
+
+/// Runs `act` with the lock held exclusively.
+fn locked<T>(ops: &Checked<'_>, act: impl FnOnce() -> T) -> T {
+    ops.note(Note::Lock { exclusive: true });
+    let result = act();
+    ops.note(Note::Unlock);
+    result
+}
+
+#[test]
+fn devices_and_non_cacheable_memory_need_no_cmo() {
+    for memory in [MemoryType::Device, MemoryType::NonCacheable] {
+        for features in [Features::default(), ALL_FEATURES] {
+            checked(features, |table, ops, memcache| {
+                let (ipa, phys, size) = (Ipa(0), PhysAddr(0x900_0000), 16 * PAGE);
+                let device = true;
+                ops.record(Action::AddMemory { ipa, phys, size, device });
+                let attributes = Attributes { memory, ..Attributes::READ_WRITE };
+                let request = MapRequest::new(ipa, phys, size, attributes);
+                locked(ops, || table.map(ops, memcache, &request).unwrap());
+                locked(ops, || table.unmap(ops, ipa, size).unwrap());
+                ops.record(Action::RemoveMemory { ipa, size });
+            });
+        }
+    }
+}
+
+#[test]
+fn pages_with_different_software_bits_are_not_coalesced() {
+    checked(ALL_FEATURES, |table, ops, memcache| {
+        let (ipa, phys, size) = (Ipa(0), MEMORY, BLOCK);
+        let device = false;
+        ops.record(Action::AddMemory { ipa, phys, size, device });
+        let page = |at, software| {
+            let attributes = Attributes { software, ..Attributes::READ_WRITE };
+            MapRequest::new(Ipa(at), phys + at, PAGE, attributes)
+        };
+
+        locked(ops, || {
+            for n in 0..BLOCK / PAGE {
+                let request = page(n * PAGE, if n == 5 { 7 } else { 0 });
+                table.map(ops, memcache, &request).unwrap();
+            }
+            table.recover_blocks(ops, ipa, size, BLOCK).unwrap();
+        });
+
+        let software = |n| table.look_up(ops, Ipa(n * PAGE)).0.attributes().software;
+        assert_eq!([4, 5, 6].map(software), [0, 7, 0]);
+    });
+}
+
+#[test]
+fn a_drained_memcache_keeps_no_table() {
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 32);
+    let ops = NoMaintenance(&pool);
+    table.map(&ops, &mut memcache, &request(0, PAGE)).unwrap();
+    memcache.drain(&ops);
+    let before = pool.available();
+
+    table.map(&ops, &mut memcache, &request(0, BLOCK)).unwrap();
+
+    assert_eq!(pool.available(), before + 1);
+}
+
+#[test]
+fn maintenance_in_the_fault_path_works_with_shared_walkers() {
+    let policy = Policy { cmo: CmoPlacement::FaultPath, ..Policy::LINUX_6_12 };
+    let vm = <TestVm>::new(policy, Features::default(), 1, 2);
+    let checker = Mutex::new(Checker::new(vm.setup));
+    let mut vcpu = vm.vcpu(0, &checker);
+
+    vcpu.touch(0, Access::Fetch).unwrap();
+    vcpu.touch(BLOCK, Access::Write).unwrap();
+
+    assert_eq!(checker.lock().unwrap().violations(), []);
+}
+
+/// Returns the stores of a shared walker that coalesces a table of pages into a block.
+fn stores_of_a_coalesce(bbm: u8, write: bool) -> Vec<(Descriptor, Descriptor)> {
+    let geometry = Geometry::new(Granule::K4, 39).unwrap();
+    let features = Features { bbm, ..ALL_FEATURES };
+    let (pool, table, mut memcache) = fixture_with(geometry, features, Policy::GRANULE, 32);
+    let (reclaim, events) = (EpochReclaim::new(1), Mutex::new(Vec::<Event>::new()));
+    let ops = Recorder::new(cpu(&pool, &reclaim, 0), 0, &events);
+    let pages = MapRequest { largest: PAGE, ..request(0, BLOCK) };
+    table.map_shared(&ops, &mut memcache, &pages).unwrap();
+    let before = events.lock().unwrap().len();
+    let attributes = Attributes { write, ..Attributes::READ };
+    let block = MapRequest::new(Ipa(0), MEMORY, BLOCK, attributes);
+    table.map_shared(&ops, &mut memcache, &block).unwrap();
+    let events = events.into_inner().unwrap();
+    let stored = events[before..].iter().filter_map(|event| match event.action {
+        Action::Store { old, new, .. } => Some((old, new)),
+        _ => None,
+    });
+    stored.collect()
+}
+
+#[test]
+fn coalescing_needs_no_break_with_bbm_3_and_equal_permissions() {
+    let breaks = |bbm, write| {
+        let stores = stores_of_a_coalesce(bbm, write);
+        assert!(!stores.is_empty());
+        stores.iter().any(|(_, new)| !new.is_valid())
+    };
+
+    assert!(!breaks(3, true));
+    // FEAT_BBM level 2 needs the nT bit, thus two stores; a change of permissions needs a break.
+    assert!(breaks(2, true) && breaks(1, true) && breaks(0, true));
+    assert!(breaks(3, false));
+}
+
+#[test]
+fn tables_that_blocks_replace_return_to_the_pool() {
+    const BLOCKS: u64 = 80;
+    // All of 128 but the root's and the one below it.
+    const FREE: usize = 126;
+    let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 128);
+    let ops = NoMaintenance(&pool);
+    let blocks = || (0..BLOCKS).map(|n| request(n * BLOCK, BLOCK));
+    let by_pages = |table: &mut Stage2, memcache: &mut Memcache| {
+        for n in 0..BLOCKS {
+            memcache.top_up(&ops, 4, 8);
+            table.map(&ops, memcache, &request(n * BLOCK, PAGE)).unwrap();
+        }
+        memcache.drain(&ops);
+    };
+    by_pages(&mut table, &mut memcache);
+    assert_eq!(pool.available(), FREE - 80);
+
+    // A memcache that was never topped up keeps no table.
+    let mut never = Memcache::new();
+    blocks().for_each(|r| table.map(&ops, &mut never, &r).unwrap());
+    assert_eq!(pool.available(), FREE);
+
+    // A memcache that was topped up keeps the tables that it has room for.
+    for hand in [1, 8, Memcache::CAPACITY - 1, Memcache::CAPACITY] {
+        table.unmap(&ops, Ipa(0), BLOCKS * BLOCK).unwrap();
+        by_pages(&mut table, &mut memcache);
+        assert!(memcache.top_up(&ops, hand, hand));
+        let mut mapper = table.mapper(&ops);
+        blocks().for_each(|r| mapper.map(&mut memcache, &r).unwrap());
+        drop(mapper);
+        assert!(pool.available() >= FREE - hand - Memcache::CAPACITY);
+        assert_eq!(memcache.len(), hand);
+        memcache.drain(&ops);
+        assert_eq!(pool.available(), FREE, "{hand} in hand");
+    }
+}
+
+/// Returns how many of the first `pages` have the bit after one exclusive map of them.
+fn contiguous_pages(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64) -> usize {
+    let geometry = Geometry::new(granule, 40).unwrap();
+    let (pool, mut table, mut memcache) = fixture_with(geometry, Features::default(), policy, 32);
+    let ops = NoMaintenance(&pool);
+    let size = pages * granule.size();
+    let request = MapRequest {
+        largest: granule.size(),
+        ..MapRequest::new(Ipa(0), phys, size, Attributes::READ)
+    };
+
+    table.map(&ops, &mut memcache, &request).unwrap();
+
+    let leaf = |page| table.look_up(&ops, Ipa(page * granule.size())).0;
+    (0..pages).filter(|page| leaf(*page).is_contiguous()).count()
+}
+
+#[test]
+fn pages_that_fill_an_aligned_run_receive_the_bit() {
+    let phys = PhysAddr(0x1_0000_0000);
+    for (policy, granule, phys, pages, contiguous) in [
+        (Policy::GRANULE, Granule::K4, phys, 16 * 3 + 7, 16 * 3),
+        (Policy::GRANULE, Granule::K16, phys, 128 + 5, 128),
+        (Policy::GRANULE, Granule::K64, phys, 63, 32),
+        (Policy::GRANULE, Granule::K4, phys + PAGE, 64, 0),
+        (Policy::LINUX_6_12, Granule::K4, phys, 64, 0),
+    ] {
+        let found = contiguous_pages(policy, granule, phys, pages);
+        assert_eq!(found, contiguous, "{granule:?}, {pages} pages at {phys:#x}");
+    }
+}
+
+type Guest<'a> = Vcpu<'a, Recorder<'a, Cpu<'a>, Checker>, Checker>;
+
+/// Returns how many of 512 contiguous pages have the bit after `act`.
+fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
+    let vm = <TestVm>::new(policy, Features::default(), 1, 4);
+    let checker = Mutex::new(Checker::new(vm.setup));
+    let mut guest = vm.vcpu(0, &checker);
+    guest.populate(3);
+
+    act(&mut guest);
+
+    let pages = (0..512).map(|page| Ipa(3 * BLOCK + page * PAGE));
+    let left = pages
+        .filter(|ipa| {
+            let look = |table: &Stage2| table.look_up(&guest.ops, *ipa).0;
+            vm.mmu.shared(&guest.ops, look).is_contiguous()
+        })
+        .count();
+    guest.finish();
+    let checker = checker.into_inner().unwrap();
+    assert_eq!(checker.violations(), []);
+    left
+}
+
+const CHANGED: u64 = 3 * BLOCK + 21 * PAGE;
+
+#[test]
+fn a_change_removes_the_bit_from_the_runs_that_it_touches() {
+    type Act = fn(&mut Guest<'_>);
+    let acts: [(&str, Act, usize); 8] = [
+        ("nothing", |_| (), 512),
+        ("an execute permission", |g| assert!(g.touch(CHANGED, Access::Fetch).unwrap() > 0), 496),
+        ("unmap of one page", |g| g.unmap(CHANGED, PAGE), 496),
+        // Whole runs in the middle, parts of runs at the ends.
+        ("unmap of 64 pages", |g| g.unmap(CHANGED, 64 * PAGE), 432),
+        ("unmap of the block", |g| g.unmap(3 * BLOCK, BLOCK), 0),
+        // Entries of a run may differ in the access flag.
+        ("ageing", |g| g.age(CHANGED, PAGE), 512),
+        ("write protection of all", |g| g.set_logging(true), 512),
+        (
+            "the first write under dirty logging",
+            |g| {
+                g.set_logging(true);
+                g.touch(CHANGED, Access::Write).unwrap();
+            },
+            496,
+        ),
+    ];
+    for (name, act, left) in acts {
+        assert_eq!(left_after(Policy::GRANULE, act), left, "{name}");
+    }
+}
+
+#[test]
+fn a_run_is_broken_whole_with_every_batch_size() {
+    for most in [1, 16, 17, 64] {
+        let policy = Policy { unmap: Unmap::Batch(most), ..Policy::GRANULE };
+
+        let left = left_after(policy, |g| g.unmap(3 * BLOCK + 8 * PAGE, 100 * PAGE));
+
+        assert_eq!(left, 512 - 112, "batches of {most}");
+    }
+}
