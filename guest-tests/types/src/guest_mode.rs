@@ -14,11 +14,16 @@ use crate::units::Bytes;
 /// A guest mode: physical and virtual address width, and granule of the guest's stage-1 tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GuestMode {
-    id: u32,
-    name: &'static str,
-    pa_bits: u8,
-    va_bits: u8,
-    page_shift: u8,
+    /// The kernel's number (`-m`).
+    pub id: u32,
+    /// The kernel's name, without `VM_MODE_`.
+    pub name: &'static str,
+    /// Width of a guest-physical address, in bits; 0 in [`GuestMode::PXXV48_4K`].
+    pub pa_bits: u8,
+    /// Width of a guest-virtual address, in bits.
+    pub va_bits: u8,
+    /// Base-2 logarithm of the granule.
+    pub page_shift: u8,
 }
 
 /// Error returned when a text is not a guest mode.
@@ -59,40 +64,9 @@ impl GuestMode {
         mode(14, "P36V47_16K", 36, 47, 14),
     ];
 
-    /// Returns the kernel's number (`-m`).
-    pub const fn id(self) -> u32 {
-        self.id
-    }
-
-    /// Returns the kernel's name, without `VM_MODE_`.
-    pub const fn name(self) -> &'static str {
-        self.name
-    }
-
-    /// Returns the width of a guest-physical address, in bits; 0 in [`GuestMode::PXXV48_4K`] unless
-    /// [set](Self::with_pa_bits).
-    pub const fn pa_bits(self) -> u8 {
-        self.pa_bits
-    }
-
-    /// Returns this mode with another width of guest-physical addresses.
-    pub const fn with_pa_bits(self, pa_bits: u8) -> Self {
-        Self { pa_bits, ..self }
-    }
-
-    /// Returns the width of a guest-virtual address, in bits.
-    pub const fn va_bits(self) -> u8 {
-        self.va_bits
-    }
-
     /// Returns the granule of the guest's stage-1 tables.
     pub const fn page_size(self) -> Bytes {
         Bytes(1 << self.page_shift)
-    }
-
-    /// Returns the base-2 logarithm of the granule.
-    pub const fn page_shift(self) -> u8 {
-        self.page_shift
     }
 }
 
@@ -152,7 +126,7 @@ mod tests {
     fn a_mode_prints_as_in_the_kernels_test() {
         assert_eq!(GuestMode::P48V48_4K.to_string(), "PA-bits:48,  VA-bits:48,  4K pages");
         assert_eq!(
-            GuestMode::PXXV48_4K.with_pa_bits(46).to_string(),
+            GuestMode { pa_bits: 46, ..GuestMode::PXXV48_4K }.to_string(),
             "PA-bits:ANY, VA-bits:48,  4K pages"
         );
     }

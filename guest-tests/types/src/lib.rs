@@ -5,13 +5,13 @@
 pub mod backing;
 pub mod guest_mode;
 pub mod host;
-pub mod mark;
 pub mod phase;
 pub mod record;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod units;
 
+pub use phase::mark;
 use rand_xoshiro::{
     SplitMix64,
     rand_core::{Rng as _, SeedableRng as _},

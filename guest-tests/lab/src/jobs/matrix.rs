@@ -113,7 +113,7 @@ fn page_table_test(
         vec!["/init".to_owned(), "bench".to_owned()]
     };
     let mut option = |name: &str, value: String| argv.extend([name.to_owned(), value]);
-    option("-m", matrix.mode.id().to_string());
+    option("-m", matrix.mode.id.to_string());
     option("-s", backing.to_string());
     option("-b", memory.to_string());
     option("-v", vcpus.to_string());

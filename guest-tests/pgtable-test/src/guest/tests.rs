@@ -147,7 +147,7 @@ impl TestTables {
     fn new(mode: &str) -> Self {
         let mode: GuestMode = mode.parse().unwrap();
         let tables = Tables::new(BASE, format(mode));
-        Self { tables, shift: mode.page_shift().into(), bits: mode.va_bits().into() }
+        Self { tables, shift: mode.page_shift.into(), bits: mode.va_bits.into() }
     }
 
     fn map(&mut self, address: u64, physical: u64, size: u64) {

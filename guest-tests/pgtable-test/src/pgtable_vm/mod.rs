@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The page-table test's machine on KVM.
 //!
-//! `build` makes memory, VM, memslots, vCPUs and guest program from a [`KvmConfig`];
-//! [`KvmMachine`] is the resulting [`Machine`](crate::machine::Machine).
+//! [`KvmMachine::new`] makes memory, VM, memslots, vCPUs and guest program from a [`KvmConfig`].
+//! Guest mode, layout and memory come first, as they can fail without a VM; then the VM with the
+//! smallest address width that fits, its two memslots and its vCPUs.
 
-mod build;
 mod machine;
 mod vcpu;
 /// Guest mode, vCPU registers and exits, by architecture.
@@ -20,15 +20,43 @@ mod arch {
     pub(super) use x86_64::*;
 }
 
-use std::error::Error;
+use std::{error::Error, sync::Arc};
 
-use crate::{config::GuestMap, machine::MachineError};
+use kvm_ioctls::Kvm;
+use vm_memory::Bytes as _;
+
+use crate::{
+    config::GuestMap,
+    guest::{
+        layout::{EXTRA, LOW_MEMORY, Layout, LayoutError, PROGRAM_ROOM, place_region},
+        program,
+    },
+    machine::MachineError,
+};
+use arch as native;
 use granule_types::{
     backing::Backing,
     guest_mode::GuestMode,
+    record::Host,
     units::{Bytes, GuestAddress},
 };
-use granule_vmm::kvm::memslot::DirtyMode;
+use granule_vmm::{
+    arch::{
+        aarch64::vm::enable_eager_split,
+        host::{self, TRACEPOINTS},
+        vm::{choose_ipa_bits, create_vm},
+    },
+    kvm::{
+        self,
+        dirty_ring::DirtyRings,
+        kick::KickTarget,
+        memslot::{DirtyLog, DirtyMode, Memslot},
+        stats::Statistics,
+        tracepoints::EventCounters,
+    },
+    memory::{GuestMemory, GuestRam, HostPages, Plan},
+};
+use vcpu::{GuestVcpu, time_per_read, warn_if_emulated};
 
 pub use machine::KvmMachine;
 
@@ -88,4 +116,174 @@ impl KvmConfig {
 /// Returns the conversion of an error that occurred while doing `what`.
 fn doing<E: Error + Send + Sync + 'static>(what: &'static str) -> impl Fn(E) -> MachineError {
     move |error| MachineError::new(what, error)
+}
+
+/// Memory of a guest, laid out and loaded.
+struct LoadedMemory {
+    layout: Layout,
+    low: Arc<GuestRam>,
+    region: Arc<GuestRam>,
+    memory: GuestMemory,
+    ipa_bits: u8,
+}
+
+impl KvmMachine {
+    /// Makes the machine: memory, VM, memslots, vCPUs, guest program.
+    ///
+    /// # Errors
+    /// The host cannot provide the configuration.
+    pub fn new(config: KvmConfig) -> Result<Self, MachineError> {
+        let vcpus = usize::try_from(config.vcpus).unwrap_or(usize::MAX);
+        if !config.pin.is_empty() && config.pin.len() != vcpus {
+            let count = config.pin.len();
+            let text =
+                format!("the list has {count} host CPUs for {vcpus} vCPUs; list one for each");
+            return Err(MachineError::new("pinning vCPUs", text));
+        }
+        // Before the machine, whose construction they do not count.
+        let events =
+            if config.events { EventCounters::open(TRACEPOINTS) } else { EventCounters::default() };
+        let kvm = kvm::open(host::explain_missing_driver).map_err(doing("opening KVM"))?;
+        kvm::check_vcpus(&kvm, config.vcpus).map_err(doing("creating vCPUs"))?;
+        let (mode, end) = native::choose_mode(&kvm, config.mode)?;
+        let loaded = load_memory(&config, &kvm, mode, end)?;
+
+        let vm = create_vm(&kvm, loaded.ipa_bits).map_err(doing("creating the VM"))?;
+        let logging = "preparing dirty logging";
+        let rings = (config.dirty == DirtyMode::Ring)
+            .then(|| DirtyRings::enable(&vm).map(Arc::new))
+            .transpose()
+            .map_err(doing(logging))?;
+        if let Some(chunk) = config.eager_split {
+            enable_eager_split(&vm, chunk).map_err(doing(logging))?;
+        }
+        let slots = "creating memslots";
+        let mut machine = Self {
+            dirty: DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?,
+            low_slot: Memslot::new(&vm, 0, loaded.low).map_err(doing(slots))?,
+            slot: Memslot::new(&vm, 1, loaded.region).map_err(doing(slots))?,
+            vm,
+            memory: loaded.memory,
+            layout: Arc::new(loaded.layout),
+            vcpus: Vec::new(),
+            vcpu_count: vcpus,
+            statistics: Statistics::default(),
+            events,
+            host: Host::of_this_machine()
+                .map_err(doing("detecting the properties of this host"))?,
+            ipa_bits: loaded.ipa_bits,
+            accept_fallback: config.accept_fallback,
+        };
+        machine.add_vcpus(&config, &kvm, rings.as_ref())?;
+        machine.check_for_emulation()?;
+        Ok(machine)
+    }
+
+    /// Creates the vCPUs, and opens their statistics where configured.
+    fn add_vcpus(
+        &mut self,
+        config: &KvmConfig,
+        kvm: &Kvm,
+        rings: Option<&Arc<DirtyRings>>,
+    ) -> Result<(), MachineError> {
+        if config.events {
+            self.statistics.add_vm(&self.vm);
+        }
+        for index in 0..self.vcpu_count {
+            let fd = native::make_vcpu(kvm, &self.vm, index, &self.layout)?;
+            if let Some(rings) = rings {
+                rings.add_vcpu(&fd).map_err(doing("preparing dirty logging"))?;
+            }
+            if index == 0 {
+                let features = native::features(&fd).map_err(doing("reading CPU features"))?;
+                for (name, value) in features {
+                    self.host.features.entry(name).or_insert(value);
+                }
+            }
+            if config.events {
+                self.statistics.add_vcpu(&fd);
+            }
+            self.vcpus.push(Box::new(GuestVcpu {
+                kick_target: KickTarget::default(),
+                fd,
+                index,
+                cpu: config.pin.get(index).copied(),
+                layout: Arc::clone(&self.layout),
+                memory: self.memory.clone(),
+                rings: rings.cloned(),
+            }));
+        }
+        Ok(())
+    }
+
+    /// Warns where KVM emulates the guest's instructions, and leaves out the counters that this KVM
+    /// does not update. On an emulated host time is instructions, so the check would show nothing.
+    fn check_for_emulation(&mut self) -> Result<(), MachineError> {
+        let (None, Some(vcpu)) = (&self.host.emulator, self.vcpus.first_mut()) else {
+            return Ok(());
+        };
+        let time = time_per_read(vcpu.as_mut(), LOW_MEMORY).map_err(doing("entering the guest"))?;
+        warn_if_emulated(time);
+        self.statistics.leave_out_uncounted().map_err(doing("reading KVM's statistics"))?;
+        self.events.leave_out_uncounted().map_err(doing("reading tracepoints"))
+    }
+}
+
+/// Lays out guest memory, allocates it and loads the guest's program.
+fn load_memory(
+    config: &KvmConfig,
+    kvm: &Kvm,
+    mode: GuestMode,
+    end: GuestAddress,
+) -> Result<LoadedMemory, MachineError> {
+    let choosing = "choosing guest memory";
+    let pages = HostPages::of_this_host().map_err(doing("reading the host's page sizes"))?;
+    let plan = Plan::new(config.backing, &pages).map_err(doing(choosing))?;
+    let end = match config.ipa_bits {
+        Some(bits @ ..64) => end.min(GuestAddress(1 << bits)),
+        _ => end,
+    };
+    let placing = "placing guest memory";
+    let align = Bytes(plan.page().0.max(mode.page_size().0));
+    let size = config
+        .memory
+        .checked_align_up(align)
+        .ok_or(LayoutError::TooLarge { size: config.memory, end: end.0 })
+        .map_err(doing(placing))?;
+    let start = place_region(end, mode.page_size(), size, align, config.phys_offset)
+        .map_err(doing(placing))?;
+    let layout =
+        Layout::new(native::abi(mode), pages.base, config.vcpus, start, size, config.guest_map)
+            .map_err(doing(placing))?;
+    let ipa_bits = choose_ipa_bits(kvm, GuestAddress(start.0 + size.0), config.ipa_bits)
+        .map_err(doing(placing))?;
+
+    let low_plan = Plan::new(Backing::Anonymous, &pages).map_err(doing(choosing))?;
+    let low = GuestRam::new(low_plan, &pages, LOW_MEMORY, layout.low_size(), true)
+        .map_err(doing("allocating memory for the guest's program"))?;
+    let region = GuestRam::new(plan, &pages, start, size, config.prefault)
+        .map_err(doing("allocating the memory under test"))?;
+    let memory = GuestMemory::new(vec![Arc::clone(&low), Arc::clone(&region)])
+        .map_err(doing("describing guest memory"))?;
+    load_program(&layout, &memory)?;
+    Ok(LoadedMemory { layout, low, region, memory, ipa_bits })
+}
+
+/// Copies program and tables into guest memory.
+fn load_program(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineError> {
+    let loading = "loading the guest's program";
+    let program = program();
+    if program.len() as u64 > PROGRAM_ROOM {
+        return Err(MachineError::new(loading, "the program exceeds its area"));
+    }
+    let map = memory.map();
+    map.write_slice(program, LOW_MEMORY).map_err(doing(loading))?;
+    map.write_slice(&bytes(layout.tables().words()), layout.tables().base())
+        .map_err(doing(loading))?;
+    map.write_slice(&bytes(&native::extra(layout)), EXTRA).map_err(doing(loading))
+}
+
+/// Returns words as little-endian bytes.
+fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

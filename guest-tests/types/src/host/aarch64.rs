@@ -1,22 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Properties of an arm64 host, and its phase marks.
+//! Properties of an arm64 host.
 
 use std::{collections::BTreeMap, fs};
-
-/// Executes `HINT #IMMEDIATE` with an immediate that the Arm manual (C6.2, HINT) leaves
-/// unallocated.
-#[cfg(target_arch = "aarch64")]
-pub fn hint<const IMMEDIATE: u8>() {
-    // SAFETY: an unallocated hint executes as a no-op. The block is declared to touch memory so
-    // that the compiler moves no access across the mark.
-    unsafe {
-        std::arch::asm!(
-            "hint #{immediate}",
-            immediate = const IMMEDIATE,
-            options(nostack, preserves_flags)
-        );
-    }
-}
 
 /// Returns the CPU features that affect the fault path: `fwb`, `bbm` (its level) and `tlbirange`,
 /// from `ID_AA64ISAR0_EL1` and `ID_AA64MMFR2_EL1` (Arm manual, D19.2).

@@ -61,15 +61,10 @@ struct Facts {
     features: BTreeMap<String, u64>,
 }
 
-pub(crate) use native::hint;
-
 /// Properties of an x86_64 host.
 #[cfg(target_arch = "x86_64")]
 mod native {
     use std::collections::BTreeMap;
-
-    /// Does nothing: the emulator plugin counts arm64 instructions only.
-    pub fn hint<const IMMEDIATE: u8>() {}
 
     /// Returns no features: caches are coherent on this architecture.
     pub fn cache_features() -> BTreeMap<String, u64> {

@@ -33,10 +33,10 @@ const PRIVILEGED_EXECUTE_NEVER: u64 = 1 << 53;
 /// Returns the format of the stage-1 entries of a mode.
 pub const fn format(mode: GuestMode) -> Format {
     Format {
-        page_shift: mode.page_shift(),
-        address_bits: mode.va_bits(),
+        page_shift: mode.page_shift,
+        address_bits: mode.va_bits,
         // Without FEAT_LPA2, blocks start at level 1 with 4K granules and at level 2 with others.
-        first_block_level: if mode.page_shift() == 12 { 1 } else { 2 },
+        first_block_level: if mode.page_shift == 12 { 1 } else { 2 },
         table: TABLE_OR_PAGE | VALID,
         block: ACCESSED | VALID,
         page: ACCESSED | TABLE_OR_PAGE | VALID,
@@ -150,7 +150,7 @@ pub fn default_mode(limit: u8) -> Result<GuestMode, ModeError> {
         GuestMode::P36V48_4K,
     ]
     .into_iter()
-    .find(|mode| mode.pa_bits() <= limit)
+    .find(|mode| mode.pa_bits <= limit)
     .ok_or_else(|| {
         ModeError(format!(
             "this host's KVM supports {limit} bits of guest-physical address; no guest mode fits"
@@ -164,9 +164,9 @@ pub fn default_mode(limit: u8) -> Result<GuestMode, ModeError> {
 /// # Errors
 /// They do not.
 pub fn check_mode(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
-    let (name, bits) = (mode.name(), mode.pa_bits());
-    let too_wide = bits > 48 && mode.page_shift() != 16;
-    if mode.va_bits() > 48 || too_wide || bits == 0 {
+    let (name, bits) = (mode.name, mode.pa_bits);
+    let too_wide = bits > 48 && mode.page_shift != 16;
+    if mode.va_bits > 48 || too_wide || bits == 0 {
         return Err(ModeError(format!(
             "unsupported guest mode {name}: physical addresses are limited to 48 bits with 4K \
              granules, virtual addresses to 48 bits; use 2 (P48V48_4K), 5 (P40V48_4K) or 11 \
@@ -190,7 +190,7 @@ pub fn check_mode(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
 /// It does not.
 pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), ModeError> {
     let field = |shift: u32| (mmfr0 >> shift) & 0xf;
-    let has = match mode.page_shift() {
+    let has = match mode.page_shift {
         12 => field(28) < 8,
         14 => field(20) != 0,
         _ => field(24) < 8,
@@ -201,7 +201,7 @@ pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), ModeError> {
     Err(ModeError(format!(
         "guest mode {} needs {} granules, which this CPU does not support \
          (ID_AA64MMFR0_EL1 is {mmfr0:#x})",
-        mode.name(),
+        mode.name,
         mode.page_size()
     )))
 }
@@ -215,14 +215,14 @@ pub const fn sctlr(reset: u64) -> u64 {
 /// Returns `TCR_EL1` for a mode: low addresses only (EPD1), table walks write-back cacheable and
 /// inner shareable.
 pub const fn tcr(mode: GuestMode) -> u64 {
-    let size = 64 - mode.va_bits() as u64;
+    let size = 64 - mode.va_bits as u64;
     let walks = 1 << 8 | 1 << 10 | 3 << 12;
-    let granule: u64 = match mode.page_shift() {
+    let granule: u64 = match mode.page_shift {
         16 => 1,
         14 => 2,
         _ => 0,
     };
-    let physical: u64 = match mode.pa_bits() {
+    let physical: u64 = match mode.pa_bits {
         ..=32 => 0,
         33..=36 => 1,
         37..=40 => 2,
@@ -322,7 +322,7 @@ mod tests {
         for (bits, name) in
             [(52, "P48V48_4K"), (48, "P48V48_4K"), (44, "P40V48_4K"), (36, "P36V48_4K")]
         {
-            assert_eq!(default_mode(bits).unwrap().name(), name);
+            assert_eq!(default_mode(bits).unwrap().name, name);
         }
         assert!(default_mode(34).is_err());
     }

@@ -47,7 +47,7 @@ pub fn choose_mode(
         None => default_mode(limit).map_err(doing(choosing))?,
     };
     check_mode(mode, limit).map_err(doing(choosing))?;
-    Ok((mode, GuestAddress(1 << mode.pa_bits())))
+    Ok((mode, GuestAddress(1 << mode.pa_bits)))
 }
 
 /// Returns no tables: the exception vectors are part of the program.

@@ -37,14 +37,12 @@ pub fn choose_mode(
     if let Some(requested) = requested.filter(|requested| *requested != only) {
         let text = format!(
             "x86_64 does not support guest mode {}; omit -m, or use {} ({})",
-            requested.name(),
-            only.id(),
-            only.name()
+            requested.name, only.id, only.name
         );
         return Err(MachineError::new(choosing, text));
     }
     let cpuid = cpuid(kvm).map_err(doing(choosing))?;
-    Ok((only.with_pa_bits(physical_width(&cpuid)), end_of_memory(&cpuid)))
+    Ok((GuestMode { pa_bits: physical_width(&cpuid), ..only }, end_of_memory(&cpuid)))
 }
 
 /// Returns the descriptor tables.
