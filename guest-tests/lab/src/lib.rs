@@ -14,13 +14,23 @@
 //! through `shell::Shell`, so that a dry run prints exactly what a run executes.
 
 mod command;
-mod host;
 mod jobs;
 mod kernel;
 mod options;
 mod progress;
 mod report;
 mod shell;
+
+mod host {
+    //! The emulated host: the emulator's command line outside; initramfs, PID 1 and its job inside.
+
+    pub mod emulator;
+    pub mod expect;
+    pub mod guest_init;
+    pub mod init;
+    pub mod initramfs;
+    pub mod job;
+}
 
 use std::{
     error::Error,

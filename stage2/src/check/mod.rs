@@ -21,12 +21,30 @@ mod checker;
 mod event;
 mod operation_hooks;
 mod rule;
-mod rules;
 mod shrink;
 mod stale_entry;
 mod table_model;
 mod tlb_model;
 pub mod trace;
+
+mod rules {
+    //! The checks of the rules, by the event at which a violation shows.
+    //!
+    //! Each file adds methods to [`Checker`](super::Checker), one for each kind of event, which update
+    //! the models and call `Checker::report`:
+    //!
+    //! | file | events |
+    //! |---|---|
+    //! | `store` | an entry changes from one value to another |
+    //! | `make` | an entry becomes valid: a leaf or a table becomes reachable |
+    //! | `operation` | the lock, notes of the engine, the end of an operation or walk; tables are allocated and freed; TLB invalidations, CMOs, switches of the VMID |
+    //! | `host` | memory, dirty logging, the resumption of a vCPU |
+
+    mod host;
+    mod make;
+    mod operation;
+    mod store;
+}
 
 pub use casemate::Casemate;
 pub use checker::{Checker, Violation};

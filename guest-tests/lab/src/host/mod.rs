@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The emulated host: the emulator's command line outside; initramfs, PID 1 and its job inside.
-
-pub mod emulator;
-pub mod expect;
-pub mod guest_init;
-pub mod init;
-pub mod initramfs;
-pub mod job;
