@@ -22,9 +22,6 @@ mod mapping;
 mod plan;
 mod residency;
 
-#[cfg(test)]
-mod tests;
-
 pub use guest_ram::{GuestMemory, GuestRam, RamOptions};
 pub use host_pages::HostPages;
 pub use plan::Plan;
@@ -74,4 +71,164 @@ pub enum MemoryError {
         /// Error of the kernel.
         source: io::Error,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    //! Tests of each backing on the host that runs them. Backings that it lacks are skipped.
+
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use granule_types::{
+        testing::skip,
+        units::{Bytes, GuestAddress},
+    };
+    use vm_memory::Bytes as _;
+
+    use super::*;
+
+    const GUEST: GuestAddress = GuestAddress(0xffff_c000_0000);
+
+    /// Returns a region of `pages` pages, or skips the backing if the host lacks it.
+    fn ram(name: &str, pages: u64, prefault: bool) -> Option<Arc<GuestRam>> {
+        let host = HostPages::of_this_host().unwrap();
+        let ram = Plan::new(name.parse().unwrap(), &host).and_then(|plan| {
+            let size = Bytes(plan.page().0 * pages);
+            GuestRam::new(plan, &host, GUEST, size, prefault)
+        });
+        match ram {
+            Ok(ram) => Some(ram),
+            Err(error @ MemoryError::Unavailable(_)) => {
+                skip(format_args!("{name}: {error}"));
+                None
+            }
+            Err(error) => panic!("{name}: {error}: {:?}", std::error::Error::source(&error)),
+        }
+    }
+
+    fn resident(ram: &GuestRam) -> u64 {
+        ram.obtained().unwrap().resident.values().sum()
+    }
+
+    fn check_touch_drop_and_restore(name: &str, pages: u64) {
+        let Some(ram) = ram(name, pages, false) else {
+            return;
+        };
+        let memory = GuestMemory::new(vec![Arc::clone(&ram)]).unwrap();
+        let page = ram.plan().page().0;
+        assert_eq!(ram.host_address().0 % page, GUEST.0 % page, "congruent");
+        assert_eq!(resident(&ram), 0, "not populated");
+
+        for offset in (0..ram.size().0).step_by(usize::try_from(page).unwrap()) {
+            let address = GuestAddress(GUEST.0 + offset);
+            memory.map().write_obj(offset | 1, address).unwrap();
+        }
+        let obtained = ram.obtained().unwrap();
+        assert_eq!(obtained.resident, BTreeMap::from([(page, ram.size().0)]));
+
+        ram.drop_backing().unwrap();
+        assert_eq!(resident(&ram), 0, "dropped");
+
+        ram.restore_backing().unwrap();
+        let value: u64 = memory.map().read_obj(GuestAddress(GUEST.0 + page)).unwrap();
+        assert_eq!(value, 0, "contents are dropped");
+    }
+
+    fn check_prefault(name: &str, pages: u64) {
+        let Some(ram) = ram(name, pages, true) else {
+            return;
+        };
+        let whole = BTreeMap::from([(ram.plan().page().0, ram.size().0)]);
+        assert_eq!(ram.obtained().unwrap().resident, whole);
+
+        ram.drop_backing().unwrap();
+        assert_eq!(resident(&ram), 0);
+
+        ram.restore_backing().unwrap();
+        assert_eq!(ram.obtained().unwrap().resident, whole);
+    }
+
+    #[test]
+    fn base_page_backings_are_touched_dropped_and_restored() {
+        for name in ["anonymous", "shmem"] {
+            check_touch_drop_and_restore(name, 1024);
+            check_prefault(name, 1024);
+        }
+    }
+
+    #[test]
+    fn transparent_huge_pages_are_touched_dropped_and_restored() {
+        check_touch_drop_and_restore("anonymous_thp", 4);
+        check_prefault("anonymous_thp", 4);
+    }
+
+    /// One test, so that no two threads use the pool at the same time.
+    #[test]
+    fn hugetlb_backings_are_touched_dropped_and_restored() {
+        for name in ["anonymous_hugetlb", "anonymous_hugetlb_1gb", "shared_hugetlb"] {
+            check_touch_drop_and_restore(name, 2);
+            check_prefault(name, 2);
+        }
+    }
+
+    #[test]
+    fn transparent_huge_pages_are_contiguous() {
+        let Some(ram) = ram("anonymous_thp", 3, true) else {
+            return;
+        };
+
+        match BlockBacking::of_range(ram.host_range(), ram.plan().page(), ram.plan().base_page()) {
+            Some(blocks) => assert_eq!((blocks.whole, blocks.broken), (3, 0)),
+            None => skip("this process may not read physical addresses"),
+        }
+    }
+
+    #[test]
+    fn a_split_huge_page_is_an_error_and_can_be_collapsed() {
+        let Some(ram) = ram("anonymous_thp", 2, true) else {
+            return;
+        };
+        let memory = GuestMemory::new(vec![Arc::clone(&ram)]).unwrap();
+        let (huge, base) = (ram.plan().page(), ram.plan().base_page());
+
+        assert_eq!(memory.discard(GUEST, base), base);
+
+        let error = ram.obtained().unwrap_err();
+        assert!(error.to_string().contains("are in small pages"), "{error}");
+        let split = BTreeMap::from([(base.0, huge.0 - base.0), (huge.0, huge.0)]);
+        assert_eq!(ram.resident().unwrap().resident, split);
+        let collapsed = match ram.collapse() {
+            Err(error @ MemoryError::NoCollapse) => return skip(error),
+            collapsed => collapsed.unwrap().resident,
+        };
+        assert_eq!(collapsed, BTreeMap::from([(huge.0, 2 * huge.0)]));
+    }
+
+    #[test]
+    fn other_backings_cannot_be_collapsed() {
+        let ram = ram("anonymous", 4, true).unwrap();
+
+        let error = ram.collapse().unwrap_err();
+
+        assert!(error.to_string().contains("anonymous_thp"), "{error}");
+    }
+
+    #[test]
+    fn overlapping_regions_are_refused() {
+        let rams = [0, 1].map(|_| ram("anonymous", 2, false).unwrap());
+
+        let error = GuestMemory::new(rams.into()).unwrap_err();
+
+        assert!(error.to_string().contains("intersect"), "{error}");
+    }
+
+    #[test]
+    fn a_size_that_is_not_a_multiple_of_the_page_is_refused() {
+        let host = HostPages::of_this_host().unwrap();
+        let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
+
+        let error = GuestRam::new(plan, &host, GUEST, Bytes(1), false).unwrap_err();
+
+        assert!(error.to_string().contains("is not a multiple of 4K"), "{error}");
+    }
 }

@@ -25,8 +25,6 @@
 //! behind.
 
 mod gate;
-#[cfg(test)]
-mod tests;
 mod threads;
 
 use std::{fmt, io, time::Duration};
@@ -86,5 +84,146 @@ impl fmt::Display for Lines<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! The vCPU threads against fake vCPUs that hang, fail and panic.
+
+    use std::{
+        collections::BTreeSet,
+        sync::Arc,
+        time::{Duration, Instant},
+    };
+
+    use super::{VcpuThreads, VcpuThreadsError, threads::KICK_TIMEOUT};
+    use crate::{
+        fake_machine::{Defect, FakeMachine},
+        machine::{Machine, TaskTimes},
+        task::{Access, Task},
+    };
+    use granule_types::units::{Bytes, GuestAddress};
+
+    const SHORT: Duration = Duration::from_millis(200);
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn start(vcpus: usize, defect: Defect) -> Result<(VcpuThreads, FakeMachine), VcpuThreadsError> {
+        let mut machine = FakeMachine::new(vcpus, Bytes::kib(64), defect);
+        // A short deadline only where it is to pass: a busy machine exceeds any.
+        let deadline = match defect {
+            Defect::Hangs(_) => SHORT,
+            _ => LONG,
+        };
+        let threads = VcpuThreads::start(machine.take_vcpus(), deadline)?;
+        Ok((threads, machine))
+    }
+
+    fn task() -> Task {
+        Task::new(Access::Nothing, GuestAddress(0), 0, Bytes(0))
+    }
+
+    fn run(threads: &mut VcpuThreads, seed: u64) -> Result<TaskTimes, VcpuThreadsError> {
+        let tasks = vec![task(); threads.vcpus()];
+        threads.arm(&tasks, seed)?.release()
+    }
+
+    #[test]
+    fn every_vcpu_runs_its_own_task_once() {
+        let (mut threads, machine) = start(8, Defect::None).unwrap();
+        for number in 0..50_u64 {
+            let tasks: Vec<_> =
+                (0..8).map(|vcpu| Task { seed: number * 8 + vcpu, ..task() }).collect();
+
+            let times = threads.arm(&tasks, number).unwrap().release().unwrap();
+
+            assert_eq!(times.vcpus.len(), 8);
+            assert!(times.vcpus.iter().all(|own| *own <= times.total));
+        }
+
+        let log = &machine.state.memory().log;
+        let seen: BTreeSet<_> = log.iter().map(|(vcpu, task)| (task.seed, *vcpu)).collect();
+        assert_eq!(log.len(), 400, "no task ran twice");
+        assert!(seen.iter().all(|(seed, vcpu)| *seed % 8 == *vcpu as u64));
+    }
+
+    #[test]
+    fn threads_have_their_vcpus_names_and_are_joined_on_drop() {
+        let (mut threads, machine) = start(3, Defect::None).unwrap();
+        run(&mut threads, 0).unwrap();
+        let handles = threads.threads.iter().map(|t| t.handle.as_ref().unwrap());
+        let names: Vec<_> = handles.map(|h| h.thread().name().unwrap().to_owned()).collect();
+        assert_eq!(names, ["vcpu 0", "vcpu 1", "vcpu 2"]);
+        assert!(Arc::strong_count(&machine.state) > 1);
+
+        drop(threads);
+
+        assert_eq!(Arc::strong_count(&machine.state), 1, "all threads have ended");
+    }
+
+    #[test]
+    fn a_hanging_vcpu_is_reported_with_its_program_counter_after_the_deadline() {
+        let (mut threads, _machine) = start(4, Defect::Hangs(2)).unwrap();
+
+        let error = run(&mut threads, 0).unwrap_err();
+
+        let text = error.to_string();
+        let VcpuThreadsError::Deadline { unfinished, vcpus: 4, .. } = error else {
+            panic!("{text}");
+        };
+        assert_eq!(unfinished.len(), 1);
+        assert_eq!(unfinished[0].1.as_ref().unwrap().pc, Some(0x1002));
+        assert!(text.starts_with("1 of 4 vCPUs did not finish within 200ms"), "{text}");
+        assert!(text.contains("vCPU 2 failed: KICKED, PC 0x1002"), "{text}");
+    }
+
+    #[test]
+    fn the_first_failure_is_reported_and_the_other_vcpus_are_kicked() {
+        let (mut threads, _machine) = start(4, Defect::Fails(1)).unwrap();
+        let began = Instant::now();
+
+        let error = run(&mut threads, 0).unwrap_err();
+
+        assert!(began.elapsed() < KICK_TIMEOUT, "no kicked vCPU is stuck");
+        let VcpuThreadsError::Failed(failure) = error else {
+            panic!("{error}");
+        };
+        assert_eq!((failure.vcpu, failure.exit.as_str()), (1, "FAILED"));
+    }
+
+    #[test]
+    fn a_panic_on_a_vcpu_thread_is_an_error() {
+        let (mut threads, _machine) = start(2, Defect::Panics(1)).unwrap();
+
+        let error = run(&mut threads, 0).unwrap_err();
+
+        assert!(matches!(error, VcpuThreadsError::Panicked(1, _)), "{error}");
+        assert!(error.to_string().contains("injected defect"));
+    }
+
+    #[test]
+    fn threads_accept_no_tasks_after_a_failure() {
+        let (mut threads, _machine) = start(2, Defect::Fails(0)).unwrap();
+        run(&mut threads, 0).unwrap_err();
+
+        assert!(matches!(run(&mut threads, 0), Err(VcpuThreadsError::Stopped)));
+    }
+
+    #[test]
+    fn a_vcpu_that_cannot_be_bound_ends_the_other_threads() {
+        let error = start(3, Defect::CannotBind(1)).unwrap_err();
+
+        assert!(matches!(error, VcpuThreadsError::Bind(1, _)), "{error}");
+    }
+
+    #[test]
+    fn armed_tasks_that_are_dropped_run_nothing() {
+        let (mut threads, machine) = start(3, Defect::None).unwrap();
+
+        drop(threads.arm(&[task(); 3], 0).unwrap());
+
+        assert!(matches!(run(&mut threads, 0), Err(VcpuThreadsError::Stopped)));
+        drop(threads);
+        assert!(machine.state.memory().log.is_empty());
     }
 }

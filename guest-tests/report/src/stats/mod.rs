@@ -26,12 +26,140 @@ mod effect;
 mod rank_tests;
 mod student;
 
-#[cfg(test)]
-pub mod tests;
-
 pub use self::{
     descriptive::{Change, Spread, figures, holm},
     effect::{Resampled, detectable, geometric_mean, ratio},
     rank_tests::{ALPHA, Design, RankTest, least_p, mann_whitney, wilcoxon},
     student::{power_law, student},
 };
+
+#[cfg(test)]
+pub mod tests {
+    //! Tests against SciPy's results, to six digits, and seeded samples for simulations.
+
+    use std::f64::consts::TAU;
+
+    use rand_core::{Rng, SeedableRng};
+    use rand_xoshiro::SplitMix64;
+    use serde::Deserialize;
+
+    use super::{Design::*, descriptive::quantile, *};
+
+    #[derive(Deserialize)]
+    struct Golden {
+        unpaired: Vec<Case>,
+        paired: Vec<Case>,
+    }
+
+    #[derive(Deserialize)]
+    struct Case {
+        kind: String,
+        before: Vec<f64>,
+        after: Vec<f64>,
+        quartiles: Option<[f64; 3]>,
+        u: Option<f64>,
+        positive: Option<f64>,
+        p: f64,
+        delta: Option<f64>,
+        student: Option<f64>,
+        ratio: f64,
+        interval: Option<[f64; 2]>,
+        /// False where SciPy has no interval.
+        inverted: Option<bool>,
+    }
+
+    impl Case {
+        #[track_caller]
+        fn agrees(&self, figure: &str, found: f64, expected: f64) {
+            let close = (found - expected).abs() <= 1e-6 * expected.abs().max(1e-9);
+            let (m, n) = (self.before.len(), self.after.len());
+            let kind = &self.kind;
+            assert!(close, "{kind} {m} {n}: {figure} is {found}, SciPy has {expected}");
+        }
+
+        #[track_caller]
+        fn ratio_agrees(&self, design: Design) {
+            let (found, interval) = ratio(design, &self.before, &self.after).unwrap();
+            self.agrees("ratio", found, self.ratio);
+            if self.inverted == Some(false) {
+                return;
+            }
+            assert_eq!(interval.is_some(), self.interval.is_some(), "{}", self.kind);
+            let ends = interval.into_iter().flatten();
+            for (found, expected) in ends.zip(self.interval.into_iter().flatten()) {
+                self.agrees("interval", found, expected);
+            }
+        }
+    }
+
+    fn golden() -> Golden {
+        serde_json::from_str(include_str!("../../golden/scipy.json")).unwrap()
+    }
+
+    fn logs(values: &[f64]) -> Vec<f64> {
+        values.iter().map(|value| value.ln()).collect()
+    }
+
+    #[test]
+    fn independent_samples_agree_with_scipy() {
+        let cases = golden().unpaired;
+        assert!(cases.len() >= 20);
+        for case in cases {
+            let test = mann_whitney(&case.before, &case.after).unwrap();
+            case.agrees("U", test.statistic, case.u.unwrap());
+            case.agrees("p", test.p, case.p);
+            case.agrees("delta", test.delta, case.delta.unwrap());
+            if let Some(expected) = case.student {
+                let (_, p) = student(&logs(&case.before), &logs(&case.after)).unwrap();
+                case.agrees("p of Student's test", p, expected);
+            }
+            case.ratio_agrees(Independent);
+            let mut sorted = case.before.clone();
+            sorted.sort_by(f64::total_cmp);
+            for (share, expected) in [0.25, 0.5, 0.75].into_iter().zip(case.quartiles.unwrap()) {
+                case.agrees("quantile", quantile(&sorted, share).unwrap(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn paired_samples_agree_with_scipy() {
+        let cases = golden().paired;
+        assert!(cases.len() >= 15);
+        for case in cases {
+            let (before, after) = (logs(&case.before), logs(&case.after));
+            let differences: Vec<f64> = before.iter().zip(&after).map(|(b, a)| a - b).collect();
+            let test = wilcoxon(&differences).unwrap();
+            case.agrees("positive ranks", test.statistic, case.positive.unwrap());
+            case.agrees("p", test.p, case.p);
+            case.ratio_agrees(Paired);
+        }
+    }
+
+    pub struct Normal(SplitMix64);
+
+    impl Normal {
+        pub fn new(seed: u64) -> Self {
+            // Neighbouring seeds must not begin at neighbouring states.
+            let spread = SplitMix64::seed_from_u64(seed).next_u64();
+            let mut random = SplitMix64::seed_from_u64(spread);
+            random.next_u64();
+            Self(random)
+        }
+
+        /// Returns a value between 0 and 1, both excluded.
+        fn share(&mut self) -> f64 {
+            ((self.0.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+        }
+
+        /// Returns one standard normal value (Box and Muller).
+        fn next(&mut self) -> f64 {
+            (-2.0 * self.share().ln()).sqrt() * (TAU * self.share()).cos()
+        }
+
+        /// Returns log-normal runs about `centre`; `deviation` is that of their logarithms.
+        pub fn sample(&mut self, runs: usize, centre: f64, deviation: f64) -> Vec<f64> {
+            (0..runs).map(|_| centre * (deviation * self.next()).exp()).collect()
+        }
+    }
+}
