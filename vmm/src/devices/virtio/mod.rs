@@ -61,6 +61,20 @@ impl DeviceError {
     }
 }
 
+/// Error returned when the backend of a device on the host cannot be used.
+#[derive(Debug, Error)]
+#[error("{message}")]
+pub struct BackendError {
+    message: String,
+    source: Option<io::Error>,
+}
+
+impl BackendError {
+    fn new(message: impl Into<String>, source: impl Into<Option<io::Error>>) -> Self {
+        Self { message: message.into(), source: source.into() }
+    }
+}
+
 /// Limit on the warnings that a guest can cause in one device, so that no guest fills the log.
 #[derive(Debug, Default)]
 pub struct RateLimitedLog(u32);

@@ -15,35 +15,8 @@ use rustix::{
     fs::{FallocateFlags, fallocate},
     io::Errno,
 };
-use thiserror::Error;
 
-use super::SECTOR;
-
-/// Error returned when a disk cannot be used.
-#[derive(Debug, Error)]
-pub enum DiskError {
-    /// It cannot be opened or locked.
-    #[error("the disk {path} cannot be {action}{advice}")]
-    Open {
-        /// The disk.
-        path: PathBuf,
-        /// Failed action.
-        action: &'static str,
-        /// Remedy, if known.
-        advice: &'static str,
-        /// Cause.
-        source: io::Error,
-    },
-    /// Another guest has it locked.
-    #[error(
-        "the disk {0} is in use by another guest: stop that one, or give both the disk with \
-         readonly=on"
-    )]
-    InUse(PathBuf),
-    /// It has no sectors.
-    #[error("the disk {0} holds less than 512 bytes: it must be a raw image or a block device")]
-    Empty(PathBuf),
-}
+use super::{super::BackendError, SECTOR};
 
 /// Open disk.
 #[derive(Debug)]
@@ -63,7 +36,7 @@ impl Disk {
     ///
     /// # Errors
     /// It cannot be opened or locked, or it is empty.
-    pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
+    pub fn open(path: &Path, read_only: bool) -> Result<Self, BackendError> {
         let failed = |source: io::Error| {
             let denied = matches!(
                 source.kind(),
@@ -73,7 +46,7 @@ impl Disk {
                 true => ": readonly=on needs no right to write",
                 false => "",
             };
-            DiskError::Open { path: path.to_owned(), action: "opened", advice, source }
+            open_error(path, "opened", advice, source)
         };
         let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed)?;
         let locked = match read_only {
@@ -81,11 +54,18 @@ impl Disk {
             false => file.try_lock(),
         };
         locked.map_err(|error| match error {
-            TryLockError::WouldBlock => DiskError::InUse(path.to_owned()),
-            TryLockError::Error(source) => open_error(path, "locked", source),
+            TryLockError::WouldBlock => BackendError::new(
+                format!(
+                    "the disk {} is in use by another guest: stop that one, or give both the disk \
+                     with readonly=on",
+                    path.display()
+                ),
+                None,
+            ),
+            TryLockError::Error(source) => open_error(path, "locked", "", source),
         })?;
         if file.metadata().map_err(failed)?.is_dir() {
-            return Err(DiskError::Empty(path.to_owned()));
+            return Err(empty(path));
         }
         Self::from_file(file, path, read_only)
     }
@@ -94,16 +74,16 @@ impl Disk {
     ///
     /// # Errors
     /// The host is out of file descriptors, or the disk has become empty.
-    pub fn try_clone(&self) -> Result<Self, DiskError> {
+    pub fn try_clone(&self) -> Result<Self, BackendError> {
         let file = self.file.try_clone();
-        let file = file.map_err(|source| open_error(&self.path, "opened", source))?;
+        let file = file.map_err(|source| open_error(&self.path, "opened", "", source))?;
         Self::from_file(file, &self.path, self.read_only)
     }
 
-    fn from_file(mut file: File, path: &Path, read_only: bool) -> Result<Self, DiskError> {
+    fn from_file(mut file: File, path: &Path, read_only: bool) -> Result<Self, BackendError> {
         let size = file.seek(SeekFrom::End(0));
-        match size.map_err(|source| open_error(path, "opened", source))? {
-            ..SECTOR => Err(DiskError::Empty(path.to_owned())),
+        match size.map_err(|source| open_error(path, "opened", "", source))? {
+            ..SECTOR => Err(empty(path)),
             size => Ok(Self { file, path: path.to_owned(), sectors: size / SECTOR, read_only }),
         }
     }
@@ -147,6 +127,15 @@ impl Disk {
     }
 }
 
-fn open_error(path: &Path, action: &'static str, source: io::Error) -> DiskError {
-    DiskError::Open { path: path.to_owned(), action, advice: "", source }
+fn open_error(path: &Path, action: &str, advice: &str, source: io::Error) -> BackendError {
+    let path = path.display();
+    BackendError::new(format!("the disk {path} cannot be {action}{advice}"), source)
+}
+
+fn empty(path: &Path) -> BackendError {
+    let path = path.display();
+    let message = format!(
+        "the disk {path} holds less than 512 bytes: it must be a raw image or a block device"
+    );
+    BackendError::new(message, None)
 }

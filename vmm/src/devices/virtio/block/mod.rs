@@ -20,7 +20,7 @@ use super::{
     VirtioDevice, feature_bit, feature_bits,
 };
 
-pub use disk::{Disk, DiskError};
+pub use disk::Disk;
 
 /// Bytes per sector, independent of the block size of the disk (section 5.2.4).
 pub const SECTOR: u64 = 512;

@@ -190,7 +190,7 @@ fn a_disk_has_one_writer_or_several_readers() {
 
     assert!(readers.iter().all(Result::is_ok));
     for error in [second, reader, late] {
-        assert!(matches!(error, DiskError::InUse(_)), "{error}");
+        assert!(error.to_string().contains("in use by another guest"), "{error}");
     }
 }
 
@@ -203,9 +203,10 @@ fn files_that_are_not_disks_are_refused() {
     let missing = Disk::open(&folder.path().join("missing"), false).unwrap_err();
     let directory = Disk::open(folder.path(), true).unwrap_err();
 
-    assert!(matches!(missing, DiskError::Open { .. }), "{missing}");
-    assert!(matches!(directory, DiskError::Empty(_)), "{directory}");
-    assert!(matches!(Disk::open(&empty, false), Err(DiskError::Empty(_))));
+    assert!(missing.to_string().contains("cannot be opened"), "{missing}");
+    for error in [directory, Disk::open(&empty, false).unwrap_err()] {
+        assert!(error.to_string().contains("less than 512 bytes"), "{error}");
+    }
 }
 
 proptest! {

@@ -24,7 +24,7 @@ use super::{
     RateLimitedLog, VirtioDevice, feature_bit, feature_bits,
 };
 
-pub use tap::{Tap, TapError};
+pub use tap::Tap;
 
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;

@@ -10,33 +10,9 @@ use std::{
     },
 };
 
-use thiserror::Error;
 use vmm_sys_util::ioctl::{ioctl_with_ref, ioctl_with_val};
 
-use super::HEADER;
-
-/// Error returned when a tap cannot be used.
-#[derive(Debug, Error)]
-pub enum TapError {
-    /// No interface can have this name.
-    #[error(
-        "'{0}' is not a valid tap name: use 1 to 15 characters without blanks, slashes and \
-         percent signs"
-    )]
-    Name(String),
-    /// The host refuses.
-    #[error("the tap {name} cannot be used ({doing}){advice}")]
-    Open {
-        /// The tap.
-        name: String,
-        /// Failed step.
-        doing: &'static str,
-        /// Remedy, if known.
-        advice: String,
-        /// Cause.
-        source: io::Error,
-    },
-}
+use super::{super::BackendError, HEADER};
 
 /// Open tap.
 #[derive(Debug)]
@@ -53,17 +29,19 @@ impl Tap {
     ///
     /// # Errors
     /// The name is invalid, or the kernel refuses.
-    pub fn open(name: &str) -> Result<Self, TapError> {
+    pub fn open(name: &str) -> Result<Self, BackendError> {
         let bytes = name.as_bytes();
         let invalid = |byte: &u8| !byte.is_ascii_graphic() || b"/%".contains(byte);
         if bytes.is_empty() || bytes.len() >= libc::IFNAMSIZ || bytes.iter().any(invalid) {
-            return Err(TapError::Name(name.to_owned()));
+            let message = format!(
+                "'{name}' is not a valid tap name: use 1 to 15 characters without blanks, slashes \
+                 and percent signs"
+            );
+            return Err(BackendError::new(message, None));
         }
-        let refused = |doing, source: io::Error| TapError::Open {
-            name: name.to_owned(),
-            doing,
-            advice: advice(name, &source),
-            source,
+        let refused = |doing: &str, source: io::Error| {
+            let advice = advice(name, &source);
+            BackendError::new(format!("the tap {name} cannot be used ({doing}){advice}"), source)
         };
         let file = OpenOptions::new()
             .read(true)
@@ -99,12 +77,11 @@ impl Tap {
     ///
     /// # Errors
     /// The host is out of file descriptors.
-    pub fn try_clone(&self) -> Result<Self, TapError> {
-        let file = self.file.try_clone().map_err(|source| TapError::Open {
-            name: self.name.clone(),
-            doing: "copying its descriptor",
-            advice: String::new(),
-            source,
+    pub fn try_clone(&self) -> Result<Self, BackendError> {
+        let file = self.file.try_clone().map_err(|source| {
+            let name = &self.name;
+            let message = format!("the tap {name} cannot be used (copying its descriptor)");
+            BackendError::new(message, source)
         })?;
         Ok(Self { file, name: self.name.clone(), has_offloads: self.has_offloads })
     }
@@ -180,7 +157,8 @@ mod tests {
     #[test]
     fn invalid_interface_names_are_refused() {
         for name in ["", "sixteen-bytes-xx", "a b", "a/b", "tap%d", "tap\0"] {
-            assert!(matches!(Tap::open(name), Err(TapError::Name(_))), "{name}");
+            let error = Tap::open(name).unwrap_err().to_string();
+            assert!(error.contains("is not a valid tap name"), "{error}");
         }
     }
 }

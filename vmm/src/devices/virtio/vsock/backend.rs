@@ -31,44 +31,17 @@ use vm_memory::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    super::{DeviceError, Interrupt, Queue, feature_bit, transport::COMMON_FEATURES},
+    super::{BackendError, DeviceError, Interrupt, Queue, feature_bit, transport::COMMON_FEATURES},
     RECEIVE,
 };
 
 /// `SOCK_SEQPACKET` support (section 5.10.3), which the bindings lack.
 const F_SEQPACKET: u32 = 1;
 
-/// Error returned when the vsock backend cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum VsockError {
-    /// It cannot be opened.
-    #[error("/dev/vhost-vsock cannot be opened{advice}")]
-    Open {
-        /// Remedy, if known.
-        advice: &'static str,
-        /// Cause.
-        source: io::Error,
-    },
-    /// The CID is in use.
-    #[error("the CID {0} is taken, by another guest or by this host: choose another one")]
-    CidInUse(u32),
-    /// The kernel refuses a call.
-    #[error("the vsock of this host cannot be used ({doing})")]
-    Call {
-        /// Purpose of the call.
-        doing: &'static str,
-        /// Cause.
-        source: io::Error,
-    },
-    /// The kernel lacks features that every device offers.
-    #[error("the vsock of this host lacks the virtio features {0:#x}: its kernel is too old")]
-    Features(u64),
-}
-
-impl VsockError {
-    /// Returns a conversion of host errors for `map_err`.
-    pub(super) fn call(doing: &'static str) -> impl Fn(io::Error) -> Self {
-        move |source| Self::Call { doing, source }
+/// Returns a conversion of the error of a call, `doing` being its purpose, for `map_err`.
+pub(super) fn refused(doing: &'static str) -> impl Fn(io::Error) -> BackendError {
+    move |source| {
+        BackendError::new(format!("the vsock of this host cannot be used ({doing})"), source)
     }
 }
 
@@ -117,32 +90,44 @@ impl VsockBackend {
     ///
     /// # Errors
     /// The host has no such device, the CID is in use, or the kernel refuses.
-    pub fn open(cid: u32) -> Result<Self, VsockError> {
-        let device = KernelDevice::new(Arc::default())
-            .map_err(host_error)
-            .map_err(|source| VsockError::Open { advice: advice(&source), source })?;
+    pub fn open(cid: u32) -> Result<Self, BackendError> {
+        let device = KernelDevice::new(Arc::default()).map_err(host_error).map_err(|source| {
+            let message = format!("/dev/vhost-vsock cannot be opened{}", advice(&source));
+            BackendError::new(message, source)
+        })?;
         let offered = device
             .get_features()
             .map_err(host_error)
-            .map_err(VsockError::call("reading its features, VHOST_GET_FEATURES"))?;
+            .map_err(refused("reading its features, VHOST_GET_FEATURES"))?;
         match COMMON_FEATURES & !offered {
             0 => {}
-            missing => return Err(VsockError::Features(missing)),
+            missing => {
+                let message = format!(
+                    "the vsock of this host lacks the virtio features {missing:#x}: its kernel is \
+                     too old"
+                );
+                return Err(BackendError::new(message, None));
+            }
         }
         device.set_guest_cid(cid.into()).map_err(|error| match host_error(error) {
-            source if source.raw_os_error() == Some(libc::EADDRINUSE) => VsockError::CidInUse(cid),
-            other => VsockError::call("reserving the CID, VHOST_VSOCK_SET_GUEST_CID")(other),
+            source if source.raw_os_error() == Some(libc::EADDRINUSE) => {
+                let message = format!(
+                    "the CID {cid} is taken, by another guest or by this host: choose another one"
+                );
+                BackendError::new(message, None)
+            }
+            other => refused("reserving the CID, VHOST_VSOCK_SET_GUEST_CID")(other),
         })?;
         Ok(Self { device: Arc::new(device), cid, features: offered & feature_bit(F_SEQPACKET) })
     }
 
     /// Makes this process the owner of the device. Separate from [`VsockBackend::open`]: the kernel
     /// may start a thread of this process, and only a process of one thread can drop privileges.
-    pub(super) fn set_owner(&self) -> Result<(), VsockError> {
+    pub(super) fn set_owner(&self) -> Result<(), BackendError> {
         match self.device.set_owner().map_err(host_error) {
             // Owned since an earlier boot of the guest; no other process has the descriptor.
             Err(source) if source.raw_os_error() == Some(libc::EBUSY) => Ok(()),
-            other => other.map_err(VsockError::call("VHOST_SET_OWNER")),
+            other => other.map_err(refused("VHOST_SET_OWNER")),
         }
     }
 
