@@ -198,9 +198,15 @@ pub struct HostOptions {
     /// CPU model of the emulated host
     #[arg(long, value_name = "MODEL", default_value = "neoverse-n1")]
     pub(crate) cpu: String,
-    /// Online CPUs of the emulated host; as many more are offline [default: one for each vCPU]
+    /// Online CPUs of the emulated host; as many more are offline, unless elapsed time is measured
+    /// [default: one for each vCPU]
     #[arg(long, value_name = "N", value_parser = cpus())]
     pub(crate) smp: Option<u32>,
+    /// Measure elapsed time of the CPUs side by side, in turns of this many nanoseconds of virtual
+    /// time [default: 1000 if the option has no value]
+    #[arg(long, value_name = "QUANTUM", num_args = 0..=1, default_missing_value = "1000",
+          require_equals = true, value_parser = value_parser!(u64).range(100..=1_000_000))]
+    pub(crate) elapsed: Option<u64>,
     /// Memory of the emulated host [default: by job]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Bytes>,

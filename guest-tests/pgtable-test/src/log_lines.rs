@@ -100,6 +100,7 @@ mod tests {
             phase,
             round: None,
             ns: Nanoseconds(42_188_640),
+            elapsed_ns: None,
             vcpu_ns: vec![],
             counters: Default::default(),
             events: Default::default(),

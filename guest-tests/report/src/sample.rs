@@ -37,8 +37,10 @@ pub struct Sample {
     /// Page sizes that backed the memory.
     pub(crate) obtained: Option<ResidentPages>,
     pub(crate) phase: AnyPhase,
-    /// Time in nanoseconds.
+    /// Time in nanoseconds; under emulation the work of all CPUs.
     pub(crate) ns: f64,
+    /// Time of the emulated CPUs side by side in nanoseconds, where it was measured.
+    pub(crate) elapsed_ns: Option<f64>,
     /// Time of each vCPU in nanoseconds.
     pub(crate) vcpu_ns: Vec<f64>,
     /// Instructions and kernel functions that the emulator's plugin counted.
@@ -150,6 +152,11 @@ impl Sample {
         found.copied().or((!self.counters.is_empty()).then_some(0))
     }
 
+    /// Returns the time in nanoseconds: elapsed time, if `elapsed` and it was measured.
+    pub(crate) fn time(&self, elapsed: bool) -> f64 {
+        self.elapsed_ns.filter(|_| elapsed).unwrap_or(self.ns)
+    }
+
     /// Reports whether the sample comes from an input that does not name its host.
     pub(crate) fn is_without_host(&self) -> bool {
         engine::WITHOUT_HOST.contains(&self.engine.as_str()) && self.host == Host::default()
@@ -178,6 +185,7 @@ impl From<&Record> for Sample {
             obtained: record.obtained.clone(),
             phase: AnyPhase::of(record),
             ns: record.ns.0 as f64,
+            elapsed_ns: record.elapsed_ns.map(|ns| ns.0 as f64),
             vcpu_ns: record.vcpu_ns.iter().map(|ns| ns.0 as f64).collect(),
             counters: counts(&record.counters),
             events: counts(&record.events),

@@ -43,6 +43,7 @@ pub fn record() -> Record {
         phase: Phase::Create,
         round: None,
         ns: Nanoseconds(42_209_280),
+        elapsed_ns: None,
         vcpu_ns: vec![],
         counters: [
             ("DC CIVAC".to_owned(), 34_625_989),
@@ -179,6 +180,30 @@ fn single_runs_show_growth_of_virtual_time_only() {
 
     assert!(emulated.contains("linear, of one schedule"), "{emulated}");
     assert!(real.contains("inconclusive, one run a point") && !real.contains("linear"), "{real}");
+}
+
+#[test]
+fn elapsed_times_are_judged_where_both_sides_have_them() {
+    let [mut before, mut after] = pair();
+    let set = |records: &mut [Record], divisor: u64| {
+        for record in records {
+            record.elapsed_ns = Some(Nanoseconds(record.ns.0 / divisor));
+        }
+    };
+    set(&mut before, 8);
+    set(&mut after, 1);
+
+    let elapsed = compare(&before, &after).unwrap();
+    before[0].elapsed_ns = None;
+    let work = compare(&before, &after).unwrap();
+
+    assert_eq!(elapsed.count(Verdict::Regression), 2, "both phases take longer");
+    assert_eq!(work.count(Verdict::Regression), 1, "the work of create falls");
+    let phase = &elapsed.configurations[0].phases[0];
+    assert_eq!(phase.work.as_ref().unwrap().ratio, work.configurations[0].phases[0].time.ratio);
+    let text = render::text(&elapsed);
+    assert!(text.contains("side by side") && text.contains("    work "), "{text}");
+    assert!(!render::text(&work).contains("    work "));
 }
 
 #[test]

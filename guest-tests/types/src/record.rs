@@ -47,6 +47,10 @@ pub struct Record {
     /// Time from the common start of the vCPUs to the end of the last one, or of the host's call;
     /// in a migration round, of the collection of the dirty bitmap.
     pub ns: Nanoseconds,
+    /// Time that the emulated CPUs would take side by side; `ns` is their work. Absent on hardware
+    /// and if the emulator did not measure it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elapsed_ns: Option<Nanoseconds>,
     /// Each vCPU's own time; empty where only the host works.
     #[serde(default)]
     pub vcpu_ns: Vec<Nanoseconds>,

@@ -7,6 +7,8 @@
 //!   norandmaps` remove the kernel's randomness, and functions have fixed addresses.
 //! * A CPU's turn ends at a timer. `skew_tick=1` spreads the ticks of the CPUs, so that a turn is a
 //!   fraction of a tick and parallel work is interleaved.
+//! * With a quantum, the plugin ends each CPU's turn after that much virtual time and measures
+//!   elapsed time; all CPUs are online. The rest of this list is about runs without.
 //! * Every other CPU is offline. QEMU before 8.1 assigns an empty turn to the CPU after one that
 //!   used up its turn. If that CPU holds a lock that the others poll, as faulting vCPUs do during
 //!   an invalidation, or has to answer an IPI that another spins for, the machine hangs. An offline
@@ -19,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use granule_types::units::Bytes;
+use granule_types::units::{Bytes, Nanoseconds};
 
 use crate::command::{Command, CommandError};
 
@@ -30,9 +32,11 @@ const PROGRAM: &str = "qemu-system-aarch64";
 pub struct Hardware {
     /// CPU model, as QEMU names it.
     pub cpu: String,
-    /// Number of online CPUs; as many more are offline.
+    /// Number of online CPUs; without a quantum, as many more are offline.
     pub cpus: u32,
     pub memory: Bytes,
+    /// Length of a CPU's turn, if elapsed time is measured.
+    pub quantum: Option<Nanoseconds>,
 }
 
 /// One boot.
@@ -64,14 +68,23 @@ impl Hardware {
     pub fn describe(&self) -> String {
         let Self { cpu, memory, .. } = self;
         let cpus = self.all_cpus();
+        let turns = match self.quantum {
+            Some(quantum) => format!("turns of {} ns", quantum.0),
+            None => "every other CPU off".to_owned(),
+        };
         format!(
             "-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0, \
-             skew_tick=1, every other CPU off"
+             skew_tick=1, {turns}"
         )
     }
 
     fn all_cpus(&self) -> u32 {
-        self.cpus.saturating_mul(2)
+        if self.quantum.is_some() { self.cpus } else { self.cpus.saturating_mul(2) }
+    }
+
+    /// Returns the longest time in picoseconds that a CPU may wait for its turn: four rounds.
+    pub fn longest_wait(&self) -> Option<u64> {
+        Some(4 * u64::from(self.cpus) * self.quantum?.0 * 1000)
     }
 }
 
@@ -117,6 +130,9 @@ impl Boot {
         if self.instructions {
             argument.push(",instructions=on");
         }
+        if let Some(quantum) = self.hardware.quantum {
+            argument.push(format!(",quantum={}", quantum.0));
+        }
         for (name, address) in &self.functions {
             argument.push(format!(",at={name}:{address:x}"));
         }
@@ -143,7 +159,12 @@ mod tests {
     #[test]
     fn commas_in_paths_are_doubled() {
         let boot = Boot {
-            hardware: Hardware { cpu: "max".to_owned(), cpus: 1, memory: Bytes::gib(1) },
+            hardware: Hardware {
+                cpu: "max".to_owned(),
+                cpus: 1,
+                memory: Bytes::gib(1),
+                quantum: Some(Nanoseconds(1000)),
+            },
             image: PathBuf::new(),
             initramfs: PathBuf::new(),
             append: String::new(),
@@ -158,7 +179,7 @@ mod tests {
 
         assert_eq!(
             boot.plugin_argument(),
-            "file=/a,,b/x.so,out=/c,instructions=on,at=guest_aborts:ffff80001002e4d0"
+            "file=/a,,b/x.so,out=/c,instructions=on,quantum=1000,at=guest_aborts:ffff80001002e4d0"
         );
     }
 }

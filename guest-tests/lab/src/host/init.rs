@@ -98,17 +98,20 @@ fn run_job() -> Result<Ending, String> {
     for (path, value) in &job.settings {
         fs::write(path, value).context(|| format!("cannot write {value} to {path}"))?;
     }
-    let online = set_every_other_cpu_offline()?;
+    let online = online_cpus(job.all_cpus)?;
     if job.seed != 0 {
         walk(job.seed, &online)?;
     }
     run_test(&job)
 }
 
-/// Sets the CPUs with odd numbers offline and returns the others (see [`crate::host::emulator`]).
-fn set_every_other_cpu_offline() -> Result<Vec<usize>, String> {
+/// Sets the CPUs with odd numbers offline, unless all stay online, and returns the online ones.
+fn online_cpus(all: bool) -> Result<Vec<usize>, String> {
     let cpus =
         std::thread::available_parallelism().context(|| "cannot count the CPUs".to_owned())?;
+    if all {
+        return Ok((0..cpus.get()).collect());
+    }
     for cpu in (1..cpus.get()).step_by(2) {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/online");
         fs::write(&path, "0").context(|| format!("cannot write 0 to {path}"))?;

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::Deserialize;
 use thiserror::Error;
 
-use granule_types::{mark, phase::Phase, record::Record};
+use granule_types::{mark, phase::Phase, record::Record, units::Nanoseconds};
 
 /// Counts between two marks.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -20,6 +20,18 @@ pub struct Segment {
     pub mark: u8,
     /// Sums over all CPUs, by name.
     pub counts: BTreeMap<String, u64>,
+    /// Times of the plugin's clock, if the boot has a quantum.
+    #[serde(default)]
+    pub time: Option<ClockTime>,
+}
+
+/// Times of a segment in picoseconds: the part of the plugin's that is used here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct ClockTime {
+    /// Time of the CPUs side by side.
+    pub elapsed: u64,
+    /// Longest time that a CPU which could run waited for its turn.
+    pub starved: u64,
 }
 
 /// The end line.
@@ -51,6 +63,11 @@ pub enum CountError {
     Truncated(usize),
     #[error("the counts have {found} segments instead of {expected}: the file is damaged")]
     Lost { found: usize, expected: u64 },
+    #[error(
+        "a CPU of the emulated host waited {waited} ns for its turn, more than {longest} ns: elapsed \
+         time would be wrong; set another quantum with --elapsed=QUANTUM, or --smp"
+    )]
+    Starved { waited: u64, longest: u64 },
     #[error(
         "the counts do not match the results: marks are [{marks}], results are [{results}]; was \
          the test killed?"
@@ -84,6 +101,16 @@ pub fn read_segments(text: &str) -> Result<Vec<Segment>, CountError> {
     }
 }
 
+/// Refuses segments of phases in which a CPU waited longer than `longest` picoseconds for its turn.
+pub fn check_turns(segments: &[Segment], longest: u64) -> Result<(), CountError> {
+    let phases = segments.iter().filter(|segment| phase_of(segment.mark).is_some());
+    let waited = phases.filter_map(|segment| Some(segment.time?.starved)).max().unwrap_or(0);
+    if waited > longest {
+        return Err(CountError::Starved { waited: waited / 1000, longest: longest / 1000 });
+    }
+    Ok(())
+}
+
 /// Returns the phase that a mark starts.
 fn phase_of(mark: u8) -> Option<Phase> {
     Phase::IN_ORDER.into_iter().find(|phase| mark::immediate(*phase) == mark)
@@ -106,6 +133,7 @@ pub fn merge(segments: &[Segment], records: &mut [Record]) -> Result<(), CountEr
     }
     for ((_, segment), record) in marked.into_iter().zip(records) {
         record.counters.clone_from(&segment.counts);
+        record.elapsed_ns = segment.time.map(|time| Nanoseconds(time.elapsed.div_ceil(1000)));
     }
     Ok(())
 }
@@ -143,6 +171,23 @@ mod tests {
 
         assert_eq!(records[0].counters["DC CIVAC"], 7);
         assert_eq!(records[0].counters.len(), 1);
+    }
+
+    #[test]
+    fn elapsed_time_is_assigned_and_starved_cpus_are_refused() {
+        let clocked = WHOLE.replace(
+            r#""per_cpu":{"3""#,
+            r#""time":{"elapsed":2500,"work":9,"rounds":1,"starved":7000},"per_cpu":{"3""#,
+        );
+        let segments = read_segments(&clocked).unwrap();
+        let mut records = [record(Phase::Create)];
+
+        merge(&segments, &mut records).unwrap();
+
+        assert_eq!(records[0].elapsed_ns, Some(Nanoseconds(3)));
+        assert!(check_turns(&segments, 7000).is_ok());
+        let refused = check_turns(&segments, 6999);
+        assert!(matches!(refused, Err(CountError::Starved { waited: 7, longest: 6 })));
     }
 
     #[test]

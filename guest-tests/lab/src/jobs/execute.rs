@@ -33,7 +33,7 @@ use crate::{
         },
     },
     jobs::{
-        counts::{CountError, read_segments},
+        counts::{CountError, check_turns, read_segments},
         guest::Guest,
         matrix::PlannedJob,
         outcome::{JobError, Outcome, any_splat, oops},
@@ -165,7 +165,11 @@ impl Executor {
         let counts = &boot.counts;
         let counts = fs::read_to_string(counts)
             .map_err(|source| CountError::Missing { path: counts.clone(), source })?;
-        Ok(Outcome::new(ending, frames, read_segments(&counts)?))
+        let segments = read_segments(&counts)?;
+        if let Some(longest) = boot.hardware.longest_wait() {
+            check_turns(&segments, longest)?;
+        }
+        Ok(Outcome::new(ending, frames, segments))
     }
 }
 

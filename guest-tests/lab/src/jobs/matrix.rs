@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use granule_types::{backing::Backing, units::Bytes};
+use granule_types::{
+    backing::Backing,
+    units::{Bytes, Nanoseconds},
+};
 
 use crate::{
     host::{
@@ -77,6 +80,7 @@ impl PlannedJob {
                 cpu: host.cpu.clone(),
                 cpus: host.smp.unwrap_or(cpus),
                 memory: host.memory.unwrap_or(memory),
+                quantum: host.elapsed.map(Nanoseconds),
             },
             append: append(&pools),
             job: Job {
@@ -85,6 +89,7 @@ impl PlannedJob {
                 settings: BTreeMap::new(),
                 seed: 0,
                 foreign: true,
+                all_cpus: host.elapsed.is_some(),
                 expect: Vec::new(),
                 deadline_seconds: DEADLINE_SECONDS,
             },

@@ -3,7 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use granule_types::{phase::Phase, record::Record, units::counted};
+use granule_types::{
+    phase::Phase,
+    record::Record,
+    units::{Nanoseconds, counted},
+};
 
 /// A heading and the predicate of the counts that it sums.
 type Column = (&'static str, fn(&str) -> bool);
@@ -38,13 +42,23 @@ pub fn phases(records: &[Record]) -> String {
     let mut text = String::new();
     for (name, records) in by_configuration(records.iter()) {
         text.push_str(&format!("{name}\n  {:12} {:>12}", "phase", "work ms"));
+        let clocked = records.iter().any(|record| record.elapsed_ns.is_some());
+        if clocked {
+            text.push_str(&format!(" {:>12}", "elapsed ms"));
+        }
         for (heading, _) in COLUMNS {
             text.push_str(&format!(" {heading:>12}"));
         }
         text.push('\n');
         for phase in Phase::IN_ORDER {
-            let Some(time) = milliseconds(&records, phase) else { continue };
-            text.push_str(&format!("  {phase:12} {time:>12}"));
+            let Some(work) = milliseconds(&records, phase, |record| Some(record.ns)) else {
+                continue;
+            };
+            text.push_str(&format!("  {phase:12} {work:>12}"));
+            if clocked {
+                let elapsed = milliseconds(&records, phase, |record| record.elapsed_ns);
+                text.push_str(&format!(" {:>12}", elapsed.as_deref().unwrap_or("-")));
+            }
             for (_, belongs) in COLUMNS {
                 let of_phase = records.iter().filter(|record| record.phase == phase);
                 let count = median(of_phase.map(|record| total(record, belongs)));
@@ -76,7 +90,8 @@ pub fn kernels(sides: &[(String, Vec<Record>)]) -> String {
             let own = own.map(|(_, records)| records).unwrap_or_default();
             text.push_str(&format!("| {kernel} |"));
             for phase in &shown {
-                let time = milliseconds(&own, *phase);
+                let time =
+                    milliseconds(&own, *phase, |record| record.elapsed_ns.or(Some(record.ns)));
                 text.push_str(&format!(" {} |", time.as_deref().unwrap_or("-")));
             }
             for (_, belongs) in COLUMNS {
@@ -99,11 +114,18 @@ fn total(record: &Record, belongs: fn(&str) -> bool) -> u64 {
     counters.filter(|(n, _)| belongs(n)).map(|(_, c)| c).sum()
 }
 
-/// Returns the median time of a phase, if it ran.
-fn milliseconds(records: &[&Record], phase: Phase) -> Option<String> {
-    let of_phase = || records.iter().filter(|record| record.phase == phase);
-    of_phase().next()?;
-    let us = (median(of_phase().map(|record| record.ns.0)) + 500) / 1000;
+/// Returns the median time of a phase, if records have it.
+fn milliseconds(
+    records: &[&Record],
+    phase: Phase,
+    time: fn(&Record) -> Option<Nanoseconds>,
+) -> Option<String> {
+    let of_phase = records.iter().filter(|record| record.phase == phase);
+    let times: Vec<u64> = of_phase.filter_map(|record| Some(time(record)?.0)).collect();
+    if times.is_empty() {
+        return None;
+    }
+    let us = (median(times.into_iter()) + 500) / 1000;
     Some(format!("{}.{:03}", us / 1000, us % 1000))
 }
 

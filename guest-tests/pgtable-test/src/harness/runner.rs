@@ -199,6 +199,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             phase,
             round,
             ns: times.total,
+            elapsed_ns: None,
             vcpu_ns: times.vcpus,
             counters: Default::default(),
             events,

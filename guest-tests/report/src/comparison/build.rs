@@ -74,12 +74,16 @@ impl Comparison {
         let [label_before, label_after] = options.labels.clone();
         let (before, after) = (Side::of(label_before, before), Side::of(label_after, after));
         let is_emulated = before.is_emulated() && after.is_emulated();
+        let mut compared =
+            pairs.iter().flat_map(|(one, two)| one.samples.iter().chain(&two.samples));
+        let elapsed = is_emulated && compared.all(|sample| sample.elapsed_ns.is_some());
         let default = if is_emulated { MIN_EFFECT_EMULATED } else { MIN_EFFECT };
         let mut comparison = Self {
             schema: SCHEMA,
             before,
             after,
             min_effect: options.min_effect.unwrap_or(default),
+            elapsed,
             metric: options.metric.clone().unwrap_or_else(|| TIME.to_owned()),
             paired: options.paired,
             command: options.command.clone(),
@@ -112,10 +116,11 @@ impl Comparison {
             if options.paired && before.runs() != after.runs() {
                 return Err(CompareError::Unpaired(before.key.setup.name()));
             }
-            let mut configuration = Configuration::of(before, after);
+            let mut configuration = Configuration::of(before, after, self.elapsed);
             for change in &mut configuration.phases {
                 let metric = options.metric.as_deref();
-                let row = row(&change.phase, before, after, metric, self.design());
+                let figures = (metric, self.elapsed);
+                let row = row(&change.phase, before, after, figures, self.design());
                 let counted = row.as_ref().filter(|row| !row.time);
                 change.counted = counted
                     .map(|row| Runs { before: row.before.clone(), after: row.after.clone() });
@@ -187,12 +192,12 @@ fn names(groups: &[Group]) -> Vec<String> {
 }
 
 /// Returns the figures to judge of one phase; `None` if the phase lacks the count `metric`, or if
-/// it is 0 in every run.
+/// it is 0 in every run. Times are elapsed times, if `elapsed`.
 fn row(
     phase: &AnyPhase,
     before: &Group,
     after: &Group,
-    metric: Option<&str>,
+    (metric, elapsed): (Option<&str>, bool),
     design: Design,
 ) -> Option<Row> {
     let figures = |group: &Group| -> Option<Vec<f64>> {
@@ -201,7 +206,7 @@ fn row(
             samples.sort_by_key(|sample| (sample.seed, sample.iteration));
         }
         let Some(name) = metric else {
-            return Some(samples.iter().map(|sample| sample.ns).collect());
+            return Some(samples.iter().map(|sample| sample.time(elapsed)).collect());
         };
         let figures = samples.iter().map(|sample| sample.count(name));
         figures.map(|count| count.map(|count| count as f64)).collect()

@@ -103,6 +103,9 @@ pub struct PhaseChange {
     pub phase: AnyPhase,
     /// Time in nanoseconds.
     pub time: Change,
+    /// Work of all CPUs in nanoseconds, where the time is elapsed time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub work: Option<Change>,
     /// Time of every run.
     pub runs: Runs,
     /// Judged count of every run, where a count is judged and this phase has it.
@@ -132,14 +135,15 @@ pub struct Runs {
 }
 
 impl Configuration {
-    /// Returns the configuration of two groups of the same key, not judged.
-    pub fn of(before: &Group, after: &Group) -> Self {
+    /// Returns the configuration of two groups of the same key, not judged; with elapsed times, if
+    /// `elapsed`.
+    pub fn of(before: &Group, after: &Group, elapsed: bool) -> Self {
         let [phases, others] = [before, after].map(|group| group.phases());
         let phases = phases.intersection(&others);
         Self {
             engine: before.key.engine.clone(),
             setup: before.key.setup.clone(),
-            phases: phases.map(|phase| PhaseChange::of(phase, before, after)).collect(),
+            phases: phases.map(|phase| PhaseChange::of(phase, before, after, elapsed)).collect(),
         }
     }
 
@@ -150,14 +154,16 @@ impl Configuration {
 }
 
 impl PhaseChange {
-    fn of(phase: &AnyPhase, before: &Group, after: &Group) -> Self {
-        let both = |figures: fn(&Sample) -> Vec<f64>| {
+    fn of(phase: &AnyPhase, before: &Group, after: &Group, elapsed: bool) -> Self {
+        let both = |figures: &dyn Fn(&Sample) -> Vec<f64>| {
             let [before, after] =
                 [before, after].map(|group| group.of_phase(phase).flat_map(figures).collect());
             Runs { before, after }
         };
-        let runs = both(|sample| vec![sample.ns]);
         let spread = |values: &[f64]| Spread::of(values.iter().copied());
+        let change = |runs: &Runs| Change::between(spread(&runs.before), spread(&runs.after));
+        let runs = both(&|sample| vec![sample.time(elapsed)]);
+        let work = elapsed.then(|| change(&both(&|sample| vec![sample.ns])));
         let changes = |counts: Kind, is_counter: bool| {
             let mut names = before.occurring(phase, counts);
             names.extend(after.occurring(phase, counts));
@@ -171,10 +177,11 @@ impl PhaseChange {
         };
         Self {
             phase: phase.clone(),
-            time: Change::between(spread(&runs.before), spread(&runs.after)),
+            time: change(&runs),
+            work,
             runs,
             counted: None,
-            vcpus: both(|sample| sample.vcpu_ns.clone()),
+            vcpus: both(&|sample| sample.vcpu_ns.clone()),
             verdict: None,
             tested: None,
             counters: changes(|sample| &sample.counters, true),

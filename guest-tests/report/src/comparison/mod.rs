@@ -34,6 +34,8 @@ use crate::{
 const SCHEMA: &str = "granule.comparison/2";
 /// Name of the judged metric where no count is judged.
 pub(crate) const TIME: &str = "time";
+/// Name of the work of all CPUs, where the time is elapsed time.
+pub(crate) const WORK: &str = "work";
 
 /// Two sides, configuration by configuration and phase by phase. In JSON its fields are
 /// `granule.comparison/2`.
@@ -44,6 +46,9 @@ pub struct Comparison {
     pub(crate) after: Side,
     /// Growth that makes a regression, as a share of before.
     pub(crate) min_effect: f64,
+    /// True if times are elapsed time of emulated CPUs side by side.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) elapsed: bool,
     /// Judged metric: [`TIME`] or a count's name.
     pub(crate) metric: String,
     /// True if runs are paired.

@@ -235,6 +235,7 @@ impl OpenRun {
                 phase,
                 round: None,
                 ns,
+                elapsed_ns: None,
                 vcpu_ns: Vec::new(),
                 counters: Default::default(),
                 events: Default::default(),

@@ -10,7 +10,7 @@
 
 use super::number::{self, Unit};
 use crate::{
-    comparison::{Comparison, PhaseChange, TIME},
+    comparison::{Comparison, PhaseChange, TIME, WORK},
     judge::{Tested, Verdict},
     stats::{Change, Spread},
 };
@@ -18,7 +18,7 @@ use crate::{
 /// One row of a table: the time or a count of a phase.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
-    /// [`TIME`], or the name of the count.
+    /// [`TIME`], [`WORK`], or the name of the count.
     pub metric: &'a str,
     pub phase: &'a PhaseChange,
     pub change: &'a Change,
@@ -152,7 +152,7 @@ pub fn estimate(tested: &Tested) -> Option<String> {
     Some(format!("{} ({})", number::factor(ratio), number::interval(ends)))
 }
 
-/// Returns the rows of a phase: its time, then its counts. Kernel events and functions come before
+/// Returns the rows of a phase: its time, its work, then its counts. Kernel events and functions come before
 /// instructions, whose names begin with a capital letter.
 pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<Row<'a>> {
     let row = |metric: &'a str, change: &'a Change| Row {
@@ -166,6 +166,7 @@ pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<Row<'a>>
     let (instructions, functions): (Vec<Row>, Vec<Row>) =
         phase.counters.iter().map(counted).partition(is_instruction);
     let mut rows = vec![row(TIME, &phase.time)];
+    rows.extend(phase.work.as_ref().map(|work| row(WORK, work)));
     rows.extend(phase.events.iter().chain(&phase.gauges).map(counted));
     rows.extend(functions);
     rows.extend(instructions);
@@ -178,8 +179,13 @@ impl Row<'_> {
         self.metric == TIME
     }
 
+    /// Reports whether the row is a time or the work.
+    pub fn is_duration(&self) -> bool {
+        matches!(self.metric, TIME | WORK)
+    }
+
     pub fn unit(&self) -> Unit {
-        if self.is_time() { Unit::of_time(self.change) } else { Unit::Count }
+        if self.is_duration() { Unit::of_time(self.change) } else { Unit::Count }
     }
 
     /// Returns the name of the phase for its time, or that of the count.

@@ -25,12 +25,17 @@ pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
     }
     head.extend(after.emulator.clone().map(|emulator| ("emulator", emulator)));
     if comparison.is_emulated() {
-        let time = time_words(after.emulator.as_deref());
+        let time =
+            if comparison.elapsed { Some(ELAPSED) } else { time_words(after.emulator.as_deref()) };
         head.extend(time.map(|time| ("time", time.to_owned())));
     }
     head.extend(one_mode(comparison).map(|mode| ("guest", mode.to_owned())));
     head
 }
+
+/// Meaning of elapsed time.
+pub const ELAPSED: &str = "virtual: what the emulated CPUs would take side by side, an instruction a \
+    nanosecond; work is the sum over all CPUs. Neither is hardware time";
 
 /// Returns the meaning of a time under an emulator; `None` on hardware.
 pub fn time_words(emulator: Option<&str>) -> Option<&'static str> {
@@ -42,7 +47,11 @@ pub fn time_words(emulator: Option<&str>) -> Option<&'static str> {
 
 /// Returns the name of a time: virtual under emulation.
 pub fn time_name(comparison: &Comparison) -> &'static str {
-    if comparison.is_emulated() { "virtual time" } else { "time" }
+    match comparison {
+        _ if comparison.elapsed => "elapsed virtual time",
+        _ if comparison.is_emulated() => "virtual time",
+        _ => "time",
+    }
 }
 
 /// Returns the guest mode if all configurations share one.

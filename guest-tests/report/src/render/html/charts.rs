@@ -114,7 +114,7 @@ fn counts(comparison: &Comparison, configuration: &Configuration) -> Vec<Count> 
         |name: &str| configuration.phases.iter().any(|change| change.gauges.contains_key(name));
     let mut counts: Vec<Count> = Vec::new();
     for row in configuration.phases.iter().flat_map(|change| rows(comparison, change)) {
-        if row.is_time() || is_gauge(row.metric) {
+        if row.is_duration() || is_gauge(row.metric) {
             continue;
         }
         let phase = &row.phase.phase;
