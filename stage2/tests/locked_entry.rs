@@ -16,7 +16,7 @@ use granule_stage2::{
     geometry::{Geometry, Granule, Level},
     operations::Order,
 };
-use support::{ALL_FEATURES, BLOCK, MEMORY, PAGE, Pool, pool, stage2};
+use support::{ALL_FEATURES, BLOCK, MEMORY, PAGE, Pool, fixture_with};
 
 /// Stores an entry as another walker does, at the second pause.
 struct OtherWalker {
@@ -50,10 +50,7 @@ struct LockedEntry {
 impl LockedEntry {
     fn new(policy: Policy) -> Self {
         let geometry = Geometry::new(Granule::K4, 40).unwrap();
-        let pool = pool(&geometry, 16);
-        let mut table = stage2(geometry, ALL_FEATURES, policy, &pool);
-        let mut memcache = Memcache::new();
-        memcache.top_up(&NoMaintenance(&pool), 4, 8);
+        let (pool, mut table, mut memcache) = fixture_with(geometry, ALL_FEATURES, policy, 16);
         let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
         table.map(&NoMaintenance(&pool), &mut memcache, &request).unwrap();
         memcache.drain(&NoMaintenance(&pool));

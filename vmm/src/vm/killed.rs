@@ -15,7 +15,7 @@ use std::{
     io::{BufRead as _, BufReader, Read as _},
     os::fd::OwnedFd,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -34,7 +34,7 @@ use super::{
 use crate::devices::virtio::{
     block::{Block, Disk},
     net::Tap,
-    testing::{Buffer, Driver},
+    testing::{Buffer, Driver, child_test},
 };
 
 const KILLS: u64 = 100;
@@ -56,8 +56,7 @@ const FLUSH_FEATURE: u64 = 1 << 9;
 
 /// Sends a request to the disk and waits until it is complete.
 fn request(disk: &mut Driver, request_type: u32, sector: u64, data: Option<Vec<u8>>) {
-    let header = [u64::from(request_type), sector].map(u64::to_le_bytes).concat();
-    let mut buffers = vec![Buffer::Out(header)];
+    let mut buffers = vec![Buffer::block_header(request_type, sector)];
     buffers.extend(data.map(Buffer::Out));
     buffers.push(Buffer::In(1));
     assert_eq!(disk.request(0, &buffers).0, [[0]]);
@@ -99,13 +98,11 @@ fn open_terminal() -> (OwnedFd, OwnedFd) {
 }
 
 fn start_victim(folder: &Path, terminal: &OwnedFd, writes: u64, tap: bool) -> Child {
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = child_test("vm::killed::a_killed_process_does_not_impede_the_next");
     if tap {
         command.env(WITH_TAP, "yes");
     }
     command
-        .args(["--exact", "vm::killed::a_killed_process_does_not_impede_the_next"])
-        .args(["--nocapture", "--test-threads=1"])
         .env(WRITES, writes.to_string())
         .env(FOLDER, folder)
         .stdin(Stdio::from(terminal.try_clone().unwrap()))

@@ -59,9 +59,10 @@ pub fn restrict_files(socket_folder: Option<&Path>) -> Result<(), VmError> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::PathBuf, process::Command};
+    use std::{fs, path::PathBuf};
 
     use super::*;
+    use crate::devices::virtio::testing::child_test;
 
     const CHILD: &str = "GRANULE_TEST_LANDLOCK";
 
@@ -81,15 +82,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
         fs::write(&socket, "").unwrap();
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "vm::sandbox::tests::other_files_cannot_be_opened_and_the_socket_can_be_removed",
-            ])
-            .arg("--nocapture")
-            .env(CHILD, folder.path())
-            .output()
-            .unwrap();
+        let test = "vm::sandbox::tests::other_files_cannot_be_opened_and_the_socket_can_be_removed";
+        let output = child_test(test).env(CHILD, folder.path()).output().unwrap();
 
         let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{output_text}");

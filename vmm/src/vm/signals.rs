@@ -142,24 +142,21 @@ mod tests {
     use std::{
         io::{BufRead as _, BufReader, Read as _},
         os::unix::process::CommandExt as _,
-        process::{Child, ChildStdout, Command, Stdio},
+        process::{Child, ChildStdout, Stdio},
         thread,
         time::Duration,
     };
 
     use super::*;
+    use crate::devices::virtio::testing::child_test;
 
     const CHILD: &str = "GRANULE_TEST_SIGNALS";
 
     /// Runs a test again in a child process, in which SIGHUP is ignored and all threads block the
     /// other signals, until it prints `ready`.
     fn child(test: &str) -> (Child, BufReader<ChildStdout>) {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command
-            .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg(format!("vm::signals::tests::{test}"))
-            .env(CHILD, "yes")
-            .stdout(Stdio::piped());
+        let mut command = child_test(&format!("vm::signals::tests::{test}"));
+        command.env(CHILD, "yes").stdout(Stdio::piped());
         let prepare = || {
             // SAFETY: the number is valid, and SIG_IGN calls nothing.
             unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };

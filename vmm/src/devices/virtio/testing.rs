@@ -3,6 +3,8 @@
 //! in queues in guest memory.
 
 use std::{
+    env,
+    process::Command,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -43,11 +45,25 @@ pub fn wait_until(expected: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Returns the command that runs a test of this program alone, in a child process.
+pub fn child_test(name: &str) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
+    command
+}
+
 /// Buffer of a request: contents for the device, or space for its answer.
 #[derive(Debug, Clone)]
 pub enum Buffer {
     Out(Vec<u8>),
     In(u32),
+}
+
+impl Buffer {
+    /// Returns the header of a request to a block device (virtio 1.2, section 5.2.6).
+    pub fn block_header(request_type: u32, sector: u64) -> Self {
+        Self::Out([u64::from(request_type), sector].map(u64::to_le_bytes).concat())
+    }
 }
 
 /// Addresses of a queue, and its state from the view of the driver.

@@ -153,10 +153,6 @@ fn guest_memory() {
 
 /// Drives devices as a vCPU does, whose stores activate them.
 fn devices(mut disk: Driver, mut entropy: Driver, mut balloon: Driver) {
-    let header = |request: u32, sector: u64| {
-        let words = [u64::from(request), sector];
-        Buffer::Out(words.into_iter().flat_map(u64::to_le_bytes).collect())
-    };
     let range = [0_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat();
     let features = disk.offered_features();
     disk.activate(features);
@@ -167,7 +163,7 @@ fn devices(mut disk: Driver, mut entropy: Driver, mut balloon: Driver) {
         (11, Some(Buffer::Out(range.clone()))),
         (13, Some(Buffer::Out(range))),
     ] {
-        let mut buffers = vec![header(request, 0)];
+        let mut buffers = vec![Buffer::block_header(request, 0)];
         buffers.extend(data);
         buffers.push(Buffer::In(1));
         let (answers, _) = disk.request(0, &buffers);

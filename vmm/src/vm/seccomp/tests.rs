@@ -9,7 +9,7 @@
 
 use std::{
     io::Write as _,
-    process::{Command, Stdio},
+    process::Stdio,
     sync::atomic::{AtomicBool, AtomicI32, Ordering},
     thread,
 };
@@ -23,6 +23,7 @@ use super::{
     exercises::{Opened, run_components, start_client},
     *,
 };
+use crate::devices::virtio::testing::child_test;
 
 const ROLES: [ThreadRole; 4] =
     [ThreadRole::Main, ThreadRole::Vcpu, ThreadRole::Console, ThreadRole::Api];
@@ -70,12 +71,8 @@ fn a_forbidden_call_ends_the_process_with_its_number() {
     if !has_seccomp() {
         return granule_types::testing::skip("this host has no seccomp");
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "vm::seccomp::tests::a_forbidden_call_ends_the_process_with_its_number"])
-        .args(["--nocapture", "--test-threads=1"])
-        .env("GRANULE_TEST_SECCOMP", "1")
-        .output()
-        .unwrap();
+    let test = "vm::seccomp::tests::a_forbidden_call_ends_the_process_with_its_number";
+    let output = child_test(test).env("GRANULE_TEST_SECCOMP", "1").output().unwrap();
 
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -104,9 +101,7 @@ fn every_allowed_call_is_exercised() {
         return granule_types::testing::skip("this host has no seccomp");
     }
     let folder = tempfile::tempdir().unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "vm::seccomp::tests::every_allowed_call_is_exercised"])
-        .args(["--nocapture", "--test-threads=1"])
+    let mut child = child_test("vm::seccomp::tests::every_allowed_call_is_exercised")
         .env(RECORD, folder.path())
         // One arena, so that allocations use brk.
         .env("MALLOC_ARENA_MAX", "1")

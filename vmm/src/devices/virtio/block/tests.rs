@@ -35,21 +35,16 @@ fn content(folder: &TempDir) -> Vec<u8> {
     fs::read(folder.path().join("disk")).unwrap()
 }
 
-fn header(kind: u32, sector: u64) -> Buffer {
-    let mut bytes = kind.to_le_bytes().to_vec();
-    bytes.extend([0; 4]);
-    bytes.extend(sector.to_le_bytes());
-    Buffer::Out(bytes)
-}
-
 fn read(driver: &mut Driver, sector: u64, length: u32) -> (Vec<u8>, u8) {
-    let request = [header(VIRTIO_BLK_T_IN, sector), Buffer::In(length), Buffer::In(1)];
+    let request =
+        [Buffer::block_header(VIRTIO_BLK_T_IN, sector), Buffer::In(length), Buffer::In(1)];
     let (answers, _) = driver.request(0, &request);
     (answers[0].clone(), answers[1][0])
 }
 
 fn write(driver: &mut Driver, sector: u64, bytes: Vec<u8>) -> u8 {
-    let request = [header(VIRTIO_BLK_T_OUT, sector), Buffer::Out(bytes), Buffer::In(1)];
+    let request =
+        [Buffer::block_header(VIRTIO_BLK_T_OUT, sector), Buffer::Out(bytes), Buffer::In(1)];
     driver.request(0, &request).0[0][0]
 }
 
@@ -57,14 +52,14 @@ fn clear(driver: &mut Driver, kind: u32, sector: u64, sectors: u32, flags: u32) 
     let mut range = sector.to_le_bytes().to_vec();
     range.extend(sectors.to_le_bytes());
     range.extend(flags.to_le_bytes());
-    let request = [header(kind, 0), Buffer::Out(range), Buffer::In(1)];
+    let request = [Buffer::block_header(kind, 0), Buffer::Out(range), Buffer::In(1)];
     driver.request(0, &request).0[0][0]
 }
 
 #[test]
 fn a_request_may_span_buffers_of_any_length() {
     let (_folder, mut driver) = start(false);
-    let Buffer::Out(head) = header(VIRTIO_BLK_T_IN, 1) else { unreachable!() };
+    let Buffer::Out(head) = Buffer::block_header(VIRTIO_BLK_T_IN, 1) else { unreachable!() };
     let (first, second) = head.split_at(5);
 
     let (answers, written) = driver.request(
@@ -130,8 +125,9 @@ fn ranges_are_zeroed_and_discarded() {
 fn capacity_and_serial_number_are_reported() {
     let (_folder, mut driver) = start(false);
 
-    let id = driver.request(0, &[header(VIRTIO_BLK_T_GET_ID, 0), Buffer::In(20), Buffer::In(1)]);
-    let unknown = driver.request(0, &[header(99, 0), Buffer::In(1)]);
+    let id = driver
+        .request(0, &[Buffer::block_header(VIRTIO_BLK_T_GET_ID, 0), Buffer::In(20), Buffer::In(1)]);
+    let unknown = driver.request(0, &[Buffer::block_header(99, 0), Buffer::In(1)]);
 
     assert_eq!(driver.get(0x100), 256);
     assert_eq!(id, (vec![b"a disk of the tests\0".to_vec(), vec![OK]], 21));
@@ -168,7 +164,7 @@ fn requests_beyond_a_truncated_file_fail() {
 fn a_request_without_space_for_its_status_stops_the_device() {
     let (_folder, mut driver) = start(false);
 
-    driver.add(0, &[header(VIRTIO_BLK_T_FLUSH, 0)]);
+    driver.add(0, &[Buffer::block_header(VIRTIO_BLK_T_FLUSH, 0)]);
     driver.notify(0);
     driver.wait_needs_reset();
 
@@ -245,7 +241,7 @@ proptest! {
                     clear(&mut driver, VIRTIO_BLK_T_WRITE_ZEROES, sector, count, flags)
                 }
                 _ => {
-                    let request = [header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)];
+                    let request = [Buffer::block_header(VIRTIO_BLK_T_FLUSH, 0), Buffer::In(1)];
                     let (answers, written) = driver.request(0, &request);
                     prop_assert_eq!(written, 1);
                     answers[0][0]
