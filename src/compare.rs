@@ -136,7 +136,7 @@ fn judge(args: Args) -> CommandResult {
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     } else {
         match io::stdout().write_all(text.as_bytes()) {
-            // The reader closed the pipe; the exit code still holds.
+            // The reader closed the pipe; the exit code remains valid.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             result => result?,
         }

@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         granule_lab::init::run();
         return ExitCode::FAILURE;
     }
-    // A guest that the lab starts there with `granule run` does too.
+    // A guest that the lab boots with `granule run` also starts this program as its init.
     if granule_lab::guest_init::is_pid_1() {
         granule_lab::guest_init::run();
         return ExitCode::FAILURE;

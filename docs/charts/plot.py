@@ -6,7 +6,7 @@ Usage: docs/charts/plot.py
 
 `NAME.csv` becomes `NAME.svg`. A file with the columns `what,base,series,unit` becomes bars of the
 share that is left after a change; a file with `group,what,value,unit` becomes bars by group.
-The same input gives the same bytes.
+Equal inputs produce equal bytes.
 """
 
 import csv
@@ -18,7 +18,7 @@ BASE, SERIES, TEXT, QUIET = "#b9c2cc", "#0b6e99", "#1c2329", "#5b6670"
 
 
 def number(text, unit):
-    """Formats a figure: counts with separators, others as they stand."""
+    """Formats a figure: counts with separators, others unchanged."""
     value = float(text)
     shown = f"{int(value):,}" if value.is_integer() and not unit else f"{value:g}"
     return f"{shown} {unit}".strip()
@@ -48,7 +48,7 @@ def page(height, parts, title):
 
 
 def effect(rows, title):
-    """Draws two bars for each figure: the base as the whole, and the share that is left."""
+    """Draws two bars for each figure: the base as 100%, and the remaining share."""
     parts, y, room = [], MARGIN, WIDTH - LABEL - 2 * MARGIN - 130
     for row in rows:
         left = float(row["series"]) / float(row["base"])

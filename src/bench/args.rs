@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, error::Error, num::NonZeroU32, path::PathBuf};
 
-use granule_pgtable_test::config::{NothingLogged, PhaseSelection};
+use granule_pgtable_test::config::{NothingLoggedError, PhaseSelection};
 use granule_types::{
     backing::Backing,
     guest_mode::GuestMode,
@@ -238,7 +238,7 @@ impl Args {
     }
 
     /// Returns the phases to run.
-    pub(super) fn selected_phases(&self) -> Result<PhaseSelection, NothingLogged> {
+    pub(super) fn selected_phases(&self) -> Result<PhaseSelection, NothingLoggedError> {
         match self.workload.log_untouched {
             true => self.workload.phases.clone().logging_untouched(),
             false => Ok(self.workload.phases.clone()),

@@ -80,7 +80,7 @@ fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandRe
     }
 }
 
-/// Makes the machine of the selected engine, and returns it with its guest mode.
+/// Creates the machine of the selected engine, and returns it with its guest mode.
 fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn std::error::Error>> {
     let mode = args.guest.mode.unwrap_or(GuestMode::P48V48_4K);
     Ok(match (args.host.engine, args.host.clock) {

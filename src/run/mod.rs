@@ -73,7 +73,7 @@ pub struct Args {
     /// Width of guest-physical addresses in bits; by default the smallest that fits
     #[arg(long, value_name = "BITS")]
     ipa_bits: Option<u8>,
-    /// Dirty logging mode, for dirty logging that the control socket starts
+    /// Mode of dirty logging, which the control socket starts and stops
     #[arg(long, value_enum, default_value_t)]
     dirty_log: DirtyLog,
     /// Chunk size of eager page splitting when dirty logging starts or the log is cleared: a block

@@ -28,7 +28,7 @@ const ACCESSED: u64 = 1 << 10;
 const NOT_EXECUTABLE: u64 = 1 << 54;
 const NO_TRANSLATION: u64 = 1 << 16;
 const CONTIGUOUS: u64 = 1 << 52;
-const CLAIMED: u64 = 1 << 55;
+const BREAK_PENDING: u64 = 1 << 55;
 const SOFTWARE_SHIFT: u32 = 56;
 const SOFTWARE: u64 = 0x7 << SOFTWARE_SHIFT;
 const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
@@ -55,7 +55,7 @@ pub struct Attributes {
 /// Memory type of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryType {
-    /// Write-back cacheable, unless the guest's own attributes are stricter.
+    /// Normal write-back cacheable memory, unless the guest's own attributes are stricter.
     Normal,
     /// Normal non-cacheable: device memory that may be accessed as memory (Linux:
     /// `KVM_PGTABLE_PROT_NORMAL_NC`). The host's caches hold none of it, so nothing is cleaned.
@@ -178,13 +178,13 @@ impl Descriptor {
 
     /// Returns whether a walker has marked the entry for a break.
     pub const fn is_break_pending(self) -> bool {
-        self.is_valid() && self.0 & CLAIMED != 0
+        self.is_valid() && self.0 & BREAK_PENDING != 0
     }
 
     /// Returns the entry marked for a break. Software bits change without one (rule
     /// `break-before-make`).
     pub const fn with_break_pending(self) -> Self {
-        Self(self.0 | CLAIMED)
+        Self(self.0 | BREAK_PENDING)
     }
 
     /// Returns the output address, or the address of the next table.
@@ -240,7 +240,7 @@ impl Descriptor {
     /// Returns the part of a block for one entry of the table below, `offset` bytes into the block.
     pub const fn part(self, level: Level, offset: u64) -> Self {
         let kind = if level.number() == 3 { TABLE_OR_PAGE } else { 0 };
-        let kept = self.0 & !(TABLE_OR_PAGE | CLAIMED | CONTIGUOUS | ADDRESS);
+        let kept = self.0 & !(TABLE_OR_PAGE | BREAK_PENDING | CONTIGUOUS | ADDRESS);
         Self(kept | kind | ((self.address().0 + offset) & ADDRESS))
     }
 
@@ -287,7 +287,7 @@ impl Descriptor {
     /// Returns whether two entries may be in one contiguous run: all but address, access flag and
     /// software bits agree.
     pub const fn agrees(self, other: Self) -> bool {
-        (self.0 ^ other.0) & !(ADDRESS | ACCESSED | CLAIMED | SOFTWARE) == 0
+        (self.0 ^ other.0) & !(ADDRESS | ACCESSED | BREAK_PENDING | SOFTWARE) == 0
     }
 
     /// Returns the block with or without nT, which keeps CPUs from caching it while its size
@@ -304,7 +304,7 @@ impl Descriptor {
     /// Returns whether two leaves of one level differ in more than permissions, access flag and
     /// software bits, so that replacing one by the other needs break-before-make (Arm ARM D8.16.1).
     pub const fn needs_break(self, new: Self) -> bool {
-        let free = READ | WRITE | NOT_EXECUTABLE | ACCESSED | CLAIMED | SOFTWARE;
+        let free = READ | WRITE | NOT_EXECUTABLE | ACCESSED | BREAK_PENDING | SOFTWARE;
         (self.0 ^ new.0) & !free != 0
     }
 
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_next_table_is_found_whatever_else_its_entry_says() {
+    fn a_next_table_is_found_regardless_of_the_other_bits() {
         let level = Level::new(1).unwrap();
         for (bit, kind) in (2..64).flat_map(|bit| (0..4).map(move |kind| (bit, kind))) {
             let entry = Descriptor(0x9000 | kind | 1 << bit);

@@ -157,7 +157,8 @@ pub struct GeometryError {
 }
 
 impl Geometry {
-    /// The most frequent shape. Walks have it as a constant, and with it their shifts and levels.
+    /// The most frequent shape. Walks are specialised for it, so their shifts and levels are
+    /// constants.
     pub(crate) const COMMON: (Granule, Level) = (Granule::K4, Level(1));
 
     /// Returns whether the shape is the common one and the address lies in it, by one comparison.
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_and_contiguous_runs_span_what_the_manual_says() {
+    fn entries_and_contiguous_runs_span_the_sizes_in_the_manual() {
         for (granule, level, span, run) in [
             (Granule::K4, 3, 4 << 10, 64 << 10),
             (Granule::K4, 2, 2 << 20, 32 << 20),

@@ -59,7 +59,7 @@ pub struct Memcache {
 }
 
 impl Memcache {
-    /// Tables that a memcache holds at most (Linux: `KVM_ARCH_NR_OBJS_PER_MEMORY_CACHE`).
+    /// Maximum number of tables in a memcache (Linux: `KVM_ARCH_NR_OBJS_PER_MEMORY_CACHE`).
     pub const CAPACITY: usize = 40;
 
     /// Creates an empty memcache.
@@ -84,28 +84,28 @@ impl Memcache {
         self.tables.len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether the memcache is empty.
     pub const fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
 
-    /// Allocates up to `most` tables unless there are `least`. Must not run under the lock. Returns
-    /// whether there are `least`.
+    /// Allocates up to `max` tables unless the memcache holds `min`. Must not run under the lock.
+    /// Returns whether it holds `min`.
     #[inline]
-    pub fn top_up<O: Operations>(&mut self, ops: &O, least: usize, most: usize) -> bool {
-        self.len() >= least || self.fill(ops, least, most)
+    pub fn top_up<O: Operations>(&mut self, ops: &O, min: usize, max: usize) -> bool {
+        self.len() >= min || self.fill(ops, min, max)
     }
 
     #[inline(never)]
-    fn fill<O: Operations>(&mut self, ops: &O, least: usize, most: usize) -> bool {
+    fn fill<O: Operations>(&mut self, ops: &O, min: usize, max: usize) -> bool {
         ops.note(Note::TopUp);
         self.owned = true;
         self.free_retired(ops);
-        while self.len() < most.min(Self::CAPACITY) {
+        while self.len() < max.min(Self::CAPACITY) {
             let Some(table) = ops.allocate() else { break };
             self.tables.push(table);
         }
-        self.len() >= least
+        self.len() >= min
     }
 
     /// Takes a zeroed table, or returns `None`.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The engine's interface to its surroundings: tables in memory, barriers, TLBs and caches.
 //!
-//! A value that implements [`Operations`] stands for one CPU, or for one thread that plays one. The
-//! same engine so runs at EL2, in tests and in simulations. Every call is one architectural event:
-//! a wrapper can record, check, drop or replace any of them.
+//! A value that implements [`Operations`] represents one CPU, or one thread that simulates a CPU.
+//! So the same engine runs at EL2, in tests and in simulations. Every call is one architectural
+//! event: a wrapper can record, check, drop or replace any of them.
 
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
@@ -89,7 +89,7 @@ pub struct Unlinked {
     pub level: Level,
 }
 
-/// Software events that a checker needs beside the architectural ones.
+/// Software events that a checker needs in addition to the architectural ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each variant's line names its fields")]
 pub enum Note {
@@ -162,14 +162,14 @@ pub trait Operations {
     /// Begins a shared walk. Walks nest: a [`Mapper`](crate::Mapper) walks while it exists.
     fn begin_walk(&self) {}
 
-    /// Ends the innermost walk, which uses nothing any more that it has read from tables.
+    /// Ends the innermost walk, which no longer uses entries that it has read.
     fn end_walk(&self) {}
 
     /// Adds references to a table for entries that have become valid.
     fn take_references(&self, table: TableAddress, count: u32);
 
-    /// Drops references of a table for entries that have become invalid. Returns the rest, 1 for an
-    /// empty table.
+    /// Drops references of a table for entries that have become invalid. Returns the remaining
+    /// number, 1 for an empty table.
     fn drop_references(&self, table: TableAddress, count: u32) -> u32;
 
     /// Returns the references of a table.

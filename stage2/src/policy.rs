@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Choices of the engine and the fault path.
 //!
-//! Each field of [`Policy`] is one idea that a kernel implements or does not; the presets combine
-//! them as kernels do (Linux: `arch/arm64/kvm/hyp/pgtable.c` and `arch/arm64/kvm/mmu.c`).
+//! Each field of [`Policy`] is one technique that a kernel may implement; the presets combine them
+//! as kernels do (Linux: `arch/arm64/kvm/hyp/pgtable.c` and `arch/arm64/kvm/mmu.c`).
 
 use core::str::FromStr;
 
@@ -19,7 +19,7 @@ pub enum Locking {
     Shared,
 }
 
-/// Place of the cache maintenance for memory that the guest is given.
+/// Place of the CMOs for memory that becomes reachable for the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmoPlacement {
     /// In the fault path, for every fault, whatever the map then does.
@@ -37,7 +37,7 @@ pub enum Coalesce {
     FreeFirst,
     /// Install the block, then free the table.
     InstallFirst,
-    /// As `InstallFirst`, without CMOs for the block: the idea as first published, kept to
+    /// As `InstallFirst`, without CMOs for the block: the change as first published, kept to
     /// reproduce its figures. Unsafe where a part was never mapped (rule `unclean-reachable`).
     InstallWithoutCmo,
 }
@@ -98,8 +98,8 @@ pub struct Policy {
     /// Set if CMOs for a block skip parts that are mapped at the same address.
     pub skip_mapped: bool,
     /// Reads of an entry that another walker has locked, the first included, before the guest
-    /// faults again (`STAGE2_LOCKED_TURNS` of the Linux series); 0 and 1 do not wait. Between two
-    /// reads the walker calls [`Operations::pause`](crate::Operations::pause).
+    /// refaults (`STAGE2_LOCKED_TURNS` of the Linux series); 0 and 1 do not wait. Between two reads
+    /// the walker calls [`Operations::pause`](crate::Operations::pause).
     pub locked_entry_turns: u32,
     /// Set if relaxed permissions are invalidated on the faulting CPU alone.
     pub local_relax: bool,
@@ -188,7 +188,7 @@ impl Policy {
         unmap: Unmap::Batch(64),
         ..Self::LINUX_6_12_WAIT
     };
-    /// Every idea at once.
+    /// Combination of all techniques.
     pub const GRANULE: Self = Self {
         cmo: CmoPlacement::BeforeBreak,
         existing_leaf: ExistingLeaf::Relax,

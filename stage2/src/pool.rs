@@ -205,7 +205,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         self.count(table).fetch_add(count.into(), Ordering::Relaxed);
     }
 
-    /// Drops references of a table and returns the rest.
+    /// Drops references of a table and returns the remaining number.
     pub fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
         let before = self.count(table).fetch_sub(count.into(), Ordering::AcqRel);
         u32::try_from(before.saturating_sub(count.into())).unwrap_or(u32::MAX)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Shared walkers that meet an entry which another walker has locked: they wait for it at every
-//! level, whatever they request, and continue with the entry that the other makes. A policy that
-//! does not wait has the guest fault again.
+//! Shared walkers that find an entry locked by another walker: they wait for it at every level,
+//! whatever they request, and continue with the entry that the other makes. With a policy that does
+//! not wait, the guest refaults.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
@@ -77,7 +77,7 @@ impl LockedEntry {
         (result, ops.hook.pauses.get())
     }
 
-    /// Maps memory beside the other walker.
+    /// Maps memory concurrently with the other walker.
     fn map(
         &self,
         new: Descriptor,
@@ -102,13 +102,13 @@ fn block(attributes: Attributes) -> Descriptor {
 }
 
 /// 6.12 with the wait as the only difference.
-const WAITS: Policy = Policy::LINUX_6_12_WAIT;
+const WAITING_POLICY: Policy = Policy::LINUX_6_12_WAIT;
 const READ: Attributes = Attributes::READ;
 const READ_WRITE: Attributes = Attributes::READ_WRITE;
 
 #[test]
 fn a_walker_descends_into_the_table_that_it_waited_for() {
-    let locked = LockedEntry::new(WAITS);
+    let locked = LockedEntry::new(WAITING_POLICY);
     let child = locked.pool.allocate().unwrap();
 
     let done = locked.map(Descriptor::table(child), (5 * PAGE, PAGE), READ);
@@ -120,12 +120,12 @@ fn a_walker_descends_into_the_table_that_it_waited_for() {
 
 #[test]
 fn a_walker_leaves_a_block_that_permits_the_access_and_an_entry_that_stays_locked() {
-    let turns = WAITS.locked_entry_turns - 1;
+    let turns = WAITING_POLICY.locked_entry_turns - 1;
     for (name, policy, new, range, pauses) in [
-        ("the same permissions", WAITS, block(READ), (PAGE, PAGE), 2),
-        ("more permissions", WAITS, block(READ_WRITE), (PAGE, PAGE), 2),
-        ("a map of the block itself", WAITS, block(READ), (0, BLOCK), 2),
-        ("the wait is bounded", WAITS, Descriptor::LOCKED, (PAGE, PAGE), turns),
+        ("the same permissions", WAITING_POLICY, block(READ), (PAGE, PAGE), 2),
+        ("more permissions", WAITING_POLICY, block(READ_WRITE), (PAGE, PAGE), 2),
+        ("a map of the block itself", WAITING_POLICY, block(READ), (0, BLOCK), 2),
+        ("the wait is bounded", WAITING_POLICY, Descriptor::LOCKED, (PAGE, PAGE), turns),
         ("no wait", Policy::LINUX_6_12, Descriptor::LOCKED, (PAGE, PAGE), 0),
     ] {
         let locked = LockedEntry::new(policy);
@@ -138,7 +138,7 @@ fn a_walker_leaves_a_block_that_permits_the_access_and_an_entry_that_stays_locke
 
 #[test]
 fn a_block_that_does_not_permit_the_access_is_split() {
-    let locked = LockedEntry::new(WAITS);
+    let locked = LockedEntry::new(WAITING_POLICY);
 
     let (done, _) = locked.map(block(READ), (PAGE, PAGE), READ_WRITE);
 
@@ -149,7 +149,7 @@ fn a_block_that_does_not_permit_the_access_is_split() {
 
 #[test]
 fn a_walker_that_relaxes_permissions_waits_for_the_leaf_if_the_policy_says_so() {
-    let locked = LockedEntry::new(WAITS);
+    let locked = LockedEntry::new(WAITING_POLICY);
 
     assert_eq!(locked.relax(block(READ), READ_WRITE), (Ok(()), 2));
     assert!(locked.load().attributes().write);

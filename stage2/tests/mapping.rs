@@ -238,10 +238,10 @@ fn addresses_outside_the_table_are_refused() {
     }
 }
 
-type Checked<'a> = Recorder<'a, Cpu<'a>, Checker>;
+type CheckedOps<'a> = Recorder<'a, Cpu<'a>, Checker>;
 
 /// Runs `act` on an empty table with the checker on, which reports no violation.
-fn checked(features: Features, act: impl FnOnce(&mut Stage2, &Checked<'_>, &mut Memcache)) {
+fn checked(features: Features, act: impl FnOnce(&mut Stage2, &CheckedOps<'_>, &mut Memcache)) {
     let geometry = Geometry::new(Granule::K4, 40).unwrap();
     let (pool, reclaim) = (pool(&geometry, 32), EpochReclaim::new(1));
     let checker = Mutex::new(Checker::new(setup(geometry, features, &pool, 1)));
@@ -254,7 +254,7 @@ fn checked(features: Features, act: impl FnOnce(&mut Stage2, &Checked<'_>, &mut 
 }
 
 /// Runs `act` with the lock held exclusively.
-fn locked<T>(ops: &Checked<'_>, act: impl FnOnce() -> T) -> T {
+fn locked<T>(ops: &CheckedOps<'_>, act: impl FnOnce() -> T) -> T {
     ops.note(Note::Lock { exclusive: true });
     let result = act();
     ops.note(Note::Unlock);

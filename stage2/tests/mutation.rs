@@ -2,10 +2,10 @@
 //! Mutations: the engine with one operation missing, weaker, shorter, misplaced or late. The
 //! checker must report it.
 //!
-//! A fixed scenario uses everything that the engine does. It runs once to count the operations and
-//! to learn which of them achieved something, by the state of the checker ([`Effect`]); then once
-//! for each of these and each [`Mutation`]. An operation that achieves nothing may be missing
-//! without harm and is skipped.
+//! A fixed scenario exercises every function of the engine. It runs once to count the operations
+//! and to determine their effects, by the state of the checker ([`Effect`]); then once for each of
+//! these and each [`Mutation`]. An operation without effect may be missing without harm and is
+//! skipped.
 //!
 //! Survivors, each examined, and why they do no harm:
 //!
@@ -91,8 +91,8 @@ impl Mutator {
         (target == index).then_some(mutation)
     }
 
-    /// Notes what an operation achieved. The checker cannot judge calls that are not architectural;
-    /// all of those count.
+    /// Records the effect of an operation. The checker cannot judge calls that are not
+    /// architectural; all of those count.
     fn note_effect(&self, call: Call, of_checker: Effect) {
         let counts = matches!(
             call,
@@ -250,7 +250,7 @@ fn name(call: Call) -> String {
     name.to_owned()
 }
 
-/// Uses everything that the engine does, on two CPUs in turn.
+/// Exercises every function of the engine, on two CPUs in turn.
 fn scenario(
     policy: Policy,
     features: Features,
@@ -328,7 +328,7 @@ struct Score {
 
 type Scores = BTreeMap<(String, Mutation), Score>;
 
-/// Mutates operations one by one: those that achieved something, or all.
+/// Mutates operations one by one: those with an effect, or all.
 fn score(policy: Policy, features: Features, all: bool, scores: &mut Scores) {
     let (plain, effects, _) = scenario(policy, features, None);
     let usual = plain.violated().clone();

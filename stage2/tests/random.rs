@@ -34,7 +34,7 @@ use support::{
 
 const CPUS: u8 = 4;
 
-/// Does random steps on a CPU.
+/// Performs random steps on a CPU.
 fn random_steps<O: Operations, S: Sink, L: RawRwLock>(
     vcpu: &mut Vcpu<'_, O, S, L>,
     seed: u64,
@@ -149,7 +149,7 @@ fn run_scheduled(seed: u64, cpus: u8, steps: u64) {
             let (vm, checker) = (Arc::clone(&vm), Arc::clone(&checker));
             shuttle::thread::spawn(move || {
                 let mut vcpu =
-                    vm.vcpu_with(cpu, &*checker, |inner| Hooked { inner, hook: Yielding });
+                    vm.vcpu_with(cpu, &*checker, |inner| Hooked { inner, hook: YieldHook });
                 random_steps(&mut vcpu, seed, cpu, steps);
             })
         })
@@ -198,8 +198,8 @@ fn a_million_schedules_violate_no_rule() {
     println!("{all} schedules in {:?}", start.elapsed());
 }
 
-/// Events of the longest trace that is kept; a longer one fills the memory and helps no reader.
-const KEPT: u64 = 2_000_000;
+/// Maximum number of events kept for a trace; a longer one exhausts memory and is too long to read.
+const MAX_KEPT_EVENTS: u64 = 2_000_000;
 
 /// A checker and the events that it has checked.
 #[derive(Debug)]
@@ -212,7 +212,7 @@ struct RecordingChecker {
 impl Sink for RecordingChecker {
     fn event(&mut self, event: Event) {
         self.checker.event(event);
-        if self.checker.events() <= KEPT {
+        if self.checker.events() <= MAX_KEPT_EVENTS {
             self.events.push(event);
         } else {
             self.events = Vec::new();
@@ -270,9 +270,9 @@ fn known_violations(policy: &Policy) -> BTreeSet<Rule> {
 
 /// Yields before each operation that another CPU can observe.
 #[derive(Debug)]
-struct Yielding;
+struct YieldHook;
 
-impl<O: Operations> Hook<O> for Yielding {
+impl<O: Operations> Hook<O> for YieldHook {
     fn call(&self, inner: &O, call: Call) -> Reply {
         let is_private = matches!(
             call,

@@ -152,7 +152,7 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn each_case_violates_its_rule_alone_and_its_twin_none() {
+fn each_case_violates_only_its_rule_and_its_twin_violates_none() {
     for case in CASES {
         let violated = |script: &str| {
             let whole = format!("{}; {script}", case.before);

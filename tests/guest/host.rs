@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_lab::expect::Unmatched;
+use granule_lab::expect::UnmatchedOutput;
 use tempfile::TempDir;
 
 /// Timeout for nested emulation on a busy machine.
@@ -138,7 +138,7 @@ pub struct Session {
     child: Child,
     input: ChildStdin,
     output: Receiver<Vec<u8>>,
-    unmatched: Unmatched,
+    unmatched: UnmatchedOutput,
 }
 
 impl Session {
@@ -159,7 +159,12 @@ impl Session {
                 }
             }
         });
-        Self { input: child.stdin.take().unwrap(), child, output, unmatched: Unmatched::default() }
+        Self {
+            input: child.stdin.take().unwrap(),
+            child,
+            output,
+            unmatched: UnmatchedOutput::default(),
+        }
     }
 
     /// Sends a line.

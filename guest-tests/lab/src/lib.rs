@@ -181,7 +181,7 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
     Ok(status)
 }
 
-/// Checks for the programs of this workspace before anything takes long.
+/// Checks for the programs of this workspace before the first long step.
 fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
     for (program, path, option) in [
         ("the static arm64 `granule`", &paths.init, "--init"),

@@ -15,7 +15,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Returns a reporter that is silent in a dry run, whose output is for pasting.
+    /// Returns a reporter that is silent in a dry run, whose output is meant to be pasted into a
+    /// shell.
     pub fn new(dry: bool) -> Self {
         let bar = if dry {
             Some(ProgressBar::hidden())

@@ -57,7 +57,7 @@ pub enum ParsePhasesError {
     "--log-untouched needs a phase that writes under dirty logging, but the phases are {0}; \
      add update or omit --log-untouched"
 )]
-pub struct NothingLogged(PhaseSelection);
+pub struct NothingLoggedError(PhaseSelection);
 
 impl PhaseSelection {
     /// Returns all phases of an iteration.
@@ -87,9 +87,9 @@ impl PhaseSelection {
     ///
     /// # Errors
     /// The selection does not contain `update`.
-    pub fn logging_untouched(mut self) -> Result<Self, NothingLogged> {
+    pub fn logging_untouched(mut self) -> Result<Self, NothingLoggedError> {
         if !self.contains(Phase::Update) {
-            return Err(NothingLogged(self));
+            return Err(NothingLoggedError(self));
         }
         self.0.retain(|&phase| phase != Phase::Create);
         Ok(self)
@@ -164,7 +164,7 @@ mod tests {
             rebuild.logging_untouched().unwrap().to_string(),
             "logging-on,update,logging-off,rebuild"
         );
-        assert_eq!(create.clone().logging_untouched(), Err(NothingLogged(create)));
+        assert_eq!(create.clone().logging_untouched(), Err(NothingLoggedError(create)));
     }
 
     #[test]

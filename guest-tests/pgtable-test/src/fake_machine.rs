@@ -66,7 +66,7 @@ impl FakeMemory {
     }
 
     /// Changes a word without a trace in the dirty bitmap.
-    pub(crate) fn poke(&mut self, address: u64, value: u64) {
+    pub(crate) fn write_untracked(&mut self, address: u64, value: u64) {
         self.words.insert(address, value);
     }
 }
@@ -87,7 +87,7 @@ impl FakeState {
         let mut memory = self.memory();
         memory.events += 1;
         if self.defect != Defect::LosesWrite(address) {
-            memory.poke(address, value);
+            memory.write_untracked(address, value);
         }
         let page = (address - self.region.start.0) / self.region.host_page.0;
         let page = usize::try_from(page).unwrap();
@@ -107,7 +107,7 @@ pub(crate) struct FakeMachine {
 }
 
 impl FakeMachine {
-    /// Makes a machine with a region of four backing pages.
+    /// Creates a machine with a region of four backing pages.
     pub(crate) fn new(vcpus: usize, backing_page: Bytes, defect: Defect) -> Self {
         let region = Region {
             start: GuestAddress(0x10_0000),

@@ -20,7 +20,7 @@ pub mod task;
 pub mod vcpu_threads;
 
 mod clock {
-    //! The clock of every time in a result: `CLOCK_MONOTONIC_RAW`, as in the kernel's test.
+    //! Clock of all times in a result: `CLOCK_MONOTONIC_RAW`, as in the kernel's test.
     //!
     //! Adjustments of the time of day do not change its rate. Emulated, it reads virtual time.
 

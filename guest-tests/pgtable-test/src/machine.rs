@@ -110,17 +110,20 @@ impl Kick for Arc<AtomicBool> {
 
 /// Error of a machine: the operation that failed, with the machine's own error as the source.
 #[derive(Debug, Error)]
-#[error("{doing}")]
+#[error("{operation}")]
 pub struct MachineError {
-    doing: String,
+    operation: String,
     #[source]
     source: Box<dyn Error + Send + Sync>,
 }
 
 impl MachineError {
-    /// Wraps `source`, which occurred while `doing`.
-    pub fn new(doing: impl Into<String>, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { doing: doing.into(), source: source.into() }
+    /// Wraps `source`, an error of `operation` ("reading the dirty bitmap").
+    pub fn new(
+        operation: impl Into<String>,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self { operation: operation.into(), source: source.into() }
     }
 }
 
@@ -212,8 +215,8 @@ pub trait Machine {
 /// Operations of a live migration, on a machine whose vCPUs run at
 /// [`Access::WriteAtRandom`](crate::task::Access::WriteAtRandom); errors as of [`Machine`].
 pub trait MigrationOps {
-    /// Asks the vCPUs to stop writing, or not to. Before the vCPUs start, `false` also resets
-    /// their write counts.
+    /// Sets or clears the request that the vCPUs stop writing. Before the vCPUs start, `false` also
+    /// resets their write counts.
     fn set_stopping(&mut self, stop: bool) -> Result<(), MachineError>;
 
     /// Returns the number of writes of each vCPU; for a running vCPU the count may lag by a few.

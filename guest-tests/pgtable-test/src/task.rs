@@ -21,10 +21,9 @@ pub enum Access {
     Execute,
     /// Reads and compares with [`Task::value_at`]; the first difference fails the task.
     Verify,
-    /// Writes at the addresses that a [`RandomWalk`] of
-    /// [`Task::seed`] and [`Task::count`] selects. Each write stores the number of writes so far,
-    /// from 1. Ends when [`MigrationOps::set_stopping`] asks for it; requires a machine with
-    /// [`MigrationOps`].
+    /// Writes at the addresses that a [`RandomWalk`] of [`Task::seed`] and [`Task::count`] selects.
+    /// Each write stores the number of writes so far, from 1. Ends when
+    /// [`MigrationOps::set_stopping`] requests it; requires a machine with [`MigrationOps`].
     ///
     /// [`MigrationOps`]: crate::machine::MigrationOps
     /// [`MigrationOps::set_stopping`]: crate::machine::MigrationOps::set_stopping
@@ -95,7 +94,7 @@ impl RandomWalk {
     }
 }
 
-/// Returns the generator's first state: any number but 0, which would repeat for ever.
+/// Returns the generator's first state: any number but 0, which would repeat forever.
 pub const fn first_state(seed: u64) -> u64 {
     if seed == 0 { 1 } else { seed }
 }

@@ -40,7 +40,7 @@ fn task(machine: &KvmMachine, access: Access) -> Task {
     Task { seed: SEED, ..Task::new(access, region.start, pages, region.host_page) }
 }
 
-/// Makes a machine and binds its first vCPU to this thread.
+/// Creates a machine and binds its first vCPU to this thread.
 fn machine_and_vcpu(config: KvmConfig) -> (KvmMachine, Box<dyn Vcpu>) {
     let mut machine = made(config);
     let mut vcpu = machine.take_vcpus().remove(0);
@@ -88,7 +88,7 @@ fn reads_after_a_write_touch_only_their_pages() {
     })
     .unwrap();
 
-    // One page written; the zero page behind those only read counts nowhere.
+    // One page is written; the zero page behind the others is not counted.
     let resident: u64 = machine.obtained().unwrap().resident.values().sum();
     assert_eq!(resident, page.0);
 }

@@ -19,7 +19,7 @@ random = np.random.default_rng(20261121)
 
 
 def inverted(candidates, rejected):
-    """The ends of the set of shifts that are not rejected, among sorted candidates."""
+    """Returns the ends of the interval of shifts that are not rejected, among sorted candidates."""
     middles = (candidates[:-1] + candidates[1:]) / 2
     trials = np.concatenate([[candidates[0] - 1], middles, [candidates[-1] + 1]])
     kept = [k for k, trial in enumerate(trials) if not rejected(trial)]
@@ -79,7 +79,8 @@ def paired(x, y):
         "positive": positive,
         "p": float(test.pvalue),
         "ratio": float(np.exp(np.median(walsh))),
-        # With equal averages SciPy itself meets ties while it is inverted; those are left out.
+        # SciPy's test cannot be inverted across ties of equal averages; such data sets are
+        # omitted.
         "interval": inverted(walsh, rejected) if whole else None,
         "inverted": whole,
     }

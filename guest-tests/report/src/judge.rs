@@ -15,16 +15,16 @@
 //!
 //! Rank tests assume no distribution of runs. Their p is two-sided and a regression lies on one
 //! side: a p of 9% is 4.5% for that side. So at most 5% of tables without a difference report a
-//! regression, and at most 2.5% an improvement, which needs a p of 5%: doubt counts against the
-//! change.
+//! regression, and at most 2.5% an improvement, which needs a p of 5%: doubtful rows count against
+//! the change.
 //!
 //! Emulated figures need fewer runs:
 //!
-//! - Counts are exact. Every run after must lie above every run before by more than the minimum
+//! - Counts are exact. Every run after must exceed every run before by more than the minimum
 //!   effect; one run a side is enough.
 //! - Times are exact for their schedule. No test is needed where all runs of a side are equal.
 //!   Student's test on logarithms replaces rank tests that too few runs cannot satisfy.
-//! - A time that grew by no more than timer ticks may add has not grown.
+//! - A time counts as equal if it grew by no more than timer ticks may add.
 
 use serde::Serialize;
 
@@ -50,7 +50,7 @@ pub enum Verdict {
     Improvement,
     /// Growth beyond the minimum effect is excluded.
     NoRegression,
-    /// The runs show neither a difference nor its absence.
+    /// The runs establish neither a difference nor its absence.
     Inconclusive,
 }
 
@@ -77,7 +77,7 @@ impl Verdict {
 
 /// Result of the test of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Tested {
+pub(crate) struct TestedRow {
     /// `mann-whitney`, `wilcoxon` or `student`.
     pub test: &'static str,
     /// True if cases were counted; otherwise a distribution approximates them.
@@ -94,11 +94,12 @@ pub(crate) struct Tested {
     pub ratio: Option<f64>,
     /// 95% interval; `None` if there are too few runs.
     pub interval: Option<[f64; 2]>,
-    /// Ratio that the runs would show four times in five; `None` if they can show none.
+    /// Ratio that the test detects in four of five cases; `None` if there are too few runs to
+    /// detect any.
     pub detectable: Option<f64>,
 }
 
-impl Tested {
+impl TestedRow {
     fn new(test: &'static str, found: RankTest) -> Self {
         Self {
             test,
@@ -113,7 +114,7 @@ impl Tested {
         }
     }
 
-    /// Reports whether a difference is shown, in either direction.
+    /// Returns whether the difference is significant, in either direction.
     pub fn is_found(&self) -> bool {
         self.p_holm < ALPHA
     }
@@ -144,23 +145,23 @@ impl Row {
     }
 
     /// Tests the row as one of `rows` in its table.
-    fn test(&self, rows: usize) -> Option<Tested> {
+    fn test(&self, rows: usize) -> Option<TestedRow> {
         if !self.is_testable() {
             return None;
         }
         let Self { before, after, design, .. } = self;
         let ratio = stats::ratio(*design, before, after);
-        let least_p = || stats::least_p(*design, before.len(), after.len());
+        let min_p = || stats::min_p(*design, before.len(), after.len());
         let mut tested = match design {
-            Design::Paired => Tested::new("wilcoxon", self.wilcoxon(ratio.is_some())),
+            Design::Paired => TestedRow::new("wilcoxon", self.wilcoxon(ratio.is_some())),
             Design::Independent => {
                 let found = stats::mann_whitney(before, after)?;
-                if self.emulated && ratio.is_some() && least_p() * rows as f64 > ALPHA {
+                if self.emulated && ratio.is_some() && min_p() * rows as f64 > ALPHA {
                     let (t, p) = stats::student(&logarithms(before), &logarithms(after))?;
                     let found = RankTest { statistic: t, p, exact: false, ..found };
-                    Tested::new(STUDENT, found)
+                    TestedRow::new(STUDENT, found)
                 } else {
-                    Tested::new("mann-whitney", found)
+                    TestedRow::new("mann-whitney", found)
                 }
             }
         };
@@ -184,7 +185,7 @@ impl Row {
         })
     }
 
-    fn verdict(&self, tested: Option<&Tested>, effect: f64) -> Verdict {
+    fn verdict(&self, tested: Option<&TestedRow>, effect: f64) -> Verdict {
         let spread = |figures: &[f64]| Spread::of(figures.iter().copied());
         let (Some(before), Some(after)) = (spread(&self.before), spread(&self.after)) else {
             return Verdict::Inconclusive;
@@ -233,9 +234,9 @@ fn logarithms(figures: &[f64]) -> Vec<f64> {
 }
 
 /// Tests and judges every row of a table; a ratio beyond 1 + `effect` is a regression.
-pub(crate) fn judge(rows: &[Row], effect: f64) -> Vec<(Option<Tested>, Verdict)> {
+pub(crate) fn judge(rows: &[Row], effect: f64) -> Vec<(Option<TestedRow>, Verdict)> {
     let family = rows.iter().filter(|row| row.is_testable()).count();
-    let mut tested: Vec<Option<Tested>> = rows.iter().map(|row| row.test(family)).collect();
+    let mut tested: Vec<Option<TestedRow>> = rows.iter().map(|row| row.test(family)).collect();
     let p: Vec<f64> = tested.iter().flatten().map(|tested| tested.p).collect();
     for (tested, p_holm) in tested.iter_mut().flatten().zip(stats::holm(&p)) {
         tested.p_holm = p_holm;
@@ -252,8 +253,8 @@ pub(crate) fn judge(rows: &[Row], effect: f64) -> Vec<(Option<Tested>, Verdict)>
 }
 
 /// Returns the number of runs a side that a table of `rows` needs to show any difference.
-pub(crate) fn least_runs(rows: usize, design: Design) -> usize {
-    let enough = |&runs: &usize| stats::least_p(design, runs, runs) * rows.max(1) as f64 <= ALPHA;
+pub(crate) fn min_runs(rows: usize, design: Design) -> usize {
+    let enough = |&runs: &usize| stats::min_p(design, runs, runs) * rows.max(1) as f64 <= ALPHA;
     (2..=40).find(enough).unwrap_or(40)
 }
 
@@ -335,8 +336,8 @@ mod tests {
 
     #[test]
     fn longer_tables_need_more_runs() {
-        assert_eq!([1, 2, 7, 28].map(|rows| least_runs(rows, Design::Independent)), [4, 5, 6, 7]);
-        assert_eq!(least_runs(1, Design::Paired), 6);
+        assert_eq!([1, 2, 7, 28].map(|rows| min_runs(rows, Design::Independent)), [4, 5, 6, 7]);
+        assert_eq!(min_runs(1, Design::Paired), 6);
     }
 
     /// Draws a table without a difference.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kernel and host of each side, and the rules for which results compare.
+//! Kernel and host of each side, and the rules for comparable results.
 //!
 //! The series, the kernel image and the local part of the kernel release may differ. Architecture,
 //! kernel version, CPU with its features, base page, emulator with its options, engine and page
@@ -17,7 +17,7 @@ use granule_types::{
 };
 
 /// Share of the memory below which a page size does not count as its backing.
-const LEAST_SHARE_PERCENT: u128 = 5;
+const MIN_SHARE_PERCENT: u128 = 5;
 
 /// A field that differs, is mixed, or is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -122,7 +122,7 @@ fn backed_by(obtained: &ResidentPages) -> String {
     let sizes: Vec<_> = obtained
         .resident
         .iter()
-        .filter(|&(_, &bytes)| bytes > 0 && u128::from(bytes) * 100 >= total * LEAST_SHARE_PERCENT)
+        .filter(|&(_, &bytes)| bytes > 0 && u128::from(bytes) * 100 >= total * MIN_SHARE_PERCENT)
         .map(|(&size, _)| Bytes(size).to_string())
         .collect();
     if sizes.is_empty() {

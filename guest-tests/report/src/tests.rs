@@ -153,7 +153,7 @@ fn phases_can_be_chosen() {
 }
 
 #[test]
-fn paired_runs_show_more_and_must_be_equally_many() {
+fn paired_runs_detect_more_and_must_be_equal_in_number() {
     let ramp: Vec<u64> = (1..=8).map(|at| at * 100_000).collect();
     let slower: Vec<u64> = ramp.iter().map(|us| us * 11 / 10 + us % 7).collect();
     let real = |times: &[u64]| on_hardware(runs(times, &[]));

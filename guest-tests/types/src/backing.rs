@@ -44,7 +44,7 @@ impl Backing {
         Self::SharedHugetlb,
     ];
 
-    /// Short names, accepted wherever a backing is given.
+    /// Short names, accepted by every option that takes a backing.
     pub const ALIASES: &[(&str, Self)] = &[
         ("4k", Self::Anonymous),
         ("thp", Self::AnonymousThp),

@@ -40,7 +40,7 @@ impl GuestMode {
     pub const P48V48_4K: Self = mode(2, "P48V48_4K", 48, 48, 12);
     /// 40-bit physical addresses: the next default.
     pub const P40V48_4K: Self = mode(5, "P40V48_4K", 40, 48, 12);
-    /// 36-bit physical addresses: the default of the smallest hosts.
+    /// 36-bit physical addresses: the default where neither wider mode fits.
     pub const P36V48_4K: Self = mode(11, "P36V48_4K", 36, 48, 12);
     /// Physical addresses as wide as the CPU's: the only mode on x86_64.
     pub const PXXV48_4K: Self = mode(8, "PXXV48_4K", 0, 48, 12);

@@ -30,17 +30,17 @@ use std::{
 
 use criterion::Criterion;
 use others::{Aarch64Paging, Generic, Multiarch};
-use own::{Direct, Exclusive, Hand, Pooled, Shared};
+use own::{Direct, ExclusiveTable, Pooled, SharedTable, ThreadMemcache};
 use table::{BLOCK, GIB, PAGE, PHYS, Table};
 
-/// Times `run`, which does `count` things each time, per thing.
+/// Measures the time per operation of `run`, which performs `count` operations each time.
 fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() -> Duration) {
     let mut group = c.benchmark_group(group);
     group.bench_function(name, |b| {
         b.iter_custom(|iterations| {
             let runs = iterations.div_ceil(count);
             let tidied = || {
-                table::tidy();
+                table::sort_pool();
                 run()
             };
             let fastest = (0..runs).map(|_| tidied()).min().unwrap_or_default();
@@ -53,9 +53,9 @@ fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() 
 
 const PAGES: u64 = GIB / PAGE;
 const BLOCKS: u64 = GIB / BLOCK;
-/// Single maps of a run: so few that it is seldom interrupted.
+/// Number of single maps in a run: few, so that a run is seldom interrupted.
 const SINGLE: u64 = PAGES / 4;
-/// Single maps of 2M of a run: so many that reading the clock does not count.
+/// Number of single 2M maps in a run: many, so that reading the clock is negligible.
 const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
 
 /// Times `act` on a table after `prepare`.
@@ -64,38 +64,38 @@ fn timed<T: Table>(
     (group, name): (&str, &str),
     count: u64,
     new: impl Fn() -> T,
-    prepare: impl Fn(&mut T, &mut T::Hand),
-    act: impl Fn(&mut T, &mut T::Hand),
+    prepare: impl Fn(&mut T, &mut T::ThreadState),
+    act: impl Fn(&mut T, &mut T::ThreadState),
 ) {
     bench(c, group, name, count, || {
-        let (mut table, mut hand) = (new(), T::Hand::default());
-        prepare(&mut table, &mut hand);
+        let (mut table, mut state) = (new(), T::ThreadState::default());
+        prepare(&mut table, &mut state);
         let start = Instant::now();
-        act(&mut table, &mut hand);
+        act(&mut table, &mut state);
         start.elapsed()
     });
 }
 
 /// A step of a benchmark on a table.
-type Step<T> = fn(&mut T, &mut <T as Table>::Hand);
+type TableStep<T> = fn(&mut T, &mut <T as Table>::ThreadState);
 
-fn nothing<T: Table>(_: &mut T, _: &mut T::Hand) {}
+fn nothing<T: Table>(_: &mut T, _: &mut T::ThreadState) {}
 
-fn by_pages<T: Table>(table: &mut T, hand: &mut T::Hand) {
-    table.map(hand, 0, GIB, false);
+fn by_pages<T: Table>(table: &mut T, state: &mut T::ThreadState) {
+    table.map(state, 0, GIB, false);
 }
 
-fn by_blocks<T: Table>(table: &mut T, hand: &mut T::Hand) {
-    table.map(hand, 0, GIB, true);
+fn by_blocks<T: Table>(table: &mut T, state: &mut T::ThreadState) {
+    table.map(state, 0, GIB, true);
 }
 
-fn split_each<T: Table>(table: &mut T, hand: &mut T::Hand) {
-    (0..BLOCKS).for_each(|n| table.split(hand, n * BLOCK));
+fn split_each<T: Table>(table: &mut T, state: &mut T::ThreadState) {
+    (0..BLOCKS).for_each(|n| table.split(state, n * BLOCK));
 }
 
-fn split_all<T: Table>(table: &mut T, hand: &mut T::Hand) {
-    by_blocks(table, hand);
-    split_each(table, hand);
+fn split_all<T: Table>(table: &mut T, state: &mut T::ThreadState) {
+    by_blocks(table, state);
+    split_each(table, state);
 }
 
 /// Translates random addresses of a table that is mapped by pages.
@@ -110,21 +110,21 @@ fn translate(seed: u64, mut translate: impl FnMut(u64) -> u64) {
 
 /// Benchmarks of the operations that every table has, in one thread.
 fn alone<T: Table>(c: &mut Criterion) {
-    let mut rows: Vec<(&str, u64, Step<T>, Step<T>)> = vec![
+    let mut rows: Vec<(&str, u64, TableStep<T>, TableStep<T>)> = vec![
         ("range map, per 4K", PAGES, nothing, by_pages),
-        ("map of 4K, each", SINGLE, nothing, |t, hand| t.map_each::<PAGE>(hand, SINGLE)),
-        ("map of 2M, each", SINGLE_BLOCKS, nothing, |t, hand| {
-            t.map_each::<BLOCK>(hand, SINGLE_BLOCKS);
+        ("map of 4K, each", SINGLE, nothing, |t, state| t.map_each::<PAGE>(state, SINGLE)),
+        ("map of 2M, each", SINGLE_BLOCKS, nothing, |t, state| {
+            t.map_each::<BLOCK>(state, SINGLE_BLOCKS);
         }),
         ("translate", SINGLE, by_pages, |t, _| translate(1, |ipa| t.translate(ipa))),
         ("protect, per 4K", PAGES, by_pages, |t, _| t.protect(0, GIB)),
         ("unmap of 1G, per 4K", PAGES, by_pages, |t, _| t.unmap(0, GIB)),
     ];
-    if T::SPLITS {
+    if T::CAN_SPLIT {
         rows.push(("split of 2M, each", BLOCKS, by_blocks, split_each));
     }
-    if T::COALESCES {
-        let coalesce: Step<T> = |t, hand| t.coalesce_each(hand, BLOCKS);
+    if T::CAN_COALESCE {
+        let coalesce: TableStep<T> = |t, state| t.coalesce_each(state, BLOCKS);
         rows.push(("coalesce to 2M, each", BLOCKS, split_all, coalesce));
     }
     for (group, count, prepare, act) in rows {
@@ -135,32 +135,32 @@ fn alone<T: Table>(c: &mut Criterion) {
 /// Benchmarks of the engine alone: each leaf in an exclusive walk of its own, and CPUs with
 /// FEAT_BBM.
 fn variants(c: &mut Criterion) {
-    type Own = Exclusive<Direct>;
+    type OwnTable = ExclusiveTable<Direct>;
     let name = "granule, a walk each";
-    timed(c, ("map of 4K, each", name), SINGLE, Own::new, nothing, |table, hand| {
-        table.walk_each::<PAGE>(hand, SINGLE);
+    timed(c, ("map of 4K, each", name), SINGLE, OwnTable::new, nothing, |table, state| {
+        table.walk_each::<PAGE>(state, SINGLE);
     });
-    timed(c, ("map of 2M, each", name), SINGLE_BLOCKS, Own::new, nothing, |table, hand| {
-        table.walk_each::<BLOCK>(hand, SINGLE_BLOCKS);
+    timed(c, ("map of 2M, each", name), SINGLE_BLOCKS, OwnTable::new, nothing, |table, state| {
+        table.walk_each::<BLOCK>(state, SINGLE_BLOCKS);
     });
     let group = "coalesce to 2M, each";
-    timed(c, (group, name), BLOCKS, Own::new, split_all, |table, hand| {
-        table.coalesce_in_walks(hand, BLOCKS);
+    timed(c, (group, name), BLOCKS, OwnTable::new, split_all, |table, state| {
+        table.coalesce_in_walks(state, BLOCKS);
     });
     let name = "granule, FEAT_BBM";
-    timed(c, (group, name), BLOCKS, Own::with_bbm, split_all, |table, hand| {
-        table.coalesce_each(hand, BLOCKS);
+    timed(c, (group, name), BLOCKS, OwnTable::with_bbm, split_all, |table, state| {
+        table.coalesce_each(state, BLOCKS);
     });
 }
 
-/// The least that a shared map does.
+/// Minimum work of a shared map.
 fn swap(word: &AtomicU64, new: u64) {
     let _ = black_box(word).compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire);
 }
 
 const FLOOR: &str = "floor: compare-and-swap";
 
-/// The least that a map does: one store, or one compare-and-swap, of adjacent words.
+/// Benchmarks the minimum work of a map: one store, or one compare-and-swap, of adjacent words.
 fn floors(c: &mut Criterion) {
     let words: Vec<AtomicU64> = (0..SINGLE).map(|_| AtomicU64::new(0)).collect();
     let clear = || words.iter().for_each(|w| w.store(0, Ordering::Relaxed));
@@ -206,12 +206,12 @@ fn in_threads<A: FnOnce()>(threads: u64, begin: impl Fn(u64) -> A + Sync) -> Dur
 /// Benchmarks of shared maps: wall time per page of both threads together.
 fn together(c: &mut Criterion) {
     const EACH: u64 = SINGLE / 2;
-    let places: [(&str, u64, Place); 3] = [
+    let sequences: [(&str, u64, AddressSequence); 3] = [
         ("one thread", 1, |_, n| n * PAGE),
         ("two threads, disjoint", 2, |thread, n| thread * GIB + n * PAGE),
         ("two threads, interleaved", 2, |thread, n| (2 * n + thread) * PAGE),
     ];
-    for (group, threads, place) in places {
+    for (group, threads, sequence) in sequences {
         let group = &format!("shared map, {group}");
         let count = threads * EACH;
         let words: Vec<AtomicU64> = (0..2 * PAGES).map(|_| AtomicU64::new(0)).collect();
@@ -219,7 +219,7 @@ fn together(c: &mut Criterion) {
             in_threads(threads, |thread| {
                 let words = &words;
                 let words =
-                    move || (0..EACH).map(move |n| &words[(place(thread, n) / PAGE) as usize]);
+                    move || (0..EACH).map(move |n| &words[(sequence(thread, n) / PAGE) as usize]);
                 words().for_each(|w| w.store(0, Ordering::Relaxed));
                 move || {
                     for (word, n) in words().zip(1..) {
@@ -229,21 +229,21 @@ fn together(c: &mut Criterion) {
             })
         });
         bench(c, group, "granule, one walk", count, || {
-            let table = Shared::new();
+            let table = SharedTable::new();
             in_threads(threads, |thread| {
-                let (table, mut hand) = (&table, Hand::default());
-                move || table.map_all(&mut hand, (0..EACH).map(|n| place(thread, n)))
+                let (table, mut state) = (&table, ThreadMemcache::default());
+                move || table.map_all(&mut state, (0..EACH).map(|n| sequence(thread, n)))
             })
         });
         bench(c, group, "granule, a walk each", count, || {
-            let table = Shared::new();
+            let table = SharedTable::new();
             in_threads(threads, |thread| {
-                let (table, mut hand) = (&table, Hand::default());
-                move || table.map_each::<PAGE>(&mut hand, (0..EACH).map(|n| place(thread, n)))
+                let (table, mut state) = (&table, ThreadMemcache::default());
+                move || table.map_each::<PAGE>(&mut state, (0..EACH).map(|n| sequence(thread, n)))
             })
         });
-        let mut locked = |name, run: fn(u64, u64, Place) -> Duration| {
-            bench(c, group, name, count, || run(threads, EACH, place));
+        let mut locked = |name, run: fn(u64, u64, AddressSequence) -> Duration| {
+            bench(c, group, name, count, || run(threads, EACH, sequence));
         };
         locked("Mutex of aarch64-paging", map_locked::<Aarch64Paging>);
         locked("Mutex of page_table_multiarch", map_locked::<Multiarch>);
@@ -252,67 +252,71 @@ fn together(c: &mut Criterion) {
 }
 
 /// Address of the page that a thread maps next, by thread and number.
-type Place = fn(u64, u64) -> u64;
+type AddressSequence = fn(u64, u64) -> u64;
 
 /// A table shared by threads.
-struct Sent<T>(T);
+struct SendTable<T>(T);
 
 // SAFETY: a table owns its pages and has no thread-local state.
-unsafe impl<T> Send for Sent<T> {}
+unsafe impl<T> Send for SendTable<T> {}
 // SAFETY: methods with `&self` write nothing.
-unsafe impl<T> Sync for Sent<T> {}
+unsafe impl<T> Sync for SendTable<T> {}
 
 /// Maps pages in threads that lock the table for each page.
-fn map_locked<T: Table<Hand = ()>>(threads: u64, each: u64, place: Place) -> Duration {
-    let table = Mutex::new(Sent(T::new()));
+fn map_locked<T: Table<ThreadState = ()>>(
+    threads: u64,
+    each: u64,
+    sequence: AddressSequence,
+) -> Duration {
+    let table = Mutex::new(SendTable(T::new()));
     in_threads(threads, |thread| {
         let table = &table;
         move || {
             for n in 0..each {
                 let mut table = table.lock().expect("the lock is not poisoned");
-                table.0.map(&mut (), place(thread, n), PAGE, false);
+                table.0.map(&mut (), sequence(thread, n), PAGE, false);
             }
         }
     })
 }
 
 /// An operation on one block of a table.
-type Act<T> = fn(&mut T, &mut <T as Table>::Hand, u64);
+type BlockOperation<T> = fn(&mut T, &mut <T as Table>::ThreadState, u64);
 
 /// A benchmark of two threads: group, count, preparation, tables that an operation needs,
 /// operation.
-type Row<T> = (&'static str, u64, Step<T>, usize, Act<T>);
+type Row<T> = (&'static str, u64, TableStep<T>, usize, BlockOperation<T>);
 
 /// Benchmarks of two threads that lock one table in turns, block by block. Pages for tables are
 /// taken before the table is locked.
 fn in_turns<T: Table>(c: &mut Criterion) {
     let mut rows: Vec<Row<T>> = vec![
-        ("range map, per 4K", PAGES, nothing, 2, |t, hand, ipa| t.map(hand, ipa, BLOCK, false)),
+        ("range map, per 4K", PAGES, nothing, 2, |t, state, ipa| t.map(state, ipa, BLOCK, false)),
         ("protect, per 4K", PAGES, by_pages, 0, |t, _, ipa| t.protect(ipa, BLOCK)),
         ("unmap of 1G, per 4K", PAGES, by_pages, 0, |t, _, ipa| t.unmap(ipa, BLOCK)),
     ];
-    if !T::WALKS_BESIDE {
-        let map: Act<T> = |t, hand, ipa| t.map(hand, ipa, BLOCK, true);
+    if !T::CONCURRENT_WALKS {
+        let map: BlockOperation<T> = |t, state, ipa| t.map(state, ipa, BLOCK, true);
         rows.push(("map of 2M, each", BLOCKS, nothing, 2, map));
     }
-    if T::SPLITS {
+    if T::CAN_SPLIT {
         rows.push(("split of 2M, each", BLOCKS, by_blocks, 1, T::split));
     }
-    if T::COALESCES {
+    if T::CAN_COALESCE {
         rows.push(("coalesce to 2M, each", BLOCKS, split_all, 1, T::coalesce));
     }
     for (group, count, prepare, tables, act) in rows {
         bench(c, &format!("{group}, two threads"), T::NAME, count, || {
             let mut table = T::new();
-            prepare(&mut table, &mut T::Hand::default());
-            let table = Mutex::new(Sent(table));
+            prepare(&mut table, &mut T::ThreadState::default());
+            let table = Mutex::new(SendTable(table));
             in_threads(2, |thread| {
-                let (table, mut hand) = (&table, T::Hand::default());
+                let (table, mut state) = (&table, T::ThreadState::default());
                 move || {
                     for block in (thread..BLOCKS).step_by(2) {
-                        T::ready(&mut hand, tables);
+                        T::ready(&mut state, tables);
                         let mut table = table.lock().expect("the lock is not poisoned");
-                        act(&mut table.0, &mut hand, block * BLOCK);
+                        act(&mut table.0, &mut state, block * BLOCK);
                     }
                 }
             })
@@ -321,18 +325,18 @@ fn in_turns<T: Table>(c: &mut Criterion) {
     translate_in_two_threads::<T>(c);
 }
 
-/// Benchmarks translations of two threads. A table that allows walks beside maps is looked up
+/// Benchmarks translations of two threads. A table that allows walks during maps is looked up
 /// without the lock.
 fn translate_in_two_threads<T: Table>(c: &mut Criterion) {
     bench(c, "translate, two threads", T::NAME, 2 * SINGLE, || {
         let mut table = T::new();
-        by_pages(&mut table, &mut T::Hand::default());
-        let table = RwLock::new(Sent(table));
+        by_pages(&mut table, &mut T::ThreadState::default());
+        let table = RwLock::new(SendTable(table));
         in_threads(2, |thread| {
             let table = &table;
             move || {
                 let lock = || table.read().expect("the lock is not poisoned");
-                if T::WALKS_BESIDE {
+                if T::CONCURRENT_WALKS {
                     let table = lock();
                     translate(1 + thread, |ipa| table.0.translate(ipa));
                 } else {
@@ -345,18 +349,18 @@ fn translate_in_two_threads<T: Table>(c: &mut Criterion) {
 
 /// Benchmarks shared maps of blocks in two threads.
 fn blocks_in_two_threads(c: &mut Criterion) {
-    bench(c, "map of 2M, each, two threads", Exclusive::<Direct>::NAME, BLOCKS, || {
-        let table = Shared::new();
+    bench(c, "map of 2M, each, two threads", ExclusiveTable::<Direct>::NAME, BLOCKS, || {
+        let table = SharedTable::new();
         in_threads(2, |thread| {
-            let (table, mut hand) = (&table, Hand::default());
+            let (table, mut state) = (&table, ThreadMemcache::default());
             let blocks = (thread..BLOCKS).step_by(2).map(|n| n * BLOCK);
-            move || table.map_each::<BLOCK>(&mut hand, blocks)
+            move || table.map_each::<BLOCK>(&mut state, blocks)
         })
     });
 }
 
 fn main() {
-    table::warm();
+    table::fill_pool();
     let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join("criterion");
     let mut c = Criterion::default()
         .sample_size(10)
@@ -367,14 +371,14 @@ fn main() {
         .configure_from_args();
     floors(&mut c);
     variants(&mut c);
-    alone::<Exclusive<Direct>>(&mut c);
-    alone::<Exclusive<Pooled>>(&mut c);
+    alone::<ExclusiveTable<Direct>>(&mut c);
+    alone::<ExclusiveTable<Pooled>>(&mut c);
     alone::<Aarch64Paging>(&mut c);
     alone::<Multiarch>(&mut c);
     alone::<Generic>(&mut c);
     together(&mut c);
     blocks_in_two_threads(&mut c);
-    in_turns::<Exclusive<Direct>>(&mut c);
+    in_turns::<ExclusiveTable<Direct>>(&mut c);
     in_turns::<Aarch64Paging>(&mut c);
     in_turns::<Multiarch>(&mut c);
     in_turns::<Generic>(&mut c);

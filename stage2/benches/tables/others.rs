@@ -16,7 +16,7 @@ use page_table_multiarch::{
     GenericPTE, MappingFlags, PageSize, PageTable64, PagingHandler, PagingMetaData,
 };
 
-use super::table::{BLOCK, PAGE, PHYS, Table, page, put_back};
+use super::table::{BLOCK, PAGE, PHYS, Table, page, return_page};
 
 /// Pages from the pool.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ impl Translation<Stage2Attributes> for Pages {
     }
 
     unsafe fn deallocate_table(&mut self, page_table: NonNull<PageTable<Stage2Attributes>>) {
-        put_back(page_table.as_ptr() as usize);
+        return_page(page_table.as_ptr() as usize);
     }
 
     fn physical_to_virtual(&self, pa: PhysicalAddress) -> NonNull<PageTable<Stage2Attributes>> {
@@ -48,8 +48,8 @@ fn region(ipa: u64, size: u64) -> MemoryRegion {
 
 impl Table for Aarch64Paging {
     const NAME: &'static str = "aarch64-paging";
-    const SPLITS: bool = true;
-    type Hand = ();
+    const CAN_SPLIT: bool = true;
+    type ThreadState = ();
 
     fn new() -> Self {
         Self(Mapping::new(Pages, 1, Stage2))
@@ -211,7 +211,7 @@ impl generic::FrameAllocator for Pages {
         Some(generic::PhysAddr::from(page()))
     }
     fn dealloc_frame(&self, frame: generic::PhysAddr) {
-        put_back(frame.as_usize());
+        return_page(frame.as_usize());
     }
     fn phys_to_virt(&self, paddr: generic::PhysAddr) -> *mut u8 {
         paddr.as_usize() as *mut u8
@@ -223,7 +223,7 @@ impl PagingHandler for Pages {
         (num == 1).then(|| PhysAddr::from(page()))
     }
     fn dealloc_frames(paddr: PhysAddr, _: usize) {
-        put_back(paddr.as_usize());
+        return_page(paddr.as_usize());
     }
     fn phys_to_virt(paddr: PhysAddr) -> VirtAddr {
         VirtAddr::from(paddr.as_usize())
@@ -239,9 +239,9 @@ pub struct Generic {
 
 impl Table for Generic {
     const NAME: &'static str = "page-table-generic";
-    const SPLITS: bool = true;
-    const COALESCES: bool = true;
-    type Hand = ();
+    const CAN_SPLIT: bool = true;
+    const CAN_COALESCE: bool = true;
+    type ThreadState = ();
 
     fn new() -> Self {
         let table = generic::PageTable::new(Pages).expect("a root");
@@ -295,7 +295,7 @@ const READ_WRITE: MappingFlags = MappingFlags::READ.union(MappingFlags::WRITE);
 
 impl Table for Multiarch {
     const NAME: &'static str = "page_table_multiarch";
-    type Hand = ();
+    type ThreadState = ();
 
     fn new() -> Self {
         Self(PageTable64::try_new().expect("a root"))

@@ -21,14 +21,14 @@ use granule_stage2::{
     pool::{TablePool, store_adjacent, words},
 };
 
-use super::table::{BLOCK, PAGE, PHYS, TABLES, Table, memory, page, put_all_back, put_back};
+use super::table::{BLOCK, PAGE, PHYS, TABLES, Table, memory, page, return_page, return_pages};
 
 type Pool = TablePool<&'static [AtomicU64]>;
 /// Tables from the crate's own pool.
 pub type Pooled = NoMaintenance<'static, &'static [AtomicU64]>;
 
 /// Operations with a name in the results.
-pub trait Place: Operations {
+pub trait NamedOperations: Operations {
     const NAME: &'static str;
     fn get() -> Self;
     /// Allocates the root.
@@ -37,7 +37,7 @@ pub trait Place: Operations {
     fn close(&self, root: TableAddress);
 }
 
-impl Place for Pooled {
+impl NamedOperations for Pooled {
     const NAME: &'static str = "granule, from its pool";
 
     fn get() -> Self {
@@ -67,7 +67,7 @@ impl Direct {
     }
 }
 
-impl Place for Direct {
+impl NamedOperations for Direct {
     const NAME: &'static str = "granule";
 
     fn get() -> Self {
@@ -122,10 +122,10 @@ impl Operations for Direct {
         Some(TableAddress(page as u64))
     }
     fn free(&self, table: TableAddress) {
-        put_back(table.0 as usize);
+        return_page(table.0 as usize);
     }
     fn free_all(&self, tables: &[TableAddress]) {
-        put_all_back(tables.iter().map(|table| table.0 as usize));
+        return_pages(tables.iter().map(|table| table.0 as usize));
     }
     fn defer(&self, _: Unlinked) {}
     fn take_references(&self, _: TableAddress, _: u32) {}
@@ -153,17 +153,17 @@ impl Operations for Direct {
 /// break-before-make.
 const CPUS: Features = Features { fwb: true, dic: true, tlb_range: true, bbm: 0 };
 
-/// Tables that a map may need, and how many more are fetched at once: few, so that a zeroed table
-/// is still in the nearest cache when it is used, as with the other crates.
-const LEAST: usize = 2;
-const SPARE: usize = 2;
+/// Number of tables that a map may need, and of further tables fetched at once: few, so that a
+/// zeroed table is still in the L1 cache when it is used, as with the other crates.
+const MIN_TABLES: usize = 2;
+const EXTRA_TABLES: usize = 2;
 
 fn geometry() -> Geometry {
     Geometry::new(Granule::K4, 39).expect("a width")
 }
 
-fn table<P: Place>(place: &P, cpus: Features) -> Stage2 {
-    Stage2::new(geometry(), cpus, Policy::GRANULE, Vmid(1), place.root())
+fn table<P: NamedOperations>(operations: &P, cpus: Features) -> Stage2 {
+    Stage2::new(geometry(), cpus, Policy::GRANULE, Vmid(1), operations.root())
 }
 
 fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
@@ -173,41 +173,41 @@ fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
 }
 
 /// The memcache of a thread.
-pub struct Hand<P: Place> {
-    place: P,
+pub struct ThreadMemcache<P: NamedOperations> {
+    operations: P,
     memcache: Memcache,
 }
 
-impl<P: Place> Default for Hand<P> {
+impl<P: NamedOperations> Default for ThreadMemcache<P> {
     fn default() -> Self {
-        Self { place: P::get(), memcache: Memcache::new() }
+        Self { operations: P::get(), memcache: Memcache::new() }
     }
 }
 
-impl<P: Place> Hand<P> {
+impl<P: NamedOperations> ThreadMemcache<P> {
     /// Tops the memcache up.
     fn top_up(&mut self, least: usize) {
-        let full = self.memcache.top_up(&self.place, least, least + SPARE);
+        let full = self.memcache.top_up(&self.operations, least, least + EXTRA_TABLES);
         assert!(full, "the pool is large enough");
     }
 }
 
-impl<P: Place> Drop for Hand<P> {
+impl<P: NamedOperations> Drop for ThreadMemcache<P> {
     fn drop(&mut self) {
-        self.memcache.drain(&self.place);
+        self.memcache.drain(&self.operations);
     }
 }
 
 /// A table with a sole walker.
-pub struct Exclusive<P: Place> {
-    place: P,
+pub struct ExclusiveTable<P: NamedOperations> {
+    operations: P,
     table: Stage2,
 }
 
-impl<P: Place> Exclusive<P> {
+impl<P: NamedOperations> ExclusiveTable<P> {
     fn on(cpus: Features) -> Self {
-        let place = P::get();
-        Self { table: table(&place, cpus), place }
+        let operations = P::get();
+        Self { table: table(&operations, cpus), operations }
     }
 
     /// Creates a table for CPUs with FEAT_BBM.
@@ -216,138 +216,138 @@ impl<P: Place> Exclusive<P> {
     }
 
     /// Coalesces as [`Table::coalesce_each`], in a walk each.
-    pub fn coalesce_in_walks(&mut self, hand: &mut Hand<P>, count: u64) {
-        (0..count).for_each(|n| self.coalesce(hand, n * BLOCK));
-        hand.memcache.free_retired(&self.place);
+    pub fn coalesce_in_walks(&mut self, state: &mut ThreadMemcache<P>, count: u64) {
+        (0..count).for_each(|n| self.coalesce(state, n * BLOCK));
+        state.memcache.free_retired(&self.operations);
     }
 
     /// Maps as [`Table::map_each`], in a walk each.
-    pub fn walk_each<const SIZE: u64>(&mut self, hand: &mut Hand<P>, count: u64) {
+    pub fn walk_each<const SIZE: u64>(&mut self, state: &mut ThreadMemcache<P>, count: u64) {
         for ipa in (0..count).map(|n| n * SIZE) {
-            hand.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
+            state.memcache.top_up(&self.operations, MIN_TABLES, MIN_TABLES + EXTRA_TABLES);
             self.table
-                .map(&self.place, &mut hand.memcache, &request(ipa, SIZE, SIZE))
+                .map(&self.operations, &mut state.memcache, &request(ipa, SIZE, SIZE))
                 .expect("nothing is there");
         }
     }
 }
 
-impl<P: Place> Table for Exclusive<P> {
+impl<P: NamedOperations> Table for ExclusiveTable<P> {
     const NAME: &'static str = P::NAME;
-    const SPLITS: bool = true;
-    const COALESCES: bool = true;
-    const WALKS_BESIDE: bool = true;
-    type Hand = Hand<P>;
+    const CAN_SPLIT: bool = true;
+    const CAN_COALESCE: bool = true;
+    const CONCURRENT_WALKS: bool = true;
+    type ThreadState = ThreadMemcache<P>;
 
-    fn ready(hand: &mut Hand<P>, tables: usize) {
-        hand.top_up(tables);
+    fn ready(state: &mut ThreadMemcache<P>, tables: usize) {
+        state.top_up(tables);
     }
 
     fn new() -> Self {
         Self::on(CPUS)
     }
 
-    fn map(&mut self, hand: &mut Hand<P>, ipa: u64, size: u64, blocks: bool) {
-        // As many tables as the memcache holds at least.
+    fn map(&mut self, state: &mut ThreadMemcache<P>, ipa: u64, size: u64, blocks: bool) {
+        // Needs at most as many tables as the memcache holds.
         const PIECE: u64 = 32 * BLOCK;
         let largest = if blocks { BLOCK } else { PAGE };
         let mut at = ipa;
         while at < ipa + size {
             let piece = PIECE.min(ipa + size - at);
-            hand.top_up(if piece == PIECE { 34 } else { LEAST });
+            state.top_up(if piece == PIECE { 34 } else { MIN_TABLES });
             self.table
-                .map(&self.place, &mut hand.memcache, &request(at, piece, largest))
+                .map(&self.operations, &mut state.memcache, &request(at, piece, largest))
                 .expect("nothing is there");
             at += piece;
         }
     }
 
-    fn map_each<const SIZE: u64>(&mut self, hand: &mut Hand<P>, count: u64) {
-        let mut mapper = self.table.mapper(&self.place);
+    fn map_each<const SIZE: u64>(&mut self, state: &mut ThreadMemcache<P>, count: u64) {
+        let mut mapper = self.table.mapper(&self.operations);
         for ipa in (0..count).map(|n| n * SIZE) {
-            hand.memcache.top_up(&self.place, LEAST, LEAST + SPARE);
-            mapper.map(&mut hand.memcache, &request(ipa, SIZE, SIZE)).expect("nothing is there");
+            state.memcache.top_up(&self.operations, MIN_TABLES, MIN_TABLES + EXTRA_TABLES);
+            mapper.map(&mut state.memcache, &request(ipa, SIZE, SIZE)).expect("nothing is there");
         }
     }
 
     #[inline(always)]
     fn translate(&self, ipa: u64) -> u64 {
-        let seen = self.table.translate(&self.place, Ipa(ipa), Access::Read);
+        let seen = self.table.translate(&self.operations, Ipa(ipa), Access::Read);
         seen.map_or(0, |seen| seen.phys.0)
     }
 
     fn protect(&mut self, ipa: u64, size: u64) {
-        self.table.write_protect(&self.place, Ipa(ipa), size).expect("a range");
+        self.table.write_protect(&self.operations, Ipa(ipa), size).expect("a range");
     }
 
-    fn split(&mut self, hand: &mut Hand<P>, ipa: u64) {
-        hand.top_up(1);
-        let done = self.table.split(&self.place, &mut hand.memcache, Ipa(ipa), BLOCK);
+    fn split(&mut self, state: &mut ThreadMemcache<P>, ipa: u64) {
+        state.top_up(1);
+        let done = self.table.split(&self.operations, &mut state.memcache, Ipa(ipa), BLOCK);
         done.expect("a block is there");
     }
 
-    fn coalesce(&mut self, hand: &mut Hand<P>, ipa: u64) {
+    fn coalesce(&mut self, state: &mut ThreadMemcache<P>, ipa: u64) {
         let request = request(ipa, BLOCK, BLOCK);
-        let done = self.table.map(&self.place, &mut hand.memcache, &request);
+        let done = self.table.map(&self.operations, &mut state.memcache, &request);
         done.expect("a table is there");
     }
 
-    fn coalesce_each(&mut self, hand: &mut Hand<P>, count: u64) {
-        let mut mapper = self.table.mapper(&self.place);
+    fn coalesce_each(&mut self, state: &mut ThreadMemcache<P>, count: u64) {
+        let mut mapper = self.table.mapper(&self.operations);
         for ipa in (0..count).map(|n| n * BLOCK) {
-            mapper.map(&mut hand.memcache, &request(ipa, BLOCK, BLOCK)).expect("a table is there");
+            mapper.map(&mut state.memcache, &request(ipa, BLOCK, BLOCK)).expect("a table is there");
         }
         drop(mapper);
-        hand.memcache.free_retired(&self.place);
+        state.memcache.free_retired(&self.operations);
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
-        self.table.unmap(&self.place, Ipa(ipa), size).expect("a range");
+        self.table.unmap(&self.operations, Ipa(ipa), size).expect("a range");
     }
 }
 
-impl<P: Place> Drop for Exclusive<P> {
+impl<P: NamedOperations> Drop for ExclusiveTable<P> {
     fn drop(&mut self) {
-        self.table.clear(&self.place);
-        self.place.close(self.table.root());
+        self.table.clear(&self.operations);
+        self.operations.close(self.table.root());
     }
 }
 
 /// A table with many walkers.
-pub struct Shared(Stage2);
+pub struct SharedTable(Stage2);
 
-impl Shared {
+impl SharedTable {
     pub fn new() -> Self {
         Self(table(&Direct, CPUS))
     }
 
-    /// Maps pages or blocks (`SIZE`), each in a walk of its own as faults do. In a race a fault may
-    /// have to be taken again.
+    /// Maps pages or blocks (`SIZE`), each in a walk of its own as faults do. A map that races with
+    /// another may have to be retried.
     pub fn map_each<const SIZE: u64>(
         &self,
-        hand: &mut Hand<Direct>,
+        state: &mut ThreadMemcache<Direct>,
         leaves: impl Iterator<Item = u64>,
     ) {
         for ipa in leaves {
-            hand.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
+            state.memcache.top_up(&Direct, MIN_TABLES, MIN_TABLES + EXTRA_TABLES);
             let request = request(ipa, SIZE, SIZE);
-            let result = self.0.map_shared(&Direct, &mut hand.memcache, &request);
+            let result = self.0.map_shared(&Direct, &mut state.memcache, &request);
             assert!(matches!(result, Ok(()) | Err(MapError::Again)));
         }
     }
 
     /// Maps pages in one walk.
-    pub fn map_all(&self, hand: &mut Hand<Direct>, pages: impl Iterator<Item = u64>) {
+    pub fn map_all(&self, state: &mut ThreadMemcache<Direct>, pages: impl Iterator<Item = u64>) {
         let mut mapper = self.0.mapper_shared(&Direct);
         for ipa in pages {
-            hand.memcache.top_up(&Direct, LEAST, LEAST + SPARE);
-            let result = mapper.map(&mut hand.memcache, &request(ipa, PAGE, PAGE));
+            state.memcache.top_up(&Direct, MIN_TABLES, MIN_TABLES + EXTRA_TABLES);
+            let result = mapper.map(&mut state.memcache, &request(ipa, PAGE, PAGE));
             assert!(matches!(result, Ok(()) | Err(MapError::Again)));
         }
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedTable {
     fn drop(&mut self) {
         self.0.clear(&Direct);
         Direct.close(self.0.root());

@@ -38,13 +38,13 @@ fn pages() -> MutexGuard<'static, Vec<usize>> {
 }
 
 /// Fills the pool.
-pub fn warm() {
+pub fn fill_pool() {
     let base = memory().as_ptr() as usize;
     pages().extend((0..TABLES).rev().map(|n| base + n * 4096));
 }
 
 /// Sorts the pool, so that no benchmark depends on the order that another has left.
-pub fn tidy() {
+pub fn sort_pool() {
     pages().sort_unstable_by(|a, b| b.cmp(a));
 }
 
@@ -54,12 +54,12 @@ pub fn page() -> usize {
 }
 
 /// Returns a page to the pool.
-pub fn put_back(page: usize) {
+pub fn return_page(page: usize) {
     pages().push(page);
 }
 
 /// Returns pages to the pool together.
-pub fn put_all_back(all: impl Iterator<Item = usize>) {
+pub fn return_pages(all: impl Iterator<Item = usize>) {
     pages().extend(all);
 }
 
@@ -68,23 +68,23 @@ pub trait Table {
     /// Name in the results.
     const NAME: &'static str;
     /// Set if the table can split blocks.
-    const SPLITS: bool = false;
+    const CAN_SPLIT: bool = false;
     /// Set if the table can coalesce.
-    const COALESCES: bool = false;
-    /// Set if addresses can be translated beside maps.
-    const WALKS_BESIDE: bool = false;
+    const CAN_COALESCE: bool = false;
+    /// Set if addresses can be translated during maps.
+    const CONCURRENT_WALKS: bool = false;
     /// Pages that a thread takes from the pool before it locks the table.
-    type Hand: Default;
+    type ThreadState: Default;
 
     /// Takes pages for this many tables, if the table needs them beforehand.
-    fn ready(_hand: &mut Self::Hand, _tables: usize) {}
+    fn ready(_state: &mut Self::ThreadState, _tables: usize) {}
     /// Creates an empty table.
     fn new() -> Self;
     /// Maps `size` bytes at `ipa` to the same distance from [`PHYS`], by pages or by 2M blocks.
-    fn map(&mut self, hand: &mut Self::Hand, ipa: u64, size: u64, blocks: bool);
+    fn map(&mut self, state: &mut Self::ThreadState, ipa: u64, size: u64, blocks: bool);
     /// Maps `count` pages or 2M blocks (`SIZE`) from address 0 on, one by one.
-    fn map_each<const SIZE: u64>(&mut self, hand: &mut Self::Hand, count: u64) {
-        (0..count).for_each(|n| self.map(hand, n * SIZE, SIZE, SIZE == BLOCK));
+    fn map_each<const SIZE: u64>(&mut self, state: &mut Self::ThreadState, count: u64) {
+        (0..count).for_each(|n| self.map(state, n * SIZE, SIZE, SIZE == BLOCK));
     }
     /// Translates an address. Each implementation is inlined into the benchmark's loop.
     fn translate(&self, ipa: u64) -> u64;
@@ -93,15 +93,15 @@ pub trait Table {
     /// Unmaps memory that is mapped by pages.
     fn unmap(&mut self, ipa: u64, size: u64);
     /// Splits the 2M block at `ipa` into pages with its attributes.
-    fn split(&mut self, _hand: &mut Self::Hand, _ipa: u64) {
+    fn split(&mut self, _state: &mut Self::ThreadState, _ipa: u64) {
         unreachable!("it cannot split");
     }
     /// Coalesces the block at `ipa`, the `ipa / BLOCK`th that was split.
-    fn coalesce(&mut self, _hand: &mut Self::Hand, _ipa: u64) {
+    fn coalesce(&mut self, _state: &mut Self::ThreadState, _ipa: u64) {
         unreachable!("it cannot coalesce");
     }
     /// Coalesces `count` blocks from address 0 on, one by one.
-    fn coalesce_each(&mut self, hand: &mut Self::Hand, count: u64) {
-        (0..count).for_each(|n| self.coalesce(hand, n * BLOCK));
+    fn coalesce_each(&mut self, state: &mut Self::ThreadState, count: u64) {
+        (0..count).for_each(|n| self.coalesce(state, n * BLOCK));
     }
 }

@@ -266,7 +266,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_hold_what_was_added_and_not_removed(
+        fn ranges_hold_added_bytes_until_they_are_removed(
             steps in prop::collection::vec((any::<bool>(), 0u64..200, 0u64..60), 1..60)
         ) {
             let (mut set, mut bytes) = (Ranges::default(), [false; 300]);

@@ -57,8 +57,8 @@ impl Writer {
         self.id += 1;
     }
 
-    fn omit(&mut self, what: &'static str) {
-        *self.out.omitted.entry(what).or_default() += 1;
+    fn omit(&mut self, kind: &'static str) {
+        *self.out.omitted.entry(kind).or_default() += 1;
     }
 
     /// Writes the root with its lock, which lies outside all tables, and the VMID of each CPU.

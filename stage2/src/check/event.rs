@@ -49,7 +49,7 @@ pub struct Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(
     missing_docs,
-    reason = "fields are the first address, the bytes, and what the variant says"
+    reason = "fields are the first address, the bytes, and the operands of the variant"
 )]
 pub enum Action {
     /// Writes an entry from `old` to `new`.

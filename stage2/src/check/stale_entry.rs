@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!             DSB (all CPUs observe the store)   TLBI IPAS2…  DSB           TLBI VMALLE1…  DSB
-//!  Held::Both ── a TLBI before this does not count ─ issued(i) ─ Held::Combined ─ issued(i) ─ Held::Nothing
+//!  Both ──────── a TLBI before this does not count ─ issued(i) ─ Combined ─ issued(i) ─ Nothing
 //!     └────────────────────────────── TLBI VMALLS12E1… ─ issued(i) ────────────────── DSB ──┘
 //! ```
 //!
@@ -16,7 +16,7 @@
 
 use alloc::{vec, vec::Vec};
 
-use super::table_model::Place;
+use super::table_model::EntryPosition;
 use crate::{
     address::{Ipa, PhysAddr, TableAddress},
     descriptor::Descriptor,
@@ -26,7 +26,7 @@ use crate::{
 
 /// The old values that one CPU may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Held {
+enum HeldEntries {
     /// The stage-2 entry and the entries combined from it.
     Both,
     /// Entries combined with stage 1.
@@ -36,12 +36,12 @@ enum Held {
 
 /// The CPUs that have issued an invalidation and not completed it.
 #[derive(Debug, Clone, Copy, Default)]
-struct Issued {
+struct IssuedInvalidations {
     local: u64,
     broadcast: u64,
 }
 
-impl Issued {
+impl IssuedInvalidations {
     /// Notes an invalidation; returns whether none was under way.
     fn issue(&mut self, cpu: usize, is_broadcast: bool) -> bool {
         let by = if is_broadcast { &mut self.broadcast } else { &mut self.local };
@@ -64,23 +64,25 @@ impl Issued {
 /// The progress of the invalidation on one CPU.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
-    held: Held,
+    held: HeldEntries,
     /// Invalidations of stage 2 under way.
-    stage2: Issued,
+    stage2: IssuedInvalidations,
     /// Invalidations of everything that is still held under way.
-    last: Issued,
+    last: IssuedInvalidations,
 }
 
 impl Progress {
     /// Notes that an invalidation covers the entry; returns whether it has an effect.
     fn issue(&mut self, cpu: usize, kind: Tlbi, is_broadcast: bool) -> bool {
         match (kind, self.held) {
-            (Tlbi::Ipa { .. } | Tlbi::Range { .. }, Held::Both) => {
+            (Tlbi::Ipa { .. } | Tlbi::Range { .. }, HeldEntries::Both) => {
                 self.stage2.issue(cpu, is_broadcast)
             }
             // A CPU can combine again while it holds the stage-2 entry.
-            (Tlbi::Stage1 { .. }, Held::Combined)
-            | (Tlbi::All { .. }, Held::Both | Held::Combined) => self.last.issue(cpu, is_broadcast),
+            (Tlbi::Stage1 { .. }, HeldEntries::Combined)
+            | (Tlbi::All { .. }, HeldEntries::Both | HeldEntries::Combined) => {
+                self.last.issue(cpu, is_broadcast)
+            }
             _ => false,
         }
     }
@@ -88,9 +90,9 @@ impl Progress {
     /// Completes invalidations at a DSB; returns whether it has an effect.
     fn complete(&mut self, cpu: usize, is_broadcast: bool) -> bool {
         let next = if self.last.completes(cpu, is_broadcast) {
-            Held::Nothing
-        } else if self.held == Held::Both && self.stage2.completes(cpu, is_broadcast) {
-            Held::Combined
+            HeldEntries::Nothing
+        } else if self.held == HeldEntries::Both && self.stage2.completes(cpu, is_broadcast) {
+            HeldEntries::Combined
         } else {
             return false;
         };
@@ -114,7 +116,7 @@ pub(super) enum Change {
 /// A valid entry before a store that changes it.
 #[derive(Debug, Clone)]
 pub(super) struct ChangedEntry {
-    pub(super) place: Place,
+    pub(super) place: EntryPosition,
     pub(super) was: Descriptor,
     /// The bytes that the entry maps.
     pub(super) size: u64,
@@ -172,8 +174,11 @@ pub(super) enum Coverage {
 
 impl StaleEntry {
     pub(super) fn new(entry: ChangedEntry, since: u64, by: usize, cpus: usize) -> Self {
-        let held =
-            Progress { held: Held::Both, stage2: Issued::default(), last: Issued::default() };
+        let held = Progress {
+            held: HeldEntries::Both,
+            stage2: IssuedInvalidations::default(),
+            last: IssuedInvalidations::default(),
+        };
         Self {
             entry,
             since,
@@ -201,17 +206,17 @@ impl StaleEntry {
     }
 
     pub(super) fn is_held_by(&self, cpu: usize) -> bool {
-        self.progress[cpu].held != Held::Nothing
+        self.progress[cpu].held != HeldEntries::Nothing
     }
 
     pub(super) fn is_held(&self) -> bool {
-        self.progress.iter().any(|p| p.held != Held::Nothing)
+        self.progress.iter().any(|p| p.held != HeldEntries::Nothing)
     }
 
     /// Returns whether only entries combined with stage 1 can be left.
     pub(super) fn only_combined(&self) -> bool {
         let mut progress = self.progress.iter();
-        progress.all(|p| p.held != Held::Both || p.last.is_any())
+        progress.all(|p| p.held != HeldEntries::Both || p.last.is_any())
     }
 
     pub(super) fn note_writer(&mut self, cpu: usize) {

@@ -13,15 +13,15 @@ use crate::{
     geometry::{Geometry, Level},
 };
 
-/// The place of an entry in the guest's address space.
+/// The position of an entry in the tables and in the guest's address space.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct EntryPosition {
     pub(super) entry: EntryAddress,
     pub(super) level: Level,
     pub(super) ipa: Ipa,
 }
 
-/// One table.
+/// A translation table.
 #[derive(Debug)]
 pub(super) struct Table {
     /// Bytes: several granules for a concatenated root.
@@ -54,7 +54,7 @@ impl Table {
 /// The leaves and tables below a table.
 #[derive(Debug, Default)]
 pub(super) struct Subtree {
-    pub(super) leaves: Vec<(Place, Descriptor)>,
+    pub(super) leaves: Vec<(EntryPosition, Descriptor)>,
     pub(super) tables: Vec<TableAddress>,
 }
 
@@ -135,14 +135,14 @@ impl TableModel {
         }
     }
 
-    /// Returns and forgets the entries that a CPU has locked.
+    /// Removes and returns the entries that a CPU has locked.
     pub(super) fn take_locked_by(&mut self, cpu: usize) -> Vec<EntryAddress> {
         let locked = self.locked.extract_if(.., |_, owner| *owner == cpu);
         locked.map(|(entry, _)| entry).collect()
     }
 
     /// Returns the changed tables with a wrong count: address, count, number of valid entries. A
-    /// trace that never counts has none.
+    /// trace without reference counts has none.
     pub(super) fn take_miscounted(&mut self) -> Vec<(TableAddress, i64, usize)> {
         let changed = core::mem::take(&mut self.changed);
         let counted = changed.into_iter().filter(|_| self.counted);
@@ -213,7 +213,7 @@ impl TableModel {
         for (index, descriptor) in &table.entries {
             match descriptor.kind(level) {
                 EntryKind::Leaf(_) => {
-                    let place = Place {
+                    let place = EntryPosition {
                         entry: at.entry(*index),
                         level,
                         ipa: table.ipa + index * self.geometry.span(level),

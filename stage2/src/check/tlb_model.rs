@@ -36,7 +36,7 @@ impl TlbModel {
     }
 
     /// Issues an invalidation. Returns its effect, and whether its TTL hint is wrong for every leaf
-    /// that it meets.
+    /// that it covers.
     pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi) -> (Effect, bool) {
         let mut effect = Effect::default();
         let (mut covers_leaf, mut excludes_leaf) = (false, false);
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::{
         address::Ipa,
-        check::{stale_entry::Change, table_model::Place},
+        check::{stale_entry::Change, table_model::EntryPosition},
         descriptor::Descriptor,
         geometry::Level,
         operations::Scope,
@@ -82,7 +82,7 @@ mod tests {
     fn page(ipa: u64, change: Change) -> ChangedEntry {
         let entry = EntryAddress(0x8000_0000 + ipa);
         ChangedEntry {
-            place: Place { entry, level: Level::PAGE, ipa: Ipa(ipa) },
+            place: EntryPosition { entry, level: Level::PAGE, ipa: Ipa(ipa) },
             was: Descriptor(0x1_0000_0003 + ipa),
             size: 0x1000,
             change,
@@ -118,12 +118,12 @@ mod tests {
         use Step::{Dsb as Barrier, Tlbi as Invalidate};
         for (name, steps, held) in [
             (
-                "CPU 0 completes its own beside stage 1 of CPU 1",
+                "CPU 0 completes its own, not stage 1 of CPU 1",
                 &[(0, Barrier), (1, Invalidate(STAGE1)), (0, Invalidate(STAGE1)), (0, Barrier)][..],
                 [false, true],
             ),
             (
-                "CPU 0 completes its own beside both stages of CPU 1",
+                "CPU 0 completes its own, not both stages of CPU 1",
                 &[(0, Barrier), (1, Invalidate(ALL)), (0, Invalidate(STAGE1)), (0, Barrier)],
                 [false, true],
             ),

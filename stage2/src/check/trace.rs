@@ -59,14 +59,14 @@ pub struct Trace {
 
 /// Error returned when a text is not a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("line {line}: '{text}': {what}")]
+#[error("line {line}: '{text}': {defect}")]
 pub struct ParseTraceError {
     /// The line, counted from 1.
     pub line: usize,
     /// The text of the line.
     pub text: String,
     /// The defect.
-    pub what: &'static str,
+    pub defect: &'static str,
 }
 
 /// A parsed value, or the error in the line.
@@ -76,7 +76,7 @@ type Parsed<T> = Result<T, &'static str>;
 type Words<'a> = SplitWhitespace<'a>;
 
 /// Text form of an argument; the writer puts a space before each word.
-trait Form<T> {
+trait TextForm<T> {
     fn parse(&self, words: &mut Words<'_>) -> Parsed<T>;
     fn write(&self, value: T, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
@@ -171,7 +171,7 @@ const STATUSES: Keyword<FaultStatus> = Keyword(&[
     ("permission", FaultStatus::Permission),
 ]);
 
-impl<T: Copy + PartialEq> Form<T> for Keyword<T> {
+impl<T: Copy + PartialEq> TextForm<T> for Keyword<T> {
     fn parse(&self, words: &mut Words<'_>) -> Parsed<T> {
         let word = words.next();
         let found = self.0.iter().find(|(name, _)| *name == word.unwrap_or_default());
@@ -205,7 +205,7 @@ struct Number {
 const HEX: Number = Number { hex: true };
 const DECIMAL: Number = Number { hex: false };
 
-impl<T: TryFrom<i128> + Into<i128>> Form<T> for Number {
+impl<T: TryFrom<i128> + Into<i128>> TextForm<T> for Number {
     fn parse(&self, words: &mut Words<'_>) -> Parsed<T> {
         number(words.next().ok_or(MISSING)?)
     }
@@ -233,7 +233,7 @@ impl From<Level> for i128 {
 /// `ttl=` and a level, or nothing.
 struct Ttl;
 
-impl Form<Option<Level>> for Ttl {
+impl TextForm<Option<Level>> for Ttl {
     fn parse(&self, words: &mut Words<'_>) -> Parsed<Option<Level>> {
         let Some(word) = words.next() else { return Ok(None) };
         let hint = word.strip_prefix("ttl=").ok_or("expected 'ttl='")?;
@@ -248,7 +248,7 @@ impl Form<Option<Level>> for Ttl {
 /// Host address and bytes, or nothing.
 struct OptionalRange;
 
-impl Form<Option<(PhysAddr, u64)>> for OptionalRange {
+impl TextForm<Option<(PhysAddr, u64)>> for OptionalRange {
     fn parse(&self, words: &mut Words<'_>) -> Parsed<Option<(PhysAddr, u64)>> {
         let Some(word) = words.next() else { return Ok(None) };
         Ok(Some((PhysAddr(number(word)?), HEX.parse(words)?)))
@@ -262,7 +262,7 @@ impl Form<Option<(PhysAddr, u64)>> for OptionalRange {
 /// A TLB invalidation with its operands.
 struct Instruction;
 
-impl Form<Tlbi> for Instruction {
+impl TextForm<Tlbi> for Instruction {
     fn parse(&self, words: &mut Words<'_>) -> Parsed<Tlbi> {
         let word = words.next().ok_or(MISSING)?;
         let (name, scope) = match word.strip_suffix("is") {
@@ -360,7 +360,7 @@ impl core::str::FromStr for Trace {
             if content.is_empty() {
                 continue;
             }
-            let error = |what| ParseTraceError { line: index + 1, text: line.into(), what };
+            let error = |defect| ParseTraceError { line: index + 1, text: line.into(), defect };
             match setup {
                 None => setup = Some(parse_setup(content).map_err(error)?),
                 Some(_) => events.push(parse_event(content).map_err(error)?),
@@ -369,7 +369,7 @@ impl core::str::FromStr for Trace {
         let setup = setup.ok_or(ParseTraceError {
             line: 1,
             text: String::new(),
-            what: "the first line is missing",
+            defect: "the first line is missing",
         })?;
         Ok(Self { setup, events })
     }

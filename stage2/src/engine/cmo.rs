@@ -7,8 +7,7 @@
 //! contents. The D-side comes first: later instruction fetches must find the bytes that the host
 //! wrote. Both sides end with a DSB, which also orders them before the store of the entry.
 //!
-//! The new entry decides which CMOs are needed: the old one says nothing about the memory behind
-//! the new one.
+//! The CMOs depend on the new entry alone: the old one may map other memory.
 
 use super::{
     Stage2,
@@ -69,7 +68,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.ops.dsb(Dsb::Ish);
     }
 
-    /// Does the CMOs for a leaf over this memory.
+    /// Performs the CMOs for a leaf over this memory.
     pub(super) fn cmo(&self, phys: PhysAddr, size: u64, attributes: Attributes) {
         if attributes.memory == MemoryType::Normal {
             self.clean_to_poc(phys, size);
@@ -79,8 +78,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Does the CMOs for part of the block that `old` maps. Memory that the guest reaches already,
-    /// cacheable and at the same address, was cleaned when `old` was made.
+    /// Performs the CMOs for part of the block that `old` maps. Memory that the guest reaches
+    /// already, cacheable and at the same address, was cleaned when `old` was made.
     pub(super) fn cmo_within_block(
         &self,
         slot: &Slot,
@@ -97,7 +96,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Does the CMOs for a block that replaces `table`. If the policy says so, parts that the
+    /// Performs the CMOs for a block that replaces `table`. If the policy says so, parts that the
     /// table's leaves map at the same address are left out: they were cleaned when those leaves
     /// were made.
     pub(super) fn cmo_for_block(&self, table: TableAddress, level: Level, block: Descriptor) {
@@ -184,7 +183,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 }
 
 impl Stage2 {
-    /// Does the CMOs of 5.10's fault path: every fault but a permission fault cleans, every
+    /// Performs the CMOs of 5.10's fault path: every fault but a permission fault cleans, every
     /// instruction fault invalidates the I-cache.
     pub(crate) fn cmo_in_fault_path<O: Operations>(
         &self,

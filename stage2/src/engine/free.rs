@@ -111,7 +111,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     /// Returns whether a table below the root has no valid entry. Entries from `next` on, which may
-    /// be the end of the table, are looked at first: a range is mostly emptied upwards.
+    /// be the end of the table, are read first: ranges are mostly unmapped upwards.
     #[inline]
     pub(super) fn is_empty(&self, table: TableAddress, next: EntryAddress) -> bool {
         if self.stage2.policy.count_references {

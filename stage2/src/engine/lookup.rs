@@ -89,7 +89,7 @@ impl Walker {
             walk(ops, self.root, Geometry::COMMON, ipa, access)
         } else {
             let shape = (self.geometry.shape(), self.geometry.size());
-            walk_rare(ops, self.root, shape, ipa, access)
+            walk_general(ops, self.root, shape, ipa, access)
         }
     }
 
@@ -107,7 +107,7 @@ impl Walker {
 /// Walks tables of any shape, and addresses outside the IPA space. Takes values alone, so that a
 /// walker can be kept in registers.
 #[inline(never)]
-fn walk_rare<O: Operations>(
+fn walk_general<O: Operations>(
     ops: &O,
     root: TableAddress,
     (shape, size): ((Granule, Level), u64),

@@ -2,7 +2,7 @@
 //! Mapping a range: from the root down to the highest level at which a leaf fits, table by table.
 //!
 //! A request for one leaf whose tables all exist, as most faults of a running guest are, takes the
-//! short way of [`Walk::map_single`]: the same walk with the most frequent geometry as a constant,
+//! fast path of [`Walk::map_single`]: the same walk with the most frequent geometry as a constant,
 //! small enough to be inlined into the caller.
 
 use super::{
@@ -335,7 +335,7 @@ impl Stage2 {
         self.exclusive(ops).map(memcache, request)
     }
 
-    /// Maps a range beside other walkers.
+    /// Maps a range concurrently with other walkers.
     ///
     /// # Errors
     /// As [`Stage2::map`], and [`MapError::Contiguous`].

@@ -35,7 +35,7 @@ impl TableSpan {
 
     /// Returns the table of `level` that holds the entry of `ipa`. A single root may have more
     /// entries than the IPA space has addresses.
-    fn around(entry: EntryAddress, level: Level, ipa: Ipa, geometry: &Geometry) -> Self {
+    fn containing(entry: EntryAddress, level: Level, ipa: Ipa, geometry: &Geometry) -> Self {
         let granule = geometry.granule();
         let bytes = 1 << (level.shift(granule) + granule.level_bits());
         let ipa = ipa.align_down(bytes);
@@ -129,8 +129,8 @@ impl<'a, O: Operations, M: WalkMode> Mapper<'a, O, M> {
     }
 }
 
-/// Maps a range by a walk from the root. Returns the table and the leaf that the mapper may go on
-/// with. Takes values alone, so that the mapper can be kept in registers.
+/// Maps a range by a walk from the root. Returns the table and the leaf from which the mapper may
+/// continue. Takes values alone, so that the mapper can be kept in registers.
 #[inline(never)]
 fn map_elsewhere<O: Operations, M: WalkMode>(
     walk: Walk<'_, O, M>,
@@ -145,7 +145,7 @@ fn map_elsewhere<O: Operations, M: WalkMode>(
         Some((entry, level))
             if walk.needs_no_cmo(r.attributes) && !stage2.policy.count_references =>
         {
-            TableSpan::around(entry, level, r.ipa, &stage2.geometry)
+            TableSpan::containing(entry, level, r.ipa, &stage2.geometry)
         }
         _ => TableSpan::EMPTY,
     };

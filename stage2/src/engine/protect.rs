@@ -3,8 +3,8 @@
 //!
 //! A CPU that holds a leaf with fewer permissions takes a permission fault; its handler relaxes the
 //! leaf and invalidates the CPU's own TLB entry, even if another CPU has relaxed the leaf before:
-//! otherwise the CPU would fault again for ever. Permissions that are restricted must be
-//! invalidated on all CPUs before anything relies on them.
+//! otherwise the CPU would refault forever. Permissions that are restricted must be invalidated on
+//! all CPUs before anything relies on them.
 
 use super::{
     MapError, Stage2,
@@ -114,7 +114,7 @@ impl Stage2 {
         self.exclusive(ops).relax(ipa, by)
     }
 
-    /// Relaxes as [`Stage2::relax`], beside other walkers.
+    /// Relaxes as [`Stage2::relax`], concurrently with other walkers.
     ///
     /// # Errors
     /// As [`Stage2::relax`]; also [`MapError::Again`] if another walker is at the leaf, and

@@ -3,7 +3,7 @@
 //!
 //! Every invalidation has the same frame: DSB ISHST (table walkers see the store) → the guest's
 //! VMID, ISB → stage 2 by address → DSB ISH → stage 1 and combined → DSB ISH → the previous VMID,
-//! ISB. `VMALLS12E1IS` does both stages at once (Arm ARM D8.14.4; Linux: `hyp/*/tlb.c`).
+//! ISB. `VMALLS12E1IS` invalidates both stages at once (Arm ARM D8.14.4; Linux: `hyp/*/tlb.c`).
 //!
 //! One `RIPAS2E1IS` covers `(NUM + 1) << (5 × SCALE + 1)` pages, NUM 0 to 31 and SCALE 0 to 3 (Arm
 //! ARM C5.5, TLBI RIPAS2E1IS). A range is divided into one page if its count is odd, and one piece
@@ -26,13 +26,13 @@ struct Piece {
 }
 
 /// Largest number of pages that one instruction covers.
-const MOST: u64 = 32 << 16;
+const MAX_PAGES: u64 = 32 << 16;
 
 /// Returns whether one range instruction covers this many bytes, a power of two, as the span of a
 /// table.
 #[inline]
 const fn is_one(granule: Granule, size: u64) -> bool {
-    size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MOST
+    size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MAX_PAGES
 }
 
 /// Divides `size` bytes from `ipa`, both multiples of the granule, into pieces.
@@ -43,7 +43,7 @@ fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = Piece> 
         let pages = match left {
             0 => return None,
             odd if !odd.is_multiple_of(2) => 1,
-            MOST.. => MOST,
+            MAX_PAGES.. => MAX_PAGES,
             _ => {
                 // The lowest non-zero digit: five bits each, above bit 0.
                 let scale = (left.trailing_zeros() - 1) / 5;
@@ -172,13 +172,13 @@ mod tests {
             Tlbi::is_encodable(2)
                 && Tlbi::is_encodable(64)
                 && Tlbi::is_encodable(512)
-                && Tlbi::is_encodable(MOST)
+                && Tlbi::is_encodable(MAX_PAGES)
         );
         assert!(
             !Tlbi::is_encodable(0)
                 && !Tlbi::is_encodable(1)
                 && !Tlbi::is_encodable(66)
-                && !Tlbi::is_encodable(MOST * 2)
+                && !Tlbi::is_encodable(MAX_PAGES * 2)
         );
     }
 }

@@ -131,7 +131,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     }
 
     /// Breaks a whole contiguous run in one batch, or removes the hint from a run that does not
-    /// fit. Returns the slot to go on at.
+    /// fit. Returns the slot at which the walk continues.
     #[inline(never)]
     fn unmap_run(
         &self,

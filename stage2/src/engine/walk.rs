@@ -51,7 +51,7 @@ pub trait WalkMode: fmt::Debug + Copy {
 #[derive(Debug, Clone, Copy)]
 pub struct ExclusiveWalk;
 
-/// A walk beside others: compare-and-swap.
+/// A walk concurrent with others: compare-and-swap.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedWalk;
 
@@ -157,7 +157,7 @@ impl<O, M> Clone for Walk<'_, O, M> {
 impl<O, M> Copy for Walk<'_, O, M> {}
 
 impl Stage2 {
-    /// Returns a walk that other walkers may run beside.
+    /// Returns a walk that may run concurrently with others.
     pub(super) const fn shared<'a, O>(&'a self, ops: &'a O) -> Walk<'a, O, SharedWalk> {
         Walk { stage2: self, ops, mode: PhantomData }
     }

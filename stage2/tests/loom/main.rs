@@ -4,7 +4,8 @@
 //!
 //! In every order: a concurrent walk finds the right memory or a fault, no entry stays locked or
 //! awaits its break, counts are right, no table is lost or free twice, and one CPU succeeds.
-//! Walkers that wait for a locked entry are left out: they repeat what is tested here once.
+//! Walkers that wait for a locked entry are left out: they repeat operations that are tested here
+//! once.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
@@ -29,7 +30,7 @@ const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
 const MEMORY: u64 = 1 << 32;
 /// The distance to other memory.
-const ELSEWHERE: u64 = 1 << 30;
+const OTHER_MEMORY: u64 = 1 << 30;
 const ROOT: u64 = 0x8000_0000;
 /// Tables below the root's four: one for each CPU, one from before.
 const TABLES: u64 = 3;
@@ -54,7 +55,7 @@ enum Op {
 
 /// The mapping before the operations.
 #[derive(Debug, Clone, Copy)]
-enum Before {
+enum InitialMapping {
     Nothing,
     Block,
     Pages,
@@ -81,11 +82,11 @@ fn request(op: Op) -> MapRequest {
         Op::Write(page) | Op::Relax(page) | Op::Walk(page) => (page, PAGE, Attributes::READ_WRITE),
         _ => (0, BLOCK, Attributes::READ),
     };
-    let elsewhere = if op == Op::Moved { ELSEWHERE } else { 0 };
+    let elsewhere = if op == Op::Moved { OTHER_MEMORY } else { 0 };
     MapRequest::new(Ipa(at * PAGE), PhysAddr(MEMORY + elsewhere + at * PAGE), size, attributes)
 }
 
-/// Does an operation as a shared walker, or as the `exclusive` one beside walks.
+/// Performs an operation as a shared walker, or as the `exclusive` one during walks.
 fn act(table: &Stage2, exclusive: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Result<(), MapError> {
     let mut memcache = Memcache::new();
     memcache.top_up(cpu, 1, 1);
@@ -93,7 +94,7 @@ fn act(table: &Stage2, exclusive: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Res
     let done = match (op, exclusive) {
         (Op::Walk(_), _) => {
             if let Ok(seen) = table.translate(cpu, r.ipa + 5, Access::Read) {
-                assert_eq!(seen.phys.0 & !ELSEWHERE, r.phys.0 + 5);
+                assert_eq!(seen.phys.0 & !OTHER_MEMORY, r.phys.0 + 5);
             }
             Ok(())
         }
@@ -117,16 +118,16 @@ fn table(policy: Policy, features: Features) -> Stage2 {
     Stage2::new(geometry, features, policy, Vmid(1), TableAddress(ROOT))
 }
 
-fn prepare(memory: &Arc<Memory>, policy: Policy, features: Features, before: Before) {
+fn prepare(memory: &Arc<Memory>, policy: Policy, features: Features, before: InitialMapping) {
     let cpu = Cpu::new(memory, 2);
     let mut table = table(policy, features);
     let mut memcache = Memcache::new();
     memcache.top_up(&cpu, 1, 1);
     let block = MapRequest::new(Ipa(0), PhysAddr(MEMORY), BLOCK, Attributes::READ);
     match before {
-        Before::Nothing => {}
-        Before::Block => table.map(&cpu, &mut memcache, &block).unwrap(),
-        Before::Pages => {
+        InitialMapping::Nothing => {}
+        InitialMapping::Block => table.map(&cpu, &mut memcache, &block).unwrap(),
+        InitialMapping::Pages => {
             let largest = PAGE;
             let pages = MapRequest { largest, ..block };
             table.map(&cpu, &mut memcache, &pages).unwrap();
@@ -140,34 +141,34 @@ fn check(
     table: TableAddress,
     (level, ipa): (Level, u64),
     counts: bool,
-    what: &str,
+    case: &str,
 ) -> u64 {
     let (mut valid, mut tables) = (0, 1);
     for index in 0..512 {
         let entry = cpu.load(table.entry(index));
         let at = ipa + (index << level.shift(Granule::K4));
-        assert!(!entry.is_locked() && !entry.is_break_pending(), "{what}: {at:#x}: {entry:?}");
+        assert!(!entry.is_locked() && !entry.is_break_pending(), "{case}: {at:#x}: {entry:?}");
         valid += u32::from(entry.is_valid());
         match entry.kind(level) {
             EntryKind::Table(child) => {
                 let below = (Level::PAGE, at);
-                tables += check(cpu, child, below, counts, what);
+                tables += check(cpu, child, below, counts, case);
             }
-            EntryKind::Leaf(phys) => assert_eq!(phys.0 & !ELSEWHERE, MEMORY + at, "{what}"),
+            EntryKind::Leaf(phys) => assert_eq!(phys.0 & !OTHER_MEMORY, MEMORY + at, "{case}"),
             EntryKind::Invalid | EntryKind::Locked => {}
         }
     }
     let counted = if counts { valid + 1 } else { 1 };
-    assert_eq!(cpu.references(table), counted, "{what}: table {table:?}");
+    assert_eq!(cpu.references(table), counted, "{case}: table {table:?}");
     tables
 }
 
 /// Explores all orders of two operations and returns their number.
-fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64 {
-    let what = format!("{before:?}, {ops:?}, {features:?}");
+fn pair(policy: Policy, features: Features, before: InitialMapping, ops: [Op; 2]) -> u64 {
+    let case = format!("{before:?}, {ops:?}, {features:?}");
     // A missing leaf cannot be relaxed, and 6.12 leaves an existing one to the next fault.
-    let must_succeed =
-        matches!(before, Before::Nothing) && !ops.iter().all(|op| matches!(op, Op::Relax(_)));
+    let must_succeed = matches!(before, InitialMapping::Nothing)
+        && !ops.iter().all(|op| matches!(op, Op::Relax(_)));
     let orders = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let counted = std::sync::Arc::clone(&orders);
     let mut model = loom::model::Builder::new();
@@ -190,7 +191,7 @@ fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64
         let (second, own, deferred) = thread.join().unwrap();
         let all = [cpu.own.take(), own].concat();
         let waiting: Vec<_> = [cpu.deferred.take(), deferred].concat();
-        assert!(first.is_ok() || second.is_ok() || !must_succeed, "{what}: no CPU succeeds");
+        assert!(first.is_ok() || second.is_ok() || !must_succeed, "{case}: no CPU succeeds");
         for unlinked in &waiting {
             exclusive.free_unlinked(&cpu, *unlinked);
         }
@@ -198,17 +199,17 @@ fn pair(policy: Policy, features: Features, before: Before, ops: [Op; 2]) -> u64
         free.sort();
         let count = free.len();
         free.dedup();
-        assert_eq!(free.len(), count, "{what}: a table is free twice");
+        assert_eq!(free.len(), count, "{case}: a table is free twice");
         let used = check(
             &cpu,
             TableAddress(ROOT),
             (Level::new(2).unwrap(), 0),
             policy.count_references,
-            &what,
+            &case,
         ) - 1;
-        let spare = u64::from(!matches!(before, Before::Pages));
+        let spare = u64::from(!matches!(before, InitialMapping::Pages));
         let lost = TABLES - spare - used - count as u64;
-        assert_eq!(lost, 0, "{what}: {used} used, {count} free");
+        assert_eq!(lost, 0, "{case}: {used} used, {count} free");
     });
     orders.load(std::sync::atomic::Ordering::Relaxed)
 }
@@ -222,7 +223,7 @@ fn policies() -> [Policy; 2] {
 fn all_pairs(policy: Policy, bbm: u8) {
     let features = Features { bbm, ..Features::default() };
     let (mut pairs, mut orders) = (0, 0);
-    for before in [Before::Nothing, Before::Block, Before::Pages] {
+    for before in [InitialMapping::Nothing, InitialMapping::Block, InitialMapping::Pages] {
         for (index, first) in SHARED.into_iter().enumerate() {
             for second in SHARED.into_iter().skip(index) {
                 pairs += 1;

@@ -319,7 +319,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         self.memcache.drain(&self.ops);
     }
 
-    /// Does a random step.
+    /// Performs a random step.
     pub fn random_step(&mut self, random: &mut SplitMix64) {
         let block = below(random, self.vm.blocks);
         let ipa = block * BLOCK + below(random, 512) * PAGE;

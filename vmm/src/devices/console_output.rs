@@ -5,8 +5,8 @@
 //! The reader of that descriptor may stall: a pager that waits for a key, a suspended terminal.
 //! Only the thread blocks in a write then. A device appends to the buffer without waiting, so that
 //! no device blocks with its lock held. The vCPU or worker that produced the bytes waits for space
-//! afterwards ([`ConsoleOutput::wait_for_space`]), and can give up when the VM pauses or ends. The
-//! guest is therefore slowed down by its reader as with a real port, and nothing else is.
+//! afterwards ([`ConsoleOutput::wait_for_space`]), and can stop waiting when the VM pauses or ends.
+//! A slow reader therefore slows down the guest alone, as with a real port.
 
 use std::{
     collections::VecDeque,
@@ -31,10 +31,10 @@ const CAPACITY: usize = 64 << 10;
 /// Bytes per write, after which waiting writers are woken.
 const CHUNK: usize = 4096;
 
-/// Interval at which [`ConsoleOutput::wait_for_space`] checks whether to give up.
-const GIVE_UP_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval at which [`ConsoleOutput::wait_for_space`] checks whether to stop waiting.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time without progress after which [`ConsoleOutput::finish`] gives up.
+/// Time without progress after which [`ConsoleOutput::finish`] returns.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Handle of the buffer; clones share it.
@@ -88,14 +88,15 @@ impl ConsoleOutput {
         Ok(output)
     }
 
-    /// Waits until the buffer has space or `give_up` returns true. Returns whether it has space.
-    pub fn wait_for_space(&self, give_up: impl Fn() -> bool) -> bool {
+    /// Waits until the buffer has space or `is_cancelled` returns true. Returns whether it has
+    /// space.
+    pub fn wait_for_space(&self, is_cancelled: impl Fn() -> bool) -> bool {
         let mut pending = self.0.pending.lock();
         while pending.bytes.len() >= CAPACITY {
-            if give_up() {
+            if is_cancelled() {
                 return false;
             }
-            self.0.progress.wait_for(&mut pending, GIVE_UP_INTERVAL);
+            self.0.progress.wait_for(&mut pending, CANCEL_INTERVAL);
         }
         true
     }
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_for_a_stalled_reader_can_be_given_up() {
+    fn the_wait_for_a_stalled_reader_can_be_cancelled() {
         let (mut output, reader) = output_to_pipe(false);
         let mut written = 0;
         let deadline = Instant::now() + Duration::from_millis(300);

@@ -85,8 +85,8 @@ impl Mapping {
         &self.plan
     }
 
-    fn error(&self, doing: &'static str, source: io::Error) -> MemoryError {
-        call_error(&self.plan, Bytes(self.len as u64), doing, source)
+    fn error(&self, operation: &'static str, source: io::Error) -> MemoryError {
+        call_error(&self.plan, Bytes(self.len as u64), operation, source)
     }
 
     /// Creates a memory file of the size of the mapping.
@@ -289,8 +289,8 @@ impl Drop for Mapping {
     }
 }
 
-fn call_error(plan: &Plan, size: Bytes, doing: &'static str, source: io::Error) -> MemoryError {
-    MemoryError::Call { doing, size, backing: plan.backing(), source }
+fn call_error(plan: &Plan, size: Bytes, operation: &'static str, source: io::Error) -> MemoryError {
+    MemoryError::Call { operation, size, backing: plan.backing(), source }
 }
 
 /// Returns the first address not below `from` that equals `to` modulo `block`, a power of two.

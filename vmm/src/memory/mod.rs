@@ -60,10 +60,10 @@ pub enum MemoryError {
         source: io::Error,
     },
     /// A system call failed.
-    #[error("{doing} failed for {size} of {backing}")]
+    #[error("{operation} failed for {size} of {backing}")]
     Call {
         /// Purpose of the call.
-        doing: &'static str,
+        operation: &'static str,
         /// Size of the memory.
         size: Bytes,
         /// Backing of the memory.

@@ -143,7 +143,7 @@ impl RunControl {
         }
     }
 
-    /// Counts a vCPU as paused for good.
+    /// Counts a vCPU as paused permanently.
     pub(super) fn mark_paused(&self) {
         self.count_paused(&mut self.state.lock());
     }

@@ -3,7 +3,7 @@
 //!
 //! Each exchange matches its text after the end of the previous match. The output is logged
 //! throughout. If the program ends early or never prints a text, the remaining exchanges are
-//! skipped, and the log shows how far they came.
+//! skipped, and the log ends after the last match.
 
 use std::{
     collections::VecDeque,
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub struct Exchange {
     /// Text to wait for; not empty.
     pub expect: String,
-    /// Line to send then, without line feed.
+    /// Line to send after the match, without line feed.
     pub send: String,
 }
 
@@ -31,9 +31,9 @@ impl Exchange {
 
 /// Output of a program that no expected text has matched yet.
 #[derive(Debug, Default)]
-pub struct Unmatched(Vec<u8>);
+pub struct UnmatchedOutput(Vec<u8>);
 
-impl Unmatched {
+impl UnmatchedOutput {
     /// Appends output.
     pub fn push(&mut self, output: &[u8]) {
         self.0.extend_from_slice(output);
@@ -71,7 +71,7 @@ pub fn run_script(
     mut input: impl Write,
 ) -> io::Result<()> {
     let mut script: VecDeque<&Exchange> = script.iter().collect();
-    let mut unmatched = Unmatched::default();
+    let mut unmatched = UnmatchedOutput::default();
     let mut bytes = [0; 4096];
     loop {
         let count = match output.read(&mut bytes) {

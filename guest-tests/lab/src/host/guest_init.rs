@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! PID 1 of a guest that `granule run` boots in the emulated host.
 //!
-//! It prints [`INIT`], touches memory as a booting system does, prints [`WORKS`] with the number of
-//! vCPUs and the memory size, and powers off. The lab matches both lines on the console.
+//! It prints [`INIT`], touches memory as a booting system does, prints [`CHECKS_PASSED`] with the
+//! number of vCPUs and the memory size, and powers off. The lab matches both lines on the console.
 
 use std::{fs, path::Path};
 
@@ -17,9 +17,9 @@ pub const MARKER: &str = "/guest";
 /// Line printed when PID 1 starts.
 pub const INIT: &str = "granule-guest: init";
 /// Start of the line printed after all checks passed.
-pub const WORKS: &str = "granule-guest: works";
+pub const CHECKS_PASSED: &str = "granule-guest: works";
 
-/// Bytes written and read back, if the guest has four times as much.
+/// Number of bytes written and read back, in guests with at least four times as much memory.
 const TOUCHED: usize = 16 << 20;
 
 /// Returns whether this process is PID 1 of a guest.
@@ -31,7 +31,7 @@ pub fn is_pid_1() -> bool {
 pub fn run() {
     println!("{INIT}");
     match check() {
-        Ok(summary) => println!("{WORKS}, {summary}"),
+        Ok(summary) => println!("{CHECKS_PASSED}, {summary}"),
         Err(error) => println!("granule-guest: {error}"),
     }
     if let Err(error) = rustix::termios::tcdrain(std::io::stdout()) {

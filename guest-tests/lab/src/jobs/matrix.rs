@@ -26,7 +26,7 @@ use crate::{
 const GIGANTIC: u64 = 1 << 30;
 /// Default huge page size of Debian's and the lab's kernels.
 const DEFAULT_HUGE: u64 = 2 << 20;
-/// Virtual seconds after which a test is killed. A test that sleeps gets there at once.
+/// Virtual seconds after which a test is killed. A test that only sleeps reaches the limit at once.
 const DEADLINE_SECONDS: u64 = 3600;
 
 /// One boot and its job.

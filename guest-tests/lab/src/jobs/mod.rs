@@ -26,9 +26,10 @@ use self::{
 use crate::{kernel::Kernel, progress::Progress, shell::Shell};
 
 /// Failure of a job that was skipped.
-pub const NO_BOOT: &str = "not run: this kernel does not boot";
+pub const KERNEL_DOES_NOT_BOOT: &str = "not run: this kernel does not boot";
 
-/// A kernel without an ending in this many jobs does not boot; its other jobs are skipped.
+/// Number of jobs without an ending after which a kernel counts as unbootable and its other jobs
+/// are skipped.
 const MAX_FAILED_BOOTS: usize = 2;
 
 /// Runs all jobs of a run.

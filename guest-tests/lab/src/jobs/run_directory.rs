@@ -24,7 +24,7 @@ use granule_report::results::record_lines;
 use crate::{
     LabError,
     command::CommandError,
-    jobs::{JobResults, NO_BOOT, matrix::PlannedJob},
+    jobs::{JobResults, KERNEL_DOES_NOT_BOOT, matrix::PlannedJob},
     kernel::Kernel,
     progress::Progress,
     shell::{Shell, absolute},
@@ -104,7 +104,7 @@ impl RunDirectory {
                         continue;
                     }
                     Some(Err(error)) => with_causes(&error),
-                    None => NO_BOOT.to_owned(),
+                    None => KERNEL_DOES_NOT_BOOT.to_owned(),
                 };
                 failed = true;
                 progress.note(&format!("{} {}: {error}", kernel.name, job.name));

@@ -70,7 +70,7 @@ impl Suite {
     /// Builds the tests of a tree, unless they are in the cache, and returns their directory.
     pub fn build(&self, shell: Shell, cache: &Path, tree: &Tree) -> Result<PathBuf, CommandError> {
         let directory = cache.join("selftests").join(&tree.id);
-        // A directory that an older list built lacks tests.
+        // A directory that was built from another list lacks tests.
         if self.tests().all(|(name, _)| directory.join(name).is_file()) {
             return Ok(directory);
         }
@@ -78,7 +78,7 @@ impl Suite {
         let log = partial.join("build.log");
         let headers = partial.join("headers");
         let shim = partial.join("shim");
-        // Newer tests generate headers, by default in the tree.
+        // Some tests generate headers, by default in the tree.
         let generated = partial.join("generated");
         shell.remove_dir(&partial)?;
         for directory in [&headers, &shim.join("linux"), &generated.join("tools")] {
@@ -98,8 +98,8 @@ impl Suite {
             .arg("LDFLAGS=-static")
             .arg(format!("-j{}", jobs()));
         if self.version == LINUX_6_1.version {
-            // Two backports in 6.1.y lack what they need: a kernel header, and TEST_ASSERT_EQ,
-            // which 6.1 calls ASSERT_EQ.
+            // Two backports in 6.1.y need a kernel header and TEST_ASSERT_EQ, which 6.1 calls
+            // ASSERT_EQ.
             let header = "linux/bitfield.h";
             shell.copy(&tree.path.join("include").join(header), &shim.join(header))?;
             let programs: Vec<&str> = self.tests().map(|(name, _)| name).collect();

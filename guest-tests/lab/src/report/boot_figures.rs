@@ -80,7 +80,7 @@ impl BootFigures {
     pub fn of(job: &PlannedJob, outcome: &Outcome) -> Result<Self, JobError> {
         outcome.success()?;
         let failed = |reason: &str| outcome.failure(reason.to_owned());
-        if !outcome.stdout.contains(guest_init::WORKS) {
+        if !outcome.stdout.contains(guest_init::CHECKS_PASSED) {
             return Err(failed("has no report of the guest's PID 1"));
         }
         let mut argv = job.job.argv.iter().skip_while(|word| *word != "--vcpus");

@@ -8,7 +8,7 @@ use granule_types::units::counted;
 
 use crate::{
     LabError,
-    jobs::{JobResults, NO_BOOT, run_directory::RunDirectory},
+    jobs::{JobResults, KERNEL_DOES_NOT_BOOT, run_directory::RunDirectory},
     report::{
         Failure, RunInfo, RunStatus,
         boot_figures::{BootFigures, COLUMNS, FAULTS, LINES, TO_INIT, TO_LOGIN},
@@ -36,7 +36,7 @@ pub fn report(
     let boots = run.by_job(results, |job, result| match result {
         Some(Ok(outcome)) => BootFigures::of(job, &outcome).map_err(|error| with_causes(&error)),
         Some(Err(error)) => Err(with_causes(&error)),
-        None => Err(NO_BOOT.to_owned()),
+        None => Err(KERNEL_DOES_NOT_BOOT.to_owned()),
     });
     let (table, status) = table(run, &boots);
     publish(run_directory, &table, &html(run, &boots))?;
@@ -182,7 +182,7 @@ fn levels(figures: &BootFigures) -> String {
 
 #[cfg(test)]
 mod tests {
-    use granule_report::render::browser::look_at;
+    use granule_report::render::browser::check_page;
 
     use super::*;
     use crate::{
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     #[ignore = "requires Chromium; scripts/test runs it if that is installed"]
     fn in_chromium_the_guest_boot_report_is_legible() {
-        look_at(&report_with_failure().2, 4);
+        check_page(&report_with_failure().2, 4);
     }
 
     #[test]

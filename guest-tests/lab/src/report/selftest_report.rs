@@ -9,7 +9,9 @@ use granule_types::units::counted;
 use crate::{
     LabError,
     host::job::Ending,
-    jobs::{JobResult, JobResults, NO_BOOT, outcome::describe, run_directory::RunDirectory},
+    jobs::{
+        JobResult, JobResults, KERNEL_DOES_NOT_BOOT, outcome::describe, run_directory::RunDirectory,
+    },
     report::{Failure, RunInfo, RunStatus, publish},
     with_causes,
 };
@@ -39,7 +41,7 @@ impl Verdict {
                 ending => Self::Fail(describe(ending)),
             },
             Some(Err(error)) => Self::Broken(with_causes(&error)),
-            None => Self::Broken(NO_BOOT.to_owned()),
+            None => Self::Broken(KERNEL_DOES_NOT_BOOT.to_owned()),
         }
     }
 
@@ -195,11 +197,11 @@ mod tests {
         jobs::matrix::{self, tests::options},
         kernel::Kernel,
     };
-    use granule_report::render::browser::look_at;
+    use granule_report::render::browser::check_page;
     use granule_types::record::Series;
 
     #[test]
-    fn equal_verdicts_pass_whatever_they_are() {
+    fn equal_verdicts_of_any_kind_pass() {
         let verdicts = [Verdict::Pass, Verdict::Skip, Verdict::Fail("x".to_owned())]
             .map(|verdict| vec![verdict; 2]);
 
@@ -254,7 +256,7 @@ mod tests {
     #[test]
     #[ignore = "requires Chromium; scripts/test runs it if that is installed"]
     fn in_chromium_the_selftest_report_is_legible() {
-        look_at(&sample(true), 0);
+        check_page(&sample(true), 0);
     }
 
     #[test]

@@ -28,11 +28,11 @@ use granule_types::{
 /// Start of low memory and address of the program, aligned to every granule and host page.
 pub const LOW_MEMORY: GuestAddress = GuestAddress(0x1_0000);
 /// Size of the area of the program.
-pub const PROGRAM_ROOM: u64 = 0x8000;
+pub const PROGRAM_AREA_SIZE: u64 = 0x8000;
 /// Address of the architecture's tables, an area of 32 KiB.
-pub const EXTRA: GuestAddress = GuestAddress(LOW_MEMORY.0 + PROGRAM_ROOM);
+pub const ARCH_TABLES: GuestAddress = GuestAddress(LOW_MEMORY.0 + PROGRAM_AREA_SIZE);
 /// Start of the mailboxes.
-const MAILBOXES: u64 = EXTRA.0 + 0x8000;
+const MAILBOXES: u64 = ARCH_TABLES.0 + 0x8000;
 
 /// Properties of a guest that its architecture determines.
 #[derive(Debug, Clone, Copy)]
@@ -126,11 +126,11 @@ pub fn place_region(
         .ok_or(too_large)
 }
 
-/// Returns the greatest number of stage-1 tables of a guest with a region of this size: the root,
+/// Returns the maximum number of stage-1 tables of a guest with a region of this size: the root,
 /// one for each level for low memory, two for each level for the ends of the region, and between
 /// those one for each 64 GiB, which a table of 16K-granule blocks maps (other granules map more).
 /// By pages, one for each table's worth of pages, and as many again for the levels above.
-pub(super) const fn most_tables(size: Bytes, granule: Bytes, map: GuestMap) -> u64 {
+pub(super) const fn max_tables(size: Bytes, granule: Bytes, map: GuestMap) -> u64 {
     let between = match map {
         GuestMap::Blocks => size.0 >> 36,
         GuestMap::Pages => 2 * (size.0 / (granule.0 * (granule.0 / 8))),
@@ -174,7 +174,7 @@ impl Layout {
         let vcpus = u64::from(vcpus);
         let tables_at = GuestAddress(MAILBOXES + vcpus * unit);
         let free =
-            (tables_at.0 + most_tables(size, granule, map) * granule.0).next_multiple_of(unit);
+            (tables_at.0 + max_tables(size, granule, map) * granule.0).next_multiple_of(unit);
         if region.0 < free {
             return Err(LayoutError::Covers { start: region.0, free });
         }

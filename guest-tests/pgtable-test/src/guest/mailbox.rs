@@ -87,7 +87,7 @@ impl Doorbell {
 
 /// Description of a guest exception.
 #[derive(Debug)]
-pub struct Crash {
+pub struct GuestException {
     /// `true` if the exception has a fault address.
     pub has_address: bool,
     /// The exception in words.

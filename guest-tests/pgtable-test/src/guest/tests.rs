@@ -4,7 +4,7 @@
 
 use super::{
     arch::aarch64::{MAIR, abi, format},
-    layout::{LOW_MEMORY, Layout, LayoutError, PROGRAM_ROOM, most_tables, place_region},
+    layout::{LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, max_tables, place_region},
     tables::{MemoryType, Tables},
 };
 use crate::config::GuestMap;
@@ -63,12 +63,12 @@ fn parts_of_low_memory_do_not_overlap() {
 
         let layout = Layout::new(abi(mode), Bytes::kib(4), 80, region, size, map).unwrap();
 
-        assert!(layout.mailbox(0).0 >= LOW_MEMORY.0 + PROGRAM_ROOM);
+        assert!(layout.mailbox(0).0 >= LOW_MEMORY.0 + PROGRAM_AREA_SIZE);
         assert!(layout.mailbox(79).0 < layout.tables().base().0);
         assert_eq!(layout.tables().base().0 % mode.page_size().0, 0);
         let end = layout.tables().base().0 + layout.tables().size().0;
         assert!(LOW_MEMORY.0 + layout.low_size().0 >= end);
-        let most = most_tables(size, mode.page_size(), map) * mode.page_size().0;
+        let most = max_tables(size, mode.page_size(), map) * mode.page_size().0;
         assert!(layout.tables().size().0 <= most, "{name}");
     }
 }
@@ -91,7 +91,7 @@ fn an_overlap_with_low_memory_is_refused_with_the_first_free_address() {
 }
 
 /// Lays out a guest with 52 bits of physical and 48 bits of virtual address.
-fn wide(region: u64, size: Bytes) -> Result<Layout, LayoutError> {
+fn lay_out_52_bit(region: u64, size: Bytes) -> Result<Layout, LayoutError> {
     let mode = "P52V48_64K".parse().unwrap();
     let (page, region) = (Bytes::kib(4), GuestAddress(region));
     Layout::new(abi(mode), page, 1, region, size, GuestMap::Blocks)
@@ -100,7 +100,7 @@ fn wide(region: u64, size: Bytes) -> Result<Layout, LayoutError> {
 #[test]
 fn virtual_addresses_are_truncated_physical_addresses() {
     let region = 0xf_ffff_0000_0000;
-    let layout = wide(region, Bytes::mib(64)).unwrap();
+    let layout = lay_out_52_bit(region, Bytes::mib(64)).unwrap();
 
     assert_eq!(layout.virtual_of(GuestAddress(region)), 0xffff_0000_0000);
     let end = Bytes::mib(64).0;
@@ -118,7 +118,7 @@ fn virtual_addresses_are_truncated_physical_addresses() {
 #[test]
 fn unusable_virtual_addresses_are_refused_with_the_usable_range() {
     let size = Bytes::mib(64);
-    let refused = |start: u64| match wide(start, size).unwrap_err() {
+    let refused = |start: u64| match lay_out_52_bit(start, size).unwrap_err() {
         LayoutError::Virtual { free, last, .. } => (free, last),
         other => panic!("{other}"),
     };
@@ -126,10 +126,10 @@ fn unusable_virtual_addresses_are_refused_with_the_usable_range() {
     let (free, last) = refused(1 << 48);
     assert_eq!(refused((1 << 48) - 0x1_0000), (free, last));
 
-    assert!(wide((1 << 48) + free, size).is_ok());
-    assert!(wide((1 << 48) + last, size).is_ok());
-    assert!(wide((1 << 48) + last + 0x1_0000, size).is_err());
-    let text = wide(1 << 48, size).unwrap_err().to_string();
+    assert!(lay_out_52_bit((1 << 48) + free, size).is_ok());
+    assert!(lay_out_52_bit((1 << 48) + last, size).is_ok());
+    assert!(lay_out_52_bit((1 << 48) + last + 0x1_0000, size).is_err());
+    let text = lay_out_52_bit(1 << 48, size).unwrap_err().to_string();
     assert!(text.contains("virtual address 0x0,") && text.contains("48 bits"));
 }
 

@@ -113,14 +113,14 @@ pub(super) fn phase(phase: Phase) -> String {
     format!("in {phase}")
 }
 
-/// Returns the conversion of an error of the vCPU threads that occurred while `doing`.
-pub(super) fn threads_error(doing: &str) -> impl FnOnce(VcpuThreadsError) -> HarnessError {
-    |source| HarnessError::Vcpus(doing.to_owned(), source)
+/// Returns the conversion of an error of the vCPU threads in `operation`.
+pub(super) fn threads_error(operation: &str) -> impl FnOnce(VcpuThreadsError) -> HarnessError {
+    |source| HarnessError::Vcpus(operation.to_owned(), source)
 }
 
-/// Returns the conversion of an error of the machine that occurred while `doing`.
-pub(super) fn host_error(doing: &str) -> impl FnOnce(MachineError) -> HarnessError {
-    |source| HarnessError::Host(doing.to_owned(), source)
+/// Returns the conversion of an error of the machine in `operation`.
+pub(super) fn host_error(operation: &str) -> impl FnOnce(MachineError) -> HarnessError {
+    |source| HarnessError::Host(operation.to_owned(), source)
 }
 
 /// Prints the page sizes that back a region.

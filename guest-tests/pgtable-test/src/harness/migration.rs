@@ -11,9 +11,9 @@
 //! A round copies the pages of the previous dirty bitmap (the first round copies all pages) to the
 //! destination, waits until the round's time is over, and collects the next bitmap. The record's
 //! time is that of the collection, which blocks vCPUs that fault; events and gauges of the record
-//! hold the guest's progress in the whole round. The time of the stop runs from the request to stop
-//! to the last copied page. Records are passed on after the stop, so that rounds follow each other
-//! at once.
+//! hold the guest's progress in the whole round. The time of the stop is measured from the request
+//! to stop to the last copied page. Records are passed on after the stop, so that rounds follow
+//! each other at once.
 //!
 //! Afterwards source and destination must be equal; a page differs if it was written after its last
 //! copy and no later bitmap contained it. The source must also hold what the vCPUs wrote: the host
@@ -235,7 +235,7 @@ impl MigrationDestination {
         vec![u64::MAX; self.logged_in.len().div_ceil(64)]
     }
 
-    /// Notes the pages of a round's dirty bitmap and returns their number.
+    /// Records the pages of a round's dirty bitmap and returns their number.
     pub(super) fn note(&mut self, log: &[u64], round: u32) -> u64 {
         let mut count = 0;
         for page in pages_in(log, self.logged_in.len()) {

@@ -98,7 +98,7 @@ impl Plan {
 /// Progress of a run.
 #[derive(Debug)]
 pub enum Progress<'a> {
-    /// The machine is made.
+    /// The machine exists.
     Ready(&'a Region),
     /// Every vCPU has entered the guest once.
     Started,

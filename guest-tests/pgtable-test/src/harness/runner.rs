@@ -114,37 +114,37 @@ impl<'a, 'o> Runner<'a, 'o> {
     /// Runs tasks outside any phase.
     pub(super) fn untimed_step(
         &mut self,
-        doing: &str,
+        operation: &str,
         task: impl Fn(Tasks, usize) -> Task,
     ) -> Result<(), HarnessError> {
         let tasks: Vec<_> = (0..self.vcpus()).map(|vcpu| task(self.tasks, vcpu)).collect();
         if let Some(result) = self.machine.run_tasks(&tasks, 0, self.plan.deadline) {
-            return result.map(drop).map_err(vcpu_error(doing));
+            return result.map(drop).map_err(vcpu_error(operation));
         }
         self.threads
             .arm(&tasks, 0)
             .and_then(|armed| armed.release())
             .map(drop)
-            .map_err(threads_error(doing))
+            .map_err(threads_error(operation))
     }
 
-    /// Runs a phase in which the vCPUs work.
+    /// Runs a phase that the vCPUs execute.
     pub(super) fn guest_phase(&mut self, phase: Phase) -> Result<(), HarnessError> {
         let tasks: Vec<_> = (0..self.vcpus()).map(|vcpu| self.tasks.of(phase, vcpu)).collect();
         let seed = self.plan.config.seed;
-        let doing = error::phase(phase);
+        let operation = error::phase(phase);
         let before = self.events()?;
         let own_time = self.machine.run_tasks(&tasks, seed, self.plan.deadline);
         let (before, times) = if let Some(result) = own_time {
-            (before, result.map_err(vcpu_error(&doing))?)
+            (before, result.map_err(vcpu_error(&operation))?)
         } else {
             let armed = self.threads.arm(&tasks, seed);
-            let armed = armed.map_err(threads_error(&doing))?;
+            let armed = armed.map_err(threads_error(&operation))?;
             let before = self.machine.events().map_err(host_error(error::COUNTERS))?;
             mark::phase(phase);
             let times = armed.release();
             mark::outside();
-            (before, times.map_err(threads_error(&doing))?)
+            (before, times.map_err(threads_error(&operation))?)
         };
         let after = self.events()?;
         if self.obtained.is_none() {
@@ -153,7 +153,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         self.record(phase, times, difference(&before, &after))
     }
 
-    /// Runs a phase in which the host works.
+    /// Runs a phase that the host executes.
     pub(super) fn host_phase(
         &mut self,
         phase: Phase,
@@ -225,8 +225,8 @@ impl<'a, 'o> Runner<'a, 'o> {
 }
 
 /// Returns the conversion of a failure on a machine with its own time.
-fn vcpu_error(doing: &str) -> impl FnOnce(VcpuFailure) -> HarnessError {
-    let convert = threads_error(doing);
+fn vcpu_error(operation: &str) -> impl FnOnce(VcpuFailure) -> HarnessError {
+    let convert = threads_error(operation);
     |failure| convert(VcpuThreadsError::Failed(Box::new(failure)))
 }
 

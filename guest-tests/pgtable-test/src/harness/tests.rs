@@ -138,10 +138,10 @@ fn only_vcpu_0_plants_and_verifies() {
 fn the_guest_detects_a_lost_write() {
     let error = error_of(&plan(1, ALL), Defect::LosesWrite(0x11_0000), BLOCK);
 
-    let HarnessError::Vcpus(doing, source) = error else {
+    let HarnessError::Vcpus(operation, source) = error else {
         panic!("{error}");
     };
-    assert_eq!(doing, "verifying contents");
+    assert_eq!(operation, "verifying contents");
     assert!(matches!(source, VcpuThreadsError::Failed(failure) if failure.exit == "VERIFY"));
 }
 
@@ -268,7 +268,7 @@ fn a_page_changed_after_its_last_copy_is_reported() {
     let all = copy.all_pages();
     copy.copy_pages(&fake, &all).unwrap();
     copy.note(&[0b10], 4);
-    fake.state.memory().poke(0x10_1000 + 8 * 300, 7);
+    fake.state.memory().write_untracked(0x10_1000 + 8 * 300, 7);
 
     let error = copy.check(fake.migration_ops().unwrap(), &[], &[vec![9]]).unwrap_err();
 

@@ -11,7 +11,7 @@ use std::{
 use kvm_ioctls::VmFd;
 use vm_memory::Bytes as _;
 
-use super::doing;
+use super::during;
 use crate::{
     clock,
     guest::{
@@ -71,7 +71,7 @@ impl KvmMachine {
     }
 
     fn statistics(&self, kind: StatisticKind) -> Result<EventCounts, MachineError> {
-        self.statistics.read(kind).map_err(doing("reading KVM's statistics"))
+        self.statistics.read(kind).map_err(during("reading KVM's statistics"))
     }
 }
 
@@ -120,27 +120,27 @@ impl Machine for KvmMachine {
     fn obtained(&self) -> Result<ResidentPages, MachineError> {
         let ram = self.slot.ram();
         let obtained = if self.accept_fallback { ram.resident() } else { ram.obtained() };
-        obtained.map_err(doing("checking the memory under test"))
+        obtained.map_err(during("checking the memory under test"))
     }
 
     fn set_dirty_logging(&mut self, on: bool) -> Result<Nanoseconds, MachineError> {
         let Self { vm, slot, dirty, .. } = self;
-        clock::timed(|| dirty.switch(vm, slot, on)).map_err(doing("switching dirty logging"))
+        clock::timed(|| dirty.switch(vm, slot, on)).map_err(during("switching dirty logging"))
     }
 
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
         let Self { vm, slot, dirty, .. } = self;
-        dirty.read(vm, slot).map_err(doing("reading the dirty bitmap"))
+        dirty.read(vm, slot).map_err(during("reading the dirty bitmap"))
     }
 
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {
         let ram = self.slot.ram();
-        clock::timed(|| ram.drop_backing()).map_err(doing("dropping the memory under test"))
+        clock::timed(|| ram.drop_backing()).map_err(during("dropping the memory under test"))
     }
 
     fn restore_backing(&mut self) -> Result<(), MachineError> {
         let restored = self.slot.ram().restore_backing();
-        restored.map_err(doing("restoring the memory under test"))
+        restored.map_err(during("restoring the memory under test"))
     }
 
     fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError> {
@@ -148,7 +148,7 @@ impl Machine for KvmMachine {
     }
 
     fn events(&mut self) -> Result<EventCounts, MachineError> {
-        let mut counts = self.events.read().map_err(doing("reading event counts"))?;
+        let mut counts = self.events.read().map_err(during("reading event counts"))?;
         counts.extend(self.statistics(StatisticKind::Cumulative)?);
         Ok(counts)
     }
@@ -175,11 +175,11 @@ impl MigrationOps for KvmMachine {
         let writing = "writing the stop request to the mailboxes";
         if !stop {
             for word in self.words(WRITES_OFFSET) {
-                map.store(0_u64, word, Ordering::Release).map_err(doing(writing))?;
+                map.store(0_u64, word, Ordering::Release).map_err(during(writing))?;
             }
         }
         for word in self.words(STOP_OFFSET) {
-            map.store(u64::from(stop), word, Ordering::Release).map_err(doing(writing))?;
+            map.store(u64::from(stop), word, Ordering::Release).map_err(during(writing))?;
         }
         Ok(())
     }
@@ -189,12 +189,12 @@ impl MigrationOps for KvmMachine {
         self.words(WRITES_OFFSET)
             .map(|word| map.load(word, Ordering::Acquire))
             .collect::<Result<_, _>>()
-            .map_err(doing("reading the write counts from the mailboxes"))
+            .map_err(during("reading the write counts from the mailboxes"))
     }
 
     fn collect_dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
         let Self { vm, slot, dirty, .. } = self;
-        dirty.collect(vm, slot).map_err(doing("collecting the dirty bitmap"))
+        dirty.collect(vm, slot).map_err(during("collecting the dirty bitmap"))
     }
 
     fn read(&self, address: GuestAddress, into: &mut [u8]) -> Result<(), MachineError> {

@@ -28,7 +28,7 @@ use vm_memory::Bytes as _;
 use crate::{
     config::GuestMap,
     guest::{
-        layout::{EXTRA, LOW_MEMORY, Layout, LayoutError, PROGRAM_ROOM, place_region},
+        layout::{ARCH_TABLES, LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, place_region},
         program,
     },
     machine::MachineError,
@@ -113,9 +113,9 @@ impl KvmConfig {
     }
 }
 
-/// Returns the conversion of an error that occurred while doing `what`.
-fn doing<E: Error + Send + Sync + 'static>(what: &'static str) -> impl Fn(E) -> MachineError {
-    move |error| MachineError::new(what, error)
+/// Returns the conversion of an error of `operation` ("creating a vCPU").
+fn during<E: Error + Send + Sync + 'static>(operation: &'static str) -> impl Fn(E) -> MachineError {
+    move |error| MachineError::new(operation, error)
 }
 
 /// Memory of a guest, laid out and loaded.
@@ -128,7 +128,7 @@ struct LoadedMemory {
 }
 
 impl KvmMachine {
-    /// Makes the machine: memory, VM, memslots, vCPUs, guest program.
+    /// Creates the machine: memory, VM, memslots, vCPUs, guest program.
     ///
     /// # Errors
     /// The host cannot provide the configuration.
@@ -143,25 +143,25 @@ impl KvmMachine {
         // Before the machine, whose construction they do not count.
         let events =
             if config.events { EventCounters::open(TRACEPOINTS) } else { EventCounters::default() };
-        let kvm = kvm::open(host::explain_missing_driver).map_err(doing("opening KVM"))?;
-        kvm::check_vcpus(&kvm, config.vcpus).map_err(doing("creating vCPUs"))?;
+        let kvm = kvm::open(host::explain_missing_driver).map_err(during("opening KVM"))?;
+        kvm::check_vcpus(&kvm, config.vcpus).map_err(during("creating vCPUs"))?;
         let (mode, end) = native::choose_mode(&kvm, config.mode)?;
         let loaded = load_memory(&config, &kvm, mode, end)?;
 
-        let vm = create_vm(&kvm, loaded.ipa_bits).map_err(doing("creating the VM"))?;
+        let vm = create_vm(&kvm, loaded.ipa_bits).map_err(during("creating the VM"))?;
         let logging = "preparing dirty logging";
         let rings = (config.dirty == DirtyMode::Ring)
             .then(|| DirtyRings::enable(&vm).map(Arc::new))
             .transpose()
-            .map_err(doing(logging))?;
+            .map_err(during(logging))?;
         if let Some(chunk) = config.eager_split {
-            enable_eager_split(&vm, chunk).map_err(doing(logging))?;
+            enable_eager_split(&vm, chunk).map_err(during(logging))?;
         }
         let slots = "creating memslots";
         let mut machine = Self {
-            dirty: DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(doing(logging))?,
-            low_slot: Memslot::new(&vm, 0, loaded.low).map_err(doing(slots))?,
-            slot: Memslot::new(&vm, 1, loaded.region).map_err(doing(slots))?,
+            dirty: DirtyLog::new(&vm, config.dirty, rings.clone()).map_err(during(logging))?,
+            low_slot: Memslot::new(&vm, 0, loaded.low).map_err(during(slots))?,
+            slot: Memslot::new(&vm, 1, loaded.region).map_err(during(slots))?,
             vm,
             memory: loaded.memory,
             layout: Arc::new(loaded.layout),
@@ -170,7 +170,7 @@ impl KvmMachine {
             statistics: Statistics::default(),
             events,
             host: Host::of_this_machine()
-                .map_err(doing("detecting the properties of this host"))?,
+                .map_err(during("detecting the properties of this host"))?,
             ipa_bits: loaded.ipa_bits,
             accept_fallback: config.accept_fallback,
         };
@@ -192,10 +192,10 @@ impl KvmMachine {
         for index in 0..self.vcpu_count {
             let fd = native::make_vcpu(kvm, &self.vm, index, &self.layout)?;
             if let Some(rings) = rings {
-                rings.add_vcpu(&fd).map_err(doing("preparing dirty logging"))?;
+                rings.add_vcpu(&fd).map_err(during("preparing dirty logging"))?;
             }
             if index == 0 {
-                let features = native::features(&fd).map_err(doing("reading CPU features"))?;
+                let features = native::features(&fd).map_err(during("reading CPU features"))?;
                 for (name, value) in features {
                     self.host.features.entry(name).or_insert(value);
                 }
@@ -222,10 +222,11 @@ impl KvmMachine {
         let (None, Some(vcpu)) = (&self.host.emulator, self.vcpus.first_mut()) else {
             return Ok(());
         };
-        let time = time_per_read(vcpu.as_mut(), LOW_MEMORY).map_err(doing("entering the guest"))?;
+        let time =
+            time_per_read(vcpu.as_mut(), LOW_MEMORY).map_err(during("entering the guest"))?;
         warn_if_emulated(time);
-        self.statistics.leave_out_uncounted().map_err(doing("reading KVM's statistics"))?;
-        self.events.leave_out_uncounted().map_err(doing("reading tracepoints"))
+        self.statistics.leave_out_uncounted().map_err(during("reading KVM's statistics"))?;
+        self.events.leave_out_uncounted().map_err(during("reading tracepoints"))
     }
 }
 
@@ -237,8 +238,8 @@ fn load_memory(
     end: GuestAddress,
 ) -> Result<LoadedMemory, MachineError> {
     let choosing = "choosing guest memory";
-    let pages = HostPages::of_this_host().map_err(doing("reading the host's page sizes"))?;
-    let plan = Plan::new(config.backing, &pages).map_err(doing(choosing))?;
+    let pages = HostPages::of_this_host().map_err(during("reading the host's page sizes"))?;
+    let plan = Plan::new(config.backing, &pages).map_err(during(choosing))?;
     let end = match config.ipa_bits {
         Some(bits @ ..64) => end.min(GuestAddress(1 << bits)),
         _ => end,
@@ -249,22 +250,22 @@ fn load_memory(
         .memory
         .checked_align_up(align)
         .ok_or(LayoutError::TooLarge { size: config.memory, end: end.0 })
-        .map_err(doing(placing))?;
+        .map_err(during(placing))?;
     let start = place_region(end, mode.page_size(), size, align, config.phys_offset)
-        .map_err(doing(placing))?;
+        .map_err(during(placing))?;
     let layout =
         Layout::new(native::abi(mode), pages.base, config.vcpus, start, size, config.guest_map)
-            .map_err(doing(placing))?;
+            .map_err(during(placing))?;
     let ipa_bits = choose_ipa_bits(kvm, GuestAddress(start.0 + size.0), config.ipa_bits)
-        .map_err(doing(placing))?;
+        .map_err(during(placing))?;
 
-    let low_plan = Plan::new(Backing::Anonymous, &pages).map_err(doing(choosing))?;
+    let low_plan = Plan::new(Backing::Anonymous, &pages).map_err(during(choosing))?;
     let low = GuestRam::new(low_plan, &pages, LOW_MEMORY, layout.low_size(), true)
-        .map_err(doing("allocating memory for the guest's program"))?;
+        .map_err(during("allocating memory for the guest's program"))?;
     let region = GuestRam::new(plan, &pages, start, size, config.prefault)
-        .map_err(doing("allocating the memory under test"))?;
+        .map_err(during("allocating the memory under test"))?;
     let memory = GuestMemory::new(vec![Arc::clone(&low), Arc::clone(&region)])
-        .map_err(doing("describing guest memory"))?;
+        .map_err(during("describing guest memory"))?;
     load_program(&layout, &memory)?;
     Ok(LoadedMemory { layout, low, region, memory, ipa_bits })
 }
@@ -273,14 +274,14 @@ fn load_memory(
 fn load_program(layout: &Layout, memory: &GuestMemory) -> Result<(), MachineError> {
     let loading = "loading the guest's program";
     let program = program();
-    if program.len() as u64 > PROGRAM_ROOM {
+    if program.len() as u64 > PROGRAM_AREA_SIZE {
         return Err(MachineError::new(loading, "the program exceeds its area"));
     }
     let map = memory.map();
-    map.write_slice(program, LOW_MEMORY).map_err(doing(loading))?;
+    map.write_slice(program, LOW_MEMORY).map_err(during(loading))?;
     map.write_slice(&bytes(layout.tables().words()), layout.tables().base())
-        .map_err(doing(loading))?;
-    map.write_slice(&bytes(&native::extra(layout)), EXTRA).map_err(doing(loading))
+        .map_err(during(loading))?;
+    map.write_slice(&bytes(&native::extra(layout)), ARCH_TABLES).map_err(during(loading))
 }
 
 /// Returns words as little-endian bytes.

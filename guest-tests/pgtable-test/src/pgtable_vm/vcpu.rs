@@ -44,7 +44,7 @@ impl Kick for Kicker {
 
 /// A vCPU that enters the guest at its program's entry.
 pub struct GuestVcpu {
-    // Before `fd`, so that kicks have no effect when the vCPU is dropped.
+    // Dropped before `fd`, so that later kicks have no effect.
     pub kick_target: KickTarget,
     pub fd: VcpuFd,
     pub index: usize,

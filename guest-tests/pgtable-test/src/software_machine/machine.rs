@@ -91,14 +91,14 @@ pub(super) fn index(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// Returns the greatest number of stage-2 tables below the root: one for each 2M, as many that wait
+/// Returns the maximum number of stage-2 tables below the root: one for each 2M, as many that wait
 /// to be freed, and the memcaches of the vCPUs.
-fn most_tables(size: u64, vcpus: usize) -> usize {
+fn max_tables(size: u64, vcpus: usize) -> usize {
     index(2 * (size >> 21) + 2 * (size >> 30) + 64) + 48 * vcpus
 }
 
 impl<P: Platform> EngineMachine<P> {
-    /// Makes the machine; series, features and page size of `host` are those of the engine.
+    /// Creates the machine; series, features and page size of `host` are those of the engine.
     pub(super) fn on(
         platform: P,
         config: &SoftwareMachineConfig,
@@ -107,7 +107,7 @@ impl<P: Platform> EngineMachine<P> {
     ) -> Result<Self, SoftwareMachineError> {
         let (size, vcpus) = (config.size()?, index(config.vcpus.into()));
         let geometry = Geometry::new(Granule::K4, 40).map_err(|_| config.too_large())?;
-        let tables = index(geometry.root_tables()) + most_tables(size, vcpus);
+        let tables = index(geometry.root_tables()) + max_tables(size, vcpus);
         let (entries, references) = (words(tables * 512), words(tables * 2));
         let pool = TablePool::new(PhysAddr(1 << 46), &geometry, entries, references)
             .ok_or_else(|| config.too_large())?;
@@ -213,14 +213,14 @@ impl<P: TimedPlatform> Machine for EngineMachine<P> {
     }
 
     fn dirty_log(&mut self) -> Result<Vec<u64>, MachineError> {
-        let doing = "reading the dirty bitmap";
+        let operation = "reading the dirty bitmap";
         let state = &self.ops.state;
         if !state.logging.load(Ordering::Acquire) {
-            return Err(MachineError::new(doing, "dirty logging is off"));
+            return Err(MachineError::new(operation, "dirty logging is off"));
         }
         let read = || self.exclusive(|table| self.take_dirty_log(table));
         let (log, _) = state.platform.timed(read);
-        log.map_err(|error| MachineError::new(doing, error))
+        log.map_err(|error| MachineError::new(operation, error))
     }
 
     fn drop_backing(&mut self) -> Result<Nanoseconds, MachineError> {

@@ -11,7 +11,8 @@
 //! TLB invalidations and their barriers are counted and cost nothing, and a fault costs a function
 //! call instead of an exception. The host populates the memory in advance, in pages of its choice;
 //! the backing only determines the page size that the fault path sees. Instructions are compared,
-//! not executed. So the machine compares policies, not hosts, and its times are those of no CPU.
+//! not executed. So the machine compares policies, not hosts, and its times are not those of an
+//! arm64 CPU.
 //!
 //! [`simulation`] runs the same engine in virtual time.
 
@@ -42,11 +43,11 @@ const START: u64 = 1 << 32;
 /// Base page size.
 const PAGE: u64 = 4096;
 
-/// Greatest number of vCPUs, above that of any KVM host; each has a thread or a stack.
-const MOST_VCPUS: u32 = 4096;
+/// Maximum number of vCPUs, above that of any KVM host; each has a thread or a stack.
+const MAX_VCPUS: u32 = 4096;
 
-/// Greatest size of the region under test.
-const MOST_MEMORY: Bytes = Bytes::gib(200);
+/// Maximum size of the region under test.
+const MAX_MEMORY: Bytes = Bytes::gib(200);
 
 /// Configuration of a software machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +69,7 @@ impl SoftwareMachineConfig {
     /// The backing is not supported, or the memory or the number of vCPUs is too large.
     pub fn check(&self) -> Result<(), SoftwareMachineError> {
         self.size()?;
-        if self.vcpus > MOST_VCPUS {
+        if self.vcpus > MAX_VCPUS {
             return Err(SoftwareMachineError::Vcpus(self.vcpus));
         }
         Ok(())
@@ -83,7 +84,7 @@ impl SoftwareMachineConfig {
     fn size(&self) -> Result<u64, SoftwareMachineError> {
         let page = page_size(self.backing)?;
         match self.memory.checked_align_up(Bytes(page)) {
-            Some(size) if size <= MOST_MEMORY => Ok(size.0),
+            Some(size) if size <= MAX_MEMORY => Ok(size.0),
             _ => Err(self.too_large()),
         }
     }
@@ -113,10 +114,10 @@ pub enum SoftwareMachineError {
     )]
     Backing(Backing),
     /// The region is too large.
-    #[error("-b {0} is too large; --engine model supports up to {MOST_MEMORY}")]
+    #[error("-b {0} is too large; --engine model supports up to {MAX_MEMORY}")]
     Size(Bytes),
     /// The machine has too many vCPUs.
-    #[error("-v {0} is too large; --engine model supports up to {MOST_VCPUS} vCPUs")]
+    #[error("-v {0} is too large; --engine model supports up to {MAX_VCPUS} vCPUs")]
     Vcpus(u32),
     /// The host provides no memory.
     #[error("cannot allocate {0} of memory; use a smaller -b")]

@@ -37,7 +37,7 @@ pub enum Initiator {
     Host,
 }
 
-/// An event that has an effect on the platform, or takes time there.
+/// An event that affects the platform or takes time on it.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
     /// The guest's access, before its walk.

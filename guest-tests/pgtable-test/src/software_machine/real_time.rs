@@ -169,7 +169,7 @@ impl TimedPlatform for RealTime {
 pub type SoftwareMachine = EngineMachine<RealTime>;
 
 impl SoftwareMachine {
-    /// Makes the machine and populates its memory.
+    /// Creates the machine and populates its memory.
     ///
     /// # Errors
     /// The configuration is not supported, or the host provides no memory.

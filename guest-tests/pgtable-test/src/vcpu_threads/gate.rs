@@ -71,8 +71,8 @@ impl Gate {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Waits until the gate opens for `generation`. Returns `false` when the gate is closed for
-    /// good and the thread has to end.
+    /// Waits until the gate opens for `generation`. Returns `false` when the gate is closed
+    /// permanently and the thread has to end.
     pub(super) fn pass(&self, generation: u32) -> bool {
         while self.generation() == generation {
             // The loop's condition handles spurious and interrupted waits.
@@ -88,7 +88,7 @@ impl Gate {
         let _ = futex::wake(&self.generation, futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
     }
 
-    /// Closes the gate for good: threads that wait or will wait end.
+    /// Closes the gate permanently: threads that wait, or wait later, end.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.open();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_depend_on_seed_and_generation_and_are_none_for_seed_0() {
+    fn delays_depend_on_seed_and_generation_and_are_zero_for_seed_0() {
         let of = |seed, generation| -> Vec<u64> {
             (0..16).map(|v| vcpu_delay(seed, generation, v)).collect()
         };

@@ -110,7 +110,8 @@ mod tests {
 
     fn start(vcpus: usize, defect: Defect) -> Result<(VcpuThreads, FakeMachine), VcpuThreadsError> {
         let mut machine = FakeMachine::new(vcpus, Bytes::kib(64), defect);
-        // A short deadline only where it is to pass: a busy machine exceeds any.
+        // Only tests that expect the deadline to pass use a short one, as a busy machine may exceed
+        // it.
         let deadline = match defect {
             Defect::Hangs(_) => SHORT,
             _ => LONG,

@@ -110,7 +110,7 @@ impl VcpuThread {
 
 /// Runs a vCPU's thread until the assignments' sender is dropped or the gate is closed.
 ///
-/// A failed `send` means that the harness is gone; the next `recv` then ends the thread.
+/// A failed `send` means that the harness has been dropped; the next `recv` then ends the thread.
 fn serve(
     index: usize,
     mut vcpu: Box<dyn Vcpu>,
@@ -225,7 +225,7 @@ impl VcpuThreads {
                 Assignment { task: *task, generation, delay: vcpu_delay(seed, generation, vcpu) };
             thread.assignments.send(assignment).map_err(|_| VcpuThreadsError::Stopped)?;
         }
-        // Between its assignment and the gate a thread does nothing that fails or takes long.
+        // Between its assignment and the gate a thread makes no fallible or long call.
         match armed.all.events.recv() {
             Ok(ThreadEvent::AllArmed) => {}
             _ => return Err(VcpuThreadsError::Stopped),

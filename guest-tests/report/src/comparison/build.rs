@@ -18,7 +18,7 @@ use crate::{
 
 /// Default minimum effect: growth by a smaller share is no regression.
 const MIN_EFFECT: f64 = 0.01;
-/// Default minimum effect under emulation, where another schedule alone makes a difference.
+/// Default minimum effect under emulation, where the schedule alone changes times.
 const MIN_EFFECT_EMULATED: f64 = 0.03;
 
 const ONE_EMULATED_RUN: &str = "One run shows one schedule of the vCPUs: its virtual times and \
@@ -27,11 +27,11 @@ const ONE_RUN: &str = "One run proves nothing for times: repeat it. (From an emu
     counts are exact for one schedule.)";
 const RAW: &str =
     "Logs do not name kernel, CPU or emulator: check that the two sides may be compared.";
-const NOT_OBTAINED: &str = "Neither side recorded the page sizes that back the memory.";
+const UNKNOWN_PAGE_SIZES: &str = "Neither side recorded the page sizes that back the memory.";
 const SAME_IMAGE: &str = "Both sides ran the same kernel image.";
 const SAME_RELEASE: &str =
     "The results do not distinguish the two kernels: check that they differ.";
-const OTHER_SEEDS: &str = "The two sides ran with different seeds.";
+const DIFFERENT_SEEDS: &str = "The two sides ran with different seeds.";
 
 /// Groups of one configuration on both sides.
 type Pair<'a> = (&'a Group<'a>, &'a Group<'a>);
@@ -259,10 +259,10 @@ fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], raw: bool) -> Vec<Str
         (raw, RAW),
         (!raw && unknown && one.kernel == two.kernel, SAME_RELEASE),
         (image.is_some() && image == two.image_sha256.as_ref(), SAME_IMAGE),
-        (!raw && !is_obtained, NOT_OBTAINED),
+        (!raw && !is_obtained, UNKNOWN_PAGE_SIZES),
         (single && comparison.is_emulated(), ONE_EMULATED_RUN),
         (single && !comparison.is_emulated(), ONE_RUN),
-        (seeds(before) != seeds(after), OTHER_SEEDS),
+        (seeds(before) != seeds(after), DIFFERENT_SEEDS),
     ];
     let notes = notes.into_iter().filter(|(holds, _)| *holds);
     let mut notes: Vec<String> = notes.map(|(_, note)| note.to_owned()).collect();

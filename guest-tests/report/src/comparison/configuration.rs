@@ -6,17 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use crate::{
-    judge::{Tested, Verdict},
+    judge::{TestedRow, Verdict},
     sample::{AnyPhase, Sample, Setup},
     stats::{self, Change, Spread},
 };
 
 /// Counts of one kind in a sample.
-type Kind = fn(&Sample) -> &BTreeMap<String, u64>;
+type SelectCounts = fn(&Sample) -> &BTreeMap<String, u64>;
 
 /// Identity of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
+pub struct GroupKey {
     /// Engine; empty where engines are compared with each other.
     pub engine: String,
     /// Setup; without options where engines are compared, since each engine has its own.
@@ -26,7 +26,7 @@ pub struct Key {
 /// Samples of one configuration on one side, over seeds and iterations.
 #[derive(Debug)]
 pub struct Group<'a> {
-    pub key: Key,
+    pub key: GroupKey,
     pub samples: Vec<&'a Sample>,
 }
 
@@ -62,7 +62,7 @@ impl Group<'_> {
     }
 
     /// Returns the names of counts above 0 in a phase.
-    pub fn occurring<'b>(&'b self, phase: &'b AnyPhase, counts: Kind) -> BTreeSet<&'b str> {
+    pub fn occurring<'b>(&'b self, phase: &'b AnyPhase, counts: SelectCounts) -> BTreeSet<&'b str> {
         let counts = self.of_phase(phase).flat_map(counts);
         let above_0 = counts.filter(|&(_, &count)| count > 0);
         above_0.map(|(name, _)| name.as_str()).collect()
@@ -73,7 +73,7 @@ impl Group<'_> {
 pub fn groups(samples: &[Sample], by_engine: bool) -> Vec<Group<'_>> {
     let mut groups: Vec<Group> = Vec::new();
     for sample in samples {
-        let mut key = Key { engine: sample.engine.clone(), setup: sample.setup.clone() };
+        let mut key = GroupKey { engine: sample.engine.clone(), setup: sample.setup.clone() };
         if !by_engine {
             key.engine.clear();
             key.setup.options.clear();
@@ -116,7 +116,7 @@ pub struct PhaseChange {
     /// Verdict on the judged metric; `None` where this phase does not have it.
     pub verdict: Option<Verdict>,
     /// Test of the judged metric; `None` where there are too few runs.
-    pub tested: Option<Tested>,
+    pub tested: Option<TestedRow>,
     /// System instructions and kernel functions by name, without those that never occur.
     pub counters: BTreeMap<String, Change>,
     /// Kernel events by name, without those that never occur.
@@ -164,7 +164,7 @@ impl PhaseChange {
         let change = |runs: &Runs| Change::between(spread(&runs.before), spread(&runs.after));
         let runs = both(&|sample| vec![sample.time(elapsed)]);
         let work = elapsed.then(|| change(&both(&|sample| vec![sample.ns])));
-        let changes = |counts: Kind, is_counter: bool| {
+        let changes = |counts: SelectCounts, is_counter: bool| {
             let mut names = before.occurring(phase, counts);
             names.extend(after.occurring(phase, counts));
             let spread = |group: &Group, name: &str| {

@@ -31,7 +31,7 @@ impl SweepParameter {
         }
     }
 
-    /// Takes the value of the parameter out of a setup.
+    /// Removes the value of the parameter from a setup and returns it.
     fn take(self, setup: &mut Setup) -> Option<u64> {
         match self {
             Self::Vcpus => setup.vcpus.take().map(u64::from),
@@ -146,9 +146,9 @@ pub struct Fit {
     pub exact: bool,
 }
 
-/// Distance from the ends of an interval within which it still holds a power. Exact times lie so
+/// Distance from the ends of an interval within which it still contains a power. Exact times lie so
 /// near a line that a constant part of 1% (the cost of a call) keeps 1 out of their interval.
-const SLACK: f64 = 0.05;
+const INTERVAL_TOLERANCE: f64 = 0.05;
 /// Width from which on an interval cannot distinguish flat from quadratic.
 const WIDEST: f64 = 2.0;
 
@@ -157,7 +157,9 @@ impl Fit {
         let (exponent, interval) = stats::power_law(points)?;
         let [low, high] = interval;
         let kinds = [(0.0, "flat"), (1.0, "linear"), (2.0, "quadratic")];
-        let held = |(power, _): &(f64, _)| (low - SLACK..=high + SLACK).contains(power);
+        let held = |(power, _): &(f64, _)| {
+            (low - INTERVAL_TOLERANCE..=high + INTERVAL_TOLERANCE).contains(power)
+        };
         let held: Vec<_> = kinds.into_iter().filter(held).collect();
         let mut fit = Self { exponent, interval, kind: None, single, exact };
         if let [(power, kind)] = held.as_slice()

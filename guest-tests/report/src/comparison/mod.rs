@@ -207,7 +207,7 @@ pub enum CompareError {
         /// Counts that both sides have.
         known: Vec<String>,
     },
-    /// Paired sides have different runs.
+    /// The sides to pair have different runs.
     #[error("--paired needs the same runs on both sides, but those of {0} differ: omit --paired")]
     Unpaired(String),
 }

@@ -25,7 +25,7 @@ use crate::{
 const LAST: &str = "new";
 const BENCHMARK: &str = "benchmark.json";
 const SAMPLE: &str = "sample.json";
-/// Greatest depth of folders to search; criterion makes four levels.
+/// Maximum depth of folders to search; criterion creates four levels.
 const DEPTH: usize = 6;
 const PHASE: AnyPhase = AnyPhase::of_other_test(40, "time");
 

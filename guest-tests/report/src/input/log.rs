@@ -15,12 +15,12 @@ pub fn failed() -> FileError {
 }
 
 /// Returns the error of a line that belongs to no run.
-pub fn stray(text: &str) -> FileError {
+pub fn line_outside_run(text: &str) -> FileError {
     let (text, mode) = (text.trim(), MODE.trim_end());
     FileError::new(format!("'{text}' belongs to no run: the line '{mode}' before it is missing"))
 }
 
-/// Returns the error of a value that is not what its line requires.
+/// Returns the error of a value that does not have the form its line requires.
 pub fn damaged(value: &str, expected: &str) -> FileError {
     FileError::new(format!("'{value}' is not {expected}: the line is damaged"))
 }
@@ -34,13 +34,13 @@ pub fn repeated(words: &str, begin: usize) -> FileError {
 }
 
 /// Returns the error of a line of another test than its run, which begins at line `begin`.
-pub fn mixed(begin: usize) -> FileError {
+pub fn line_of_other_test(begin: usize) -> FileError {
     FileError::new(format!(
         "the line is of another test than the run that begins at line {begin}: two logs are mixed"
     ))
 }
 
-/// Returns the error of iteration `found` behind iteration `last`, which is 0 for none.
+/// Returns the error of iteration `found` after iteration `last`, which is 0 for none.
 pub fn out_of_order(found: u32, last: u32) -> FileError {
     let message =
         format!("iteration {found} follows {last}: lines are missing; run the test again");
@@ -69,8 +69,8 @@ pub fn incomplete(missing: &str) -> FileError {
     ))
 }
 
-/// Returns the text behind `words` in a line that contains them.
-pub fn behind<'a>(text: &'a str, words: &str) -> Option<&'a str> {
+/// Returns the text after `words` in a line that contains them.
+pub fn text_after<'a>(text: &'a str, words: &str) -> Option<&'a str> {
     text.split_once(words).map(|(_, value)| value.trim())
 }
 

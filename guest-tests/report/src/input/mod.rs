@@ -90,7 +90,7 @@ pub(crate) fn samples(text: &str) -> Result<Vec<Sample>, FileError> {
             }
             return Err(FileError::new(format!(
                 "the file is neither results ({SCHEMA}) nor a log of kvm_page_table_test, \
-                 dirty_log_perf_test or demand_paging_test: give the output of `granule bench \
+                 dirty_log_perf_test or demand_paging_test: pass the output of `granule bench \
                  --json` or of the test"
             )));
         }
@@ -111,7 +111,7 @@ fn text(path: &Path) -> Result<(PathBuf, String), FileError> {
         let results = path.join(RESULTS_FILE);
         if !results.is_file() {
             let message = format!(
-                "holds no {RESULTS_FILE} and no files of criterion: give a directory made by \
+                "holds no {RESULTS_FILE} and no files of criterion: pass a directory made by \
                  `granule lab`, target/criterion, or a file"
             );
             return Err(FileError::new(message).in_file(&path));

@@ -11,7 +11,7 @@
 //! KVM_ADJUST_MAPPINGS: total execution time: 0.073213952s
 //! ```
 //!
-//! A line is recognised by its words at any place, behind a time stamp of the console or the `# `
+//! A line is recognised by its words at any position, after a time stamp of the console or the `# `
 //! of a test runner; other lines are ignored. A file may hold several runs, each with all three
 //! phases. A run that lacks a line was cut off or mixed with another one, and the file is refused.
 //!
@@ -27,8 +27,8 @@ use granule_types::{
 };
 
 use super::log::{
-    FAILURE, MODE, behind, cut_off, damaged, failed, incomplete, json, out_of_order, parsed,
-    repeated, stray, time,
+    FAILURE, MODE, cut_off, damaged, failed, incomplete, json, line_outside_run, out_of_order,
+    parsed, repeated, text_after, time,
 };
 use crate::{results::FileError, sample::engine};
 
@@ -41,10 +41,10 @@ const ITERATION: &str = "granule: iteration ";
 const PHASES: [Phase; 3] = [Phase::Create, Phase::Update, Phase::Rebuild];
 
 /// Records of one run, one for each phase: create, update, rebuild.
-pub type Run = [Record; 3];
+pub type RunRecords = [Record; 3];
 
 /// Returns the records of runs; equal runs are iterations of each other.
-pub(super) fn records(runs: Vec<Run>) -> Vec<Record> {
+pub(super) fn records(runs: Vec<RunRecords>) -> Vec<Record> {
     let mut records: Vec<Record> = Vec::new();
     for mut run in runs {
         let key = |one: &Record| {
@@ -92,7 +92,7 @@ pub(super) fn check_end(text: &str) -> Result<(), FileError> {
 ///
 /// # Errors
 /// The log has no run, or one that failed, is damaged or is cut off.
-pub fn read(text: &str) -> Result<Vec<Run>, FileError> {
+pub fn read(text: &str) -> Result<Vec<RunRecords>, FileError> {
     let mut runs = Vec::new();
     let mut open: Option<OpenRun> = None;
     for (line, text) in (1..).zip(text.lines()) {
@@ -102,7 +102,7 @@ pub fn read(text: &str) -> Result<Vec<Run>, FileError> {
         if is_json(text) {
             return Err(json().at(line));
         }
-        if let Some(mode) = behind(text, MODE) {
+        if let Some(mode) = text_after(text, MODE) {
             let ended = open.replace(OpenRun::new(line, mode));
             runs.extend(ended.map(OpenRun::end).transpose()?);
         } else if let Some(run) = &mut open {
@@ -112,7 +112,7 @@ pub fn read(text: &str) -> Result<Vec<Run>, FileError> {
                 run.take(text).map_err(|error| error.at(line))?;
             }
         } else if is_distinctive(text) || text.contains(VCPUS) {
-            return Err(stray(text).at(line));
+            return Err(line_outside_run(text).at(line));
         }
     }
     runs.extend(open.map(OpenRun::end).transpose()?);
@@ -157,12 +157,12 @@ impl OpenRun {
 
     /// Reads a line of the test; other lines are ignored.
     fn take(&mut self, text: &str) -> Result<(), FileError> {
-        let (is_repeated, words) = if let Some(value) = behind(text, BACKING) {
+        let (is_repeated, words) = if let Some(value) = text_after(text, BACKING) {
             let value = parsed(value, "a backing source type")?;
             (self.backing.replace(value).is_some(), BACKING.to_owned())
-        } else if let Some(value) = behind(text, MEMORY) {
+        } else if let Some(value) = text_after(text, MEMORY) {
             (self.memory.replace(parsed(value, "a size")?).is_some(), MEMORY.to_owned())
-        } else if let Some(value) = behind(text, VCPUS) {
+        } else if let Some(value) = text_after(text, VCPUS) {
             (self.vcpus.replace(parsed(value, "a number of vCPUs")?).is_some(), VCPUS.to_owned())
         } else if let Some((front, value)) = text.split_once(TIME) {
             let mut phases = PHASES.iter();
@@ -178,9 +178,9 @@ impl OpenRun {
     }
 
     /// Reads a line of `granule bench`; returns the run that a next iteration ends.
-    fn bench_line(&mut self, line: usize, text: &str) -> Result<Option<Run>, FileError> {
+    fn bench_line(&mut self, line: usize, text: &str) -> Result<Option<RunRecords>, FileError> {
         self.engine = engine::BENCH_LINES;
-        let Some(value) = behind(text, ITERATION) else {
+        let Some(value) = text_after(text, ITERATION) else {
             return Ok(None);
         };
         let (number, of) = iteration(value).map_err(|error| error.at(line))?;
@@ -200,7 +200,7 @@ impl OpenRun {
     }
 
     /// Ends the last run below a head, which needs all iterations.
-    fn end(self) -> Result<Run, FileError> {
+    fn end(self) -> Result<RunRecords, FileError> {
         let run = self.close()?;
         match self.iteration {
             Some((number, of)) if number < of => {
@@ -211,7 +211,7 @@ impl OpenRun {
         }
     }
 
-    fn close(&self) -> Result<Run, FileError> {
+    fn close(&self) -> Result<RunRecords, FileError> {
         let lacks = |missing: &str| incomplete(missing).at(self.line);
         let config = RunConfig {
             mode: self.mode.clone(),

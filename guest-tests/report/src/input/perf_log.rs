@@ -27,8 +27,8 @@ use std::{collections::BTreeMap, ops::Range};
 
 use super::{
     log::{
-        FAILURE, MODE, behind, cut_off, damaged, failed, incomplete, mixed, out_of_order, parsed,
-        repeated, seconds, stray, time,
+        FAILURE, MODE, cut_off, damaged, failed, incomplete, line_of_other_test, line_outside_run,
+        out_of_order, parsed, repeated, seconds, text_after, time,
     },
     page_table_log,
 };
@@ -83,7 +83,7 @@ impl Line {
         let line = |words, value| Self { words, iteration: None, value, demand: false };
         let count = |value: &str| parsed(value.trim(), "a number of iterations");
         for words in TIMES.iter().map(|(words, _)| *words).chain([DEMAND]) {
-            if let Some(value) = behind(text, words) {
+            if let Some(value) = text_after(text, words) {
                 let demand = words == DEMAND;
                 return Ok(Some(Self { demand, ..line(words, time(value)?.0 as f64) }));
             }
@@ -99,7 +99,7 @@ impl Line {
             }
         }
         for words in TOTALS {
-            if let Some(value) = behind(text, words) {
+            if let Some(value) = text_after(text, words) {
                 let iterations = count(value.split_whitespace().next().unwrap_or_default())?;
                 if !is_total(value) {
                     let expected = "'N iterations took S.NNNNNNNNNs. (Avg S.NNNNNNNNNs/iteration)'";
@@ -109,7 +109,7 @@ impl Line {
             }
         }
         for (words, unit) in RATES {
-            if let Some(value) = behind(text, words) {
+            if let Some(value) = text_after(text, words) {
                 let number = value.strip_suffix(unit).unwrap_or_default();
                 let rate =
                     number.parse().map_err(|_| damaged(value, "a rate in pages a second"))?;
@@ -134,7 +134,7 @@ fn is_total(value: &str) -> bool {
 }
 
 /// Engine, and times of the phases, of a run.
-type Run = (&'static str, Vec<(AnyPhase, f64)>);
+type RunPhases = (&'static str, Vec<(AnyPhase, f64)>);
 
 /// A run whose end is not yet read.
 #[derive(Default)]
@@ -152,7 +152,7 @@ struct OpenRun {
 impl OpenRun {
     fn take(&mut self, line: &Line) -> Result<(), FileError> {
         if *self.demand.get_or_insert(line.demand) != line.demand {
-            return Err(mixed(self.begin));
+            return Err(line_of_other_test(self.begin));
         }
         if let Some(found) = line.iteration {
             let last = self.iterations;
@@ -174,7 +174,7 @@ impl OpenRun {
     }
 
     /// Returns engine and phases; `None` for a run of neither test.
-    fn close(&self) -> Result<Option<Run>, FileError> {
+    fn close(&self) -> Result<Option<RunPhases>, FileError> {
         Ok(match self.demand {
             None => None,
             Some(true) => {
@@ -215,8 +215,8 @@ impl OpenRun {
     }
 }
 
-/// Takes the runs of both tests out of a log. The rest of it is returned with the lines of those
-/// runs blank, so that its lines keep their numbers.
+/// Removes the runs of both tests from a log and returns them. The rest of it is returned with the
+/// lines of those runs blank, so that its lines keep their numbers.
 ///
 /// # Errors
 /// A run failed, is damaged, is cut off, or is mixed with another.
@@ -232,13 +232,13 @@ pub fn take(text: &str) -> Result<(String, Vec<Sample>), FileError> {
     let begins = (0..lines.len()).filter(|&at| lines[at].contains(MODE));
     let begins: Vec<usize> = begins.chain([lines.len()]).collect();
     if let Some(at) = known[..begins[0]].iter().position(Option::is_some) {
-        return Err(stray(lines[at]).at(at + 1));
+        return Err(line_outside_run(lines[at]).at(at + 1));
     }
     let mut rest = lines.clone();
     let mut samples: Vec<Sample> = Vec::new();
     for run in begins.windows(2).map(|run| run[0]..run[1]) {
         if let Some((engine, phases)) = read_run(&lines, &known, run.clone())? {
-            let mode = single_spaced(behind(lines[run.start], MODE).unwrap_or_default());
+            let mode = single_spaced(text_after(lines[run.start], MODE).unwrap_or_default());
             push_run(&mut samples, engine, mode, phases);
             rest[run].fill("");
         }
@@ -251,7 +251,7 @@ fn read_run(
     lines: &[&str],
     known: &[Option<Line>],
     run: Range<usize>,
-) -> Result<Option<Run>, FileError> {
+) -> Result<Option<RunPhases>, FileError> {
     let begin = run.start + 1;
     let mut open = OpenRun { begin, ..OpenRun::default() };
     for at in run.clone() {
@@ -264,7 +264,7 @@ fn read_run(
     }
     let is_other = |&at: &usize| known[at].is_none() && page_table_log::is_distinctive(lines[at]);
     if let Some(at) = run.clone().find(is_other) {
-        return Err(mixed(begin).at(at + 1));
+        return Err(line_of_other_test(begin).at(at + 1));
     }
     if let Some(at) = run.clone().find(|&at| lines[at].contains(FAILURE)) {
         return Err(failed().at(at + 1));

@@ -11,7 +11,7 @@
 use super::number::{self, Unit};
 use crate::{
     comparison::{Comparison, PhaseChange, TIME, WORK},
-    judge::{Tested, Verdict},
+    judge::{TestedRow, Verdict},
     stats::{Change, Spread},
 };
 
@@ -22,7 +22,7 @@ pub struct Row<'a> {
     pub metric: &'a str,
     pub phase: &'a PhaseChange,
     pub change: &'a Change,
-    /// True if verdict and test of the phase are about this figure.
+    /// True if verdict and test of the phase apply to this figure.
     pub is_judged: bool,
 }
 
@@ -147,7 +147,7 @@ fn field(value: Option<impl ToString>) -> Option<String> {
 }
 
 /// Returns the Hodges-Lehmann ratio with its interval, which need not hold the ratio of medians.
-pub fn estimate(tested: &Tested) -> Option<String> {
+pub fn estimate(tested: &TestedRow) -> Option<String> {
     let (ratio, ends) = (tested.ratio?, tested.interval?);
     Some(format!("{} ({})", number::factor(ratio), number::interval(ends)))
 }
@@ -201,7 +201,7 @@ impl Row<'_> {
         self.verdict().map_or("", Verdict::mark)
     }
 
-    pub fn tested(&self) -> Option<&Tested> {
+    pub fn tested(&self) -> Option<&TestedRow> {
         self.phase.tested.as_ref().filter(|_| self.is_judged)
     }
 
@@ -238,7 +238,7 @@ impl Row<'_> {
         Cell::Spread(unit.median(spread), unit.range(spread, self.change.has_quartiles()))
     }
 
-    fn test_text(&self, text: fn(&Tested) -> Option<String>) -> Cell {
+    fn test_text(&self, text: fn(&TestedRow) -> Option<String>) -> Cell {
         Cell::Text(self.tested().and_then(text).unwrap_or_default())
     }
 }

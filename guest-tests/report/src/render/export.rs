@@ -21,14 +21,14 @@ pub fn json(comparison: &Comparison) -> Result<String, serde_json::Error> {
 }
 
 /// Names of the fields of CSV before those of [`COLUMNS`].
-const HEAD: &str = "engine,subject,mode,backing,memory_bytes,vcpus,prefault,options,phase,metric";
+const HEADER: &str = "engine,subject,mode,backing,memory_bytes,vcpus,prefault,options,phase,metric";
 
 /// Renders a comparison as CSV (RFC 4180 with line feeds): a row for each time and count of each
 /// phase. Unknown fields are empty; times are nanoseconds.
 pub fn csv(comparison: &Comparison) -> String {
     let fields = || COLUMNS.iter().flat_map(|column| column.csv);
     let mut out = String::new();
-    push_line(&mut out, HEAD.split(',').chain(fields().map(|(name, _)| *name)));
+    push_line(&mut out, HEADER.split(',').chain(fields().map(|(name, _)| *name)));
     for (configuration, change) in comparison.rows() {
         for row in rows(comparison, change) {
             let mut line = setup_fields(configuration);
@@ -116,7 +116,7 @@ fn reason(comparison: &Comparison, phase: &PhaseChange) -> String {
 /// side FILE`. Any further configuration line that differs would split the table.
 pub fn benchstat(comparison: &Comparison) -> String {
     let mut out = String::new();
-    // A unit is one word; of an unknown unit, benchstat takes less as better.
+    // A unit is one word; benchstat treats lower values of an unknown unit as better.
     let unit = if comparison.judges_time() {
         "ns/op".to_owned()
     } else {

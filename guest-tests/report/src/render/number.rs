@@ -66,7 +66,7 @@ pub fn ratio(change: &Change) -> String {
     change.ratio.map_or_else(|| UNKNOWN.to_owned(), factor)
 }
 
-/// Returns a ratio with three decimals, or five where three would show too little.
+/// Returns a ratio with three decimals, or five where three are too few.
 pub fn factor(ratio: f64) -> String {
     match ratio {
         ratio if ratio >= 10_000.0 => format!("{ratio:.2e}"),
@@ -85,7 +85,7 @@ pub fn gain(change: &Change) -> String {
     match change.gain() {
         Some(gain) if gain <= -1_000_000.0 => format!("{gain:+.0e}%"),
         Some(gain) if gain <= -1000.0 => format!("{gain:+.0}%"),
-        // Does not round up to 100%: a rest remains.
+        // Not rounded up to 100% while a remainder is left.
         Some(gain) if gain > 99.9 && gain < 100.0 => format!("{:+.2}%", gain.min(99.99)),
         // Avoids "-0.0%".
         Some(gain) if gain.abs() < 0.05 => "0.0%".to_owned(),

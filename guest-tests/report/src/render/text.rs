@@ -37,7 +37,7 @@ pub fn text(comparison: &Comparison) -> String {
         text_overview(&mut out, comparison);
     }
     out.push('\n');
-    for note in words::foot(comparison) {
+    for note in words::footer(comparison) {
         wrap(&mut out, "", &note);
     }
     out
@@ -169,7 +169,7 @@ pub fn markdown(comparison: &Comparison) -> String {
     if comparison.configurations.len() > 1 {
         markdown_overview(&mut out, comparison);
     }
-    for note in words::foot(comparison) {
+    for note in words::footer(comparison) {
         let _ = writeln!(out, "\n{}", escaped(&note));
     }
     out

@@ -111,12 +111,12 @@ pub fn time_ratio(
 }
 
 /// Returns the lines below the tables: notes, means, growth, and the verdict last.
-pub fn foot(comparison: &Comparison) -> Vec<String> {
-    let mut foot = notes(comparison);
-    foot.extend(comparison.geomeans.iter().map(geometric_mean));
-    foot.extend(growth(comparison));
-    foot.extend(verdict(comparison));
-    foot
+pub fn footer(comparison: &Comparison) -> Vec<String> {
+    let mut footer = notes(comparison);
+    footer.extend(comparison.geomeans.iter().map(geometric_mean));
+    footer.extend(growth(comparison));
+    footer.extend(verdict(comparison));
+    footer
 }
 
 /// Returns the limits of the figures, with the differences that --force overrides.
@@ -222,7 +222,7 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
 
 /// Returns the reason of inconclusive rows, and the number of runs that they need.
 fn inconclusive_line(comparison: &Comparison, inconclusive: usize, rows: usize) -> String {
-    let least = judge::least_runs(rows, comparison.design());
+    let least = judge::min_runs(rows, comparison.design());
     let too_few = |change: &PhaseChange| {
         change.verdict == Some(Verdict::Inconclusive)
             && change.runs.before.len().min(change.runs.after.len()) < least

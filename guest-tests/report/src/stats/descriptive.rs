@@ -4,8 +4,9 @@
 
 use serde::{Serialize, Serializer};
 
-/// Runs from which on a spread is given by its quartiles, instead of its least and greatest value.
-const ENOUGH_FOR_QUARTILES: usize = 4;
+/// Number of runs from which on a spread is reported as its quartiles, instead of its minimum and
+/// maximum.
+const MIN_RUNS_FOR_QUARTILES: usize = 4;
 
 /// Returns the quantile at `share` (0 to 1) of sorted values, interpolated between neighbours (type
 /// 7 of Hyndman and Fan, the default of R and NumPy); `None` without values.
@@ -67,8 +68,8 @@ impl Ranks {
     }
 }
 
-/// Corrects p-values by Holm's method, in the order given: of tables without a difference, at most
-/// 5% contain a corrected p below 5%.
+/// Corrects p-values by Holm's method, and keeps their order: of tables without a difference, at
+/// most 5% contain a corrected p below 5%.
 pub fn holm(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));
@@ -82,7 +83,7 @@ pub fn holm(p: &[f64]) -> Vec<f64> {
     corrected
 }
 
-/// A figure over the runs of one side: nanoseconds or a count.
+/// Statistics of a figure over the runs of one side, in nanoseconds or as a count.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     #[serde(serialize_with = "figure")]
@@ -134,14 +135,14 @@ impl Spread {
         })
     }
 
-    /// Returns the quartiles, or the least and greatest value.
+    /// Returns the quartiles, or the minimum and maximum.
     pub const fn ends(&self, quartiles: bool) -> [f64; 2] {
         if quartiles { [self.q1, self.q3] } else { [self.min, self.max] }
     }
 
     /// Reports whether there are enough runs for quartiles.
     pub const fn has_quartiles(&self) -> bool {
-        self.runs >= ENOUGH_FOR_QUARTILES
+        self.runs >= MIN_RUNS_FOR_QUARTILES
     }
 }
 

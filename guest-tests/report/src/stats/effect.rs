@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sizes of a difference: the Hodges-Lehmann ratio, the factor by which one sample lies above
-//! another, the geometric mean of the ratios of many rows, and the smallest ratio that a rank test
-//! finds four times in five.
+//! Sizes of a difference: the Hodges-Lehmann ratio, the factor between two samples, the geometric
+//! mean of the ratios of many rows, and the smallest ratio that a rank test detects in four of five
+//! cases.
 //!
 //! The ratio is the exponential of the median of log(after) - log(before) over all pairs of runs
 //! (over all Walsh averages for paired runs). Logarithms make it symmetric: the ratio of the sides
@@ -15,7 +15,7 @@
 //!
 //! A resample draws as many runs of each row and side as there are, with replacement. The interval
 //! lies between the 2.5% and the 97.5% quantile of the means of [`RESAMPLES`] resamples. The draws
-//! come from SplitMix64 with the seed [`SEED`], so equal runs give equal intervals.
+//! come from SplitMix64 with the seed [`SEED`], so equal runs produce equal intervals.
 
 use std::f64::consts::PI;
 
@@ -25,16 +25,16 @@ use statrs::distribution::{ContinuousCDF, Normal};
 
 use super::{
     descriptive::{Ranks, logarithms, mean_and_squares, quantile},
-    rank_tests::{ALPHA, Design, Null, least_p},
+    rank_tests::{ALPHA, Design, NullDistribution, min_p},
 };
 
 /// Sides with more runs are thinned to as many quantiles, which bounds the number of pairs.
-const MOST_RUNS: usize = 1000;
+const MAX_RUNS: usize = 1000;
 
 const RESAMPLES: usize = 2000;
 const SEED: u64 = 0x9e9e_ec1a_edbf_e87a;
-/// Probability of not finding the difference.
-const MISS: f64 = 0.2;
+/// Probability of missing a real difference.
+const MISS_PROBABILITY: f64 = 0.2;
 
 /// A ratio and its 95% interval, `None` where there are too few runs for one.
 pub type Estimate = (f64, Option<[f64; 2]>);
@@ -50,34 +50,34 @@ pub fn ratio(design: Design, before: &[f64], after: &[f64]) -> Option<Estimate> 
             // Shifted against each other, the samples keep only the ties within themselves.
             let ties = Ranks::of(&before).tie_term + Ranks::of(&after).tie_term;
             let pairs = after.iter().flat_map(|a| before.iter().map(move |b| a - b));
-            let null = Null::mann_whitney(before.len(), after.len(), ties);
+            let null = NullDistribution::mann_whitney(before.len(), after.len(), ties);
             estimate(pairs.collect(), &null)
         }
-        Design::Paired if before.len() != after.len() || before.len() > MOST_RUNS => None,
+        Design::Paired if before.len() != after.len() || before.len() > MAX_RUNS => None,
         Design::Paired => {
             let differences: Vec<f64> = before.iter().zip(&after).map(|(b, a)| a - b).collect();
             let walsh = differences.iter().enumerate().flat_map(|(at, one)| {
                 let rest = differences[at..].iter();
                 rest.map(move |two| (one + two) / 2.0)
             });
-            let null = Null::signed_ranks(&Ranks::untied(differences.len()), 0);
+            let null = NullDistribution::signed_ranks(&Ranks::untied(differences.len()), 0);
             estimate(walsh.collect(), &null)
         }
     }
 }
 
 fn thinned(mut logs: Vec<f64>) -> Vec<f64> {
-    if logs.len() <= MOST_RUNS {
+    if logs.len() <= MAX_RUNS {
         return logs;
     }
     logs.sort_unstable_by(f64::total_cmp);
-    let share = |at| at as f64 / (MOST_RUNS - 1) as f64;
-    let quantiles = (0..MOST_RUNS).filter_map(|at| quantile(&logs, share(at)));
+    let share = |at| at as f64 / (MAX_RUNS - 1) as f64;
+    let quantiles = (0..MAX_RUNS).filter_map(|at| quantile(&logs, share(at)));
     quantiles.collect()
 }
 
 /// Returns the median of the differences with the interval of those that the test does not reject.
-fn estimate(mut differences: Vec<f64>, null: &Null) -> Option<Estimate> {
+fn estimate(mut differences: Vec<f64>, null: &NullDistribution) -> Option<Estimate> {
     differences.sort_unstable_by(f64::total_cmp);
     let ratio = quantile(&differences, 0.5)?.exp();
     // A less extreme value has a greater p: find the first value that is not rejected. Both ends of
@@ -91,11 +91,11 @@ fn estimate(mut differences: Vec<f64>, null: &Null) -> Option<Estimate> {
 
 /// Returns the least ratio above 1 that a two-sided p below `alpha` finds; `None` where there are
 /// too few runs to find any. Holm's correction leaves a part of 5% to the least p of a table, which
-/// is the `alpha` to give.
+/// is the `alpha` to pass.
 pub fn detectable(design: Design, before: &[f64], after: &[f64], alpha: f64) -> Option<f64> {
     let (m, n) = (before.len(), after.len());
     let unpaired = design == Design::Paired && m != n;
-    if m < 2 || n < 2 || unpaired || least_p(design, m, n) > alpha {
+    if m < 2 || n < 2 || unpaired || min_p(design, m, n) > alpha {
         return None;
     }
     let (before, after) = (logarithms(before)?, logarithms(after)?);
@@ -117,7 +117,7 @@ pub fn detectable(design: Design, before: &[f64], after: &[f64], alpha: f64) -> 
 /// Returns the number of standard errors that a shift must have.
 fn reach(alpha: f64) -> f64 {
     let value_above = |share| -Normal::standard().inverse_cdf(share);
-    (value_above(alpha / 2.0) + value_above(MISS)) / (3.0 / PI).sqrt()
+    (value_above(alpha / 2.0) + value_above(MISS_PROBABILITY)) / (3.0 / PI).sqrt()
 }
 
 /// Runs of one row.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Statistics of a comparison. The module knows samples of `f64`, not what they measure.
+//! Statistics of a comparison. The module works on samples of `f64`, whatever they measure.
 //!
 //! | question | answer |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | difference between paired runs | [`wilcoxon`] on differences of logarithms |
 //! | difference between a few exact runs | [`student`] on logarithms |
 //! | size of the difference | [`ratio`]: Hodges-Lehmann on logarithms, with its interval |
-//! | share of a table that chance explains | [`holm`] |
+//! | correction for the number of rows in a table | [`holm`] |
 //! | ratios of many rows together | [`geometric_mean`], with a bootstrap interval |
 //! | growth with vCPUs or memory | [`power_law`] |
 //! | smallest difference that the runs could show | [`detectable`] |
@@ -29,7 +29,7 @@ mod student;
 pub use self::{
     descriptive::{Change, Spread, figures, holm},
     effect::{Resampled, detectable, geometric_mean, ratio},
-    rank_tests::{ALPHA, Design, RankTest, least_p, mann_whitney, wilcoxon},
+    rank_tests::{ALPHA, Design, RankTest, mann_whitney, min_p, wilcoxon},
     student::{power_law, student},
 };
 

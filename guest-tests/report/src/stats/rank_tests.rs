@@ -15,7 +15,7 @@ use statrs::distribution::{ContinuousCDF, Normal};
 
 use super::descriptive::Ranks;
 
-/// Accepted error: a test rejects below it, an interval covers 1 less it.
+/// Significance level: a test rejects below it; an interval has a coverage of 1 minus it.
 pub const ALPHA: f64 = 0.05;
 
 /// Relation between the runs of both sides.
@@ -29,7 +29,7 @@ pub enum Design {
 
 /// Distribution of a statistic without a difference.
 #[derive(Debug)]
-pub(super) enum Null {
+pub(super) enum NullDistribution {
     /// Number of cases at or below each value; values are multiplied by `scale` to be whole.
     Exact {
         below: Vec<i128>,
@@ -41,7 +41,7 @@ pub(super) enum Null {
     },
 }
 
-impl Null {
+impl NullDistribution {
     /// Returns the distribution of U for two samples of these sizes.
     pub fn mann_whitney(one: usize, two: usize, tie_term: f64) -> Self {
         let (small, large) = (one.min(two), one.max(two));
@@ -106,12 +106,12 @@ impl Null {
     }
 }
 
-/// Returns the least p that samples of these sizes can give.
-pub fn least_p(design: Design, before: usize, after: usize) -> f64 {
+/// Returns the smallest p that samples of these sizes can have.
+pub fn min_p(design: Design, before: usize, after: usize) -> f64 {
     match design {
         _ if before == 0 || after == 0 => 1.0,
-        Design::Independent => Null::mann_whitney(before, after, 0.0).p(0.0),
-        Design::Paired => Null::signed_ranks(&Ranks::untied(before), 0).p(0.0),
+        Design::Independent => NullDistribution::mann_whitney(before, after, 0.0).p(0.0),
+        Design::Paired => NullDistribution::signed_ranks(&Ranks::untied(before), 0).p(0.0),
     }
 }
 
@@ -132,8 +132,8 @@ fn u_cases(small: usize, large: usize) -> Vec<i128> {
     cases
 }
 
-/// Counts the cases of each sum of positive ranks, each rank being positive by even chance. Ties
-/// are exact too, since the ranks are taken as they are.
+/// Counts the cases of each sum of positive ranks, where each rank is positive with probability
+/// 1/2. The distribution is exact with ties too, since it is counted over the actual ranks.
 fn signed_rank_cases(doubled: &[u64]) -> Vec<i128> {
     let ranks = || doubled.iter().filter_map(|&rank| usize::try_from(rank).ok());
     let mut cases = vec![0_i128; ranks().sum::<usize>() + 1];
@@ -167,7 +167,7 @@ pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<RankTest> {
     let pairs = first.len() as f64 * second.len() as f64;
     let doubled: u64 = ranks.doubled[..first.len()].iter().sum();
     let u = doubled as f64 / 2.0 - (first.len() * (first.len() + 1)) as f64 / 2.0;
-    let null = Null::mann_whitney(first.len(), second.len(), ranks.tie_term);
+    let null = NullDistribution::mann_whitney(first.len(), second.len(), ranks.tie_term);
     Some(RankTest {
         statistic: u,
         p: null.p(u.min(pairs - u)),
@@ -176,8 +176,8 @@ pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<RankTest> {
     })
 }
 
-/// Tests whether differences lie about zero; differences of zero are left out, and without others
-/// the result is `None`.
+/// Tests whether differences are centred at zero; differences of zero are left out, and without
+/// others the result is `None`.
 pub fn wilcoxon(differences: &[f64]) -> Option<RankTest> {
     let kept: Vec<f64> = differences.iter().copied().filter(|&d| d != 0.0).collect();
     if kept.is_empty() {
@@ -187,7 +187,7 @@ pub fn wilcoxon(differences: &[f64]) -> Option<RankTest> {
     let signed = kept.iter().zip(&ranks.doubled);
     let doubled: u64 = signed.filter(|(d, _)| **d > 0.0).map(|(_, rank)| rank).sum();
     let all: u64 = ranks.doubled.iter().sum();
-    let null = Null::signed_ranks(&ranks, differences.len() - kept.len());
+    let null = NullDistribution::signed_ranks(&ranks, differences.len() - kept.len());
     let positive = doubled as f64 / 2.0;
     Some(RankTest {
         statistic: positive,
@@ -203,9 +203,9 @@ mod tests {
 
     #[test]
     fn u_counts_every_case() {
-        // The ways to lay two values among three others.
+        // The ways to interleave two values with three others.
         assert_eq!(u_cases(2, 3), [1, 1, 2, 2, 2, 1, 1]);
-        let null = Null::mann_whitney(2, 3, 0.0);
+        let null = NullDistribution::mann_whitney(2, 3, 0.0);
         assert_eq!([0.0, 1.0, 5.0, 6.0].map(|u| null.p(u)), [0.2, 0.4, 0.4, 0.2]);
         assert_eq!(null.p(3.0), 1.0);
     }
@@ -216,21 +216,21 @@ mod tests {
         // C(98, 49) and C(10008, 8).
         assert!((all(49, 49) / 2.547_761_225_898_086e28 - 1.0).abs() < 1e-12);
         assert!((all(8, 10_000) / 2.489_100_854_509_538e27 - 1.0).abs() < 1e-12);
-        assert!(Null::mann_whitney(49, 49, 0.0).p(1200.0) > 0.99);
+        assert!(NullDistribution::mann_whitney(49, 49, 0.0).p(1200.0) > 0.99);
     }
 
     #[test]
     fn critical_values_agree_with_the_published_tables() {
-        let assert_critical = |null: Null, critical: f64, name: &str| {
+        let assert_critical = |null: NullDistribution, critical: f64, name: &str| {
             assert!(null.p(critical) <= ALPHA, "{name}");
             assert!(null.p(critical + 1.0) > ALPHA, "{name}");
         };
         for (one, two, critical) in [(4, 4, 0), (5, 5, 2), (6, 8, 8), (8, 8, 13), (8, 20, 41)] {
-            let null = Null::mann_whitney(one, two, 0.0);
+            let null = NullDistribution::mann_whitney(one, two, 0.0);
             assert_critical(null, f64::from(critical), &format!("U {one} {two}"));
         }
         for (n, critical) in [(6, 0), (8, 3), (10, 8), (15, 25), (20, 52), (25, 89)] {
-            let null = Null::signed_ranks(&Ranks::untied(n), 0);
+            let null = NullDistribution::signed_ranks(&Ranks::untied(n), 0);
             assert_critical(null, f64::from(critical), &format!("W {n}"));
         }
     }
@@ -239,13 +239,13 @@ mod tests {
     fn samples_that_do_not_overlap_have_the_least_p() {
         let test = mann_whitney(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]).unwrap();
         assert_eq!((test.statistic, test.delta, test.exact), (0.0, 1.0, true));
-        let least = least_p(Design::Independent, 3, 3);
+        let least = min_p(Design::Independent, 3, 3);
         assert!((test.p - 0.1).abs() < 1e-12 && test.p == least);
         let test = wilcoxon(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
         assert_eq!((test.statistic, test.delta, test.exact), (21.0, 1.0, true));
-        let least = least_p(Design::Paired, 6, 6);
+        let least = min_p(Design::Paired, 6, 6);
         assert!((test.p - 0.03125).abs() < 1e-12 && test.p == least);
-        assert_eq!([(0, 5), (5, 0)].map(|(m, n)| least_p(Design::Independent, m, n)), [1.0; 2]);
+        assert_eq!([(0, 5), (5, 0)].map(|(m, n)| min_p(Design::Independent, m, n)), [1.0; 2]);
     }
 
     #[test]

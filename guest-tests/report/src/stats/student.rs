@@ -5,8 +5,8 @@
 //! tests whose spread is not measurement noise. It assumes normal values.
 //!
 //! Growth is the exponent of a power law, fitted by least squares to the logarithms of medians. Its
-//! interval comes from the distance of the medians from the line, so growth that does not follow a
-//! power law has a wide one.
+//! interval follows from the residuals of the fit, so growth that does not follow a power law has a
+//! wide interval.
 
 use statrs::distribution::{ContinuousCDF, StudentsT};
 

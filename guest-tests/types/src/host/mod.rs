@@ -53,7 +53,7 @@ pub enum FactsError {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Facts {
+struct HostFacts {
     series: Option<Vec<Series>>,
     image_sha256: Option<String>,
     emulator: Option<String>,
@@ -123,7 +123,7 @@ impl Host {
     fn overridden_by(self, path: &Path) -> Result<Self, FactsError> {
         let text = fs::read_to_string(path)
             .map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
-        let facts: Facts = serde_json::from_str(&text)
+        let facts: HostFacts = serde_json::from_str(&text)
             .map_err(|source| FactsError::Parse { path: path.to_owned(), source })?;
         let mut features = self.features;
         features.extend(facts.features);

@@ -104,7 +104,7 @@ impl Checker {
                     && stale.since > relaxed.since
             })
         };
-        let faults_again = |stale: &StaleEntry| {
+        let refaults = |stale: &StaleEntry| {
             let entry = &stale.entry;
             entry.change == Change::Relaxed
                 && entry.place.level == level
@@ -115,7 +115,7 @@ impl Checker {
                 && !entry.was.attributes().permit(access)
                 && !is_removed_later(stale)
         };
-        if self.tlbs.stale.iter().any(faults_again) {
+        if self.tlbs.stale.iter().any(refaults) {
             let detail = format!("{ipa:#x}: {access:?} may fault for ever");
             self.report(Rule::NoProgress, detail);
         }

@@ -11,14 +11,14 @@ use crate::{
         event::StoreKind,
         rule::Rule,
         stale_entry::{Change, StaleEntry},
-        table_model::Place,
+        table_model::EntryPosition,
     },
     descriptor::{Descriptor, EntryKind, MemoryType},
 };
 
 impl Checker {
     /// Checks that no CPU holds an entry that was removed at the same addresses.
-    pub(super) fn check_invalidated(&mut self, place: &Place, new: Descriptor) {
+    pub(super) fn check_invalidated(&mut self, place: &EntryPosition, new: Descriptor) {
         let size = self.setup.geometry.span(place.level);
         let conflicts = |stale: &&StaleEntry| {
             let entry = &stale.entry;
@@ -40,7 +40,13 @@ impl Checker {
         }
     }
 
-    pub(super) fn make(&mut self, cpu: usize, place: &Place, new: Descriptor, kind: StoreKind) {
+    pub(super) fn make(
+        &mut self,
+        cpu: usize,
+        place: &EntryPosition,
+        new: Descriptor,
+        kind: StoreKind,
+    ) {
         let looked_up = self.cpus[cpu].looked_up;
         if looked_up.is_some_and(|sequence| sequence != self.sequence) {
             self.report(Rule::StaleLookUp, format!("{:#x}", place.ipa));
@@ -52,7 +58,7 @@ impl Checker {
         }
     }
 
-    fn link(&mut self, cpu: usize, place: &Place, child: TableAddress, kind: StoreKind) {
+    fn link(&mut self, cpu: usize, place: &EntryPosition, child: TableAddress, kind: StoreKind) {
         let Some(below) = place.level.down() else {
             return;
         };
@@ -83,7 +89,7 @@ impl Checker {
             }
         }
         for (index, entry) in entries.into_iter().filter(|(_, entry)| entry.is_valid()) {
-            let at = Place {
+            let at = EntryPosition {
                 entry: child.entry(index),
                 level: below,
                 ipa: place.ipa + index * self.setup.geometry.span(below),
@@ -94,7 +100,12 @@ impl Checker {
 
     /// Checks a leaf that becomes reachable or relaxed; instructions only if the memory was not
     /// executable before.
-    pub(super) fn check_leaf(&mut self, place: &Place, leaf: Descriptor, was_executable: bool) {
+    pub(super) fn check_leaf(
+        &mut self,
+        place: &EntryPosition,
+        leaf: Descriptor,
+        was_executable: bool,
+    ) {
         let (phys, size) = (leaf.address(), self.setup.geometry.span(place.level));
         let attributes = leaf.attributes();
         let is_memory = attributes.memory == MemoryType::Normal;

@@ -10,7 +10,7 @@ use crate::{
         event::StoreKind,
         rule::Rule,
         stale_entry::{Change, ChangedEntry, StaleEntry},
-        table_model::Place,
+        table_model::EntryPosition,
     },
     descriptor::{Descriptor, EntryKind},
 };
@@ -44,7 +44,7 @@ impl Checker {
             return;
         };
         let ipa = base + index * self.setup.geometry.span(level);
-        let place = Place { entry, level, ipa };
+        let place = EntryPosition { entry, level, ipa };
         match (old.is_valid(), new.is_valid()) {
             (true, true) => self.replace(cpu, &place, old, new, kind),
             (true, false) => self.remove(cpu, &place, old),
@@ -95,7 +95,7 @@ impl Checker {
     fn replace(
         &mut self,
         cpu: usize,
-        place: &Place,
+        place: &EntryPosition,
         old: Descriptor,
         new: Descriptor,
         kind: StoreKind,
@@ -116,7 +116,7 @@ impl Checker {
         }
     }
 
-    fn check_replacement(&mut self, place: &Place, old: Descriptor, new: Descriptor) {
+    fn check_replacement(&mut self, place: &EntryPosition, old: Descriptor, new: Descriptor) {
         let detail = format!("{:#x}: {old:?} → {new:?}", place.ipa);
         let bbm = self.setup.features.bbm;
         let (has_nt, table, block) = match (old.kind(place.level), new.kind(place.level)) {
@@ -141,7 +141,13 @@ impl Checker {
     }
 
     /// Handles a change of permissions, access flag or software bits.
-    fn change_in_place(&mut self, cpu: usize, place: &Place, old: Descriptor, new: Descriptor) {
+    fn change_in_place(
+        &mut self,
+        cpu: usize,
+        place: &EntryPosition,
+        old: Descriptor,
+        new: Descriptor,
+    ) {
         let (a, b) = (old.attributes(), new.attributes());
         let restricts = (a.read && !b.read)
             || (a.write && !b.write)
@@ -168,7 +174,7 @@ impl Checker {
     fn add_stale(
         &mut self,
         cpu: usize,
-        place: &Place,
+        place: &EntryPosition,
         was: Descriptor,
         change: Change,
         below_table: bool,
@@ -189,7 +195,7 @@ impl Checker {
     }
 
     /// Handles a valid entry that becomes invalid or is replaced.
-    fn remove(&mut self, cpu: usize, place: &Place, old: Descriptor) {
+    fn remove(&mut self, cpu: usize, place: &EntryPosition, old: Descriptor) {
         self.check_maintenance_complete(cpu);
         if !old.has_nt() || !old.is_leaf(place.level) {
             self.add_stale(cpu, place, old, Change::Removed, false);

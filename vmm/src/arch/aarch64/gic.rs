@@ -34,7 +34,7 @@ const GICV2_CPUS: u64 = 8;
 /// Number of SGIs and PPIs, which precede the SPIs.
 const PRIVATE_INTERRUPTS: u32 = 32;
 
-/// An interrupt controller. It exists as long as the VM.
+/// An interrupt controller. KVM keeps it as long as the VM.
 #[derive(Debug)]
 pub struct Gic {
     /// Addresses, for the device tree.

@@ -45,10 +45,10 @@ pub enum DeviceError {
     #[error("the driver's request is invalid: {0}")]
     Request(&'static str),
     /// A call on the host failed.
-    #[error("{doing}: {source}")]
+    #[error("{operation}: {source}")]
     Host {
         /// Purpose of the call.
-        doing: &'static str,
+        operation: &'static str,
         /// Error of the call.
         source: io::Error,
     },
@@ -56,8 +56,8 @@ pub enum DeviceError {
 
 impl DeviceError {
     /// Returns a conversion of host errors for `map_err`.
-    fn host<E: Into<io::Error>>(doing: &'static str) -> impl Fn(E) -> Self {
-        move |error| Self::Host { doing, source: error.into() }
+    fn host<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Self {
+        move |error| Self::Host { operation, source: error.into() }
     }
 }
 
@@ -101,7 +101,7 @@ impl RateLimitedLog {
 pub struct DeviceProperties {
     /// Device identifier (virtio 1.2, section 5).
     pub device_type: u32,
-    /// Features that the device offers beside those of queues and transport.
+    /// Features that the device offers in addition to those of queues and transport.
     pub features: u64,
     /// Maximum size of each queue: powers of two.
     pub queue_sizes: &'static [u16],

@@ -46,14 +46,14 @@ use crate::{
 };
 
 /// Everything that `granule run` opens before it confines itself.
-pub(super) struct Opened {
+pub(super) struct OpenResources {
     socket: BoundSocket,
     socket_path: PathBuf,
     disk: Disk,
     stats: StatsFile,
 }
 
-impl Opened {
+impl OpenResources {
     pub(super) fn new(folder: &Path) -> Self {
         let (socket_path, disk) = (folder.join("socket"), folder.join("disk"));
         fs::write(&disk, vec![0; 1 << 20]).unwrap();
@@ -68,7 +68,7 @@ impl Opened {
 }
 
 /// Starts a client of the control socket, outside the recorded thread.
-pub(super) fn start_client(opened: &Opened) -> thread::JoinHandle<String> {
+pub(super) fn start_client(opened: &OpenResources) -> thread::JoinHandle<String> {
     let path = opened.socket_path.clone();
     thread::spawn(move || {
         let mut client = UnixStream::connect(path).unwrap();
@@ -80,7 +80,7 @@ pub(super) fn start_client(opened: &Opened) -> thread::JoinHandle<String> {
 }
 
 /// Runs all components. The calling thread becomes the confined main thread.
-pub(super) fn run_components(opened: Opened) {
+pub(super) fn run_components(opened: OpenResources) {
     let signals = Signals::block().unwrap();
     let api = Api::serve(opened.socket, || confine_if(true, ThreadRole::Api)).unwrap();
     ThreadRole::Main.confine().unwrap();

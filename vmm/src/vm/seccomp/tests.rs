@@ -20,7 +20,7 @@ use vmm_sys_util::{
 };
 
 use super::{
-    exercises::{Opened, run_components, start_client},
+    exercises::{OpenResources, run_components, start_client},
     *,
 };
 use crate::devices::virtio::testing::child_test;
@@ -130,14 +130,16 @@ fn every_allowed_call_is_exercised() {
 }
 
 fn record_components(folder: &Path) {
-    let opened = Opened::new(folder);
+    let opened = OpenResources::new(folder);
     let client = start_client(&opened);
     let recorder = match Recorder::record(|| run_components(opened)) {
         Ok(recorder) => recorder,
         Err(error) => return println!("NO NOTIFICATIONS {error}"),
     };
     assert!(client.join().unwrap().contains("running"));
-    for (number, _) in ThreadRole::Main.allowed().filter(|(number, _)| recorder.saw(*number)) {
+    for (number, _) in
+        ThreadRole::Main.allowed().filter(|(number, _)| recorder.has_recorded(*number))
+    {
         println!("\nSEEN {number}");
     }
 }
@@ -181,7 +183,7 @@ impl Recorder {
     }
 
     /// Returns whether a call was recorded.
-    fn saw(&self, number: i64) -> bool {
+    fn has_recorded(&self, number: i64) -> bool {
         let index = usize::try_from(number).unwrap_or(usize::MAX);
         let seen = self.seen.get(index);
         seen.is_some_and(|seen| seen.load(Ordering::Relaxed))

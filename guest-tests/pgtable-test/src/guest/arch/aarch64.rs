@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::guest::{
     layout::Abi,
-    mailbox::{Crash, Mailbox},
+    mailbox::{GuestException, Mailbox},
     tables::Format,
 };
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
@@ -51,8 +51,8 @@ pub const fn abi(mode: GuestMode) -> Abi {
 }
 
 /// Describes the exception in a mailbox.
-pub fn explain(mailbox: &Mailbox) -> Crash {
-    Crash {
+pub fn explain(mailbox: &Mailbox) -> GuestException {
+    GuestException {
         // Aborts and misaligned program counters store an address in FAR_EL1.
         has_address: matches!(class(mailbox.syndrome), 0x20 | 0x21 | 0x22 | 0x24 | 0x25),
         detail: describe(mailbox.vector, mailbox.syndrome),

@@ -8,7 +8,7 @@
 
 use crate::guest::{
     layout::Abi,
-    mailbox::{Crash, Mailbox},
+    mailbox::{GuestException, Mailbox},
     tables::Format,
 };
 use granule_types::guest_mode::GuestMode;
@@ -72,8 +72,8 @@ pub fn gates(entries: u64) -> Vec<u64> {
 const PAGE_FAULT: u64 = 14;
 
 /// Describes the exception in a mailbox (Intel SDM volume 3, 7.15).
-pub fn explain(mailbox: &Mailbox) -> Crash {
-    Crash {
+pub fn explain(mailbox: &Mailbox) -> GuestException {
+    GuestException {
         // Page faults store an address in CR2.
         has_address: mailbox.vector == PAGE_FAULT,
         detail: describe(mailbox.vector, mailbox.syndrome),

@@ -11,7 +11,7 @@ use granule_vmm::{
 use kvm_bindings::kvm_vcpu_init;
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
-use super::super::doing;
+use super::super::during;
 pub use crate::guest::arch::aarch64::{abi, explain};
 use crate::{
     guest::{
@@ -44,9 +44,9 @@ pub fn choose_mode(
     let limit = bits_limit(kvm.get_host_ipa_limit());
     let mode = match requested {
         Some(mode) => mode,
-        None => default_mode(limit).map_err(doing(choosing))?,
+        None => default_mode(limit).map_err(during(choosing))?,
     };
-    check_mode(mode, limit).map_err(doing(choosing))?;
+    check_mode(mode, limit).map_err(during(choosing))?;
     Ok((mode, GuestAddress(1 << mode.pa_bits)))
 }
 
@@ -66,10 +66,10 @@ pub fn make_vcpu(
     layout: &Layout,
 ) -> Result<VcpuFd, MachineError> {
     let mode = layout.mode();
-    let fd = create(vm, index).map_err(doing("creating a vCPU"))?;
+    let fd = create(vm, index).map_err(during("creating a vCPU"))?;
     let setting = "setting a vCPU's registers";
-    let mmfr0 = registers::get(&fd, ID_AA64MMFR0_EL1).map_err(doing(setting))?;
-    check_granule(mode, mmfr0).map_err(doing("choosing the guest mode"))?;
+    let mmfr0 = registers::get(&fd, ID_AA64MMFR0_EL1).map_err(during(setting))?;
+    check_granule(mode, mmfr0).map_err(during("choosing the guest mode"))?;
     let program = layout.virtual_of(LOW_MEMORY);
     let initial = initial_registers(
         mode,
@@ -78,11 +78,11 @@ pub fn make_vcpu(
         layout.virtual_of(layout.mailbox(index)),
     );
     for (register, value) in initial {
-        registers::set(&fd, register, value).map_err(doing(setting))?;
+        registers::set(&fd, register, value).map_err(during(setting))?;
     }
-    let reset = registers::get(&fd, SCTLR_EL1).map_err(doing(setting))?;
-    registers::set(&fd, SCTLR_EL1, sctlr(reset)).map_err(doing(setting))?;
-    registers::set_pc(&fd, program + entry()).map_err(doing(setting))?;
+    let reset = registers::get(&fd, SCTLR_EL1).map_err(during(setting))?;
+    registers::set(&fd, SCTLR_EL1, sctlr(reset)).map_err(during(setting))?;
+    registers::set_pc(&fd, program + entry()).map_err(during(setting))?;
     Ok(fd)
 }
 

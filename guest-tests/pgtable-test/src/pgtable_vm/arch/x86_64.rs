@@ -12,13 +12,13 @@ use granule_vmm::{
 use kvm_bindings::{kvm_dtable, kvm_regs, kvm_segment, kvm_sregs};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 
-use super::super::doing;
+use super::super::during;
 pub use crate::guest::arch::x86_64::{abi, explain};
 use crate::{
     guest::arch::x86_64::{CODE, DATA, DOORBELL, EXCEPTIONS, SEGMENTS, gates},
     guest::{
         entry,
-        layout::{EXTRA, LOW_MEMORY, Layout},
+        layout::{ARCH_TABLES, LOW_MEMORY, Layout},
         mailbox::Doorbell,
     },
     machine::MachineError,
@@ -41,7 +41,7 @@ pub fn choose_mode(
         );
         return Err(MachineError::new(choosing, text));
     }
-    let cpuid = cpuid(kvm).map_err(doing(choosing))?;
+    let cpuid = cpuid(kvm).map_err(during(choosing))?;
     Ok((GuestMode { pa_bits: physical_width(&cpuid), ..only }, end_of_memory(&cpuid)))
 }
 
@@ -65,13 +65,13 @@ pub fn make_vcpu(
     let fd = vm
         .create_vcpu(index as u64)
         .map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))
-        .map_err(doing("creating a vCPU"))?;
-    set_up(kvm, &fd, index, layout).map_err(doing("setting a vCPU's registers"))?;
+        .map_err(during("creating a vCPU"))?;
+    set_up(kvm, &fd, index, layout).map_err(during("setting a vCPU's registers"))?;
     Ok(fd)
 }
 
 fn set_up(kvm: &Kvm, fd: &VcpuFd, index: usize, layout: &Layout) -> Result<(), KvmError> {
-    let call = |doing| move |error| KvmError::call(doing, error);
+    let call = |operation| move |error| KvmError::call(operation, error);
     let mailbox = layout.virtual_of(layout.mailbox(index));
     fd.set_cpuid2(&cpuid(kvm)?).map_err(call("KVM_SET_CPUID2"))?;
     let reset = fd.get_sregs().map_err(call("KVM_GET_SREGS"))?;
@@ -143,7 +143,7 @@ const GATES_SIZE: u16 = EXCEPTIONS * 16;
 
 /// Returns the system registers, from their values at reset.
 fn system_registers(reset: kvm_sregs, layout: &Layout, mailbox: u64) -> kvm_sregs {
-    let extra = layout.virtual_of(EXTRA);
+    let extra = layout.virtual_of(ARCH_TABLES);
     kvm_sregs {
         cs: code(),
         ds: data(0),

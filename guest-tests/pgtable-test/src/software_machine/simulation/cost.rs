@@ -28,7 +28,7 @@ pub struct Number {
 }
 
 /// Defines [`CostTable`] and [`Prices`] from the numbers that are times, those that the simulation
-/// uses as they are, and those that [`CostTable::for_vcpus`] adds to others.
+/// uses unchanged, and those that [`CostTable::for_vcpus`] adds to others.
 macro_rules! costs {
     (
         times: { $($(#[$time_doc:meta])* $time:ident,)* }
@@ -144,11 +144,11 @@ costs! {
     added: {
         /// Number of CPUs that a broadcast invalidation reaches.
         cpus,
-        /// ns of it for each vCPU that accesses the same lines.
+        /// ns of a guest access for each vCPU that accesses the same lines.
         guest_touch_shared,
         /// ns of a broadcast TLB invalidation for each CPU that it reaches.
         tlbi_each_cpu,
-        /// Greatest ns between two scans.
+        /// Maximum ns between two scans.
         numa_scan_longest,
     }
 }
@@ -230,7 +230,7 @@ pub(super) fn picoseconds(ns: f64) -> Picoseconds {
 }
 
 impl Prices {
-    /// Returns one CPU's time to clean and invalidate that many lines.
+    /// Returns one CPU's time to clean and invalidate `lines` lines.
     #[expect(clippy::cast_precision_loss, reason = "the number of lines is below 2^53")]
     pub(super) fn clean(&self, lines: u64) -> Picoseconds {
         let short = (lines as f64).min(self.clean_reach);

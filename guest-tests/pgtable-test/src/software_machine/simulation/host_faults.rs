@@ -2,7 +2,7 @@
 //! Page faults of the host, which decide how often base pages and transparent huge pages fault in
 //! the guest.
 //!
-//! The model is Linux 5.8 to 6.12:
+//! Modelled behaviour, as in Linux 5.8 to 6.12:
 //!
 //! - **Base pages**: a read of an untouched page maps the zero page. A write maps a private page,
 //!   zeroed *before* the fault checks whether another CPU was faster. A write to the zero page

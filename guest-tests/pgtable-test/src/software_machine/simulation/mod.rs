@@ -131,7 +131,7 @@ impl PublishedKernel {
 pub type SimulatedMachine = EngineMachine<VirtualTime>;
 
 impl SimulatedMachine {
-    /// Makes the machine.
+    /// Creates the machine.
     ///
     /// # Errors
     /// The configuration is not supported.
@@ -189,7 +189,7 @@ impl Platform for VirtualTime {
                 spend(prices.icache_line * (size / LINE));
             }
             Event::InvalidateInstructions(None) => spend(prices.icache_all),
-            // The time of a barrier is part of that of the operation that it completes.
+            // The time of a barrier is included in that of the operation that it completes.
             Event::LoadEntry | Event::Locked | Event::Retry | Event::Dsb(_) => {}
         }
     }

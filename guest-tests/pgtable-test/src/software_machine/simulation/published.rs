@@ -29,7 +29,7 @@ use granule_types::{backing::Backing, phase::Phase, units::Bytes};
 /// Error of a simulation of the published rows.
 pub type PublishedError = Box<dyn Error + Send + Sync>;
 
-/// Greatest difference of the gain of a row that is not fitted, in percentage points.
+/// Maximum difference of the gain of a row that is not fitted, in percentage points.
 pub const TOLERANCE: f64 = 10.0;
 
 /// The workload of a row.
@@ -51,7 +51,7 @@ impl fmt::Display for Workload {
 
 impl Workload {
     /// Returns the workload with less memory, at least one page, and the factor of the reduction.
-    fn divided(self, by: u64) -> (Self, f64) {
+    fn scaled_down(self, by: u64) -> (Self, f64) {
         let page = match self.backing {
             Backing::AnonymousHugetlb(Some(size)) => size.0,
             _ => 2 << 20,
@@ -164,7 +164,7 @@ pub fn simulate(
     costs: &CostTable,
     (last, divisor): (Phase, u64),
 ) -> Result<Seconds, PublishedError> {
-    let (smaller, times) = workload.divided(divisor);
+    let (smaller, times) = workload.scaled_down(divisor);
     let mut costs = costs.clone();
     // Scans of NUMA balancing are periodic: keep their number for each part of the memory.
     costs.numa_scan_period.value /= times;
@@ -301,9 +301,9 @@ pub struct Fit {
 /// A quantity of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FitQuantity {
-    /// Seconds after the change.
+    /// Published time after the change, in seconds.
     After,
-    /// Seconds saved by the change.
+    /// Reduction of the published time by the change, in seconds.
     Saved,
     /// The gain in percent.
     Gain,
@@ -352,8 +352,8 @@ impl Fit {
         Ok((self.of.value(row.seconds), self.of.value((before, after))))
     }
 
-    /// Changes the number to the value at which a line through two simulations meets the published
-    /// quantity, and returns it.
+    /// Sets the number by linear interpolation between two simulations, so that the simulated
+    /// quantity equals the published one, and returns it.
     ///
     /// # Errors
     /// As [`Fit::measure`].

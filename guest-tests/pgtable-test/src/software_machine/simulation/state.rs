@@ -58,7 +58,7 @@ pub(super) enum PageState {
     Absent,
     /// The zero page.
     Zero,
-    /// A page of the process's own.
+    /// A private page of the process.
     Private,
     /// As `Private`, but protected by NUMA balancing: the next access faults.
     NumaProtected,

@@ -228,7 +228,7 @@ impl VirtualLock {
         !self.writer.get() && (!writes || self.readers.get() == 0)
     }
 
-    fn grant(&self, writes: bool) {
+    fn enter(&self, writes: bool) {
         if writes {
             self.writer.set(true);
         } else {
@@ -239,7 +239,7 @@ impl VirtualLock {
     fn try_take(&self, writes: bool) -> bool {
         let free = self.waiting.borrow().is_empty() && self.is_free_for(writes);
         if free {
-            self.grant(writes);
+            self.enter(writes);
         }
         free
     }
@@ -250,12 +250,12 @@ impl VirtualLock {
         if !self.try_take(writes) {
             let me = running();
             self.waiting.borrow_mut().push_back((me, writes));
-            // The process that wakes this one has granted the lock to it.
+            // The process that wakes this one has taken the lock for it.
             sleep();
         }
     }
 
-    fn hand_on(&self) {
+    fn wake_waiters(&self) {
         let (_, handoff) = LOCK_COSTS.get();
         let mut waiting = self.waiting.borrow_mut();
         while let Some(&(process, writes)) = waiting.front() {
@@ -263,15 +263,15 @@ impl VirtualLock {
                 break;
             }
             waiting.pop_front();
-            self.grant(writes);
+            self.enter(writes);
             wake(process, now() + handoff);
         }
     }
 }
 
-// SAFETY: a writer is granted the lock only while no process holds it, a reader only while no
-// writer does. All users are on one thread, as the value is neither Send nor Sync, and a waiting
-// process continues only after the lock has been granted to it.
+// SAFETY: a writer enters only while no process holds the lock, a reader only while no writer does.
+// All users are on one thread, as the value is neither Send nor Sync, and a waiting process
+// continues only after it has been entered.
 unsafe impl RawRwLock for VirtualLock {
     const INIT: Self = Self {
         writer: Cell::new(false),
@@ -292,7 +292,7 @@ unsafe impl RawRwLock for VirtualLock {
     unsafe fn unlock_shared(&self) {
         spend(0);
         self.readers.set(self.readers.get() - 1);
-        self.hand_on();
+        self.wake_waiters();
     }
 
     fn lock_exclusive(&self) {
@@ -306,7 +306,7 @@ unsafe impl RawRwLock for VirtualLock {
     unsafe fn unlock_exclusive(&self) {
         spend(0);
         self.writer.set(false);
-        self.hand_on();
+        self.wake_waiters();
     }
 }
 

@@ -12,12 +12,12 @@ use crate::{
     stats::Spread,
 };
 
-const LEFT: f64 = 8.0;
-const ROOM: f64 = WIDTH - 2.0 * LEFT;
+const MARGIN: f64 = 8.0;
+const PLOT_WIDTH: f64 = WIDTH - 2.0 * MARGIN;
 /// Sums of both sides that are nearer than this share count as unchanged.
-const ALIKE: f64 = 0.01;
+const UNCHANGED_SHARE: f64 = 0.01;
 /// Largest number of dots of a side; more are thinned to as many quantiles.
-const MOST_DOTS: usize = 160;
+const MAX_DOTS: usize = 160;
 
 /// Lane of a bar chart.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ pub fn bars(title: &str, words: &str, lanes: &[Lane]) -> Option<String> {
     }
     let mut svg = Svg::default();
     for lane in lanes {
-        svg.text(LEFT, svg.height + 12.0, "start", "", &lane.name);
+        svg.text(MARGIN, svg.height + 12.0, "start", "", &lane.name);
         svg.height += 16.0;
         for (at, (value, label)) in lane.bars.iter().enumerate() {
             // The first bar is before, the last one after; others have colours of their own.
@@ -46,9 +46,9 @@ pub fn bars(title: &str, words: &str, lanes: &[Lane]) -> Option<String> {
                 0 => "before".to_owned(),
                 at => format!("p{}", at % 8),
             };
-            svg.text(LEFT, svg.height + 11.0, "start", "soft", label);
-            let width = (value / greatest * ROOM).max(0.5);
-            svg.rect([LEFT, svg.height + 16.0, width, 6.0], &class, Some(label));
+            svg.text(MARGIN, svg.height + 11.0, "start", "soft", label);
+            let width = (value / greatest * PLOT_WIDTH).max(0.5);
+            svg.rect([MARGIN, svg.height + 16.0, width, 6.0], &class, Some(label));
             svg.height += 25.0;
         }
         svg.height += 8.0;
@@ -71,7 +71,7 @@ pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Opti
     let (changed, unchanged): (Vec<Count>, Vec<Count>) =
         counts(comparison, configuration).into_iter().partition(|count| {
             let [before, after] = count.sums();
-            (before - after).abs() > ALIKE * before.max(after)
+            (before - after).abs() > UNCHANGED_SHARE * before.max(after)
         });
     if changed.is_empty() && unchanged.is_empty() {
         return None;
@@ -82,7 +82,7 @@ pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Opti
     }
     if changed.is_empty() {
         let words = "no count changed by more than 1%";
-        svg.text(LEFT, 14.0, "start", "soft", words);
+        svg.text(MARGIN, 14.0, "start", "soft", words);
         svg.height = 22.0;
     }
     let mut words =
@@ -134,25 +134,25 @@ fn bar_pair(svg: &mut Svg, count: &Count) {
     let top = svg.height;
     let sums = count.sums();
     let [before, after] = sums.map(|sum| Unit::Count.value(sum));
-    svg.text(LEFT, top + 12.0, "start", "", &count.name);
-    svg.text(LEFT, top + 25.0, "start", "soft", &format!("{before} → {after}"));
+    svg.text(MARGIN, top + 12.0, "start", "", &count.name);
+    svg.text(MARGIN, top + 25.0, "start", "soft", &format!("{before} → {after}"));
     for (side, class) in ["before", "after"].into_iter().enumerate() {
         let y = top + 30.0 + 10.0 * side as f64;
-        let mut x = LEFT;
+        let mut x = MARGIN;
         for (at, phase, medians) in count.parts.iter().filter(|(_, _, m)| m[side] > 0.0) {
-            let width = medians[side] / sums[0].max(sums[1]) * (ROOM - 6.0);
+            let width = medians[side] / sums[0].max(sums[1]) * (PLOT_WIDTH - 6.0);
             let title = format!("{class}, {phase}: {}", Unit::Count.value(medians[side]));
             let part = [x + 6.0, y, width.max(0.3), 8.0];
             svg.rect(part, &format!("p{}", at % 8), Some(&title));
             x += width;
         }
-        svg.rect([LEFT, y, 3.0, 8.0], class, None);
+        svg.rect([MARGIN, y, 3.0, 8.0], class, None);
     }
     svg.height += 58.0;
 }
 
 /// Returns the chart of the times of vCPUs in one phase: a box between the quartiles, a line
-/// between the least and the greatest, and a dot for each vCPU of each run; `None` if no time is
+/// between the minimum and the maximum, and a dot for each vCPU of each run; `None` if no time is
 /// known.
 pub fn vcpu_times(comparison: &Comparison, phase: &AnyPhase) -> Option<String> {
     let rows: Vec<_> = comparison
@@ -179,10 +179,10 @@ fn boxes(svg: &mut Svg, name: &str, sides: [&[f64]; 2]) {
     let times = || sides.into_iter().flatten().copied();
     let greatest = times().fold(0.0, f64::max);
     let (scale, unit) = (Scale::from_zero(times()), Unit::of_nanoseconds(greatest));
-    let x = |ns: f64| LEFT + scale.at(ns) * (ROOM - 2.0);
-    svg.text(LEFT, top + 12.0, "start", "", name);
+    let x = |ns: f64| MARGIN + scale.at(ns) * (PLOT_WIDTH - 2.0);
+    svg.text(MARGIN, top + 12.0, "start", "", name);
     let words = format!("from 0 to {}", unit.value(greatest));
-    svg.text(LEFT, top + 25.0, "start", "soft", &words);
+    svg.text(MARGIN, top + 25.0, "start", "soft", &words);
     for end in [x(0.0), x(greatest)] {
         svg.line([end, top + 30.0, end, top + 70.0], "rule");
     }
@@ -197,10 +197,10 @@ fn boxes(svg: &mut Svg, name: &str, sides: [&[f64]; 2]) {
         svg.rect(between, &format!("box {class}"), None);
         let mut sorted = times.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let dots = sorted.len().min(MOST_DOTS);
+        let dots = sorted.len().min(MAX_DOTS);
         for dot in 0..dots {
             let ns = sorted[dot * (sorted.len() - 1) / dots.max(2).saturating_sub(1)];
-            // Moved up and down, so that equal times do not hide each other.
+            // Dots are spread vertically, so that equal times do not hide each other.
             let off = (dot % 5) as f64 * 2.0 - 4.0;
             svg.circle(x(ns), y + off, 1.6, &format!("dot {class}"), &unit.value(ns));
         }

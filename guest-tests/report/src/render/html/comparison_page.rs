@@ -144,7 +144,7 @@ mod tests {
     use crate::{
         Options,
         render::{
-            browser::{look_at, probed},
+            browser::{check_page, probed},
             single,
         },
         sample::samples,
@@ -311,12 +311,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let spoilt = matrix_page().replace("y=\"12.0\"", "y=\"25.0\"");
         assert!(probed(folder.path(), &spoilt, 0).contains("lies upon"), "the probe finds nothing");
-        look_at(&matrix_page(), 30);
+        check_page(&matrix_page(), 30);
     }
 
     #[test]
     #[ignore = "needs Chromium; scripts/test runs it where it is installed"]
     fn in_chromium_a_page_of_one_kernel_is_legible() {
-        look_at(&single(&samples(&matrix(7)), "a series", Some("granule lab")), 8);
+        check_page(&single(&samples(&matrix(7)), "a series", Some("granule lab")), 8);
     }
 }

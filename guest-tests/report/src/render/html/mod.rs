@@ -58,7 +58,7 @@ pub mod browser {
     ///
     /// # Panics
     /// Panics if a chart is missing or the probe finds a defect.
-    pub fn look_at(page: &str, charts: u32) {
+    pub fn check_page(page: &str, charts: u32) {
         let folder = tempfile::tempdir().unwrap();
         for (scheme, name) in [(0, "dark=true"), (1, "dark=false")] {
             let found = probed(folder.path(), page, scheme);

@@ -83,7 +83,7 @@ pub fn facts(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> String {
     type Row<'a> = (&'a str, usize, Vec<Option<&'a str>>);
     #[derive(Template)]
     #[template(path = "parts.html", block = "facts")]
-    struct Facts<'a> {
+    struct Properties<'a> {
         columns: &'a [&'a str],
         rows: Vec<Row<'a>>,
     }
@@ -96,7 +96,7 @@ pub fn facts(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> String {
         (*name, span, cells)
     });
     let rows = rows.collect();
-    rendered(&Facts { columns, rows })
+    rendered(&Properties { columns, rows })
 }
 
 /// Returns text that folds away below a summary.
@@ -166,8 +166,8 @@ impl Section {
 }
 
 pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
-    type Fact = (&'static str, fn(&Side) -> Option<String>);
-    const FACTS: [Fact; 8] = [
+    type Property = (&'static str, fn(&Side) -> Option<String>);
+    const PROPERTIES: [Property; 8] = [
         ("input", |side| Some(side.label.clone())),
         ("kernel", |side| Some(side.kernel.clone())),
         ("series", |side| series_line(side.series.as_deref())),
@@ -179,7 +179,7 @@ pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
     ];
     let names: Vec<&str> = sides.iter().map(|(name, _)| *name).collect();
     let of = |fact: fn(&Side) -> Option<String>| sides.iter().map(|(_, side)| fact(side)).collect();
-    let rows = FACTS.map(|(name, fact)| (name, of(fact)));
+    let rows = PROPERTIES.map(|(name, fact)| (name, of(fact)));
     facts(&names, &rows)
 }
 

@@ -18,8 +18,8 @@ use crate::{
 use granule_types::units::counted;
 
 /// Counts of one kind; a name belongs to one kind.
-type Kind = fn(&Sample) -> &BTreeMap<String, u64>;
-const KINDS: [Kind; 3] =
+type SelectCounts = fn(&Sample) -> &BTreeMap<String, u64>;
+const KINDS: [SelectCounts; 3] =
     [|sample| &sample.events, |sample| &sample.gauges, |sample| &sample.counters];
 
 /// Sums of counters beside each time.

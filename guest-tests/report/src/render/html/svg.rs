@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A drawing of fixed width that grows downwards. It is shown no wider than a phone, so its text
-//! keeps its size. And the places of figures on an axis.
+//! SVG drawings of fixed width, and axes. A drawing is shown no wider than a phone, so its text
+//! keeps its size; its height grows with its content. An axis maps figures to positions.
 
 use std::fmt::Write;
 
@@ -102,8 +102,8 @@ pub fn figure(title: &str, words: &str, drawing: Svg) -> String {
     )
 }
 
-/// Ratio of the greatest to the least figure above which an axis is logarithmic.
-const FAR_APART: f64 = 30.0;
+/// Ratio of the largest to the smallest figure above which an axis is logarithmic.
+const LOGARITHMIC_RATIO: f64 = 30.0;
 
 /// Axis, which begins at zero, unless figures are so far apart that small ones would coincide: then
 /// it is logarithmic.
@@ -125,7 +125,7 @@ impl Scale {
         }
         if greatest == 0.0 {
             Self::Linear(1.0)
-        } else if greatest > least * FAR_APART {
+        } else if greatest > least * LOGARITHMIC_RATIO {
             Self::Log(least / 1.25, greatest * 1.25)
         } else {
             Self::Linear(greatest * 1.08)
@@ -138,7 +138,7 @@ impl Scale {
         Self::Linear(if greatest > 0.0 { greatest * 1.08 } else { 1.0 })
     }
 
-    /// Returns the place of a figure, from 0 to 1.
+    /// Returns the position of a figure, from 0 to 1.
     pub fn at(self, figure: f64) -> f64 {
         match self {
             Self::Linear(greatest) => (figure / greatest).clamp(0.0, 1.0),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_two_to_five_ticks_on_the_axis() {
+    fn an_axis_has_two_to_five_ticks() {
         for exponent in -3..15 {
             for factor in [1.0, 1.7, 3.3, 7.9, 9.99] {
                 let greatest = factor * 10_f64.powi(exponent);

@@ -29,7 +29,7 @@ pub use tap::Tap;
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 
-/// Features that the device offers beside [`GUEST_OFFLOADS`].
+/// Features that the device offers in addition to [`GUEST_OFFLOADS`].
 const FEATURES: [u32; 8] = [
     VIRTIO_NET_F_CSUM,
     VIRTIO_NET_F_MAC,
@@ -89,7 +89,7 @@ pub struct Net {
 /// Returns a locally administered address that depends only on the name of the tap.
 #[must_use]
 pub fn mac_for(tap: &str) -> MacAddress {
-    // FNV-1a: different names need different addresses, no more.
+    // FNV-1a suffices: addresses only need to differ between names.
     let hash = tap.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     });
@@ -136,7 +136,8 @@ impl Net {
             }
             match chain.write_packet(tap) {
                 Err(error) if has_disappeared(&error) => lost = Some(error),
-                // A full queue, an interface that is down or an invalid packet loses the packet.
+                // The packet is dropped if the queue is full, the interface is down or the packet
+                // is invalid.
                 Err(error) => log::debug!("{}: a packet is dropped: {error}", tap.name),
                 Ok(_) => {}
             }
@@ -157,8 +158,8 @@ impl Net {
         let mut done = 0;
         while done < length {
             let Some(chain) = queue.pop()? else {
-                // Enabled before the chains are returned, so that the driver notifies about
-                // buffers after them.
+                // Notifications are enabled before the chains are returned, so that the driver
+                // notifies the device of further buffers.
                 if queue.enable_notification()? {
                     continue;
                 }

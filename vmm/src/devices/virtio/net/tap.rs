@@ -24,8 +24,8 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Attaches to the tap of this name. Given the right, the kernel creates a tap that does not
-    /// exist for the time that the process runs.
+    /// Attaches to the tap of this name. With the permission, the kernel creates a missing tap for
+    /// the lifetime of the process.
     ///
     /// # Errors
     /// The name is invalid, or the kernel refuses.
@@ -39,9 +39,12 @@ impl Tap {
             );
             return Err(BackendError::new(message, None));
         }
-        let refused = |doing: &str, source: io::Error| {
+        let refused = |operation: &str, source: io::Error| {
             let advice = advice(name, &source);
-            BackendError::new(format!("the tap {name} cannot be used ({doing}){advice}"), source)
+            BackendError::new(
+                format!("the tap {name} cannot be used ({operation}){advice}"),
+                source,
+            )
         };
         let file = OpenOptions::new()
             .read(true)

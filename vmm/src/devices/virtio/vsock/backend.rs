@@ -38,10 +38,10 @@ use super::{
 /// `SOCK_SEQPACKET` support (section 5.10.3), which the bindings lack.
 const F_SEQPACKET: u32 = 1;
 
-/// Returns a conversion of the error of a call, `doing` being its purpose, for `map_err`.
-pub(super) fn refused(doing: &'static str) -> impl Fn(io::Error) -> BackendError {
+/// Returns a conversion of the error of a call, `operation` being its purpose, for `map_err`.
+pub(super) fn refused(operation: &'static str) -> impl Fn(io::Error) -> BackendError {
     move |source| {
-        BackendError::new(format!("the vsock of this host cannot be used ({doing})"), source)
+        BackendError::new(format!("the vsock of this host cannot be used ({operation})"), source)
     }
 }
 
@@ -140,7 +140,7 @@ impl VsockBackend {
         used: &EventFd,
         broken: &EventFd,
     ) -> Result<ActiveBackend, DeviceError> {
-        let call = |doing| move |error| DeviceError::host(doing)(host_error(error));
+        let call = |operation| move |error| DeviceError::host(operation)(host_error(error));
         let bound = BoundBackend { device: &self.device, memory: queues[RECEIVE].memory.map() };
         bound.set_features(features).map_err(call("setting features (VHOST_SET_FEATURES)"))?;
         bound

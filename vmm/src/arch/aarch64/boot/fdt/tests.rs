@@ -71,7 +71,7 @@ fn gicv3() -> GicRanges {
 
 const MEMORY: &[(GuestAddress, Bytes)] = &[(GuestAddress(0x4000_0000), Bytes::mib(512))];
 
-/// Returns a device tree without devices, PMU, initramfs and entropy.
+/// Returns a device tree without devices, PMU, initramfs or entropy.
 fn fdt<'a>(gic: &'a GicRanges, cpus: &'a [u64], command_line: &'a str) -> Fdt<'a> {
     Fdt {
         memory: MEMORY,

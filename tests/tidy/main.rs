@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules of this repository that no compiler checks: crates and modules form no circles, no file is
+//! Rules of this repository that no compiler checks: crates and modules form no cycles, no file is
 //! too long to read, and comments and documents use the words of the field.
 
 mod modules;
@@ -79,15 +79,15 @@ fn text(path: &Path) -> String {
 const LONGEST_FILE: usize = 500;
 
 /// Returns the groups of names that reach each other.
-fn circles<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<Vec<&'a str>> {
+fn cycles<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<Vec<&'a str>> {
     let graph: DiGraphMap<&str, ()> = edges.into_iter().filter(|(a, b)| a != b).collect();
     tarjan_scc(&graph).into_iter().filter(|group| group.len() > 1).collect()
 }
 
 #[test]
-fn a_circle_is_found() {
-    assert!(circles([("a", "b"), ("b", "c")]).is_empty());
-    assert_eq!(circles([("a", "b"), ("b", "a"), ("c", "a")]), [["b", "a"]]);
+fn a_cycle_is_found() {
+    assert!(cycles([("a", "b"), ("b", "c")]).is_empty());
+    assert_eq!(cycles([("a", "b"), ("b", "a"), ("c", "a")]), [["b", "a"]]);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn crates_depend_on_each_other_one_way() {
         .iter()
         .flat_map(|(name, one)| one.uses.iter().map(|used| (name.as_str(), used.as_str())));
 
-    assert!(circles(edges).is_empty());
+    assert!(cycles(edges).is_empty());
     let uses = |user: &str, used: &str| crates[user].uses.iter().any(|name| name == used);
     for test in ["granule-pgtable-test", "granule-report", "granule-lab"] {
         assert!(!uses("granule-vmm", test), "the VMM uses {test}");
@@ -115,8 +115,8 @@ fn modules_use_each_other_one_way() {
         holders.dedup();
         for holder in holders {
             let here = edges.iter().filter(|(other, ..)| other == holder);
-            for circle in circles(here.map(|(_, user, used)| (user.as_str(), used.as_str()))) {
-                found.push(format!("{name}::{}: {}", holder.join("::"), circle.join(", ")));
+            for cycle in cycles(here.map(|(_, user, used)| (user.as_str(), used.as_str()))) {
+                found.push(format!("{name}::{}: {}", holder.join("::"), cycle.join(", ")));
             }
         }
     }
@@ -199,7 +199,7 @@ fn comments_messages_and_pages_use_the_terms_of_the_field() {
     let mut found = Vec::new();
     for path in files(&[".rs", ".md"]) {
         let name = path.display().to_string();
-        if name == "tests/house/main.rs" {
+        if name == "tests/tidy/main.rs" {
             continue;
         }
         for (number, line) in text(&path).lines().enumerate() {
