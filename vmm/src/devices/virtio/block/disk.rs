@@ -56,7 +56,8 @@ impl Disk {
         locked.map_err(|error| match error {
             TryLockError::WouldBlock => BackendError::new(
                 format!(
-                    "the disk {} is in use by another guest: stop that one, or attach the disk to both with readonly=on",
+                    "the disk {} is in use by another guest: stop that one, or attach the disk to \
+                     both with readonly=on",
                     path.display()
                 ),
                 None,
