@@ -54,7 +54,7 @@ pub fn run(args: Args) -> CommandResult {
 fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandResult {
     let (mut machine, mode) = make_machine(args)?;
     let plan = args.plan(mode, machine.region().size);
-    // After the machine: a run that cannot start leaves an existing file as it is.
+    // Created after the machine, so that a run that cannot start keeps an existing file.
     if let (None, Some(path)) = (&json, &args.output.json) {
         *json = Some(RecordWriter::create(path, runs * plan.records())?);
     }

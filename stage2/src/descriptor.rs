@@ -259,7 +259,7 @@ impl Descriptor {
     #[inline(always)]
     pub const fn next_table(self) -> Option<TableAddress> {
         let rest = self.0.wrapping_sub(VALID | TABLE_OR_PAGE);
-        // Table entries as the engine writes them take one test and no mask.
+        // Fast path: one test and no mask for table entries in the form that the engine writes.
         if rest & !ADDRESS == 0 {
             return Some(TableAddress(rest));
         }

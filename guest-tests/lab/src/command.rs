@@ -271,7 +271,7 @@ pub fn last_lines(lines: &[&str]) -> String {
     indented(&lines[lines.len().saturating_sub(TAIL_LINES)..])
 }
 
-/// Returns the lines as they are shown below an error.
+/// Formats lines for display below an error.
 pub fn indented(lines: &[&str]) -> String {
     lines.iter().map(|line| format!("    | {line}\n")).collect()
 }

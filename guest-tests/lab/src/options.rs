@@ -157,8 +157,7 @@ impl Matrix {
         }
     }
 
-    /// Returns the size of the region, or of a guest's memory; `None` stands for the default of a
-    /// job.
+    /// Returns the size of the region, or of a guest's memory; `None` selects the default of a job.
     pub(crate) fn memory(&self) -> Option<Bytes> {
         self.size.or((self.smoke && !self.guest).then_some(Bytes::mib(16)))
     }

@@ -24,9 +24,9 @@ const MIN_SHARE_PERCENT: u128 = 5;
 pub struct Difference {
     /// Name of the field.
     pub field: &'static str,
-    /// Values before; `None` stands for unknown.
+    /// Values before; `None` if unknown.
     pub before: BTreeSet<Option<String>>,
-    /// Values after; `None` stands for unknown.
+    /// Values after; `None` if unknown.
     pub after: BTreeSet<Option<String>>,
 }
 
@@ -131,7 +131,7 @@ fn backed_by(obtained: &ResidentPages) -> String {
     format!("{} pages", sizes.join(" and "))
 }
 
-/// One side. Where samples differ (by force only), the first one stands for all.
+/// One side. Where samples differ (by force only), the first one represents all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Side {
     pub label: String,

@@ -48,17 +48,17 @@ pub enum Call {
 /// The result of a [`Call`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
-    /// The call returns nothing.
+    /// Result of a call without a return value.
     Done,
-    /// Of [`Call::Load`].
+    /// Result of [`Call::Load`].
     Entry(Descriptor),
-    /// Of [`Call::CompareExchange`].
+    /// Result of [`Call::CompareExchange`].
     Exchanged(Result<(), Descriptor>),
-    /// Of [`Call::Allocate`].
+    /// Result of [`Call::Allocate`].
     Table(Option<TableAddress>),
-    /// Of [`Call::DropReferences`] and [`Call::References`].
+    /// Result of [`Call::DropReferences`] and [`Call::References`].
     Count(u32),
-    /// Of [`Call::SwitchVmid`].
+    /// Result of [`Call::SwitchVmid`].
     Vmid(Vmid),
 }
 

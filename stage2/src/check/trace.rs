@@ -148,7 +148,7 @@ grammar! {
     }
 }
 
-/// Keywords; the empty one stands for no word at the end of a line.
+/// Keywords; the empty keyword matches the end of a line.
 struct Keyword<T: 'static>(&'static [(&'static str, T)]);
 
 const DSBS: Keyword<Dsb> =

@@ -4,8 +4,8 @@
 //!
 //! *Exclusive*: a break stores zero. *Shared*: a break swaps in [`Descriptor::LOCKED`], and the
 //! entry belongs to this walker until it makes a new one. If CMOs come before the break, a valid
-//! entry is marked *break-pending* first, so that no second walker does the same CMOs; the guest
-//! goes on using it.
+//! entry is marked *break-pending* first, so that no second walker repeats the CMOs; the guest goes
+//! on using it.
 //!
 //! A contiguous run of pages, which a TLB may hold as one entry (Arm ARM D8.7.1), must agree in all
 //! but access flag and software bits (Arm ARM, "misprogramming of the Contiguous bit"; Linux:

@@ -88,8 +88,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.map_range(memcache, *r)
     }
 
-    /// Maps the request if it is for one leaf and the leaf's table exists. The address is in the
-    /// IPA space.
+    /// Maps the request if it is for a single leaf and the leaf's table exists. The address is in
+    /// the IPA space.
     #[inline(always)]
     fn map_single(
         self,
@@ -133,7 +133,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         (r.size == 1 << shift).then_some((table.entry(index), level))
     }
 
-    /// Returns the leaf of a request for one, at address 0.
+    /// Returns the leaf of a single-leaf request, at address 0.
     #[inline(always)]
     pub(super) fn leaf_for(&self, granule: Granule, r: &MapRequest) -> Descriptor {
         self.leaf(PhysAddr(0), Level::PAGE, r.attributes)

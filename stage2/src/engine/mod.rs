@@ -58,7 +58,7 @@ pub struct Features {
     pub dic: bool,
     /// FEAT_TLBIRANGE: one TLBI covers a range.
     pub tlb_range: bool,
-    /// FEAT_BBM level, 0 to 2; 3 stands for level 2 on CPUs that raise no TLB conflict aborts.
+    /// FEAT_BBM level, 0 to 2; 3 means level 2 on CPUs that raise no TLB conflict aborts.
     pub bbm: u8,
 }
 

@@ -121,7 +121,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.ops.tlbi(Tlbi::Range { ipa, size, ttl: None, scope: Scope::Broadcast });
     }
 
-    /// Issues as many TLBIs as the encoding of ranges takes.
+    /// Issues the TLBIs that together encode the range.
     #[inline(never)]
     fn tlbi_pieces(&self, ipa: Ipa, size: u64) {
         let granule = self.stage2.geometry.granule();

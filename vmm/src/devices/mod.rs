@@ -33,9 +33,11 @@ pub const REGISTER_SPACE: u64 = 0x1000;
 /// `offset` counts bytes from the first address of the device. The bus passes on accesses of 1, 2,
 /// 4 or 8 bytes that lie within the range of the device; a register may accept fewer sizes. Values
 /// are little-endian. Both functions return whether the device has handled the access: `false`
-/// reports a register that does not exist, does not accept this size, or not at this time.
+/// reports a register that does not exist, does not accept this size, or cannot be accessed at this
+/// time.
 pub trait MmioDevice: Send {
-    /// Handles a load. `data` holds zeros and stays as it is where the device has no such register.
+    /// Handles a load. `data` holds zeros and stays unchanged where the device has no such
+    /// register.
     #[must_use]
     fn read(&mut self, offset: u64, data: &mut [u8]) -> bool;
 

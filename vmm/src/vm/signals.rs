@@ -18,7 +18,7 @@ use crate::scoped_thread::{ScopedThread, borrow_event};
 /// The termination signals, and `SIGCONT`, after which the terminal must be set raw again.
 const SIGNALS: [i32; 5] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGCONT];
 
-/// The request that a signal stands for.
+/// The request that a signal carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalRequest {
     /// Terminate; the name of the signal.

@@ -109,8 +109,8 @@ impl StatsReader {
 }
 
 /// Returns [`stage2_table_bytes`] after the kernel has summed its per-CPU counters, because the
-/// tables of a small guest are below the per-CPU threshold. Without the permission to refresh, the
-/// counters are read as they are.
+/// tables of a small guest are below the per-CPU threshold. Without the permission to do so, the
+/// counters are read without a refresh.
 pub fn refreshed_stage2_table_bytes() -> Option<u64> {
     let before = stage2_table_bytes()?;
     match fs::write(STAT_REFRESH, "1") {

@@ -84,8 +84,8 @@ impl Kernel {
     }
 }
 
-/// Name of each count, and the functions that may stand for it, in order of preference: kernel
-/// versions name them differently.
+/// Name of each count, and the functions that it may count, in order of preference: kernel versions
+/// name them differently.
 const FUNCTIONS: [(&str, &[&str]); 6] = [
     ("guest_aborts", &["kvm_handle_guest_abort"]),
     ("page_lookups", &["__gfn_to_pfn_memslot", "__kvm_faultin_pfn"]),

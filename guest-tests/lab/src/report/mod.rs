@@ -100,7 +100,7 @@ impl RunInfo<'_> {
             ("emulator", of(&|_| Some(emulator.clone()))),
         ];
         body.push_str("<h2>Provenance</h2>\n");
-        body.push_str(&page::facts(&columns, &rows));
+        body.push_str(&page::properties(&columns, &rows));
         body.push_str(&page::made_by(&command_line()));
         let names = match columns.as_slice() {
             [first, rest @ ..] if !rest.is_empty() => {

@@ -62,7 +62,7 @@ impl Group<'_> {
     }
 
     /// Returns the names of counts above 0 in a phase.
-    pub fn occurring<'b>(&'b self, phase: &'b AnyPhase, counts: SelectCounts) -> BTreeSet<&'b str> {
+    pub fn nonzero_counts<'b>(&'b self, phase: &'b AnyPhase, counts: SelectCounts) -> BTreeSet<&'b str> {
         let counts = self.of_phase(phase).flat_map(counts);
         let above_0 = counts.filter(|&(_, &count)| count > 0);
         above_0.map(|(name, _)| name.as_str()).collect()
@@ -165,8 +165,8 @@ impl PhaseChange {
         let runs = both(&|sample| vec![sample.time(elapsed)]);
         let work = elapsed.then(|| change(&both(&|sample| vec![sample.ns])));
         let changes = |counts: SelectCounts, is_counter: bool| {
-            let mut names = before.occurring(phase, counts);
-            names.extend(after.occurring(phase, counts));
+            let mut names = before.nonzero_counts(phase, counts);
+            names.extend(after.nonzero_counts(phase, counts));
             let spread = |group: &Group, name: &str| {
                 // An instruction that a counted run did not execute is 0, not unknown.
                 let missing = (is_counter && group.has_counters()).then_some(0);

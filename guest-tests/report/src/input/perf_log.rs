@@ -121,7 +121,7 @@ impl Line {
     }
 }
 
-/// Reports whether a total is whole: `3 iterations took 0.000059456s. (Avg
+/// Returns whether a text is a complete total: `3 iterations took 0.000059456s. (Avg
 /// 0.000019818s/iteration)`.
 fn is_total(value: &str) -> bool {
     let parts = || {

@@ -50,7 +50,7 @@ impl Ranks {
         while start < order.len() {
             let value = values[order[start]];
             let equal = order[start..].iter().take_while(|&&at| values[at] == value);
-            // A NaN equals nothing, not even itself, and forms a group of its own.
+            // A NaN is unequal to every value, itself included, and forms a group of its own.
             let count = equal.count().max(1);
             for &at in &order[start..start + count] {
                 ranks.doubled[at] = (2 * start + count + 1) as u64;

@@ -40,8 +40,8 @@ pub(super) const COMMON_FEATURES: u64 = feature_bit(VIRTIO_F_VERSION_1)
     | feature_bit(VIRTIO_RING_F_EVENT_IDX)
     | feature_bit(VIRTIO_RING_F_INDIRECT_DESC);
 
-/// Write by which the driver notifies a queue, and the event that stands for it: the arguments of
-/// an ioeventfd. Without an ioeventfd, the write reaches [`Transport`], which signals the event.
+/// Write by which the driver notifies a queue, and the event that replaces it: the arguments of an
+/// ioeventfd. Without an ioeventfd, the write reaches [`Transport`], which signals the event.
 #[derive(Debug, Clone)]
 pub struct QueueNotifier {
     /// Offset of the register from the first address of the device; the driver writes a word.

@@ -76,23 +76,23 @@ pub(super) fn classed_table(head: &[&str], rows: &[(&str, Vec<String>)]) -> Stri
     rendered(&Table { head, rows })
 }
 
-/// Returns a table of facts with a column for each subject; a fact that all subjects share has one
-/// cell.
-pub fn facts(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> String {
-    /// Name of a fact, number of columns of a cell, and the cells.
+/// Returns a table of properties with a column for each subject; a property that all subjects share
+/// has one cell.
+pub fn properties(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> String {
+    /// Name of a property, number of columns of a cell, and the cells.
     type Row<'a> = (&'a str, usize, Vec<Option<&'a str>>);
     #[derive(Template)]
-    #[template(path = "parts.html", block = "facts")]
+    #[template(path = "parts.html", block = "properties")]
     struct Properties<'a> {
         columns: &'a [&'a str],
         rows: Vec<Row<'a>>,
     }
-    let rows = rows.iter().map(|(name, facts)| {
-        let known = facts.iter().map(|fact| fact.as_deref().filter(|fact| !fact.is_empty()));
+    let rows = rows.iter().map(|(name, properties)| {
+        let known = properties.iter().map(|property| property.as_deref().filter(|property| !property.is_empty()));
         let mut cells: Vec<Option<&str>> = known.collect();
         let is_shared = cells.iter().all(|cell| *cell == cells[0]);
         let span = if is_shared { cells.len() } else { 1 };
-        cells.truncate(facts.len() / span.max(1));
+        cells.truncate(properties.len() / span.max(1));
         (*name, span, cells)
     });
     let rows = rows.collect();
@@ -178,9 +178,9 @@ pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
         ("emulator", |side| side.emulator.clone()),
     ];
     let names: Vec<&str> = sides.iter().map(|(name, _)| *name).collect();
-    let of = |fact: fn(&Side) -> Option<String>| sides.iter().map(|(_, side)| fact(side)).collect();
-    let rows = PROPERTIES.map(|(name, fact)| (name, of(fact)));
-    facts(&names, &rows)
+    let of = |property: fn(&Side) -> Option<String>| sides.iter().map(|(_, side)| property(side)).collect();
+    let rows = PROPERTIES.map(|(name, property)| (name, of(property)));
+    properties(&names, &rows)
 }
 
 #[cfg(test)]
@@ -194,7 +194,7 @@ mod tests {
             verdict("", "<a>"),
             details("<a>", "<a>"),
             made_by("<a>"),
-            facts(&["<a>"], &[("name", vec![Some("<a>".to_owned())])]),
+            properties(&["<a>"], &[("name", vec![Some("<a>".to_owned())])]),
             table(&["<a>"], &[]),
         ];
         for part in parts {
@@ -206,7 +206,7 @@ mod tests {
     fn a_fact_that_all_share_has_one_cell() {
         let same = vec![Some("x".to_owned()), Some("x".to_owned())];
         let other = vec![Some("x".to_owned()), None];
-        let text = facts(&["one", "two"], &[("same", same), ("other", other)]);
+        let text = properties(&["one", "two"], &[("same", same), ("other", other)]);
         for expected in [
             "<th>same</th><td colspan=\"2\">x</td>",
             "<td>x</td><td><span class=\"soft\">not known</span></td>",

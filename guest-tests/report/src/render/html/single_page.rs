@@ -103,7 +103,7 @@ fn figures(group: &Group) -> Figures {
         }));
         rows.push(row);
         for kind in KINDS {
-            for name in group.occurring(phase, kind) {
+            for name in group.nonzero_counts(phase, kind) {
                 let spread = group.spread(phase, |sample| kind(sample).get(name).copied());
                 let name = format!("{}: {}", escaped(phase.name()), escaped(name));
                 counts.push(vec![name, spread_cell(Unit::Count, spread)]);

@@ -15,7 +15,7 @@ const LINE: usize = 56;
 pub struct Svg {
     body: String,
     pub height: f64,
-    /// Number of marks that stand for data.
+    /// Number of marks that represent data.
     marks: usize,
 }
 
