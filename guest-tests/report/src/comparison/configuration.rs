@@ -62,7 +62,11 @@ impl Group<'_> {
     }
 
     /// Returns the names of counts above 0 in a phase.
-    pub fn nonzero_counts<'b>(&'b self, phase: &'b AnyPhase, counts: SelectCounts) -> BTreeSet<&'b str> {
+    pub fn nonzero_counts<'b>(
+        &'b self,
+        phase: &'b AnyPhase,
+        counts: SelectCounts,
+    ) -> BTreeSet<&'b str> {
         let counts = self.of_phase(phase).flat_map(counts);
         let above_0 = counts.filter(|&(_, &count)| count > 0);
         above_0.map(|(name, _)| name.as_str()).collect()

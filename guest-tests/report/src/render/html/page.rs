@@ -88,7 +88,9 @@ pub fn properties(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> Str
         rows: Vec<Row<'a>>,
     }
     let rows = rows.iter().map(|(name, properties)| {
-        let known = properties.iter().map(|property| property.as_deref().filter(|property| !property.is_empty()));
+        let known = properties
+            .iter()
+            .map(|property| property.as_deref().filter(|property| !property.is_empty()));
         let mut cells: Vec<Option<&str>> = known.collect();
         let is_shared = cells.iter().all(|cell| *cell == cells[0]);
         let span = if is_shared { cells.len() } else { 1 };
@@ -178,7 +180,9 @@ pub(super) fn provenance(sides: &[(&str, &Side)]) -> String {
         ("emulator", |side| side.emulator.clone()),
     ];
     let names: Vec<&str> = sides.iter().map(|(name, _)| *name).collect();
-    let of = |property: fn(&Side) -> Option<String>| sides.iter().map(|(_, side)| property(side)).collect();
+    let of = |property: fn(&Side) -> Option<String>| {
+        sides.iter().map(|(_, side)| property(side)).collect()
+    };
     let rows = PROPERTIES.map(|(name, property)| (name, of(property)));
     properties(&names, &rows)
 }
