@@ -20,6 +20,9 @@ use std::{
 /// Instructions of a CPU's turn in the program.
 const WORK: u64 = 400_000;
 
+/// Prefix of the tools for arm64.
+const TOOLS: &str = if cfg!(target_arch = "aarch64") { "" } else { "aarch64-linux-gnu-" };
+
 /// Elapsed time and work, in picoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Times {
@@ -53,14 +56,14 @@ fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> Times {
     let path = |name: &str| directory.path().join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clock.S");
     success(
-        Command::new("aarch64-linux-gnu-gcc")
+        Command::new(format!("{TOOLS}gcc"))
             .args(["-nostdlib", "-static", "-Wl,-Ttext=0x40080000", "-Wl,--build-id=none"])
             .args([format!("-DSCENARIO={scenario}"), format!("-DCPUS={cpus}")])
             .args([format!("-DWORK={WORK}"), "-o".to_owned()])
             .args([path("program.elf"), source]),
     );
     success(
-        Command::new("aarch64-linux-gnu-objcopy")
+        Command::new(format!("{TOOLS}objcopy"))
             .args(["-O", "binary"])
             .args([path("program.elf"), path("program")]),
     );
