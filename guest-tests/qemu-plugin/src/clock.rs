@@ -102,7 +102,7 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// Returns whether the CPU can run. CPUs share the key 0 until the kernel has set theirs.
+    /// Returns whether the CPU can run. CPUs share the key 0 until the kernel has set one for each.
     fn can_run(&self) -> bool {
         !self.may_halt && self.key != CpuKey(0)
     }

@@ -30,7 +30,7 @@ struct Times {
     work: u64,
 }
 
-/// How the turns of the program's CPUs relate: `SCENARIO`.
+/// Values of the program's `SCENARIO`: the relation between the turns of its CPUs.
 const ALL_AT_ONCE: u32 = 0;
 const SPIN_BY_WFE: u32 = 1;
 const SPIN_BY_YIELD: u32 = 2;

@@ -64,7 +64,8 @@ pub struct Job {
     pub seed: u64,
     /// The test is foreign: it executes no marks, so PID 1 executes them around it.
     pub foreign: bool,
-    /// All CPUs are online; otherwise every other one is offline (see [`crate::host::emulator`]).
+    /// `true` if all CPUs are online, `false` if every other one is offline (see
+    /// [`crate::host::emulator`]).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub all_cpus: bool,
     /// Script on the console of the test. Without it, the test has no standard input.
