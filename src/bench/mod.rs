@@ -110,10 +110,10 @@ struct WrongEngine(&'static str, &'static str);
 /// Error returned for a wrong combination of `--clock` and `--cpu`.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum WrongClock {
-    /// Costs for the real clock.
+    /// The real clock has a cost table.
     #[error("--cpu requires --clock virtual; omit it, or add that")]
     CpuInRealTime,
-    /// No costs for the virtual clock.
+    /// The virtual clock has no cost table.
     #[error("--clock virtual requires a cost table; add --cpu kunpeng920")]
     NoCpu,
 }

@@ -32,7 +32,7 @@ impl Granule {
         self as u32
     }
 
-    /// Returns the bytes of a page.
+    /// Returns the size of a page in bytes.
     pub const fn size(self) -> u64 {
         1 << self.shift()
     }
@@ -47,8 +47,8 @@ impl Granule {
         1 << self.level_bits()
     }
 
-    /// Returns the bytes of the largest leaf: a block of level 1 with 4K, of level 2 with 16K and
-    /// 64K.
+    /// Returns the size of the largest leaf in bytes: a block of level 1 with 4K, of level 2 with
+    /// 16K and 64K.
     pub const fn largest_leaf(self) -> u64 {
         let levels = match self {
             Self::K4 => 2,
@@ -104,7 +104,7 @@ impl Level {
         granule.shift() + (3 - self.0 as u32) * granule.level_bits()
     }
 
-    /// Returns the bytes that one entry spans.
+    /// Returns the number of bytes that one entry spans.
     pub const fn span(self, granule: Granule) -> u64 {
         1 << self.shift(granule)
     }
@@ -214,7 +214,7 @@ impl Geometry {
         self.ipa_bits
     }
 
-    /// Returns the bytes of the IPA space.
+    /// Returns the size of the IPA space in bytes.
     pub const fn size(&self) -> u64 {
         self.size
     }
@@ -242,7 +242,7 @@ impl Geometry {
         if level.0 == self.start.0 { index } else { index & (self.granule.entries() - 1) }
     }
 
-    /// Returns the bytes that an entry of this level spans.
+    /// Returns the number of bytes that an entry of this level spans.
     pub const fn span(&self, level: Level) -> u64 {
         level.span(self.granule)
     }

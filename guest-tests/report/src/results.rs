@@ -32,7 +32,7 @@ use granule_types::{
     units::counted,
 };
 
-/// Error returned when a file is not a whole input, or cannot be read or written: file, line and
+/// Error returned when a file is not a complete input, or cannot be read or written: file, line and
 /// remedy.
 #[derive(Debug)]
 pub struct FileError {
@@ -83,7 +83,7 @@ impl Error for FileError {
 /// Reads every record of a results file.
 ///
 /// # Errors
-/// A line is not a whole record of [`SCHEMA`], lines are missing, or there is no line.
+/// A line is not a complete record of [`SCHEMA`], lines are missing, or there is no line.
 pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
     let mut records = Vec::new();
     let mut before = None;

@@ -71,7 +71,7 @@ fn with_size<A: Copy + Sub<Output = u64>>(range: Range<A>) -> (A, u64) {
     (range.start, range.end - range.start)
 }
 
-/// The set that a pending operation clears.
+/// Set that a pending operation clears.
 #[derive(Debug, Clone, Copy)]
 enum Clears {
     Dirty,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Target `fdt`: device trees of VMs within and beyond the options of the command line, parsed by the
-//! rules of the Devicetree Specification 0.4, chapter 5. The writer refuses a tree with an error, or
-//! the tree is well formed and has a node with the same numbers for each of its inputs.
+//! Target `fdt`: device trees of VMs within and beyond the options of the command line, parsed by
+//! the rules of the Devicetree Specification 0.4, chapter 5. The writer refuses a tree with an
+//! error, or the tree is well formed and has a node with the same numbers for each of its inputs.
 
 use std::ops::Range;
 

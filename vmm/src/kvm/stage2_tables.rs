@@ -11,7 +11,8 @@
 
 use std::{collections::BTreeMap, fs, os::fd::AsRawFd, path::Path};
 
-/// Returns the bytes of the stage-2 tables of all guests of this host, if the kernel counts them.
+/// Returns the size of the stage-2 tables of all guests of this host in bytes, if the kernel counts
+/// them.
 #[must_use]
 pub fn stage2_table_bytes() -> Option<u64> {
     parse_kib(&fs::read_to_string("/proc/meminfo").ok()?, "SecPageTables:")

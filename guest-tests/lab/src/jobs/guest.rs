@@ -75,7 +75,7 @@ impl Guest {
         }
     }
 
-    /// Returns the script on the guest's console. Sent lines are echoed, so none may contain the
+    /// Returns the script for the guest's console. Sent lines are echoed, so none may contain the
     /// text that is expected next.
     pub fn script(&self) -> Vec<Exchange> {
         let works = guest_init::CHECKS_PASSED;

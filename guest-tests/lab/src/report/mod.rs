@@ -101,7 +101,7 @@ impl RunInfo<'_> {
         ];
         body.push_str("<h2>Provenance</h2>\n");
         body.push_str(&page::properties(&columns, &rows));
-        body.push_str(&page::made_by(&command_line()));
+        body.push_str(&page::command_section(&command_line()));
         let names = match columns.as_slice() {
             [first, rest @ ..] if !rest.is_empty() => {
                 format!("{} against {first}", rest.join(", "))

@@ -17,8 +17,9 @@
 //!
 //! Afterwards source and destination must be equal; a page differs if it was written after its last
 //! copy and no later bitmap contained it. The source must also hold what the vCPUs wrote: the host
-//! repeats their [`RandomWalk`]s, so it knows the last write of each vCPU to each page, and also how many pages the bitmaps contained that no vCPU wrote
-//! (`pages_logged_in_vain` in the record of the stop).
+//! repeats their [`RandomWalk`]s, so it knows the last write of each vCPU to each page, and also
+//! how many pages the bitmaps contained that no vCPU wrote (`pages_logged_in_vain` in the record of
+//! the stop).
 
 use std::{thread, time::Duration};
 

@@ -60,7 +60,7 @@ pub fn json() -> FileError {
     )
 }
 
-/// Returns the error of a run without the line of these words.
+/// Returns the error of a run that lacks the line with these words.
 pub fn incomplete(missing: &str) -> FileError {
     FileError::new(format!(
         "the run that begins here has no '{}': it is cut off; run the test again, or delete the \

@@ -152,8 +152,8 @@ pub fn estimate(tested: &TestedRow) -> Option<String> {
     Some(format!("{} ({})", number::factor(ratio), number::interval(ends)))
 }
 
-/// Returns the rows of a phase: its time, its work, then its counts. Kernel events and functions come before
-/// instructions, whose names begin with a capital letter.
+/// Returns the rows of a phase: its time, its work, then its counts. Kernel events and functions
+/// come before instructions, whose names begin with a capital letter.
 pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<Row<'a>> {
     let row = |metric: &'a str, change: &'a Change| Row {
         metric,

@@ -2,9 +2,10 @@
 //! The software machine in virtual time: a discrete-event simulation of the stage-2 engine on a
 //! machine with one CPU for each vCPU.
 //!
-//! Every vCPU is a process with its own clock (`virtual_time`). It waits for the lock and
-//! for entries that other vCPUs hold, and each event takes the time that a table of [`cost`]s states. Resources that one CPU at a time can use are in `state`; the host's memory management is
-//! in `host_faults`. Memory holds written words only, so 20G need memory for their tables alone.
+//! Every vCPU is a process with its own clock (`virtual_time`). It waits for the lock and for
+//! entries that other vCPUs hold, and each event takes the time that a table of [`cost`]s states.
+//! Resources that one CPU at a time can use are in `state`; the host's memory management is in
+//! `host_faults`. Memory holds written words only, so 20G need memory for their tables alone.
 //!
 //! Results repeat to the byte: the simulation has one thread, integer time, and no randomness
 //! except the seed. Records name `simulation` as their engine and the cost table with its digest as

@@ -111,7 +111,7 @@ pub fn details(summary: &str, text: &str) -> String {
 }
 
 /// Returns the command that made the page.
-pub fn made_by(command: &str) -> String {
+pub fn command_section(command: &str) -> String {
     format!("<p>Command:</p>\n<pre>{}</pre>\n", escaped(command))
 }
 
@@ -197,7 +197,7 @@ mod tests {
             page("<a>", ""),
             verdict("", "<a>"),
             details("<a>", "<a>"),
-            made_by("<a>"),
+            command_section("<a>"),
             properties(&["<a>"], &[("name", vec![Some("<a>".to_owned())])]),
             table(&["<a>"], &[]),
         ];
