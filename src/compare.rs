@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use granule_report::{Comparison, Options, Verdict, command_line, input, render};
 use granule_types::units::percentage;
 
-use super::{CommandResult, Outcome};
+use super::{CommandOutcome, CommandResult};
 
 /// Options of `granule compare`.
 #[derive(Debug, clap::Args)]
@@ -88,7 +88,7 @@ pub fn run(args: Args) -> CommandResult {
         // `git bisect run` takes 2 for a bad commit.
         Err(error) if bisect => {
             super::report(error.as_ref());
-            Ok(Outcome::Abort)
+            Ok(CommandOutcome::Abort)
         }
         judged => judged,
     }
@@ -142,11 +142,11 @@ fn judge(args: Args) -> CommandResult {
         }
     }
     Ok(if comparison.count(Verdict::Regression) > 0 {
-        Outcome::Failed
+        CommandOutcome::Failed
     } else if args.bisect && comparison.count(Verdict::Inconclusive) > 0 {
-        Outcome::Inconclusive
+        CommandOutcome::Inconclusive
     } else {
-        Outcome::Done
+        CommandOutcome::Done
     })
 }
 

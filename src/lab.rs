@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::ArgGroup;
 use granule_lab::{self as lab, HostPackages, Locations, Options, RunStatus, version};
 
-use super::{CommandResult, Outcome};
+use super::{CommandOutcome, CommandResult};
 
 /// Options of `granule lab`.
 #[derive(Debug, clap::Args)]
@@ -80,5 +80,5 @@ pub fn run(args: Args) -> CommandResult {
             true
         }
     };
-    Ok(if passed { Outcome::Done } else { Outcome::Failed })
+    Ok(if passed { CommandOutcome::Done } else { CommandOutcome::Failed })
 }

@@ -38,7 +38,7 @@ enum Command {
 
 /// Outcome of a subcommand, and so the exit code of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// The command is done: 0.
     Done,
     /// A test failed or a regression was found: 1.
@@ -50,7 +50,7 @@ pub enum Outcome {
 }
 
 /// Result of a subcommand: its outcome, or the error that ends the process with exit code 2.
-pub type CommandResult = Result<Outcome, Box<dyn Error>>;
+pub type CommandResult = Result<CommandOutcome, Box<dyn Error>>;
 
 fn main() -> ExitCode {
     // The lab's emulated host starts this program as its init.
@@ -78,10 +78,10 @@ fn main() -> ExitCode {
         Command::Man(args) => write_man_pages(&args),
     };
     match result {
-        Ok(Outcome::Done) => ExitCode::SUCCESS,
-        Ok(Outcome::Failed) => ExitCode::from(1),
-        Ok(Outcome::Inconclusive) => ExitCode::from(125),
-        Ok(Outcome::Abort) => ExitCode::from(128),
+        Ok(CommandOutcome::Done) => ExitCode::SUCCESS,
+        Ok(CommandOutcome::Failed) => ExitCode::from(1),
+        Ok(CommandOutcome::Inconclusive) => ExitCode::from(125),
+        Ok(CommandOutcome::Abort) => ExitCode::from(128),
         Err(error) => {
             report(error.as_ref());
             ExitCode::from(2)
@@ -117,7 +117,7 @@ struct ManArgs {
 /// Prints completions on standard output.
 fn print_completions(args: &CompletionsArgs) -> CommandResult {
     clap_complete::generate(args.shell, &mut Cli::command(), "granule", &mut io::stdout());
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Writes a man page for the command and each subcommand.
@@ -126,7 +126,7 @@ fn write_man_pages(args: &ManArgs) -> CommandResult {
     fs::create_dir_all(&args.folder)
         .and_then(|()| clap_mangen::generate_to(pages, &args.folder))
         .map_err(|error| format!("cannot write man pages to {}: {error}", args.folder.display()))?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 #[cfg(test)]

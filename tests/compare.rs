@@ -43,15 +43,15 @@ impl Inputs {
 }
 
 /// Exit code, standard output and standard error.
-type Outcome = (Option<i32>, String, String);
+type ProgramOutput = (Option<i32>, String, String);
 
-fn granule(arguments: &[&str]) -> Outcome {
+fn granule(arguments: &[&str]) -> ProgramOutput {
     let output = Command::new(env!("CARGO_BIN_EXE_granule")).args(arguments).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-fn compare(arguments: &[&str]) -> Outcome {
+fn compare(arguments: &[&str]) -> ProgramOutput {
     granule(&[&["compare"], arguments].concat())
 }
 

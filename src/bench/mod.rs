@@ -18,7 +18,7 @@ use std::{
 
 use granule_pgtable_test::{
     config::Migration,
-    harness::{self, HarnessError, Plan},
+    harness::{self, HarnessError, RunPlan},
     log_lines::LogLines,
     machine::Machine,
     pgtable_vm::{KvmConfig, KvmMachine},
@@ -30,7 +30,7 @@ use granule_pgtable_test::{
 use granule_report::results::RecordWriter;
 use granule_types::{guest_mode::GuestMode, units::Bytes};
 
-use super::{CommandResult, Outcome, report};
+use super::{CommandOutcome, CommandResult, report};
 pub use args::Args;
 use values::{Clock, DirtyLog, Engine, GuestMapping, Switch};
 
@@ -43,11 +43,11 @@ pub fn run(args: Args) -> CommandResult {
     let mut json = None;
     let points = args.points();
     for point in &points {
-        if run_one(point, points.len() as u64, &mut json)? == Outcome::Failed {
-            return Ok(Outcome::Failed);
+        if run_one(point, points.len() as u64, &mut json)? == CommandOutcome::Failed {
+            return Ok(CommandOutcome::Failed);
         }
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Runs the test once, as one of `runs`; the first run whose machine can be made creates `json`.
@@ -65,17 +65,17 @@ fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandRe
     let mut lines = LogLines::new(to, plan.config.clone(), plan.iterations);
     let result = harness::run(machine.as_mut(), &plan, &mut |progress| {
         lines.print(&progress)?;
-        if let (harness::Progress::Phase(record), Some(json)) = (&progress, json.as_mut()) {
+        if let (harness::RunEvent::Phase(record), Some(json)) = (&progress, json.as_mut()) {
             json.write(record)?;
         }
         Ok(())
     });
     match result {
-        Ok(()) => Ok(Outcome::Done),
+        Ok(()) => Ok(CommandOutcome::Done),
         Err(error @ (HarnessError::Start(_) | HarnessError::Observer(_))) => Err(error.into()),
         Err(error) => {
             report(&error);
-            Ok(Outcome::Failed)
+            Ok(CommandOutcome::Failed)
         }
     }
 }
@@ -121,9 +121,9 @@ enum WrongClock {
 /// The machine and the plan that the options describe.
 impl Args {
     /// Returns the plan of a run with this guest mode and size of the region.
-    fn plan(&self, mode: GuestMode, memory: Bytes) -> Plan {
+    fn plan(&self, mode: GuestMode, memory: Bytes) -> RunPlan {
         let workload = &self.workload;
-        let mut plan = Plan {
+        let mut plan = RunPlan {
             iterations: workload.iterations.get(),
             phases: self.selected_phases().unwrap_or_else(|_| workload.phases.clone()),
             migration: workload.migrate.map(|rounds| Migration {
@@ -132,7 +132,7 @@ impl Args {
             }),
             deadline: Duration::from_secs(workload.deadline.get().into()),
             accept_fallback: self.host.accept_fallback,
-            ..Plan::new(mode.to_string(), workload.backing, memory, self.vcpus())
+            ..RunPlan::new(mode.to_string(), workload.backing, memory, self.vcpus())
         };
         plan.config.seed = workload.seed;
         // The software machine in real time always populates its memory.

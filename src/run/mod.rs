@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use granule_types::units::{Bytes, size_above_zero};
 
 use super::{
-    CommandResult, Outcome,
+    CommandOutcome, CommandResult,
     bench::values::{DirtyLog, Switch},
 };
 use granule_vmm::vm::{
@@ -144,14 +144,14 @@ pub fn run(args: Args) -> CommandResult {
         sandbox: args.sandbox == Switch::On,
     };
     Ok(match run::run(&vm_config(args), &options)? {
-        VmOutcome::PowerOff | VmOutcome::Reset => Outcome::Done,
+        VmOutcome::PowerOff | VmOutcome::Reset => CommandOutcome::Done,
         VmOutcome::Stopped(by) => {
             eprintln!("granule: stopped by {by}");
-            Outcome::Done
+            CommandOutcome::Done
         }
         VmOutcome::Failed(reason) => {
             eprintln!("granule: {reason}");
-            Outcome::Failed
+            CommandOutcome::Failed
         }
     })
 }

@@ -94,7 +94,7 @@ impl<R: RawRwLock> fmt::Debug for Mmu<R> {
 }
 
 /// Request of a fault, made before the lock is taken.
-struct Plan {
+struct FaultRequest {
     fault: Fault,
     /// Invalidation sequence before the page lookup.
     sequence: u64,
@@ -194,9 +194,9 @@ impl<R: RawRwLock> Mmu<R> {
         ops: &O,
         host: &H,
         memcache: &mut Memcache,
-        plan: &Plan,
+        plan: &FaultRequest,
     ) -> Result<(), MapError> {
-        let Plan { fault, request, .. } = plan;
+        let FaultRequest { fault, request, .. } = plan;
         if plan.shared {
             let done = self.shared(ops, |table| {
                 plan.prepare(ops, host, table)?;
@@ -226,7 +226,7 @@ impl<R: RawRwLock> Mmu<R> {
     }
 
     /// Returns whether the policy tops the memcache up for a fault.
-    fn may_need_tables(&self, plan: &Plan, logging: bool) -> bool {
+    fn may_need_tables(&self, plan: &FaultRequest, logging: bool) -> bool {
         let fault = &plan.fault;
         match self.policy.top_up {
             TopUp::Always => {
@@ -237,7 +237,7 @@ impl<R: RawRwLock> Mmu<R> {
         }
     }
 
-    fn plan(&self, fault: Fault, sequence: u64, page: &Page, logging: bool) -> Plan {
+    fn plan(&self, fault: Fault, sequence: u64, page: &Page, logging: bool) -> FaultRequest {
         let size = if logging {
             self.geometry.granule().size()
         } else {
@@ -253,7 +253,7 @@ impl<R: RawRwLock> Mmu<R> {
         };
         let relax =
             fault.status == FaultStatus::Permission && self.geometry.span(fault.level) == size;
-        Plan {
+        FaultRequest {
             fault,
             sequence,
             request: MapRequest::new(ipa, page.phys + (ipa - page.ipa), size, attributes),
@@ -267,7 +267,7 @@ impl<R: RawRwLock> Mmu<R> {
     }
 }
 
-impl Plan {
+impl FaultRequest {
     /// Checks under the lock that the page lookup still holds, and does the CMOs that the policy
     /// has in the fault path.
     fn prepare<O: Operations, H: Host>(

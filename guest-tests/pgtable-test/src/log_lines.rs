@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 
-use crate::{harness::Progress, machine::Region};
+use crate::{harness::RunEvent, machine::Region};
 use granule_types::record::{Record, RunConfig};
 
 /// Printer of the lines of a run.
@@ -26,15 +26,15 @@ impl<W: Write> LogLines<W> {
     ///
     /// # Errors
     /// Writing fails.
-    pub fn print(&mut self, progress: &Progress<'_>) -> io::Result<()> {
+    pub fn print(&mut self, progress: &RunEvent<'_>) -> io::Result<()> {
         match progress {
-            Progress::Ready(region) => self.head(region)?,
-            Progress::Started => writeln!(self.to, "Started all vCPUs successfully")?,
-            Progress::Iteration(index) if self.iterations > 1 => {
+            RunEvent::Ready(region) => self.head(region)?,
+            RunEvent::Started => writeln!(self.to, "Started all vCPUs successfully")?,
+            RunEvent::Iteration(index) if self.iterations > 1 => {
                 writeln!(self.to, "granule: iteration {} of {}", index + 1, self.iterations)?;
             }
-            Progress::Iteration(_) => {}
-            Progress::Phase(record) => self.phase(record)?,
+            RunEvent::Iteration(_) => {}
+            RunEvent::Phase(record) => self.phase(record)?,
         }
         self.to.flush()
     }
@@ -76,7 +76,7 @@ impl<W: Write> LogLines<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::Plan;
+    use crate::harness::RunPlan;
     use granule_types::{
         backing::Backing,
         phase::Phase,
@@ -87,7 +87,7 @@ mod tests {
     fn config() -> RunConfig {
         let backing = Backing::AnonymousHugetlb(Some(Bytes::mib(2)));
         let mode = "PA-bits:48,  VA-bits:48,  4K pages".to_owned();
-        Plan::new(mode, backing, Bytes::mib(64), 16).config
+        RunPlan::new(mode, backing, Bytes::mib(64), 16).config
     }
 
     fn record(phase: Phase) -> Record {
@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    fn printed(iterations: u32, events: &[Progress<'_>]) -> String {
+    fn printed(iterations: u32, events: &[RunEvent<'_>]) -> String {
         let mut lines = LogLines::new(Vec::new(), config(), iterations);
         for event in events {
             lines.print(event).unwrap();
@@ -129,11 +129,11 @@ mod tests {
         let text = printed(
             1,
             &[
-                Progress::Ready(&region),
-                Progress::Started,
-                Progress::Iteration(0),
-                Progress::Phase(&record(Phase::Create)),
-                Progress::Phase(&record(Phase::Rebuild)),
+                RunEvent::Ready(&region),
+                RunEvent::Started,
+                RunEvent::Iteration(0),
+                RunEvent::Phase(&record(Phase::Create)),
+                RunEvent::Phase(&record(Phase::Rebuild)),
             ],
         );
 
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn other_lines_do_not_look_like_the_kernels() {
-        let text = printed(2, &[Progress::Iteration(1), Progress::Phase(&record(Phase::Unmap))]);
+        let text = printed(2, &[RunEvent::Iteration(1), RunEvent::Phase(&record(Phase::Unmap))]);
 
         assert_eq!(text, "granule: iteration 2 of 2\ngranule: unmap took 0.042188640s\n\n");
     }

@@ -8,7 +8,7 @@ use std::{error::Error as _, sync::mpsc, thread, time::Duration};
 
 use granule_pgtable_test::{
     config::Migration,
-    harness::{self, Plan, Progress},
+    harness::{self, RunEvent, RunPlan},
     machine::{Machine, Vcpu},
     pgtable_vm::{KvmConfig, KvmMachine},
     task::{Access, Task},
@@ -254,17 +254,17 @@ fn a_migration_loses_no_write_in_any_mode() {
         let vcpus = 3;
         let mut machine = made(KvmConfig { dirty, ..small(vcpus) });
         let mode = machine.mode().to_string();
-        let mut plan = Plan {
+        let mut plan = RunPlan {
             iterations: 2,
             migration: Some(Migration { rounds: 6, round_time: Duration::from_millis(20) }),
-            ..Plan::new(mode, Backing::Anonymous, SIZE, vcpus)
+            ..RunPlan::new(mode, Backing::Anonymous, SIZE, vcpus)
         };
         plan.config.seed = 7;
         let mut rounds: Vec<Record> = Vec::new();
 
         // The harness compares source and destination with each other and with the vCPUs' writes.
         let result = harness::run(&mut machine, &plan, &mut |progress| {
-            if let Progress::Phase(record) = progress
+            if let RunEvent::Phase(record) = progress
                 && record.phase == Phase::Round
             {
                 rounds.push(record.clone());

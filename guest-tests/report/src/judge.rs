@@ -128,7 +128,7 @@ impl TestedRow {
 
 /// Figures of one row, in the order of runs.
 #[derive(Debug, Clone)]
-pub(crate) struct Row {
+pub(crate) struct RowFigures {
     pub before: Vec<f64>,
     pub after: Vec<f64>,
     /// Relation between the runs of both sides.
@@ -139,7 +139,7 @@ pub(crate) struct Row {
     pub time: bool,
 }
 
-impl Row {
+impl RowFigures {
     fn is_testable(&self) -> bool {
         self.before.len() >= 2 && self.after.len() >= 2 && (self.time || !self.emulated)
     }
@@ -234,7 +234,7 @@ fn logarithms(figures: &[f64]) -> Vec<f64> {
 }
 
 /// Tests and judges every row of a table; a ratio beyond 1 + `effect` is a regression.
-pub(crate) fn judge(rows: &[Row], effect: f64) -> Vec<(Option<TestedRow>, Verdict)> {
+pub(crate) fn judge(rows: &[RowFigures], effect: f64) -> Vec<(Option<TestedRow>, Verdict)> {
     let family = rows.iter().filter(|row| row.is_testable()).count();
     let mut tested: Vec<Option<TestedRow>> = rows.iter().map(|row| row.test(family)).collect();
     let p: Vec<f64> = tested.iter().flatten().map(|tested| tested.p).collect();
@@ -265,8 +265,8 @@ mod tests {
     use super::*;
     use crate::stats::tests::Normal;
 
-    fn row(before: &[f64], after: &[f64]) -> Row {
-        Row {
+    fn row(before: &[f64], after: &[f64]) -> RowFigures {
+        RowFigures {
             before: before.to_vec(),
             after: after.to_vec(),
             design: Design::Independent,
@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    fn verdict(row: Row, effect: f64) -> Verdict {
+    fn verdict(row: RowFigures, effect: f64) -> Verdict {
         judge(&[row], effect)[0].1
     }
 
@@ -301,8 +301,10 @@ mod tests {
 
     #[test]
     fn emulated_figures_are_exact() {
-        let time = |before: &[f64], after: &[f64]| Row { emulated: true, ..row(before, after) };
-        let count = |before: &[f64], after: &[f64]| Row { time: false, ..time(before, after) };
+        let time =
+            |before: &[f64], after: &[f64]| RowFigures { emulated: true, ..row(before, after) };
+        let count =
+            |before: &[f64], after: &[f64]| RowFigures { time: false, ..time(before, after) };
         for (row, effect, expected) in [
             (time(&[1e6], &[1.1e6]), 0.03, Verdict::Inconclusive),
             (time(&[1e6; 2], &[1.1e6; 2]), 0.03, Verdict::Regression),
@@ -329,7 +331,7 @@ mod tests {
     fn pairing_shows_a_difference_smaller_than_the_spread() {
         let before: Vec<f64> = (0..12).map(|at| 1e6 * f64::from(1 << at)).collect();
         let after: Vec<f64> = runs(4, 12, 1.1).iter().zip(&before).map(|(a, b)| a * b).collect();
-        let paired = Row { design: Design::Paired, ..row(&before, &after) };
+        let paired = RowFigures { design: Design::Paired, ..row(&before, &after) };
         assert_eq!(verdict(paired, 0.03), Verdict::Regression);
         assert_eq!(verdict(row(&before, &after), 0.03), Verdict::Inconclusive);
     }
@@ -341,13 +343,13 @@ mod tests {
     }
 
     /// Draws a table without a difference.
-    fn table(normal: &mut Normal, rows: i32, runs: usize, emulated: bool) -> Vec<Row> {
+    fn table(normal: &mut Normal, rows: i32, runs: usize, emulated: bool) -> Vec<RowFigures> {
         (0..rows)
             .map(|at| {
                 let centre = 1e6 * f64::from(1 + at * at);
                 let before = normal.sample(runs, centre, 0.02);
                 let after = normal.sample(runs, centre, 0.02);
-                Row { emulated, ..row(&before, &after) }
+                RowFigures { emulated, ..row(&before, &after) }
             })
             .collect()
     }

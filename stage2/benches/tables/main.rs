@@ -285,12 +285,12 @@ type BlockOperation<T> = fn(&mut T, &mut <T as Table>::ThreadState, u64);
 
 /// A benchmark of two threads: group, count, preparation, tables that an operation needs,
 /// operation.
-type Row<T> = (&'static str, u64, TableStep<T>, usize, BlockOperation<T>);
+type BenchmarkRow<T> = (&'static str, u64, TableStep<T>, usize, BlockOperation<T>);
 
 /// Benchmarks of two threads that lock one table in turns, block by block. Pages for tables are
 /// taken before the table is locked.
 fn in_turns<T: Table>(c: &mut Criterion) {
-    let mut rows: Vec<Row<T>> = vec![
+    let mut rows: Vec<BenchmarkRow<T>> = vec![
         ("range map, per 4K", PAGES, nothing, 2, |t, state, ipa| t.map(state, ipa, BLOCK, false)),
         ("protect, per 4K", PAGES, by_pages, 0, |t, _, ipa| t.protect(ipa, BLOCK)),
         ("unmap of 1G, per 4K", PAGES, by_pages, 0, |t, _, ipa| t.unmap(ipa, BLOCK)),

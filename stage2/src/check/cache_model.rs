@@ -73,7 +73,7 @@ fn with_size<A: Copy + Sub<Output = u64>>(range: Range<A>) -> (A, u64) {
 
 /// Set that a pending operation clears.
 #[derive(Debug, Clone, Copy)]
-enum Clears {
+enum ClearedSet {
     Dirty,
     /// Memory that a guest could reach and can no longer.
     Touched,
@@ -91,7 +91,7 @@ pub(super) struct CacheModel {
     /// Mapped and executable: the guest maintains the I-cache there.
     executable: Ranges<PhysAddr>,
     /// Effects of maintenance that a CPU has issued and not completed.
-    pending: Vec<Vec<(Clears, PhysAddr, u64)>>,
+    pending: Vec<Vec<(ClearedSet, PhysAddr, u64)>>,
     /// For each CPU, true if it has issued maintenance, even without effect, and not completed it.
     issued: Vec<bool>,
 }
@@ -151,12 +151,12 @@ impl CacheModel {
         is_reachable: impl Fn(PhysAddr, u64) -> bool,
     ) -> bool {
         self.issued[cpu] = true;
-        self.pending[cpu].push((Clears::Dirty, phys, size));
+        self.pending[cpu].push((ClearedSet::Dirty, phys, size));
         let mut effect = self.dirty(phys, size).is_some();
         for (at, len) in self.touched.overlaps(phys, size) {
             let unmapped = self.mapped.gaps(at, len).into_iter();
             for (at, len) in unmapped.filter(|(at, len)| !is_reachable(*at, *len)) {
-                self.pending[cpu].push((Clears::Touched, at, len));
+                self.pending[cpu].push((ClearedSet::Touched, at, len));
                 effect = true;
             }
         }
@@ -176,7 +176,7 @@ impl CacheModel {
         for (at, len) in self.stale.overlaps(phys, size) {
             let clean = if is_coherent { vec![(at, len)] } else { self.dirty.gaps(at, len) };
             effect |= !clean.is_empty();
-            let pending = clean.into_iter().map(|(at, len)| (Clears::Stale, at, len));
+            let pending = clean.into_iter().map(|(at, len)| (ClearedSet::Stale, at, len));
             self.pending[cpu].extend(pending);
         }
         self.issued[cpu] |= effect;
@@ -189,9 +189,9 @@ impl CacheModel {
         self.issued[cpu] = false;
         for (clears, at, size) in core::mem::take(&mut self.pending[cpu]) {
             let set = match clears {
-                Clears::Dirty => &mut self.dirty,
-                Clears::Touched => &mut self.touched,
-                Clears::Stale => &mut self.stale,
+                ClearedSet::Dirty => &mut self.dirty,
+                ClearedSet::Touched => &mut self.touched,
+                ClearedSet::Stale => &mut self.stale,
             };
             effect |= set.first_in(at, size).is_some();
             set.remove(at, size);

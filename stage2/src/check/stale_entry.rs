@@ -63,7 +63,7 @@ impl IssuedInvalidations {
 
 /// The progress of the invalidation on one CPU.
 #[derive(Debug, Clone, Copy)]
-struct Progress {
+struct InvalidationProgress {
     held: HeldEntries,
     /// Invalidations of stage 2 under way.
     stage2: IssuedInvalidations,
@@ -71,7 +71,7 @@ struct Progress {
     last: IssuedInvalidations,
 }
 
-impl Progress {
+impl InvalidationProgress {
     /// Notes that an invalidation covers the entry; returns whether it has an effect.
     fn issue(&mut self, cpu: usize, kind: Tlbi, is_broadcast: bool) -> bool {
         match (kind, self.held) {
@@ -144,7 +144,7 @@ pub(super) struct StaleEntry {
     /// observes the change then.
     observed_by: u64,
     observed_by_all: bool,
-    progress: Vec<Progress>,
+    progress: Vec<InvalidationProgress>,
 }
 
 /// The effect of an event on what CPUs may hold or observe.
@@ -174,7 +174,7 @@ pub(super) enum Coverage {
 
 impl StaleEntry {
     pub(super) fn new(entry: ChangedEntry, since: u64, by: usize, cpus: usize) -> Self {
-        let held = Progress {
+        let held = InvalidationProgress {
             held: HeldEntries::Both,
             stage2: IssuedInvalidations::default(),
             last: IssuedInvalidations::default(),

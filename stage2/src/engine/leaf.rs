@@ -31,7 +31,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         split: SplitState,
         memcache: &mut Memcache,
     ) -> Result<(), MapError> {
-        let old = self.load_settled(slot)?;
+        let old = self.load_unlocked(slot)?;
         match old.kind(slot.level) {
             EntryKind::Table(child) => self.coalesce(slot, old, child, new, memcache),
             EntryKind::Leaf(_) if split.filled && old == new => Ok(()),

@@ -299,7 +299,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         was_locked: bool,
         c: &mut Cursor<'_>,
     ) -> Result<TableAddress, MapError> {
-        let old = self.load_settled(slot)?;
+        let old = self.load_unlocked(slot)?;
         match old.kind(slot.level) {
             EntryKind::Table(child) => Ok(child),
             EntryKind::Leaf(_) if was_locked && self.serves(slot, old, c) => Err(MapError::Again),

@@ -230,7 +230,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     /// # Errors
     /// [`MapError::Again`] if it stays locked.
     #[inline]
-    pub(super) fn load_settled(&self, slot: &Slot) -> Result<Descriptor, MapError> {
+    pub(super) fn load_unlocked(&self, slot: &Slot) -> Result<Descriptor, MapError> {
         let entry = self.ops.load(slot.entry);
         if entry.is_locked() { self.wait_for(slot) } else { Ok(entry) }
     }

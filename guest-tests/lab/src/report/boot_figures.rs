@@ -22,7 +22,7 @@ use crate::{
 
 /// Statistics of `granule run --stats`, as far as the report uses them.
 #[derive(Debug, Deserialize)]
-pub struct Statistics {
+pub struct BootStatistics {
     ended: String,
     #[serde(default)]
     marks: Vec<(u8, u64)>,
@@ -53,10 +53,10 @@ pub struct BootFigures {
 }
 
 /// A heading, and the format of its figures.
-type Column = (&'static str, fn(u64) -> String);
+type BootColumn = (&'static str, fn(u64) -> String);
 
 /// The figures. Instructions are known if a mark ends them.
-pub const COLUMNS: [Column; 10] = [
+pub const COLUMNS: [BootColumn; 10] = [
     ("start M instr.", millions),
     ("to init M instr.", millions),
     ("to init ms", millions),
@@ -88,7 +88,7 @@ impl BootFigures {
         if !outcome.stdout.contains(&vcpus) {
             return Err(failed(&format!("has no guest with {vcpus}")));
         }
-        let statistics: Statistics =
+        let statistics: BootStatistics =
             serde_json::from_slice(outcome.results()).map_err(JobError::Ending)?;
         if statistics.ended != "off" {
             return Err(failed("ended before the guest powered off"));
@@ -98,7 +98,7 @@ impl BootFigures {
     }
 
     /// Returns the figures of statistics with a boot.
-    fn from_statistics(statistics: &Statistics, segments: &[Segment]) -> Option<Self> {
+    fn from_statistics(statistics: &BootStatistics, segments: &[Segment]) -> Option<Self> {
         let phases = &statistics.phases;
         let phase = |name: &str| phases.iter().find(|phase| phase.name == name);
         let (start, boot, last) = (phase("start")?, phase("boot")?, phases.last()?);
@@ -223,7 +223,7 @@ pub mod tests {
             mark::GUEST,
             mark::GUEST_INIT
         );
-        let statistics: Statistics = serde_json::from_str(&statistics).unwrap();
+        let statistics: BootStatistics = serde_json::from_str(&statistics).unwrap();
         BootFigures::from_statistics(&statistics, &read_segments(&counts).unwrap()).unwrap()
     }
 

@@ -10,10 +10,10 @@ use granule_types::{
 };
 
 /// A heading and the predicate of the counts that it sums.
-type Column = (&'static str, fn(&str) -> bool);
+type CountColumn = (&'static str, fn(&str) -> bool);
 
 /// Counts in the table.
-const COLUMNS: [Column; 4] = [
+const COLUMNS: [CountColumn; 4] = [
     ("aborts", |name| name == "guest_aborts"),
     ("DC lines", |name| name.starts_with("DC C")),
     ("IC", |name| name.starts_with("IC ")),

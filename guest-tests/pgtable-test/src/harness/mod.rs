@@ -42,7 +42,7 @@ use tasks::WrittenRange;
 
 /// The plan of a run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct RunPlan {
     /// The configuration in the records. [`RunConfig::seed`] delays the vCPUs' starts; the harness
     /// sets [`RunConfig::iteration`].
     pub config: RunConfig,
@@ -58,7 +58,7 @@ pub struct Plan {
     pub accept_fallback: bool,
 }
 
-impl Plan {
+impl RunPlan {
     /// Returns a plan of one iteration of all phases, with seed 0 and a limit of one minute.
     pub fn new(mode: String, backing: Backing, memory: Bytes, vcpus: u32) -> Self {
         Self {
@@ -95,9 +95,9 @@ impl Plan {
     }
 }
 
-/// Progress of a run.
+/// Event of a run.
 #[derive(Debug)]
-pub enum Progress<'a> {
+pub enum RunEvent<'a> {
     /// The machine exists.
     Ready(&'a Region),
     /// Every vCPU has entered the guest once.
@@ -108,8 +108,8 @@ pub enum Progress<'a> {
     Phase(&'a Record),
 }
 
-/// Receiver of the progress of a run. It runs outside any phase; its error ends the run.
-pub type Observer<'a> = dyn FnMut(Progress<'_>) -> Result<(), Box<dyn Error + Send + Sync>> + 'a;
+/// Receiver of the events of a run. It runs outside any phase; its error ends the run.
+pub type Observer<'a> = dyn FnMut(RunEvent<'_>) -> Result<(), Box<dyn Error + Send + Sync>> + 'a;
 
 /// Runs the test on a machine.
 ///
@@ -118,7 +118,7 @@ pub type Observer<'a> = dyn FnMut(Progress<'_>) -> Result<(), Box<dyn Error + Se
 /// the phases before.
 pub fn run(
     machine: &mut dyn Machine,
-    plan: &Plan,
+    plan: &RunPlan,
     observer: &mut Observer<'_>,
 ) -> Result<(), HarnessError> {
     let mut runner = Runner::start(machine, plan, observer)?;

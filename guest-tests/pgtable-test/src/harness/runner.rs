@@ -2,7 +2,7 @@
 //! The parts of a run that iterations and migrations share: phases, records, clean-up.
 
 use super::{
-    Observer, Plan, Progress,
+    Observer, RunEvent, RunPlan,
     error::{self, HarnessError, host_error, threads_error},
     tasks::Tasks,
 };
@@ -34,7 +34,7 @@ pub(super) struct PhaseMeasurement {
 pub(super) struct Runner<'a, 'o> {
     pub(super) machine: &'a mut dyn Machine,
     pub(super) threads: VcpuThreads,
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a RunPlan,
     pub(super) region: Region,
     /// The tasks of the current iteration.
     pub(super) tasks: Tasks,
@@ -47,11 +47,11 @@ impl<'a, 'o> Runner<'a, 'o> {
     /// Starts the vCPU threads and enters the guest once on each vCPU.
     pub(super) fn start(
         machine: &'a mut dyn Machine,
-        plan: &'a Plan,
+        plan: &'a RunPlan,
         observer: &'a mut Observer<'o>,
     ) -> Result<Self, HarnessError> {
         let region = machine.region();
-        observer(Progress::Ready(&region)).map_err(HarnessError::Observer)?;
+        observer(RunEvent::Ready(&region)).map_err(HarnessError::Observer)?;
         let threads =
             VcpuThreads::start(machine.take_vcpus(), plan.deadline).map_err(HarnessError::Start)?;
         let mut runner = Self {
@@ -65,11 +65,11 @@ impl<'a, 'o> Runner<'a, 'o> {
             observer,
         };
         runner.untimed_step("entering the guest", |tasks, _| tasks.nothing())?;
-        runner.observe(Progress::Started)?;
+        runner.observe(RunEvent::Started)?;
         Ok(runner)
     }
 
-    fn observe(&mut self, progress: Progress<'_>) -> Result<(), HarnessError> {
+    fn observe(&mut self, progress: RunEvent<'_>) -> Result<(), HarnessError> {
         (self.observer)(progress).map_err(HarnessError::Observer)
     }
 
@@ -78,7 +78,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         self.iteration = iteration;
         self.obtained = None;
         self.tasks = Tasks::new(self.region, self.plan.config.seed, iteration);
-        self.observe(Progress::Iteration(iteration))
+        self.observe(RunEvent::Iteration(iteration))
     }
 
     /// Ends an iteration: drops the backing, where selected or needed, and prepares the region for
@@ -205,7 +205,7 @@ impl<'a, 'o> Runner<'a, 'o> {
             events,
             gauges,
         };
-        self.observe(Progress::Phase(&record))
+        self.observe(RunEvent::Phase(&record))
     }
 
     /// Reads and checks the page sizes that back the region.

@@ -4,7 +4,7 @@
 use std::{error::Error, time::Duration};
 
 use super::{
-    HarnessError, Plan, Progress, check_contents, migration::MigrationDestination, run,
+    HarnessError, RunEvent, RunPlan, check_contents, migration::MigrationDestination, run,
     tasks::Tasks,
 };
 use crate::{
@@ -21,23 +21,23 @@ const BLOCK: Bytes = Bytes::kib(64);
 const ALL: &str = "create,logging-on,update,logging-off,rebuild,exec,unmap";
 const ROUNDS: u32 = 3;
 
-fn plan(iterations: u32, phases: &str) -> Plan {
-    let mut plan = Plan::new("fake".to_owned(), Backing::AnonymousThp, Bytes::kib(256), 4);
+fn plan(iterations: u32, phases: &str) -> RunPlan {
+    let mut plan = RunPlan::new("fake".to_owned(), Backing::AnonymousThp, Bytes::kib(256), 4);
     plan.config.seed = 5;
-    Plan { iterations, phases: phases.parse().unwrap(), ..plan }
+    RunPlan { iterations, phases: phases.parse().unwrap(), ..plan }
 }
 
-fn migration(iterations: u32) -> Plan {
-    Plan {
+fn migration(iterations: u32) -> RunPlan {
+    RunPlan {
         migration: Some(Migration { rounds: ROUNDS, round_time: Duration::from_millis(2) }),
         ..plan(iterations, "create")
     }
 }
 
-fn run_fake(fake: &mut FakeMachine, plan: &Plan) -> (Vec<Record>, Result<(), HarnessError>) {
+fn run_fake(fake: &mut FakeMachine, plan: &RunPlan) -> (Vec<Record>, Result<(), HarnessError>) {
     let mut records = Vec::new();
     let result = run(fake, plan, &mut |progress| {
-        if let Progress::Phase(record) = progress {
+        if let RunEvent::Phase(record) = progress {
             records.push(record.clone());
         }
         Ok(())
@@ -46,7 +46,7 @@ fn run_fake(fake: &mut FakeMachine, plan: &Plan) -> (Vec<Record>, Result<(), Har
 }
 
 /// Runs a plan on a machine without a defect.
-fn run_sound(plan: &Plan) -> (FakeMachine, Vec<Record>) {
+fn run_sound(plan: &RunPlan) -> (FakeMachine, Vec<Record>) {
     let mut fake = FakeMachine::new(4, BLOCK, Defect::None);
     let (records, result) = run_fake(&mut fake, plan);
     result.unwrap();
@@ -54,7 +54,7 @@ fn run_sound(plan: &Plan) -> (FakeMachine, Vec<Record>) {
 }
 
 /// Returns the error of a plan on a machine with a defect.
-fn error_of(plan: &Plan, defect: Defect, backing_page: Bytes) -> HarnessError {
+fn error_of(plan: &RunPlan, defect: Defect, backing_page: Bytes) -> HarnessError {
     let mut fake = FakeMachine::new(4, backing_page, defect);
     run_fake(&mut fake, plan).1.unwrap_err()
 }
@@ -175,7 +175,7 @@ fn a_page_missing_from_the_dirty_bitmap_is_reported() {
 fn a_fallback_to_small_pages_is_an_error_unless_accepted() {
     let error = error_of(&plan(1, ALL), Defect::FallsBack(64 << 10), BLOCK);
     let mut fake = FakeMachine::new(4, BLOCK, Defect::FallsBack(64 << 10));
-    let accepting = Plan { accept_fallback: true, ..plan(1, ALL) };
+    let accepting = RunPlan { accept_fallback: true, ..plan(1, ALL) };
     let (records, result) = run_fake(&mut fake, &accepting);
 
     let text = error.to_string();
@@ -186,7 +186,7 @@ fn a_fallback_to_small_pages_is_an_error_unless_accepted() {
 
 #[test]
 fn a_hanging_vcpu_is_reported_with_its_program_counter() {
-    let plan = Plan { deadline: Duration::from_millis(300), ..plan(1, ALL) };
+    let plan = RunPlan { deadline: Duration::from_millis(300), ..plan(1, ALL) };
 
     let error = error_of(&plan, Defect::Hangs(3), BLOCK);
 

@@ -39,7 +39,7 @@ pub enum Initiator {
 
 /// An event that affects the platform or takes time on it.
 #[derive(Debug, Clone, Copy)]
-pub enum Event {
+pub enum PlatformEvent {
     /// The guest's access, before its walk.
     Access,
     FaultEntry,
@@ -73,7 +73,7 @@ pub trait Platform: fmt::Debug + Sized + 'static {
     fn line(&self) -> u64;
 
     /// Performs an event and takes its time.
-    fn perform(&self, initiator: Initiator, event: Event);
+    fn perform(&self, initiator: Initiator, event: PlatformEvent);
 
     /// Returns the page of the host behind an offset in the region, populated for the access.
     fn page(ops: &CpuOperations<Self>, offset: u64, access: Access) -> Page;
@@ -145,19 +145,19 @@ impl<P: Platform> CpuOperations<P> {
         self.state.reclaim.drain(&self.state.mmu, self);
     }
 
-    pub(super) fn perform(&self, event: Event) {
+    pub(super) fn perform(&self, event: PlatformEvent) {
         self.state.platform.perform(self.initiator, event);
     }
 }
 
 impl<P: Platform> Operations for CpuOperations<P> {
     fn load(&self, entry: EntryAddress) -> Descriptor {
-        self.perform(Event::LoadEntry);
+        self.perform(PlatformEvent::LoadEntry);
         self.state.pool.load(entry)
     }
 
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
-        self.perform(Event::StoreEntry);
+        self.perform(PlatformEvent::StoreEntry);
         self.state.pool.store(entry, new, order);
     }
 
@@ -167,13 +167,13 @@ impl<P: Platform> Operations for CpuOperations<P> {
         old: Descriptor,
         new: Descriptor,
     ) -> Result<(), Descriptor> {
-        self.perform(Event::ExchangeEntry);
+        self.perform(PlatformEvent::ExchangeEntry);
         self.state.pool.compare_exchange(entry, old, new)
     }
 
     fn allocate(&self) -> Option<TableAddress> {
         self.state.count(Count::Tables, 1);
-        self.perform(Event::AllocateTable);
+        self.perform(PlatformEvent::AllocateTable);
         self.state.pool.allocate()
     }
 
@@ -183,7 +183,7 @@ impl<P: Platform> Operations for CpuOperations<P> {
 
     fn free_all(&self, tables: &[TableAddress]) {
         let count = tables.len() as u64;
-        self.perform(Event::FreeTables(count));
+        self.perform(PlatformEvent::FreeTables(count));
         self.state.frees.fetch_add(count, Ordering::SeqCst);
         self.state.pool.free_all(tables);
     }
@@ -201,12 +201,12 @@ impl<P: Platform> Operations for CpuOperations<P> {
     }
 
     fn take_references(&self, table: TableAddress, count: u32) {
-        self.perform(Event::ChangeReferences(count));
+        self.perform(PlatformEvent::ChangeReferences(count));
         self.state.pool.take_references(table, count);
     }
 
     fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
-        self.perform(Event::ChangeReferences(count));
+        self.perform(PlatformEvent::ChangeReferences(count));
         self.state.pool.drop_references(table, count)
     }
 
@@ -215,7 +215,7 @@ impl<P: Platform> Operations for CpuOperations<P> {
     }
 
     fn dsb(&self, kind: Dsb) {
-        self.perform(Event::Dsb(kind));
+        self.perform(PlatformEvent::Dsb(kind));
     }
 
     fn isb(&self) {}
@@ -226,7 +226,7 @@ impl<P: Platform> Operations for CpuOperations<P> {
             Tlbi::Stage1 { scope } | Tlbi::All { scope } => (Count::TlbiAll, scope),
         };
         self.state.count(what, 1);
-        self.perform(Event::Tlbi(scope));
+        self.perform(PlatformEvent::Tlbi(scope));
     }
 
     fn switch_vmid(&self, vmid: Vmid) -> Vmid {
@@ -235,7 +235,7 @@ impl<P: Platform> Operations for CpuOperations<P> {
 
     fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
         self.state.count(Count::CleanedLines, size / self.state.platform.line());
-        self.perform(Event::CleanInvalidate(phys, size));
+        self.perform(PlatformEvent::CleanInvalidate(phys, size));
     }
 
     fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>) {
@@ -246,17 +246,17 @@ impl<P: Platform> Operations for CpuOperations<P> {
             }
             None => self.state.count(Count::InvalidatedAll, 1),
         }
-        self.perform(Event::InvalidateInstructions(range));
+        self.perform(PlatformEvent::InvalidateInstructions(range));
     }
 
     fn pause(&self) {
-        self.perform(Event::Pause);
+        self.perform(PlatformEvent::Pause);
     }
 
     fn note(&self, note: Note) {
         match note {
             Note::TopUp => self.state.count(Count::TopUps, 1),
-            Note::Lock { .. } => self.perform(Event::Locked),
+            Note::Lock { .. } => self.perform(PlatformEvent::Locked),
             _ => {}
         }
     }

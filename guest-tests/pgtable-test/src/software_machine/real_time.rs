@@ -15,7 +15,7 @@ use vm_memory::{MmapRegion, VolatileMemory, mmap::MmapRegionError};
 use super::{
     START, SoftwareMachineConfig, SoftwareMachineError,
     machine::{EngineMachine, TimedPlatform, index},
-    operations::{CpuOperations, Event, Initiator, MachineState, Platform},
+    operations::{CpuOperations, Initiator, MachineState, Platform, PlatformEvent},
     vcpu::SoftwareVcpu,
 };
 use crate::{clock, machine::Vcpu};
@@ -77,21 +77,21 @@ impl Platform for RealTime {
         self.cache.data_line as u64
     }
 
-    fn perform(&self, _: Initiator, event: Event) {
+    fn perform(&self, _: Initiator, event: PlatformEvent) {
         match event {
-            Event::Dsb(Dsb::Ish) => self.cache.wait(),
-            Event::CleanInvalidate(phys, size) => {
+            PlatformEvent::Dsb(Dsb::Ish) => self.cache.wait(),
+            PlatformEvent::CleanInvalidate(phys, size) => {
                 let (start, size) = self.range(phys, size);
                 // SAFETY: the range is within the memory, which is mapped.
                 unsafe { self.cache.clean_invalidate(start, size) };
             }
-            Event::InvalidateInstructions(Some((phys, size))) => {
+            PlatformEvent::InvalidateInstructions(Some((phys, size))) => {
                 let (start, size) = self.range(phys, size);
                 // SAFETY: the range is within the memory, which is mapped.
                 unsafe { self.cache.invalidate_instructions(start, size) };
             }
             // The host may have fewer CPUs than vCPUs.
-            Event::Pause | Event::Retry => std::thread::yield_now(),
+            PlatformEvent::Pause | PlatformEvent::Retry => std::thread::yield_now(),
             _ => {}
         }
     }

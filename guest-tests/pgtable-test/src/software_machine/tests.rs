@@ -12,11 +12,11 @@ use super::{
     simulation::{
         PublishedKernel, SimulatedMachine, SimulationConfig,
         cost::CostTable,
-        published::{FITS, JudgedRow, ROWS, Row, gain, simulate},
+        published::{FITS, JudgedRow, PublishedRow, ROWS, gain, simulate},
     },
 };
 use crate::{
-    harness::{self, Plan, Progress},
+    harness::{self, RunEvent, RunPlan},
     machine::Machine,
 };
 use granule_types::{backing::Backing, phase::Phase, record::Record, units::Bytes};
@@ -38,17 +38,17 @@ fn records(
     prefault: bool,
 ) -> Vec<Record> {
     let memory = machine.region().size;
-    let mut plan = Plan {
+    let mut plan = RunPlan {
         iterations: 2,
         deadline: Duration::from_secs(600),
         accept_fallback: !prefault,
-        ..Plan::new("P48V48_4K".to_owned(), config.backing, memory, config.vcpus)
+        ..RunPlan::new("P48V48_4K".to_owned(), config.backing, memory, config.vcpus)
     };
     plan.config.seed = seed;
     plan.config.prefault = prefault;
     let mut records = Vec::new();
     harness::run(machine, &plan, &mut |progress| {
-        if let Progress::Phase(record) = progress {
+        if let RunEvent::Phase(record) = progress {
             records.push(record.clone());
         }
         Ok(())
@@ -172,7 +172,7 @@ fn costs() -> CostTable {
 }
 
 /// Simulates a row on memory `divisor` times smaller.
-fn judged(row: Row, divisor: u64) -> JudgedRow {
+fn judged(row: PublishedRow, divisor: u64) -> JudgedRow {
     let costs = costs();
     let seconds = |kernel| {
         let all = simulate(row.workload, kernel, &costs, (row.phase, divisor)).unwrap();

@@ -17,7 +17,7 @@ use granule_stage2::{
 
 use super::{
     Count, PAGE, START,
-    operations::{CpuOperations, Event, Initiator, MachineState, Platform},
+    operations::{CpuOperations, Initiator, MachineState, Platform, PlatformEvent},
 };
 use crate::{
     guest::mailbox::PLANT_OFFSET,
@@ -113,7 +113,7 @@ impl<P: Platform> SoftwareVcpu<P> {
             if self.kicked.load(Ordering::Relaxed) {
                 return Err(AccessError::Kicked);
             }
-            self.guest.perform(Event::Access);
+            self.guest.perform(PlatformEvent::Access);
             let before = state.frees.load(Ordering::Acquire);
             let result = state.mmu.walker().translate(&self.guest, ipa, access);
             fence(Ordering::Acquire);
@@ -126,7 +126,7 @@ impl<P: Platform> SoftwareVcpu<P> {
                 Err(fault) => fault,
             };
             state.count(Count::Faults, 1);
-            self.guest.perform(Event::FaultEntry);
+            self.guest.perform(PlatformEvent::FaultEntry);
             let host = FaultHost { ops: &self.host, sampled: Cell::new(false) };
             let resolution = state
                 .mmu
@@ -134,12 +134,12 @@ impl<P: Platform> SoftwareVcpu<P> {
                 .map_err(AccessError::Fault)?;
             if resolution == Resolution::Retry {
                 state.count(Count::Retries, 1);
-                self.guest.perform(Event::Retry);
+                self.guest.perform(PlatformEvent::Retry);
             }
             if state.reclaim.is_waiting() {
                 self.host.drain();
             }
-            self.guest.perform(Event::FaultExit);
+            self.guest.perform(PlatformEvent::FaultExit);
         }
     }
 

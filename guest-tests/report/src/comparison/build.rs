@@ -10,7 +10,7 @@ use super::{
     growth,
 };
 use crate::{
-    judge::{self, Row},
+    judge::{self, RowFigures},
     provenance::{self, Difference, Side},
     sample::{AnyPhase, Sample},
     stats::{self, Design, Resampled},
@@ -110,7 +110,7 @@ impl Comparison {
         &mut self,
         pairs: &[Pair],
         options: &Options,
-    ) -> Result<Vec<Option<Row>>, CompareError> {
+    ) -> Result<Vec<Option<RowFigures>>, CompareError> {
         let mut rows = Vec::new();
         for (before, after) in pairs {
             if options.paired && before.runs() != after.runs() {
@@ -134,9 +134,9 @@ impl Comparison {
     }
 
     /// Judges the rows, one for each phase of all configurations.
-    fn judge(&mut self, rows: Vec<Option<Row>>) -> Result<(), CompareError> {
+    fn judge(&mut self, rows: Vec<Option<RowFigures>>) -> Result<(), CompareError> {
         let has: Vec<bool> = rows.iter().map(Option::is_some).collect();
-        let rows: Vec<Row> = rows.into_iter().flatten().collect();
+        let rows: Vec<RowFigures> = rows.into_iter().flatten().collect();
         if rows.is_empty() {
             let counts = self.rows().flat_map(|(_, change)| change.counts());
             let known: BTreeSet<String> = counts.map(|(name, _)| name.clone()).collect();
@@ -199,7 +199,7 @@ fn row(
     after: &Group,
     (metric, elapsed): (Option<&str>, bool),
     design: Design,
-) -> Option<Row> {
+) -> Option<RowFigures> {
     let figures = |group: &Group| -> Option<Vec<f64>> {
         let mut samples: Vec<&Sample> = group.of_phase(phase).collect();
         if design == Design::Paired {
@@ -212,7 +212,7 @@ fn row(
         figures.map(|count| count.map(|count| count as f64)).collect()
     };
     let is_emulated = |group: &Group| group.samples.iter().all(|s| s.host.emulator.is_some());
-    let row = Row {
+    let row = RowFigures {
         before: figures(before)?,
         after: figures(after)?,
         design,

@@ -2,7 +2,7 @@
 //! The columns of a comparison's tables, for text, Markdown, HTML and CSV.
 //!
 //! To add a column, add a [`Column`] to [`COLUMNS`]: its heading, a function that makes its cell
-//! from a [`Row`], the formats that show it, and its fields in CSV. Text, Markdown, HTML and CSV
+//! from a [`TableRow`], the formats that show it, and its fields in CSV. Text, Markdown, HTML and CSV
 //! print what is declared here; JSON, KTAP and benchstat do not use [`COLUMNS`]. Text fills its 75
 //! columns, so a further column has a `text_width` of 0, which leaves it out there. The golden test
 //! then fails: `GRANULE_GOLDEN=write cargo test -p granule-report` updates the golden files, whose
@@ -17,7 +17,7 @@ use crate::{
 
 /// One row of a table: the time or a count of a phase.
 #[derive(Debug, Clone, Copy)]
-pub struct Row<'a> {
+pub struct TableRow<'a> {
     /// [`TIME`], [`WORK`], or the name of the count.
     pub metric: &'a str,
     pub phase: &'a PhaseChange,
@@ -36,7 +36,7 @@ pub enum Cell {
 }
 
 /// Field in CSV: its name and value.
-type Field = (&'static str, fn(&Row) -> Option<String>);
+type Field = (&'static str, fn(&TableRow) -> Option<String>);
 
 /// One column.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub struct Column {
     pub text_width: usize,
     /// True if Markdown shows the column.
     pub in_markdown: bool,
-    pub cell: fn(&Row) -> Cell,
+    pub cell: fn(&TableRow) -> Cell,
     /// Fields in CSV, with full precision.
     pub csv: &'static [Field],
 }
@@ -154,16 +154,16 @@ pub fn estimate(tested: &TestedRow) -> Option<String> {
 
 /// Returns the rows of a phase: its time, its work, then its counts. Kernel events and functions
 /// come before instructions, whose names begin with a capital letter.
-pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<Row<'a>> {
-    let row = |metric: &'a str, change: &'a Change| Row {
+pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<TableRow<'a>> {
+    let row = |metric: &'a str, change: &'a Change| TableRow {
         metric,
         phase,
         change,
         is_judged: metric == comparison.metric,
     };
     let counted = |(name, change): (&'a String, &'a Change)| row(name, change);
-    let is_instruction = |row: &Row| row.metric.starts_with(|c: char| c.is_ascii_uppercase());
-    let (instructions, functions): (Vec<Row>, Vec<Row>) =
+    let is_instruction = |row: &TableRow| row.metric.starts_with(|c: char| c.is_ascii_uppercase());
+    let (instructions, functions): (Vec<TableRow>, Vec<TableRow>) =
         phase.counters.iter().map(counted).partition(is_instruction);
     let mut rows = vec![row(TIME, &phase.time)];
     rows.extend(phase.work.as_ref().map(|work| row(WORK, work)));
@@ -173,7 +173,7 @@ pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<Row<'a>>
     rows
 }
 
-impl Row<'_> {
+impl TableRow<'_> {
     /// Reports whether the row is the time of the phase.
     pub fn is_time(&self) -> bool {
         self.metric == TIME

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::{
-    columns::{COLUMNS, Cell, Column, Row, rows},
+    columns::{COLUMNS, Cell, Column, TableRow, rows},
     words,
 };
 use crate::{
@@ -60,7 +60,7 @@ fn phase_lines(out: &mut String, comparison: &Comparison, change: &PhaseChange) 
     }
 }
 
-fn range_line(out: &mut String, row: &Row, cells: &[Cell]) {
+fn range_line(out: &mut String, row: &TableRow, cells: &[Cell]) {
     if !cells.iter().any(|cell| matches!(cell, Cell::Spread(_, Some(_)))) {
         return;
     }

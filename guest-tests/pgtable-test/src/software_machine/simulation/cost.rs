@@ -238,7 +238,7 @@ impl Prices {
         picoseconds(self.clean_start + short * self.clean_line + long * self.clean_line_long)
     }
 
-    /// Returns the size of one scan of NUMA balancing in bytes, rounded to whole pages.
+    /// Returns the size of one scan of NUMA balancing in bytes, rounded down to whole pages.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -28,7 +28,7 @@ use sha2::{Digest, Sha256};
 use super::{
     SoftwareMachineConfig, SoftwareMachineError,
     machine::{EngineMachine, TimedPlatform},
-    operations::{CpuOperations, Event, Initiator, MachineState, Platform},
+    operations::{CpuOperations, Initiator, MachineState, Platform, PlatformEvent},
     vcpu::SoftwareVcpu,
 };
 use crate::{
@@ -165,33 +165,40 @@ impl Platform for VirtualTime {
         LINE
     }
 
-    fn perform(&self, initiator: Initiator, event: Event) {
+    fn perform(&self, initiator: Initiator, event: PlatformEvent) {
         let prices = &self.prices;
         match event {
-            Event::Access => spend(prices.guest_touch),
-            Event::FaultEntry => charge(prices.fault_entry),
-            Event::FaultExit => charge(prices.fault_exit),
-            Event::LoadEntry if initiator != Initiator::Guest => charge(prices.entry_load),
-            Event::StoreEntry => spend(prices.entry_store),
-            Event::ExchangeEntry => spend(prices.entry_exchange),
-            Event::AllocateTable => charge(prices.table_allocate),
-            Event::FreeTables(count) => charge(prices.table_free * count),
-            Event::ChangeReferences(count) => charge(prices.table_reference * u64::from(count)),
-            Event::Locked if initiator == Initiator::FaultPath => charge(prices.fault_locked),
-            Event::Locked if initiator == Initiator::Host => charge(prices.host_locked),
-            Event::Pause => spend(prices.locked_wait),
-            Event::Tlbi(Scope::Local) => spend(prices.tlbi_local),
-            Event::Tlbi(Scope::Broadcast) => spend(prices.tlbi_broadcast),
-            Event::CleanInvalidate(_, size) => {
+            PlatformEvent::Access => spend(prices.guest_touch),
+            PlatformEvent::FaultEntry => charge(prices.fault_entry),
+            PlatformEvent::FaultExit => charge(prices.fault_exit),
+            PlatformEvent::LoadEntry if initiator != Initiator::Guest => charge(prices.entry_load),
+            PlatformEvent::StoreEntry => spend(prices.entry_store),
+            PlatformEvent::ExchangeEntry => spend(prices.entry_exchange),
+            PlatformEvent::AllocateTable => charge(prices.table_allocate),
+            PlatformEvent::FreeTables(count) => charge(prices.table_free * count),
+            PlatformEvent::ChangeReferences(count) => {
+                charge(prices.table_reference * u64::from(count))
+            }
+            PlatformEvent::Locked if initiator == Initiator::FaultPath => {
+                charge(prices.fault_locked)
+            }
+            PlatformEvent::Locked if initiator == Initiator::Host => charge(prices.host_locked),
+            PlatformEvent::Pause => spend(prices.locked_wait),
+            PlatformEvent::Tlbi(Scope::Local) => spend(prices.tlbi_local),
+            PlatformEvent::Tlbi(Scope::Broadcast) => spend(prices.tlbi_broadcast),
+            PlatformEvent::CleanInvalidate(_, size) => {
                 let lines = size / LINE;
                 self.transfer(lines * LINE, prices.clean(lines));
             }
-            Event::InvalidateInstructions(Some((_, size))) => {
+            PlatformEvent::InvalidateInstructions(Some((_, size))) => {
                 spend(prices.icache_line * (size / LINE));
             }
-            Event::InvalidateInstructions(None) => spend(prices.icache_all),
+            PlatformEvent::InvalidateInstructions(None) => spend(prices.icache_all),
             // The time of a barrier is included in that of the operation that it completes.
-            Event::LoadEntry | Event::Locked | Event::Retry | Event::Dsb(_) => {}
+            PlatformEvent::LoadEntry
+            | PlatformEvent::Locked
+            | PlatformEvent::Retry
+            | PlatformEvent::Dsb(_) => {}
         }
     }
 

@@ -20,7 +20,7 @@ use std::{
 use super::{PublishedKernel, SimulatedMachine, SimulationConfig, cost::CostTable};
 use crate::{
     config::PhaseSelection,
-    harness::{self, Plan, Progress},
+    harness::{self, RunEvent, RunPlan},
     machine::Machine,
     software_machine::SoftwareMachineConfig,
 };
@@ -69,7 +69,7 @@ fn as_f64(number: u64) -> f64 {
 
 /// One row of the published figures.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct PublishedRow {
     /// Number of the published change.
     pub change: u8,
     /// The workload.
@@ -92,8 +92,8 @@ const fn row(
     (backing, gib, vcpus): (Backing, u64, u32),
     phase: Phase,
     seconds: (f64, f64),
-) -> Row {
-    Row {
+) -> PublishedRow {
+    PublishedRow {
         change,
         workload: Workload { backing, memory: Bytes::gib(gib), vcpus },
         phase,
@@ -103,12 +103,12 @@ const fn row(
     }
 }
 
-const fn fitted(row: Row) -> Row {
-    Row { fitted: true, ..row }
+const fn fitted(row: PublishedRow) -> PublishedRow {
+    PublishedRow { fitted: true, ..row }
 }
 
-const fn missed(row: Row, why: &'static str) -> Row {
-    Row { miss: Some(why), ..row }
+const fn missed(row: PublishedRow, why: &'static str) -> PublishedRow {
+    PublishedRow { miss: Some(why), ..row }
 }
 
 const NO_COALESCING: &str = "a reader is first on every block and maps the host's huge zero page, so \
@@ -116,7 +116,7 @@ const NO_COALESCING: &str = "a reader is first on every block and maps the host'
     real machine coalesced is not known";
 
 /// The published rows, in the order of publication.
-pub const ROWS: [Row; 13] = [
+pub const ROWS: [PublishedRow; 13] = [
     row(1, (Backing::Anonymous, 1, 80), Phase::Create, (104.63, 97.30)),
     row(1, (Backing::Anonymous, 1, 80), Phase::Update, (78.47, 77.18)),
     fitted(row(1, (THP, 20, 40), Phase::Create, (15.70, 7.36))),
@@ -132,7 +132,7 @@ pub const ROWS: [Row; 13] = [
     row(2, (HUGETLB, 20, 40), Phase::Rebuild, (2.965, 0.359)),
 ];
 
-impl Row {
+impl PublishedRow {
     /// Returns the kernels before and after the change.
     pub const fn kernels(&self) -> (PublishedKernel, PublishedKernel) {
         match self.change {
@@ -184,17 +184,17 @@ pub fn simulate(
     };
     let mut machine = SimulatedMachine::new(&config)?;
     let memory = machine.region().size;
-    let mut plan = Plan {
+    let mut plan = RunPlan {
         phases: phases_to(last),
         deadline: Duration::from_secs(24 * 3600),
         // With THP the host splits huge zero pages into small ones.
         accept_fallback: true,
-        ..Plan::new(String::new(), workload.backing, memory, workload.vcpus)
+        ..RunPlan::new(String::new(), workload.backing, memory, workload.vcpus)
     };
     plan.config.seed = 1;
     let mut seconds = Seconds::new();
     harness::run(&mut machine, &plan, &mut |progress| {
-        if let Progress::Phase(record) = progress {
+        if let RunEvent::Phase(record) = progress {
             let time = as_f64(record.ns.0) * 1e-9 * times;
             seconds.insert(record.phase, time);
         }
@@ -207,7 +207,7 @@ pub fn simulate(
 #[derive(Debug, Clone, Copy)]
 pub struct JudgedRow {
     /// The row.
-    pub row: Row,
+    pub row: PublishedRow,
     /// Simulated seconds before and after the change.
     pub simulated: (f64, f64),
 }
@@ -274,7 +274,7 @@ pub fn judge(
             .collect::<Result<Vec<_>, _>>()
     })?
     .concat();
-    let seconds = |row: &Row, kernel| {
+    let seconds = |row: &PublishedRow, kernel| {
         done.iter()
             .find(|(workload, of, _)| (*workload, *of) == (row.workload, kernel))
             .and_then(|(_, _, seconds)| seconds.get(&row.phase).copied())

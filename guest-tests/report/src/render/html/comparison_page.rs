@@ -3,7 +3,7 @@
 
 use super::{
     super::{
-        columns::{COLUMNS, Cell, Row, rows},
+        columns::{COLUMNS, Cell, TableRow, rows},
         words,
     },
     charts,
@@ -97,7 +97,7 @@ fn capital(text: &str) -> String {
 /// Returns every figure of one configuration; the counts of a phase fold away unless judged.
 fn figures(comparison: &Comparison, configuration: &Configuration) -> Figures {
     let all = configuration.phases.iter().flat_map(|change| rows(comparison, change));
-    let (main, counts): (Vec<Row>, Vec<Row>) =
+    let (main, counts): (Vec<TableRow>, Vec<TableRow>) =
         all.clone().partition(|row| row.is_time() || row.is_judged);
     let has_counts = !counts.is_empty() || main.iter().any(|row| !row.is_time());
     Figures {
@@ -107,10 +107,10 @@ fn figures(comparison: &Comparison, configuration: &Configuration) -> Figures {
     }
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[TableRow]) -> String {
     let headings = COLUMNS.iter().map(|column| column.heading);
     let head: Vec<&str> = ["phase"].into_iter().chain(headings).collect();
-    let row = |row: &Row| {
+    let row = |row: &TableRow| {
         let cells = COLUMNS.iter().map(|column| cell((column.cell)(row)));
         let class = if row.is_time() { "time" } else { "count" };
         (class, [escaped(row.name())].into_iter().chain(cells).collect())

@@ -80,12 +80,12 @@ pub(super) fn classed_table(head: &[&str], rows: &[(&str, Vec<String>)]) -> Stri
 /// has one cell.
 pub fn properties(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> String {
     /// Name of a property, number of columns of a cell, and the cells.
-    type Row<'a> = (&'a str, usize, Vec<Option<&'a str>>);
+    type PropertyRow<'a> = (&'a str, usize, Vec<Option<&'a str>>);
     #[derive(Template)]
     #[template(path = "parts.html", block = "properties")]
     struct Properties<'a> {
         columns: &'a [&'a str],
-        rows: Vec<Row<'a>>,
+        rows: Vec<PropertyRow<'a>>,
     }
     let rows = rows.iter().map(|(name, properties)| {
         let known = properties
