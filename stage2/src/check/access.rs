@@ -67,7 +67,7 @@ impl Checker {
         });
         let stale = stale.map(|stale| Candidate {
             leaf: stale.entry.was,
-            ipa: stale.entry.place.ipa,
+            ipa: stale.entry.position.ipa,
             size: stale.entry.size,
             is_current: false,
         });

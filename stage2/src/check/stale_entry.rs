@@ -116,7 +116,7 @@ pub(super) enum Change {
 /// A valid entry before a store that changes it.
 #[derive(Debug, Clone)]
 pub(super) struct ChangedEntry {
-    pub(super) place: EntryPosition,
+    pub(super) position: EntryPosition,
     pub(super) was: Descriptor,
     /// The bytes that the entry maps.
     pub(super) size: u64,
@@ -192,7 +192,7 @@ impl StaleEntry {
     }
 
     pub(super) fn overlaps(&self, ipa: Ipa, size: u64) -> bool {
-        let first = self.entry.place.ipa;
+        let first = self.entry.position.ipa;
         first < ipa + size && ipa < first + self.entry.size
     }
 
@@ -234,7 +234,7 @@ impl StaleEntry {
         }
         let fits = match self.entry.table {
             Some(_) => !leaf_only && ttl.is_none(),
-            None => ttl.is_none_or(|level: Level| level == self.entry.place.level),
+            None => ttl.is_none_or(|level: Level| level == self.entry.position.level),
         };
         if fits { Coverage::Covered } else { Coverage::Excluded }
     }

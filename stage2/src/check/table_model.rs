@@ -213,12 +213,12 @@ impl TableModel {
         for (index, descriptor) in &table.entries {
             match descriptor.kind(level) {
                 EntryKind::Leaf(_) => {
-                    let place = EntryPosition {
+                    let position = EntryPosition {
                         entry: at.entry(*index),
                         level,
                         ipa: table.ipa + index * self.geometry.span(level),
                     };
-                    found.leaves.push((place, *descriptor));
+                    found.leaves.push((position, *descriptor));
                 }
                 EntryKind::Table(child) => self.collect(child, found),
                 _ => {}
@@ -246,7 +246,7 @@ impl TableModel {
         let leaves = self.subtree(self.root).leaves.into_iter();
         leaves
             .filter(|(_, leaf)| leaf.attributes().write)
-            .map(|(place, _)| (place.ipa, self.geometry.span(place.level)))
+            .map(|(position, _)| (position.ipa, self.geometry.span(position.level)))
             .find(|(at, span)| *at < ipa + size && ipa < *at + *span)
             .map(|(at, _)| at)
     }

@@ -23,14 +23,14 @@ impl TlbModel {
 
     /// Notes a store to an entry by any CPU.
     pub(super) fn note_store(&mut self, cpu: usize, entry: EntryAddress) {
-        let of_entry = |stale: &&mut StaleEntry| stale.entry.place.entry == entry;
+        let of_entry = |stale: &&mut StaleEntry| stale.entry.position.entry == entry;
         let stale = self.stale.iter_mut().filter(of_entry);
         stale.for_each(|stale| stale.note_writer(cpu));
     }
 
     /// Adds an entry that a CPU has changed in the event `now`.
     pub(super) fn add(&mut self, cpu: usize, now: u64, entry: ChangedEntry) {
-        self.note_store(cpu, entry.place.entry);
+        self.note_store(cpu, entry.position.entry);
         let stale = StaleEntry::new(entry, now, cpu, self.cpus);
         self.stale.push(stale);
     }
@@ -82,7 +82,7 @@ mod tests {
     fn page(ipa: u64, change: Change) -> ChangedEntry {
         let entry = EntryAddress(0x8000_0000 + ipa);
         ChangedEntry {
-            place: EntryPosition { entry, level: Level::PAGE, ipa: Ipa(ipa) },
+            position: EntryPosition { entry, level: Level::PAGE, ipa: Ipa(ipa) },
             was: Descriptor(0x1_0000_0003 + ipa),
             size: 0x1000,
             change,
@@ -175,7 +175,7 @@ mod tests {
     fn a_dsb_publishes_a_store_that_another_cpu_has_overwritten() {
         let mut tlbs = TlbModel::new(2);
         let entry = page(0, Change::Removed);
-        let address = entry.place.entry;
+        let address = entry.position.entry;
         tlbs.add(0, 0, entry);
         tlbs.note_store(1, address);
 

@@ -77,7 +77,8 @@ pub enum Doorbell {
 }
 
 impl Doorbell {
-    /// Returns the doorbell at an address or port, where `first` is that of the first one.
+    /// Returns the doorbell at an address or port; `first` is the address or port of the first
+    /// doorbell.
     pub fn at(first: u64, address: u64) -> Option<Self> {
         [Self::Done, Self::Differs, Self::Fatal]
             .into_iter()

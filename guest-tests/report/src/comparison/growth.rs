@@ -146,8 +146,8 @@ pub struct Fit {
     pub exact: bool,
 }
 
-/// Distance from the ends of an interval within which it still contains a power. Exact times lie so
-/// near a line that a constant part of 1% (the cost of a call) keeps 1 out of their interval.
+/// Distance from the ends of an interval within which it still contains a power. The interval of
+/// exact times is so narrow that a constant part of 1% (the cost of a call) excludes 1 from it.
 const INTERVAL_TOLERANCE: f64 = 0.05;
 /// Width from which on an interval cannot distinguish flat from quadratic.
 const WIDEST: f64 = 2.0;

@@ -89,7 +89,7 @@ impl Checker {
             stale.overlaps(ipa, size) && entry.table.is_none() && entry.was.attributes().write
         };
         let held = self.tlbs.stale.iter().find(is_writable);
-        if let Some(at) = held.map(|stale| stale.entry.place.ipa) {
+        if let Some(at) = held.map(|stale| stale.entry.position.ipa) {
             let detail = format!("a TLB may hold {at:#x} writable");
             self.report(Rule::LogReadTooEarly, detail);
         }
@@ -99,7 +99,7 @@ impl Checker {
         // A CPU that removes a relaxed entry invalidates it on every CPU.
         let is_removed_later = |relaxed: &StaleEntry| {
             self.tlbs.stale.iter().any(|stale| {
-                stale.entry.place.entry == relaxed.entry.place.entry
+                stale.entry.position.entry == relaxed.entry.position.entry
                     && stale.entry.change == Change::Removed
                     && stale.since > relaxed.since
             })
@@ -107,7 +107,7 @@ impl Checker {
         let refaults = |stale: &StaleEntry| {
             let entry = &stale.entry;
             entry.change == Change::Relaxed
-                && entry.place.level == level
+                && entry.position.level == level
                 // A later change belongs to the next fault.
                 && stale.since < self.cpus[cpu].released
                 && stale.is_held_by(cpu)

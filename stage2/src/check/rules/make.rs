@@ -18,15 +18,15 @@ use crate::{
 
 impl Checker {
     /// Checks that no CPU holds an entry that was removed at the same addresses.
-    pub(super) fn check_invalidated(&mut self, place: &EntryPosition, new: Descriptor) {
-        let size = self.setup.geometry.span(place.level);
+    pub(super) fn check_invalidated(&mut self, position: &EntryPosition, new: Descriptor) {
+        let size = self.setup.geometry.span(position.level);
         let conflicts = |stale: &&StaleEntry| {
             let entry = &stale.entry;
             let is_same = entry.table.is_none()
-                && entry.place.level == place.level
-                && new.is_leaf(place.level)
+                && entry.position.level == position.level
+                && new.is_leaf(position.level)
                 && entry.was == new;
-            stale.overlaps(place.ipa, size) && entry.change == Change::Removed && !is_same
+            stale.overlaps(position.ipa, size) && entry.change == Change::Removed && !is_same
         };
         if let Some(stale) = self.tlbs.stale.iter().find(conflicts) {
             let rule = if stale.only_combined() {
@@ -34,7 +34,7 @@ impl Checker {
             } else {
                 Rule::MakeBeforeInvalidated
             };
-            let (ipa, was) = (stale.entry.place.ipa, stale.entry.was);
+            let (ipa, was) = (stale.entry.position.ipa, stale.entry.was);
             let detail = format!("{ipa:#x}: {was:?} may be held, {new:?} is made");
             self.report(rule, detail);
         }
@@ -43,23 +43,23 @@ impl Checker {
     pub(super) fn make(
         &mut self,
         cpu: usize,
-        place: &EntryPosition,
+        position: &EntryPosition,
         new: Descriptor,
         kind: StoreKind,
     ) {
         let looked_up = self.cpus[cpu].looked_up;
         if looked_up.is_some_and(|sequence| sequence != self.sequence) {
-            self.report(Rule::StaleLookUp, format!("{:#x}", place.ipa));
+            self.report(Rule::StaleLookUp, format!("{:#x}", position.ipa));
         }
-        match new.kind(place.level) {
-            EntryKind::Table(child) => self.link(cpu, place, child, kind),
-            EntryKind::Leaf(_) => self.check_leaf(place, new, false),
+        match new.kind(position.level) {
+            EntryKind::Table(child) => self.link(cpu, position, child, kind),
+            EntryKind::Leaf(_) => self.check_leaf(position, new, false),
             _ => {}
         }
     }
 
-    fn link(&mut self, cpu: usize, place: &EntryPosition, child: TableAddress, kind: StoreKind) {
-        let Some(below) = place.level.down() else {
+    fn link(&mut self, cpu: usize, position: &EntryPosition, child: TableAddress, kind: StoreKind) {
+        let Some(below) = position.level.down() else {
             return;
         };
         let Some(table) = self.tables.all.get_mut(&child) else {
@@ -69,14 +69,14 @@ impl Checker {
         self.effect.strong = table.writer.is_some();
         let is_unpublished = kind == StoreKind::Plain && table.writer.is_some();
         table.level = Some(below);
-        table.ipa = place.ipa;
+        table.ipa = position.ipa;
         table.linked = true;
         table.unlinked_at = None;
         let entries: Vec<_> = table.entries.iter().map(|(i, e)| (*i, *e)).collect();
         if is_unpublished {
             self.report(Rule::TableNotPublished, format!("table {:#x}", child.0));
         }
-        if let Some(block) = self.tables.broken.remove(&place.entry) {
+        if let Some(block) = self.tables.broken.remove(&position.entry) {
             let allowed = block.attributes();
             let relaxes = |leaf: &Descriptor| {
                 leaf.is_leaf(below) && leaf.attributes().restricted(allowed) != leaf.attributes()
@@ -84,7 +84,7 @@ impl Checker {
             let relaxed = entries.iter().filter(|(_, leaf)| relaxes(leaf)).count();
             // The fault needs one.
             if relaxed > 1 {
-                let detail = format!("{:#x}: {relaxed} parts of {block:?}", place.ipa);
+                let detail = format!("{:#x}: {relaxed} parts of {block:?}", position.ipa);
                 self.report(Rule::SplitRelaxed, detail);
             }
         }
@@ -92,7 +92,7 @@ impl Checker {
             let at = EntryPosition {
                 entry: child.entry(index),
                 level: below,
-                ipa: place.ipa + index * self.setup.geometry.span(below),
+                ipa: position.ipa + index * self.setup.geometry.span(below),
             };
             self.make(cpu, &at, entry, StoreKind::Release);
         }
@@ -102,23 +102,23 @@ impl Checker {
     /// executable before.
     pub(super) fn check_leaf(
         &mut self,
-        place: &EntryPosition,
+        position: &EntryPosition,
         leaf: Descriptor,
         was_executable: bool,
     ) {
-        let (phys, size) = (leaf.address(), self.setup.geometry.span(place.level));
+        let (phys, size) = (leaf.address(), self.setup.geometry.span(position.level));
         let attributes = leaf.attributes();
         let is_memory = attributes.memory == MemoryType::Normal;
         let features = self.setup.features;
-        let detail = |why: &str| format!("{:#x} → {phys:#x}, {size:#x} bytes: {why}", place.ipa);
+        let detail = |why: &str| format!("{:#x} → {phys:#x}, {size:#x} bytes: {why}", position.ipa);
         let granule = self.setup.geometry.granule();
-        if !leaf.is_aligned(place.level, granule) {
+        if !leaf.is_aligned(position.level, granule) {
             self.report(Rule::Misaligned, detail("not aligned"));
         }
-        let slot = self.memslots.range(..=place.ipa).next_back();
+        let slot = self.memslots.range(..=position.ipa).next_back();
         let is_in_slot = slot.is_some_and(|(ipa, slot)| {
-            place.ipa + size <= *ipa + slot.size
-                && phys == slot.phys + (place.ipa - *ipa)
+            position.ipa + size <= *ipa + slot.size
+                && phys == slot.phys + (position.ipa - *ipa)
                 && slot.is_device != is_memory
         });
         if !is_in_slot {
@@ -142,7 +142,7 @@ impl Checker {
         }
         self.caches.map(phys, size, attributes.execute, is_memory);
         if attributes.write {
-            self.note_writable(place.ipa, size);
+            self.note_writable(position.ipa, size);
         }
     }
 }

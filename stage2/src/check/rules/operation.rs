@@ -103,7 +103,7 @@ impl Checker {
             } else {
                 Rule::ReductionNotComplete
             };
-            let (ipa, size, was) = (entry.place.ipa, entry.size, entry.was);
+            let (ipa, size, was) = (entry.position.ipa, entry.size, entry.was);
             self.report(rule, format!("{ipa:#x}, {size:#x} bytes: {was:?} may be held"));
         }
     }
@@ -119,7 +119,7 @@ impl Checker {
         let detail = format!("table {:#x}", table.0);
         let entries = table.0..table.0 + self.setup.geometry.granule().size();
         let may_walk = |stale: &StaleEntry| {
-            stale.entry.table == Some(table) || entries.contains(&stale.entry.place.entry.0)
+            stale.entry.table == Some(table) || entries.contains(&stale.entry.position.entry.0)
         };
         if self.tlbs.stale.iter().any(may_walk) || self.tables.is_linked(table) {
             self.report(Rule::FreedWhileWalked, detail.as_str());
@@ -165,7 +165,7 @@ impl Checker {
             let entry = &stale.entry;
             stale.run_remains = entry.change == Change::Removed
                 && entry.was.is_contiguous()
-                && self.tables.run_remains(entry.place.entry, entry.place.level);
+                && self.tables.run_remains(entry.position.entry, entry.position.level);
         }
         let (effect, is_wrong_level) = self.tlbs.invalidate(cpu, kind);
         self.effect = effect;

@@ -44,13 +44,13 @@ impl Checker {
             return;
         };
         let ipa = base + index * self.setup.geometry.span(level);
-        let place = EntryPosition { entry, level, ipa };
+        let position = EntryPosition { entry, level, ipa };
         match (old.is_valid(), new.is_valid()) {
-            (true, true) => self.replace(cpu, &place, old, new, kind),
-            (true, false) => self.remove(cpu, &place, old),
+            (true, true) => self.replace(cpu, &position, old, new, kind),
+            (true, false) => self.remove(cpu, &position, old),
             (false, true) => {
-                self.check_invalidated(&place, new);
-                self.make(cpu, &place, new, kind);
+                self.check_invalidated(&position, new);
+                self.make(cpu, &position, new, kind);
             }
             (false, false) => {}
         }
@@ -95,38 +95,38 @@ impl Checker {
     fn replace(
         &mut self,
         cpu: usize,
-        place: &EntryPosition,
+        position: &EntryPosition,
         old: Descriptor,
         new: Descriptor,
         kind: StoreKind,
     ) {
-        let level = place.level;
+        let level = position.level;
         match (old.kind(level), new.kind(level)) {
             (EntryKind::Table(a), EntryKind::Table(b)) if a == b => {}
             (EntryKind::Leaf(_), EntryKind::Leaf(_))
                 if !old.with_nt(false).needs_break(new.with_nt(false)) =>
             {
-                self.change_in_place(cpu, place, old, new);
+                self.change_in_place(cpu, position, old, new);
             }
             _ => {
-                self.check_replacement(place, old, new);
-                self.remove(cpu, place, old);
-                self.make(cpu, place, new, kind);
+                self.check_replacement(position, old, new);
+                self.remove(cpu, position, old);
+                self.make(cpu, position, new, kind);
             }
         }
     }
 
-    fn check_replacement(&mut self, place: &EntryPosition, old: Descriptor, new: Descriptor) {
-        let detail = format!("{:#x}: {old:?} → {new:?}", place.ipa);
+    fn check_replacement(&mut self, position: &EntryPosition, old: Descriptor, new: Descriptor) {
+        let detail = format!("{:#x}: {old:?} → {new:?}", position.ipa);
         let bbm = self.setup.features.bbm;
-        let (has_nt, table, block) = match (old.kind(place.level), new.kind(place.level)) {
+        let (has_nt, table, block) = match (old.kind(position.level), new.kind(position.level)) {
             (EntryKind::Leaf(_), EntryKind::Table(table)) => (old.has_nt(), table, old),
             (EntryKind::Table(table), EntryKind::Leaf(_)) => (new.has_nt(), table, new),
             _ => return self.report(Rule::BreakBeforeMake, detail),
         };
         // At every FEAT_BBM level the parts must map the same memory with the same type.
         let geometry = self.setup.geometry;
-        let differs = place.level.down().is_some_and(|below| {
+        let differs = position.level.down().is_some_and(|below| {
             let part = |index| block.part(below, index * geometry.span(below));
             let entries = self.tables.all.get(&table).map(|table| &table.entries);
             entries.into_iter().flatten().any(|(index, entry)| {
@@ -144,7 +144,7 @@ impl Checker {
     fn change_in_place(
         &mut self,
         cpu: usize,
-        place: &EntryPosition,
+        position: &EntryPosition,
         old: Descriptor,
         new: Descriptor,
     ) {
@@ -157,36 +157,37 @@ impl Checker {
         for (applies, change) in [(restricts, Change::Restricted), (relaxes, Change::Relaxed)] {
             // No CPU holds an entry without the access flag, or with nT.
             if applies && a.accessed && !old.has_nt() {
-                self.add_stale(cpu, place, old, change, false);
+                self.add_stale(cpu, position, old, change, false);
             }
         }
         // After ageing, CPUs keep the old entry: a later restriction must invalidate it.
-        let is_known =
-            |stale: &StaleEntry| stale.entry.place.entry == place.entry && stale.entry.was == old;
+        let is_known = |stale: &StaleEntry| {
+            stale.entry.position.entry == position.entry && stale.entry.was == old
+        };
         if a.accessed && !b.accessed && !self.tlbs.stale.iter().any(is_known) {
-            self.add_stale(cpu, place, old, Change::Relaxed, false);
+            self.add_stale(cpu, position, old, Change::Relaxed, false);
         }
         if relaxes {
-            self.check_leaf(place, new, a.execute);
+            self.check_leaf(position, new, a.execute);
         }
     }
 
     fn add_stale(
         &mut self,
         cpu: usize,
-        place: &EntryPosition,
+        position: &EntryPosition,
         was: Descriptor,
         change: Change,
         below_table: bool,
     ) {
-        let table = match was.kind(place.level) {
+        let table = match was.kind(position.level) {
             EntryKind::Table(child) => Some(child),
             _ => None,
         };
         let entry = ChangedEntry {
-            place: *place,
+            position: *position,
             was,
-            size: self.setup.geometry.span(place.level),
+            size: self.setup.geometry.span(position.level),
             change,
             table,
             below_table,
@@ -195,17 +196,17 @@ impl Checker {
     }
 
     /// Handles a valid entry that becomes invalid or is replaced.
-    fn remove(&mut self, cpu: usize, place: &EntryPosition, old: Descriptor) {
+    fn remove(&mut self, cpu: usize, position: &EntryPosition, old: Descriptor) {
         self.check_maintenance_complete(cpu);
-        if !old.has_nt() || !old.is_leaf(place.level) {
-            self.add_stale(cpu, place, old, Change::Removed, false);
+        if !old.has_nt() || !old.is_leaf(position.level) {
+            self.add_stale(cpu, position, old, Change::Removed, false);
         }
-        match old.kind(place.level) {
+        match old.kind(position.level) {
             EntryKind::Leaf(phys) => {
-                self.tables.broken.insert(place.entry, old);
-                let size = self.setup.geometry.span(place.level);
+                self.tables.broken.insert(position.entry, old);
+                let size = self.setup.geometry.span(position.level);
                 self.caches.unmap(phys, size);
-                self.unmarked.remove(place.ipa, size);
+                self.unmarked.remove(position.ipa, size);
             }
             EntryKind::Table(child) => self.unlink(cpu, child),
             _ => {}
@@ -214,11 +215,11 @@ impl Checker {
 
     fn unlink(&mut self, cpu: usize, child: TableAddress) {
         let subtree = self.tables.subtree(child);
-        for (place, leaf) in subtree.leaves {
-            let size = self.setup.geometry.span(place.level);
-            self.add_stale(cpu, &place, leaf, Change::Removed, true);
+        for (position, leaf) in subtree.leaves {
+            let size = self.setup.geometry.span(position.level);
+            self.add_stale(cpu, &position, leaf, Change::Removed, true);
             self.caches.unmap(leaf.address(), size);
-            self.unmarked.remove(place.ipa, size);
+            self.unmarked.remove(position.ipa, size);
         }
         for at in subtree.tables {
             if let Some(table) = self.tables.all.get_mut(&at) {
