@@ -29,7 +29,7 @@ use std::{
 };
 
 use criterion::Criterion;
-use others::{Aarch64Paging, Generic, Multiarch};
+use others::{Aarch64Paging, PageTableGeneric, PageTableMultiarch};
 use own::{Direct, ExclusiveTable, Pooled, SharedTable, ThreadMemcache};
 use table::{BLOCK, GIB, PAGE, PHYS, Table};
 
@@ -246,8 +246,8 @@ fn together(c: &mut Criterion) {
             bench(c, group, name, count, || run(threads, EACH, sequence));
         };
         locked("Mutex of aarch64-paging", map_locked::<Aarch64Paging>);
-        locked("Mutex of page_table_multiarch", map_locked::<Multiarch>);
-        locked("Mutex of page-table-generic", map_locked::<Generic>);
+        locked("Mutex of page_table_multiarch", map_locked::<PageTableMultiarch>);
+        locked("Mutex of page-table-generic", map_locked::<PageTableGeneric>);
     }
 }
 
@@ -374,14 +374,14 @@ fn main() {
     alone::<ExclusiveTable<Direct>>(&mut c);
     alone::<ExclusiveTable<Pooled>>(&mut c);
     alone::<Aarch64Paging>(&mut c);
-    alone::<Multiarch>(&mut c);
-    alone::<Generic>(&mut c);
+    alone::<PageTableMultiarch>(&mut c);
+    alone::<PageTableGeneric>(&mut c);
     together(&mut c);
     blocks_in_two_threads(&mut c);
     in_turns::<ExclusiveTable<Direct>>(&mut c);
     in_turns::<Aarch64Paging>(&mut c);
-    in_turns::<Multiarch>(&mut c);
-    in_turns::<Generic>(&mut c);
+    in_turns::<PageTableMultiarch>(&mut c);
+    in_turns::<PageTableGeneric>(&mut c);
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.svg");
     report::report(&at, &chart).expect("docs/ can be written");
 }

@@ -231,13 +231,13 @@ impl PagingHandler for Pages {
 }
 
 /// Table of page-table-generic.
-pub struct Generic {
+pub struct PageTableGeneric {
     table: generic::PageTable<Shape, Pages>,
     /// Receipts of splits, by block number.
     splits: Vec<Option<generic::InstalledHugeSplit<Shape>>>,
 }
 
-impl Table for Generic {
+impl Table for PageTableGeneric {
     const NAME: &'static str = "page-table-generic";
     const CAN_SPLIT: bool = true;
     const CAN_COALESCE: bool = true;
@@ -289,11 +289,11 @@ impl Table for Generic {
 }
 
 /// Table of page_table_multiarch.
-pub struct Multiarch(PageTable64<Shape, Entry, Pages>);
+pub struct PageTableMultiarch(PageTable64<Shape, Entry, Pages>);
 
 const READ_WRITE: MappingFlags = MappingFlags::READ.union(MappingFlags::WRITE);
 
-impl Table for Multiarch {
+impl Table for PageTableMultiarch {
     const NAME: &'static str = "page_table_multiarch";
     type ThreadState = ();
 

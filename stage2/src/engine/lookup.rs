@@ -129,7 +129,7 @@ fn walk<O: Operations>(
     access: Access,
 ) -> Result<Translation, Fault> {
     let (_, entry, level) = find_in(ops, root, (granule, start), ipa);
-    if let Some(status) = entry.missing(access) {
+    if let Some(status) = entry.fault_status(access) {
         return Err(Fault { ipa, access, status, level });
     }
     Ok(Translation {
@@ -168,7 +168,7 @@ fn find_in<O: Operations>(
 impl Descriptor {
     /// Returns the fault of an access whose walk ends at this entry, which points at no table.
     #[inline(always)]
-    fn missing(self, access: Access) -> Option<FaultStatus> {
+    fn fault_status(self, access: Access) -> Option<FaultStatus> {
         if !self.is_valid() {
             Some(FaultStatus::Translation)
         } else if !self.attributes().accessed {
