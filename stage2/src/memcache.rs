@@ -117,7 +117,7 @@ impl Memcache {
         table
     }
 
-    /// Returns an unused table, still zeroed.
+    /// Adds an unused table, still zeroed, to the memcache.
     pub(crate) fn return_unused(&mut self, table: TableAddress) {
         self.tables.push(table);
     }

@@ -176,7 +176,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     }
 
     /// Walks down from the root to the level at which a leaf fits, and maps the part of the range
-    /// that belongs into that table.
+    /// that this table translates.
     #[inline]
     fn map_table(&self, c: &mut Cursor<'_>) -> Result<(), MapError> {
         let (mut table, mut level) = (self.stage2.root, self.stage2.geometry.start());

@@ -51,9 +51,8 @@ impl TableSpan {
 
 /// Walk that maps many leaves: [`Stage2::mapper`], [`Stage2::mapper_shared`].
 ///
-/// One comparison decides whether the next leaf has the size and attributes of the last and belongs
-/// into the same table: addresses fill the lower 48 bits of `from`, size and attributes the upper
-/// 16.
+/// One comparison decides whether the next leaf has the size and attributes of the last one and is
+/// in the same table: addresses fill the lower 48 bits of `from`, size and attributes the upper 16.
 #[derive(Debug)]
 pub struct Mapper<'a, O: Operations, M: WalkMode> {
     walk: Walk<'a, O, M>,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The stage-2 table engine: its operations, and the protocol by which each changes entries.
 //!
-//! A [`Stage2`] belongs into a read-write lock. A method with `&mut self` walks *exclusively*: it
-//! is the only walker and changes entries by plain stores. A method with `&self` walks *shared*:
+//! A [`Stage2`] is protected by a read-write lock. A method with `&mut self` walks *exclusively*:
+//! it is the only walker and changes entries by plain stores. A method with `&self` walks *shared*:
 //! any number of walkers change entries by compare-and-swap from the value that they have read, and
 //! a table is freed only after an epoch in which no walker can still be below it
 //! ([`Operations::defer`](crate::Operations::defer)). Both are the same code, with the kind of walk
