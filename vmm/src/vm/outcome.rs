@@ -72,7 +72,7 @@ pub enum VmError {
     },
 }
 
-/// Returns a conversion of an error into a [`VmError::Failed`] with `object`.
+/// Returns a function that wraps an error in a [`VmError::Failed`] with `object`.
 pub(super) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(
     object: impl Into<String>,
 ) -> impl FnOnce(E) -> VmError {

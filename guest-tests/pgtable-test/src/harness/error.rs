@@ -113,12 +113,12 @@ pub(super) fn phase(phase: Phase) -> String {
     format!("in {phase}")
 }
 
-/// Returns the conversion of an error of the vCPU threads in `operation`.
+/// Returns a function that adds the failed `operation` to an error of the vCPU threads.
 pub(super) fn threads_error(operation: &str) -> impl FnOnce(VcpuThreadsError) -> HarnessError {
     |source| HarnessError::Vcpus(operation.to_owned(), source)
 }
 
-/// Returns the conversion of an error of the machine in `operation`.
+/// Returns a function that adds the failed `operation` to an error of the machine.
 pub(super) fn host_error(operation: &str) -> impl FnOnce(MachineError) -> HarnessError {
     |source| HarnessError::Host(operation.to_owned(), source)
 }

@@ -224,7 +224,7 @@ impl<'a, 'o> Runner<'a, 'o> {
     }
 }
 
-/// Returns the conversion of a failure on a machine with its own time.
+/// Returns a function that adds the failed operation to a failure on a machine with its own time.
 fn vcpu_error(operation: &str) -> impl FnOnce(VcpuFailure) -> HarnessError {
     let convert = threads_error(operation);
     |failure| convert(VcpuThreadsError::Failed(Box::new(failure)))

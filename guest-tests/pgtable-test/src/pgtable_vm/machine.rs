@@ -75,7 +75,7 @@ impl KvmMachine {
     }
 }
 
-/// Returns the conversion of an error that occurred while reading guest memory.
+/// Returns a function that adds the guest address to an error of reading guest memory.
 fn reading<E: Error + Send + Sync + 'static>(at: GuestAddress) -> impl Fn(E) -> MachineError {
     move |error| MachineError::new(format!("reading guest memory at {:#x}", at.0), error)
 }

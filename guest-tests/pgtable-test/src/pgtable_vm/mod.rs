@@ -113,7 +113,7 @@ impl KvmConfig {
     }
 }
 
-/// Returns the conversion of an error of `operation` ("creating a vCPU").
+/// Returns a function that adds the failed `operation` ("creating a vCPU") to an error.
 fn during<E: Error + Send + Sync + 'static>(operation: &'static str) -> impl Fn(E) -> MachineError {
     move |error| MachineError::new(operation, error)
 }

@@ -55,7 +55,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Returns a conversion of host errors for `map_err`.
+    /// Returns a function that adds the purpose of a call to an error of the host.
     fn host<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Self {
         move |error| Self::Host { operation, source: error.into() }
     }
