@@ -14,13 +14,13 @@
 //! A CPU is known by its [key](CpuKey), which grows with the CPU's number; a round ends where the
 //! key falls. The turns of a CPU that runs alone count as one, with the same sum. A CPU that spins
 //! by `WFE` or `YIELD` leaves the rest of its turn to the others: the round is as long as the turn of
-//! the CPU that it waits for. One that spins by loads uses its turn up, as on hardware.
+//! the CPU that it waits for. A CPU that spins by loads executes its whole turn, as on hardware.
 //!
 //! A CPU that wakes another and halts ends its turn early, and the other may run in the same
 //! round: such a handover counts as parallel for less than a quantum.
 //!
-//! A CPU that can run and has no turn would make elapsed time meaningless: [`Time::starved`] is
-//! the most work of others that one had to wait for its turn.
+//! Elapsed time is meaningless if a CPU that can run has no turn: [`Time::starved`] is the longest
+//! wait of such a CPU for its turn, as work of the other CPUs.
 
 use std::collections::BTreeMap;
 

@@ -22,7 +22,7 @@ pub enum Class {
     InstructionLine,
     /// `IC IALLU` and `IC IALLUIS`.
     InstructionAll,
-    /// `TLBI` of the own CPU.
+    /// `TLBI` of the executing CPU.
     LocalInvalidation,
     /// `TLBI` of all CPUs of the shareability domain.
     BroadcastInvalidation,

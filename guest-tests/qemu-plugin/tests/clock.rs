@@ -25,7 +25,7 @@ const TOOLS: &str = if cfg!(target_arch = "aarch64") { "" } else { "aarch64-linu
 
 /// Elapsed time and work, in picoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Times {
+struct MeasuredTime {
     elapsed: u64,
     work: u64,
 }
@@ -51,7 +51,7 @@ fn success(command: &mut Command) {
 }
 
 /// Builds the program and runs it with a quantum in nanoseconds and additional plugin arguments.
-fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> Times {
+fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> MeasuredTime {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clock.S");
@@ -89,7 +89,7 @@ fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> Times {
     // A CPU waits for a turn of each other CPU, and a block more.
     let fair = (cpus - 1) * u64::from(quantum) * 1000 + 100_000;
     assert!(time("starved") <= fair, "{} ps of others' work", time("starved"));
-    Times { elapsed: time("elapsed"), work: time("work") }
+    MeasuredTime { elapsed: time("elapsed"), work: time("work") }
 }
 
 /// Asserts that a time is at most a tenth of a percent and two quanta a CPU from the known one.

@@ -5,11 +5,11 @@
 //!   run in turn in one thread, and idle time takes no real time. Equal inputs produce equal runs.
 //! * `dtb-randomness=off` and `-rtc clock=vm` remove entropy and clock of the machine; `nokaslr
 //!   norandmaps` remove the kernel's randomness, and functions have fixed addresses.
-//! * A CPU's turn ends at a timer. `skew_tick=1` spreads the ticks of the CPUs, so that a turn is a
-//!   fraction of a tick and parallel work is interleaved.
 //! * With a quantum, the plugin ends each CPU's turn after that much virtual time and measures
-//!   elapsed time; all CPUs are online. The rest of this list is about runs without.
-//! * Every other CPU is offline. QEMU before 8.1 assigns an empty turn to the CPU after one that
+//!   elapsed time; all CPUs are online.
+//! * Without a quantum, a CPU's turn ends at a timer. `skew_tick=1` spreads the ticks of the CPUs,
+//!   so that a turn is a fraction of a tick and parallel work is interleaved.
+//! * Without a quantum, every other CPU is offline. QEMU before 8.1 assigns an empty turn to the CPU after one that
 //!   used up its turn. If that CPU holds a lock that the others poll, as faulting vCPUs do during
 //!   an invalidation, or has to answer an IPI that another spins for, the machine hangs. An offline
 //!   CPU can take the empty turns.

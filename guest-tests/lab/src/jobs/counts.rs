@@ -3,8 +3,8 @@
 //!
 //! The plugin writes a line for each segment between two marks, in the order of execution, and an
 //! end line when the emulator exits normally. Records have the same order, so marked segments and
-//! records correspond one to one. Anything else is an error: counts would belong to the wrong
-//! phase.
+//! records correspond one to one. A file without this order is refused: counts
+//! would belong to the wrong phase.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -25,7 +25,7 @@ pub struct Segment {
     pub time: Option<ClockTime>,
 }
 
-/// Times of a segment in picoseconds: the part of the plugin's that is used here.
+/// Times of a segment in picoseconds: those fields of the plugin's that the lab uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct ClockTime {
     /// Time of the CPUs side by side.

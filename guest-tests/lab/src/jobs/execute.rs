@@ -53,13 +53,13 @@ pub struct Executor {
     pub emulator: String,
     /// Real time after which an emulator is terminated.
     pub deadline: Duration,
-    /// Any splat is a failure.
+    /// `true` if a job fails by any splat on its console.
     pub strict: bool,
 }
 
 /// Facts that PID 1 cannot determine itself; see [`granule_types::record::Host`].
 #[derive(Debug, Serialize)]
-struct Facts<'a> {
+struct HostFacts<'a> {
     series: Option<&'a [Series]>,
     image_sha256: &'a str,
     emulator: String,
@@ -78,7 +78,7 @@ impl Executor {
         shell.create_dir(directory)?;
         let boot = self.boot(kernel, job, directory);
         let command = boot.command();
-        let facts = Facts {
+        let facts = HostFacts {
             series: kernel.series.as_deref(),
             image_sha256: &kernel.image_sha256,
             emulator: format!("{} {}", self.emulator, job.hardware.describe()),
@@ -98,7 +98,7 @@ impl Executor {
         contents.pack(&boot.initramfs)?;
         shell.write(&directory.join("command"), format!("{command}\n"))?;
         let ended = shell.run(&command);
-        // It is large, and its inputs are still available.
+        // The archive is large, and its inputs are still available.
         let _ = fs::remove_file(&boot.initramfs);
         self.collect(&boot, directory, ended).map(Some)
     }
