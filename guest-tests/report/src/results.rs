@@ -27,10 +27,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use granule_types::{
-    record::{Record, SCHEMA},
-    units::counted,
-};
+use granule_types::record::{Record, SCHEMA};
 
 /// Error returned when a file is not a complete input, or cannot be read or written: file, line and
 /// remedy.
@@ -92,7 +89,7 @@ pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
             continue;
         }
         let (left, record) = read_record(text).map_err(|error| error.at(line))?;
-        check_follows(before, left)?;
+        check_follows(before, Some(left))?;
         before = left.map(|left| (line, left));
         records.push(record);
     }
@@ -105,22 +102,28 @@ pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
     Ok(records)
 }
 
-/// Checks that a line with `left` further lines may follow the line and its `left` in `before`.
-fn check_follows(before: Option<(usize, u64)>, left: Option<u64>) -> Result<(), FileError> {
+/// Checks that `next`, a record with its number of further records or the end of the file, may
+/// follow the line and its number in `before`.
+fn check_follows(before: Option<(usize, u64)>, next: Option<Option<u64>>) -> Result<(), FileError> {
     let Some((line, required @ 1..)) = before else {
         return Ok(());
     };
-    let missing = match left {
+    let missing = match next.flatten() {
         Some(left) if left < required => required - 1 - left,
         _ => required,
     };
     if missing == 0 {
         return Ok(());
     }
+    let fault = match next {
+        None if required == 1 => "the file ends before it".to_owned(),
+        None => "the file ends before them".to_owned(),
+        Some(_) if missing == 1 => "the next one is missing".to_owned(),
+        Some(_) => format!("the next {missing} are missing"),
+    };
     let message = format!(
-        "{} behind it {} missing: the run ended early, or the file is cut off; run the test again",
-        counted(missing, "record"),
-        if missing == 1 { "is" } else { "are" }
+        "the record announces {required} more, but {fault}: the run ended early, or the file is \
+         cut off; run the test again"
     );
     Err(FileError::new(message).at(line))
 }
@@ -265,11 +268,17 @@ mod tests {
             kept.map(|(_, line)| format!("{line}\n")).collect::<String>()
         };
         for (text, expected) in [
-            (without(1..4), "line 1: 3 records behind it are missing"),
-            (without(3..4), "line 3: 1 record behind it is missing"),
-            (without(1..3), "line 1: 2 records behind"),
-            (without(2..4) + &whole, "line 2: 2 records behind"),
-            (without(3..4) + &serde_json::to_string(&record()).unwrap(), "line 3: 1 record behind"),
+            (without(1..4), "line 1: the record announces 3 more, but the file ends before them: "),
+            (without(3..4), "line 3: the record announces 1 more, but the file ends before it: "),
+            (without(1..3), "line 1: the record announces 3 more, but the next 2 are missing: "),
+            (
+                without(2..4) + &whole,
+                "line 2: the record announces 2 more, but the next 2 are missing: ",
+            ),
+            (
+                without(3..4) + &serde_json::to_string(&record()).unwrap(),
+                "line 3: the record announces 1 more, but the next one is missing: ",
+            ),
         ] {
             assert!(refusal(&text).starts_with(expected), "{text}");
         }

@@ -333,7 +333,7 @@ fn files_and_run_directories_are_read_or_refused_with_file_and_remedy() {
         ("foreign", "<html></html>", "is neither results"),
         ("other.json", "{\"a\": 1}", "line 1: its schema is ''"),
         ("cut", &whole[..whole.len() - 20], "line 4: the record is cut off"),
-        ("counted", counted.lines().next().unwrap(), "line 1: 1 record behind it is missing"),
+        ("counted", counted.lines().next().unwrap(), "line 1: the record announces 1 more, but"),
         ("log", &CONSOLE[..CONSOLE.rfind("KVM_ADJUST").unwrap()], "has no 'KVM_ADJUST_MAPPINGS'"),
     ] {
         fs::write(path(name), content).unwrap();
