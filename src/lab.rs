@@ -31,7 +31,6 @@ enum Tool {
     /// Build Debian packages of a host kernel for an arm64 server, without and with a series
     HostKernel(HostPackages),
     /// Check every series: list, subjects, application, checkpatch
-    #[command(hide = true)]
     CheckSeries {
         /// Source that replaces those of all bases
         #[arg(long, value_name = "DIR")]
