@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The fault path of a hypervisor, from the guest's fault to the guest's next attempt.
+//! The fault path of a hypervisor, from a stage-2 abort to the guest's next attempt.
 //!
 //! The steps come in this order, as in Linux (`user_mem_abort()`): read the invalidation sequence →
 //! look the page up (may sleep) → top the memcache up (may sleep) → take the lock → check that the
@@ -143,7 +143,7 @@ impl<R: RawRwLock> Mmu<R> {
         &self.geometry
     }
 
-    /// Resolves a guest's fault.
+    /// Resolves a stage-2 abort.
     ///
     /// # Errors
     /// [`FaultError`] if a retry does not help.

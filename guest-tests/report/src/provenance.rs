@@ -131,7 +131,7 @@ fn backed_by(obtained: &ResidentPages) -> String {
     format!("{} pages", sizes.join(" and "))
 }
 
-/// One side. Where samples differ (by force only), the first one represents all.
+/// One side. If samples differ (by force only), the first one represents all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Side {
     pub label: String,

@@ -12,8 +12,8 @@
 //! overwrites entries, and the lost pages cannot be identified, so a ring without a free entry is
 //! an error.
 //!
-//! Writes without a vCPU (saving the tables of an interrupt controller) have no ring. Where the
-//! kernel logs them in a bitmap (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) it must be enabled;
+//! Writes without a vCPU (saving the tables of an interrupt controller) have no ring. A
+//! kernel that logs them in a bitmap (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) requires it;
 //! this VMM saves no such state, so the bitmap stays empty.
 
 use std::{
