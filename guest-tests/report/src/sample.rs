@@ -102,7 +102,7 @@ pub(crate) struct AnyPhase {
 impl AnyPhase {
     /// Returns a phase of another test at place `rank` of its order.
     pub(crate) const fn of_other_test(rank: usize, name: &'static str) -> Self {
-        Self { rank: Phase::IN_ORDER.len() * ROUNDS + rank, name: Cow::Borrowed(name) }
+        Self { rank: Phase::TABLE_ORDER.len() * ROUNDS + rank, name: Cow::Borrowed(name) }
     }
 
     /// Returns the phase of a record, or the round of it.
@@ -124,9 +124,9 @@ impl AnyPhase {
 
 impl From<Phase> for AnyPhase {
     fn from(phase: Phase) -> Self {
-        let at = Phase::IN_ORDER.iter().position(|&known| known == phase);
+        let at = Phase::TABLE_ORDER.iter().position(|&known| known == phase);
         Self {
-            rank: at.unwrap_or(Phase::IN_ORDER.len()) * ROUNDS,
+            rank: at.unwrap_or(Phase::TABLE_ORDER.len()) * ROUNDS,
             name: Cow::Borrowed(phase.name()),
         }
     }

@@ -43,7 +43,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The phases of an iteration, in order.
+    /// The phases of an iteration of the page-table test, in order.
     pub const ALL: [Self; 7] = [
         Self::Create,
         Self::LoggingOn,
@@ -54,8 +54,8 @@ impl Phase {
         Self::Unmap,
     ];
 
-    /// The phases and rounds, in the order of tables.
-    pub const IN_ORDER: [Self; 10] = [
+    /// Every phase, in the order in which tables of results list them.
+    pub const TABLE_ORDER: [Self; 10] = [
         Self::Create,
         Self::LoggingOn,
         Self::Update,

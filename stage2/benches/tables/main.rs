@@ -31,6 +31,8 @@ use std::{
 use criterion::Criterion;
 use others::{Aarch64Paging, PageTableGeneric, PageTableMultiarch};
 use own::{Direct, ExclusiveTable, Pooled, SharedTable, ThreadMemcache};
+use rand_core::{Rng, SeedableRng};
+use rand_xoshiro::SplitMix64;
 use table::{BLOCK, GIB, PAGE, PHYS, Table};
 
 /// Measures the time per operation of `run`, which performs `count` operations each time.
@@ -100,10 +102,9 @@ fn split_all<T: Table>(table: &mut T, state: &mut T::ThreadState) {
 
 /// Translates random addresses of a table that is mapped by pages.
 fn translate(seed: u64, mut translate: impl FnMut(u64) -> u64) {
-    let mut at = seed;
+    let mut random = SplitMix64::seed_from_u64(seed);
     for _ in 0..SINGLE {
-        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let ipa = (at >> 34) % GIB;
+        let ipa = random.next_u64() % GIB;
         assert_eq!(translate(ipa) & !0xfff, PHYS + (ipa & !0xfff));
     }
 }

@@ -35,7 +35,8 @@ const fn is_one(granule: Granule, size: u64) -> bool {
     size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MAX_PAGES
 }
 
-/// Divides `size` bytes from `ipa`, both multiples of the granule, into pieces.
+/// Divides a range into the operands of `TLBI` instructions: ranges, and single pages where the
+/// count is odd. `ipa` and `size`, in bytes, are multiples of the granule.
 fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = Piece> {
     let mut at = ipa;
     let mut left = size >> granule.shift();

@@ -28,7 +28,7 @@ use rustix::{
 /// Number of buffered bytes above which writers wait.
 const CAPACITY: usize = 64 << 10;
 
-/// Bytes per write, after which waiting writers are woken.
+/// Number of bytes that the thread writes at a time; each write wakes waiting writers.
 const CHUNK: usize = 4096;
 
 /// Interval at which [`ConsoleOutput::wait_for_space`] checks whether to stop waiting.

@@ -7,12 +7,11 @@
 //! missing driver. A file that opens is KVM only if `KVM_GET_API_VERSION` returns 12
 //! (`Documentation/virt/kvm/api.rst`, 4.1).
 
-use std::{ffi::CStr, fs, io, os::unix::fs::MetadataExt};
+use std::{ffi::CString, fs, io, os::unix::fs::MetadataExt};
 
 use kvm_ioctls::Kvm;
 
-const PATH: &str = "/dev/kvm";
-const DEVICE: &CStr = c"/dev/kvm";
+const KVM_DEVICE: &str = "/dev/kvm";
 
 /// The KVM API version since Linux 2.6.22.
 const VERSION: i32 = 12;
@@ -23,17 +22,19 @@ const MISC: u32 = 10;
 /// Opens `/dev/kvm` and checks the API version. `explain_missing_driver` is called when no KVM
 /// driver is loaded.
 pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, String> {
-    open_at(DEVICE, explain_missing_driver)
+    open_at(KVM_DEVICE, explain_missing_driver)
 }
 
-fn open_at(path: &CStr, explain_missing_driver: fn() -> String) -> Result<Kvm, String> {
-    let kvm =
-        Kvm::new_with_path(path).map_err(|error| explain(&error.into(), explain_missing_driver))?;
+fn open_at(path: &str, explain_missing_driver: fn() -> String) -> Result<Kvm, String> {
+    let kvm = CString::new(path)
+        .map_err(io::Error::from)
+        .and_then(|path| Ok(Kvm::new_with_path(path)?))
+        .map_err(|error| explain(&error, explain_missing_driver))?;
     match kvm.get_api_version() {
         VERSION => Ok(kvm),
         ..0 => Err(format!(
-            "{PATH} exists and is not KVM ({}): remove it and create the node again (sudo \
-             modprobe kvm, or sudo mknod {PATH} c 10 232)",
+            "{KVM_DEVICE} exists and is not KVM ({}): remove it and create the node again (sudo \
+             modprobe kvm, or sudo mknod {KVM_DEVICE} c 10 232)",
             io::Error::last_os_error()
         )),
         other => Err(wrong_version(other)),
@@ -42,7 +43,8 @@ fn open_at(path: &CStr, explain_missing_driver: fn() -> String) -> Result<Kvm, S
 
 fn wrong_version(version: i32) -> String {
     format!(
-        "{PATH} has KVM API version {version}; version {VERSION} is required: boot another kernel"
+        "{KVM_DEVICE} has KVM API version {version}; version {VERSION} is required: boot another \
+         kernel"
     )
 }
 
@@ -50,17 +52,19 @@ fn wrong_version(version: i32) -> String {
 fn explain(error: &io::Error, explain_missing_driver: fn() -> String) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => format!(
-            "a device cgroup forbids access to {PATH} for every user: pass the device to the \
-             container or service (docker run --device {PATH}, systemd's DeviceAllow={PATH} rw)"
+            "a device cgroup forbids access to {KVM_DEVICE} for every user: pass the device to \
+             the container or service (docker run --device {KVM_DEVICE}, systemd's \
+             DeviceAllow={KVM_DEVICE} rw)"
         ),
         Some(libc::EACCES) => {
             let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-            let (group, mode) = fs::metadata(PATH).map_or((0, 0), |file| (file.gid(), file.mode()));
+            let (group, mode) =
+                fs::metadata(KVM_DEVICE).map_or((0, 0), |file| (file.gid(), file.mode()));
             let hint = match rustix::process::geteuid().is_root() {
                 true => root_denied_hint().to_owned(),
                 false => denied_hint(group, mode, &groups),
             };
-            format!("this user may not open {PATH}: {hint}")
+            format!("this user may not open {KVM_DEVICE}: {hint}")
         }
         Some(code @ (libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
             let misc = fs::read_to_string("/proc/misc").unwrap_or_default();
@@ -68,9 +72,9 @@ fn explain(error: &io::Error, explain_missing_driver: fn() -> String) -> String 
                 Some(minor) => node_hint(code == libc::ENOENT, minor),
                 None => explain_missing_driver(),
             };
-            format!("{PATH} is not available: {hint}")
+            format!("{KVM_DEVICE} is not available: {hint}")
         }
-        _ => format!("{PATH} cannot be opened ({error})"),
+        _ => format!("{KVM_DEVICE} cannot be opened ({error})"),
     }
 }
 
@@ -87,7 +91,8 @@ fn node_hint(missing: bool, minor: u32) -> String {
     let node = if missing { "the node is missing" } else { "the node belongs to another driver" };
     format!(
         "the kernel has KVM, {node}: in a container, pass the device in (docker run --device \
-         {PATH}); elsewhere create it (sudo rm -f {PATH}; sudo mknod {PATH} c {MISC} {minor})"
+         {KVM_DEVICE}); elsewhere create it (sudo rm -f {KVM_DEVICE}; sudo mknod {KVM_DEVICE} c \
+         {MISC} {minor})"
     )
 }
 
@@ -166,8 +171,8 @@ mod tests {
 
     #[test]
     fn another_device_a_missing_node_and_another_version_are_refused() {
-        let other = open_at(c"/dev/null", String::new).unwrap_err();
-        let missing = open_at(c"/nonexistent/kvm", String::new).unwrap_err();
+        let other = open_at("/dev/null", String::new).unwrap_err();
+        let missing = open_at("/nonexistent/kvm", String::new).unwrap_err();
         let version = wrong_version(11);
 
         assert!(other.contains("is not KVM"), "{other}");

@@ -113,7 +113,7 @@ pub fn check_turns(segments: &[Segment], longest: u64) -> Result<(), CountError>
 
 /// Returns the phase that a mark starts.
 fn phase_of(mark: u8) -> Option<Phase> {
-    Phase::IN_ORDER.into_iter().find(|phase| mark::immediate(*phase) == mark)
+    Phase::TABLE_ORDER.into_iter().find(|phase| mark::immediate(*phase) == mark)
 }
 
 /// Copies the counts of each marked segment into the record of the same phase.

@@ -50,7 +50,7 @@ pub fn phases(records: &[Record]) -> String {
             text.push_str(&format!(" {heading:>12}"));
         }
         text.push('\n');
-        for phase in Phase::IN_ORDER {
+        for phase in Phase::TABLE_ORDER {
             let Some(work) = milliseconds(&records, phase, |record| Some(record.ns)) else {
                 continue;
             };
@@ -75,7 +75,7 @@ pub fn phases(records: &[Record]) -> String {
 pub fn kernels(sides: &[(String, Vec<Record>)]) -> String {
     let mut text = String::new();
     for (name, all) in by_configuration(sides.iter().flat_map(|(_, records)| records)) {
-        let mut shown = Phase::IN_ORDER.to_vec();
+        let mut shown = Phase::TABLE_ORDER.to_vec();
         shown.retain(|phase| all.iter().any(|record| record.phase == *phase));
         let headings: String = shown
             .iter()

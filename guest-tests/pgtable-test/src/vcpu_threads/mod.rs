@@ -105,16 +105,16 @@ mod tests {
     };
     use granule_types::units::{Bytes, GuestAddress};
 
-    const SHORT: Duration = Duration::from_millis(200);
-    const LONG: Duration = Duration::from_secs(60);
+    const SHORT_DEADLINE: Duration = Duration::from_millis(200);
+    const LONG_DEADLINE: Duration = Duration::from_secs(60);
 
     fn start(vcpus: usize, defect: Defect) -> Result<(VcpuThreads, FakeMachine), VcpuThreadsError> {
         let mut machine = FakeMachine::new(vcpus, Bytes::kib(64), defect);
         // Only tests that expect the deadline to pass use a short one, as a busy machine may exceed
         // it.
         let deadline = match defect {
-            Defect::Hangs(_) => SHORT,
-            _ => LONG,
+            Defect::Hangs(_) => SHORT_DEADLINE,
+            _ => LONG_DEADLINE,
         };
         let threads = VcpuThreads::start(machine.take_vcpus(), deadline)?;
         Ok((threads, machine))

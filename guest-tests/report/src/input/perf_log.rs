@@ -71,7 +71,7 @@ struct Line {
     words: &'static str,
     /// Number of its iteration, from 1; `None` for a line of the run.
     iteration: Option<u32>,
-    /// Nanoseconds, a rate, or a number of iterations.
+    /// Nanoseconds, pages per second, or a number of iterations.
     value: f64,
     /// True if the line is of `demand_paging_test`.
     demand: bool,

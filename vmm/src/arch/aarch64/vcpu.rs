@@ -47,7 +47,8 @@ impl VcpuFeatures {
         }
     }
 
-    fn bits(self, first: bool) -> u32 {
+    /// Returns the bits of `kvm_vcpu_init.features[0]`. Each vCPU but the first starts powered off.
+    fn init_features(self, first: bool) -> u32 {
         [
             (true, KVM_ARM_VCPU_PSCI_0_2),
             (!first, KVM_ARM_VCPU_POWER_OFF),
@@ -77,7 +78,7 @@ pub fn create(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, K
     let mut target = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut target)
         .map_err(|error| KvmError::call("KVM_ARM_PREFERRED_TARGET", error))?;
-    target.features[0] |= features.bits(index == 0);
+    target.features[0] |= features.init_features(index == 0);
     fd.vcpu_init(&target).map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
     if features.sve {
         let feature = KVM_ARM_VCPU_SVE.cast_signed();

@@ -94,7 +94,7 @@ impl ConfigSpace {
         }))
     }
 
-    /// Sets the interrupt that reports changes. A device has one transport and therefore one call.
+    /// Sets the interrupt that reports changes. Each transport calls this once.
     pub(super) fn set_interrupt(&self, interrupt: Arc<Interrupt>) {
         let _ = self.0.interrupt.set(interrupt);
     }
