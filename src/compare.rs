@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use granule_report::{Comparison, Options, Verdict, command_line, input, render};
+use granule_report::{Comparison, ComparisonOptions, Verdict, command_line, input, render};
 use granule_types::units::percentage;
 
 use super::{CommandOutcome, CommandResult};
@@ -111,7 +111,7 @@ fn judge(args: Args) -> CommandResult {
         [path, rest @ ..] => format!("{} and {} more", path.display(), rest.len()),
         [] => String::new(),
     };
-    let options = Options {
+    let options = ComparisonOptions {
         labels: [label(before), label(after)],
         force: args.force,
         min_effect: args.min_effect.map(|percent| percent / 100.0),

@@ -11,7 +11,8 @@ use granule_types::{
 };
 
 use super::values::{
-    Clock, CpuList, DirtyLog, Engine, GuestMapping, Sweep, Switch, address, count, unless_default,
+    CpuList, DirtyLogMode, Engine, GuestMapping, MachineClock, SweepValues, Switch, address, count,
+    unless_default,
 };
 
 /// Options of `granule bench`.
@@ -55,8 +56,8 @@ pub struct WorkloadArgs {
     pub(super) iterations: NonZeroU32,
     /// Run once for each value of vcpus=1,2,4 or size=64M,256M, in place of -v or -b; two sweeps
     /// make a matrix
-    #[arg(long, value_name = "WHAT=VALUES", value_parser = Sweep::parse)]
-    pub(super) sweep: Vec<Sweep>,
+    #[arg(long, value_name = "WHAT=VALUES", value_parser = SweepValues::parse)]
+    pub(super) sweep: Vec<SweepValues>,
     /// Phases to run, separated by commas; each adds the phases that it depends on. rebuild is the
     /// phase that kvm_page_table_test prints as KVM_ADJUST_MAPPINGS
     #[arg(long, value_name = "PHASES", default_value_t = PhaseSelection::all())]
@@ -128,7 +129,7 @@ pub struct HostArgs {
     pub(super) pin: Option<CpuList>,
     /// Mode of dirty logging
     #[arg(long, value_enum, default_value_t)]
-    pub(super) dirty_log: DirtyLog,
+    pub(super) dirty_log: DirtyLogMode,
     /// Split blocks eagerly when dirty logging starts, in chunks of SIZE (a block size of stage 2)
     #[arg(long, value_name = "SIZE")]
     pub(super) eager_split: Option<Bytes>,
@@ -138,7 +139,7 @@ pub struct HostArgs {
     pub(super) policy: Option<String>,
     /// With --engine model: clock of the results
     #[arg(long, value_enum, default_value_t)]
-    pub(super) clock: Clock,
+    pub(super) clock: MachineClock,
     /// With --clock virtual: cost table of the simulated machine, kunpeng920, neoverse-n1 or the
     /// path of a file
     #[arg(long, value_name = "NAME")]
@@ -165,7 +166,7 @@ pub struct SweepConflict(pub(super) &'static str, pub(super) &'static str);
 impl Args {
     /// Checks the options of all points, so that a wrong one is reported before the first run.
     pub(super) fn check(&self) -> Result<(), Box<dyn Error>> {
-        Sweep::one_of_each(&self.workload.sweep)?;
+        SweepValues::one_of_each(&self.workload.sweep)?;
         self.check_sweeps()?;
         self.selected_phases()?;
         if self.host.engine == Engine::Model {
@@ -187,10 +188,10 @@ impl Args {
                     point
                 };
                 match sweep {
-                    Sweep::Vcpus(all) => {
+                    SweepValues::Vcpus(all) => {
                         all.iter().map(|&n| with(&|to| to.vcpus = Some(n))).collect()
                     }
-                    Sweep::Memory(all) => {
+                    SweepValues::Memory(all) => {
                         all.iter().map(|&n| with(&|to| to.memory = Some(n))).collect()
                     }
                 }
@@ -202,9 +203,9 @@ impl Args {
 
     /// Checks that no sweep conflicts with an option.
     pub(super) fn check_sweeps(&self) -> Result<(), SweepConflict> {
-        let conflict = |sweep: &Sweep| match sweep {
-            Sweep::Vcpus(_) => self.workload.vcpus.map(|_| SweepConflict("-v", "vcpus")),
-            Sweep::Memory(_) => self.workload.memory.map(|_| SweepConflict("-b", "size")),
+        let conflict = |sweep: &SweepValues| match sweep {
+            SweepValues::Vcpus(_) => self.workload.vcpus.map(|_| SweepConflict("-v", "vcpus")),
+            SweepValues::Memory(_) => self.workload.memory.map(|_| SweepConflict("-b", "size")),
         };
         self.workload.sweep.iter().find_map(conflict).map_or(Ok(()), Err)
     }

@@ -32,7 +32,7 @@ use granule_types::{guest_mode::GuestMode, units::Bytes};
 
 use super::{CommandOutcome, CommandResult, report};
 pub use args::Args;
-use values::{Clock, DirtyLog, Engine, GuestMapping, Switch};
+use values::{DirtyLogMode, Engine, GuestMapping, MachineClock, Switch};
 
 /// Runs `granule bench`.
 ///
@@ -89,12 +89,12 @@ fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn st
             let mode = machine.mode();
             (Box::new(machine), mode)
         }
-        (Engine::Model, Clock::Real) => {
+        (Engine::Model, MachineClock::Real) => {
             args.check_real_clock()?;
             let machine = SoftwareMachine::new(&args.software_config()?)?;
             (Box::new(machine), mode)
         }
-        (Engine::Model, Clock::Virtual) => {
+        (Engine::Model, MachineClock::Virtual) => {
             let (machine, cpu) = (args.software_config()?, args.simulated_cpu()?);
             let config = SimulationConfig::new(machine, cpu, args.host.prefault)?;
             (Box::new(SimulatedMachine::new(&config)?), mode)
@@ -137,7 +137,7 @@ impl Args {
         plan.config.seed = workload.seed;
         // The software machine in real time always populates its memory.
         plan.config.prefault = self.host.prefault
-            || (self.host.engine, self.host.clock) == (Engine::Model, Clock::Real);
+            || (self.host.engine, self.host.clock) == (Engine::Model, MachineClock::Real);
         plan.config.options = self.options();
         plan
     }
@@ -146,7 +146,7 @@ impl Args {
     fn kvm_config(&self) -> Result<KvmConfig, WrongEngine> {
         let given = [
             ("--policy", self.host.policy.is_some()),
-            ("--clock", self.host.clock != Clock::default()),
+            ("--clock", self.host.clock != MachineClock::default()),
             ("--cpu", self.host.cpu.is_some()),
         ];
         if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
@@ -171,7 +171,7 @@ impl Args {
     /// Checks that the real clock has no cost table.
     fn check_real_clock(&self) -> Result<(), WrongClock> {
         match (self.host.clock, &self.host.cpu) {
-            (Clock::Real, Some(_)) => Err(WrongClock::CpuInRealTime),
+            (MachineClock::Real, Some(_)) => Err(WrongClock::CpuInRealTime),
             _ => Ok(()),
         }
     }
@@ -187,7 +187,7 @@ impl Args {
             ("--phys-offset", self.guest.phys_offset.is_some()),
             ("--pin", self.host.pin.is_some()),
             ("--ipa-bits", self.guest.ipa_bits.is_some()),
-            ("--dirty-log", self.host.dirty_log != DirtyLog::default()),
+            ("--dirty-log", self.host.dirty_log != DirtyLogMode::default()),
             ("--eager-split", self.host.eager_split.is_some()),
             ("--guest-map", self.guest.guest_map != GuestMapping::default()),
             ("--migrate", self.workload.migrate.is_some()),

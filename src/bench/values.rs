@@ -21,7 +21,7 @@ pub enum Engine {
 
 /// Clock of the software machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Clock {
+pub enum MachineClock {
     /// Real time of this computer
     #[default]
     Real,
@@ -31,7 +31,7 @@ pub enum Clock {
 
 /// Mode of dirty logging.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum DirtyLog {
+pub enum DirtyLogMode {
     /// Reading the bitmap clears it
     #[default]
     Plain,
@@ -43,13 +43,13 @@ pub enum DirtyLog {
     Ring,
 }
 
-impl From<DirtyLog> for DirtyMode {
-    fn from(log: DirtyLog) -> Self {
+impl From<DirtyLogMode> for DirtyMode {
+    fn from(log: DirtyLogMode) -> Self {
         match log {
-            DirtyLog::Plain => Self::Plain,
-            DirtyLog::Manual => Self::Manual,
-            DirtyLog::InitiallySet => Self::ManualInitiallySet,
-            DirtyLog::Ring => Self::Ring,
+            DirtyLogMode::Plain => Self::Plain,
+            DirtyLogMode::Manual => Self::Manual,
+            DirtyLogMode::InitiallySet => Self::ManualInitiallySet,
+            DirtyLogMode::Ring => Self::Ring,
         }
     }
 }
@@ -121,14 +121,14 @@ impl CpuList {
 
 /// Values for each of which the test runs once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Sweep {
+pub enum SweepValues {
     /// Numbers of vCPUs.
     Vcpus(Vec<NonZeroU32>),
     /// Sizes of the memory under test.
     Memory(Vec<Bytes>),
 }
 
-impl Sweep {
+impl SweepValues {
     /// Checks that each quantity is swept once at most.
     pub(super) fn one_of_each(sweeps: &[Self]) -> Result<(), String> {
         match sweeps {

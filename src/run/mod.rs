@@ -10,7 +10,7 @@ use granule_types::units::{Bytes, size_above_zero};
 
 use super::{
     CommandOutcome, CommandResult,
-    bench::values::{DirtyLog, Switch},
+    bench::values::{DirtyLogMode, Switch},
 };
 use granule_vmm::vm::{
     config::{
@@ -75,7 +75,7 @@ pub struct Args {
     ipa_bits: Option<u8>,
     /// Mode of dirty logging, which the control socket starts and stops
     #[arg(long, value_enum, default_value_t)]
-    dirty_log: DirtyLog,
+    dirty_log: DirtyLogMode,
     /// Chunk size of eager page splitting when dirty logging starts or the log is cleared: a block
     /// size of the host's stage 2, for example 2M
     #[arg(long, value_name = "SIZE", value_parser = size_above_zero)]

@@ -21,20 +21,20 @@ use crate::{
 #[derive(Debug)]
 pub struct EpochReclaim {
     epoch: AtomicU64,
-    walkers: Box<[Walker]>,
+    walkers: Box<[CpuEpoch]>,
     waiting: Mutex<Vec<(u64, Unlinked)>>,
     count: AtomicUsize,
 }
 
 #[derive(Debug)]
-struct Walker {
+struct CpuEpoch {
     /// Epoch of the outermost walk plus 1; 0 outside of walks.
     since: AtomicU64,
     /// Depth of nested walks; only this CPU accesses it.
     depth: AtomicUsize,
 }
 
-impl Walker {
+impl CpuEpoch {
     // loom's atomics implement no `Default`.
     fn new() -> Self {
         Self { since: AtomicU64::new(0), depth: AtomicUsize::new(0) }
@@ -46,7 +46,7 @@ impl EpochReclaim {
     pub fn new(cpus: usize) -> Self {
         Self {
             epoch: AtomicU64::new(0),
-            walkers: (0..cpus).map(|_| Walker::new()).collect(),
+            walkers: (0..cpus).map(|_| CpuEpoch::new()).collect(),
             waiting: Mutex::new(Vec::new()),
             count: AtomicUsize::new(0),
         }
@@ -54,7 +54,7 @@ impl EpochReclaim {
 
     /// Begins a walk of a CPU, which may be inside another of its walks.
     pub fn begin(&self, cpu: usize) {
-        let Walker { since, depth } = &self.walkers[cpu];
+        let CpuEpoch { since, depth } = &self.walkers[cpu];
         let outer = depth.load(Ordering::Relaxed);
         depth.store(outer + 1, Ordering::Relaxed);
         if outer > 0 {
@@ -68,7 +68,7 @@ impl EpochReclaim {
 
     /// Ends the CPU's innermost walk.
     pub fn end(&self, cpu: usize) {
-        let Walker { since, depth } = &self.walkers[cpu];
+        let CpuEpoch { since, depth } = &self.walkers[cpu];
         let outer = depth.load(Ordering::Relaxed).saturating_sub(1);
         depth.store(outer, Ordering::Relaxed);
         if outer == 0 {

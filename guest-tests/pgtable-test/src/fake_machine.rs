@@ -15,7 +15,7 @@ use std::{
 
 use crate::{
     machine::{Kick, Machine, MachineError, MigrationOps, Region, Vcpu, VcpuFailure},
-    task::{Access, RandomWalk, Task},
+    task::{RandomWalk, Task, TaskAccess},
 };
 use granule_types::{
     record::{EventCounts, Host, ResidentPages},
@@ -188,15 +188,15 @@ impl Vcpu for FakeVcpu {
             _ => {}
         }
         self.state.memory().log.push((self.index, *task));
-        if task.access == Access::WriteAtRandom {
+        if task.access == TaskAccess::WriteAtRandom {
             return self.write_at_random(task);
         }
         for visit in 0..task.count {
             let address = task.start.0 + visit * task.stride.0;
             let value = Task::value_at(task.seed, GuestAddress(address));
             match task.access {
-                Access::Write | Access::WriteThenRead => self.state.write(address, value),
-                Access::Verify if self.state.memory().word(address) != value => {
+                TaskAccess::Write | TaskAccess::WriteThenRead => self.state.write(address, value),
+                TaskAccess::Verify if self.state.memory().word(address) != value => {
                     return Err(self.failure("VERIFY"));
                 }
                 _ => {}

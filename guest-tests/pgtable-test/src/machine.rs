@@ -213,7 +213,7 @@ pub trait Machine {
 }
 
 /// Operations of a live migration, on a machine whose vCPUs run at
-/// [`Access::WriteAtRandom`](crate::task::Access::WriteAtRandom); errors as of [`Machine`].
+/// [`TaskAccess::WriteAtRandom`](crate::task::TaskAccess::WriteAtRandom); errors as of [`Machine`].
 pub trait MigrationOps {
     /// Sets or clears the request that the vCPUs stop writing. Before the vCPUs start, `false` also
     /// resets their write counts.

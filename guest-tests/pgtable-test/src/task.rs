@@ -5,14 +5,14 @@ use granule_types::units::{Bytes, GuestAddress};
 
 /// The operation that a vCPU performs at each address it visits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum TaskAccess {
     /// Returns at once: shows that the vCPU runs.
     Nothing,
     /// Reads 8 bytes.
     Read,
     /// Writes [`Task::value_at`] as 8 bytes.
     Write,
-    /// Writes as [`Access::Write`], then reads at [`Task::inner_count`] addresses after it.
+    /// Writes as [`TaskAccess::Write`], then reads at [`Task::inner_count`] addresses after it.
     WriteThenRead,
     /// Writes a "return" instruction 8 bytes after the address, which keeps its own 8 bytes, and
     /// makes it visible to instruction fetch. Not timed.
@@ -34,18 +34,18 @@ pub enum Access {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Task {
     /// The operation at each address.
-    pub access: Access,
+    pub access: TaskAccess,
     /// The first address.
     pub start: GuestAddress,
     /// The number of addresses.
     pub count: u64,
     /// The distance between addresses.
     pub stride: Bytes,
-    /// [`Access::WriteThenRead`]: distance from the write to the first read.
+    /// [`TaskAccess::WriteThenRead`]: distance from the write to the first read.
     pub inner_first: Bytes,
-    /// [`Access::WriteThenRead`]: number of reads after each write.
+    /// [`TaskAccess::WriteThenRead`]: number of reads after each write.
     pub inner_count: u64,
-    /// [`Access::WriteThenRead`]: distance between those reads.
+    /// [`TaskAccess::WriteThenRead`]: distance between those reads.
     pub inner_stride: Bytes,
     /// Seed of the written values, or of the random walk.
     pub seed: u64,
@@ -54,7 +54,7 @@ pub struct Task {
 impl Task {
     /// Returns a task that visits `count` addresses, `stride` apart, with seed 0 and no reads
     /// after a write.
-    pub const fn new(access: Access, start: GuestAddress, count: u64, stride: Bytes) -> Self {
+    pub const fn new(access: TaskAccess, start: GuestAddress, count: u64, stride: Bytes) -> Self {
         Self {
             access,
             start,
@@ -75,7 +75,7 @@ impl Task {
 }
 
 /// Endless pseudo-random sequence of the page numbers, below `count`, that
-/// [`Access::WriteAtRandom`] writes.
+/// [`TaskAccess::WriteAtRandom`] writes.
 ///
 /// Guest and host compute the same sequence, so the host knows afterwards which pages a vCPU wrote
 /// and in which order. A 64-bit xorshift generator (Marsaglia 2003, shifts 13, 7, 17) yields one

@@ -11,7 +11,7 @@ use granule_pgtable_test::{
     harness::{self, RunEvent, RunPlan},
     machine::{Machine, Vcpu},
     pgtable_vm::{KvmConfig, KvmMachine},
-    task::{Access, Task},
+    task::{Task, TaskAccess},
 };
 use granule_types::{
     backing::Backing,
@@ -34,7 +34,7 @@ fn small(vcpus: u32) -> KvmConfig {
 }
 
 /// Returns a task that accesses every host page of the region.
-fn task(machine: &KvmMachine, access: Access) -> Task {
+fn task(machine: &KvmMachine, access: TaskAccess) -> Task {
     let region = machine.region();
     let pages = region.size.0 / region.host_page.0;
     Task { seed: SEED, ..Task::new(access, region.start, pages, region.host_page) }
@@ -54,12 +54,12 @@ fn guest_and_host_verify_written_values_after_planting() {
     let (machine, mut vcpu) = machine_and_vcpu(small(1));
 
     for access in [
-        Access::Nothing,
-        Access::Read,
-        Access::Write,
-        Access::Plant,
-        Access::Execute,
-        Access::Verify,
+        TaskAccess::Nothing,
+        TaskAccess::Read,
+        TaskAccess::Write,
+        TaskAccess::Plant,
+        TaskAccess::Execute,
+        TaskAccess::Verify,
     ] {
         vcpu.run(&task(&machine, access)).unwrap();
     }
@@ -84,7 +84,7 @@ fn reads_after_a_write_touch_only_their_pages() {
         inner_first: Bytes(SIZE.0 / 2),
         inner_count: half,
         inner_stride: page,
-        ..task(&machine, Access::WriteThenRead)
+        ..task(&machine, TaskAccess::WriteThenRead)
     })
     .unwrap();
 
@@ -97,17 +97,17 @@ fn reads_after_a_write_touch_only_their_pages() {
 #[ignore = "needs /dev/kvm"]
 fn a_difference_is_reported_with_its_address_and_the_vcpu_continues() {
     let (machine, mut vcpu) = machine_and_vcpu(small(1));
-    let write = task(&machine, Access::Write);
+    let write = task(&machine, TaskAccess::Write);
     let wrong = GuestAddress(write.start.0 + 3 * write.stride.0);
     vcpu.run(&write).unwrap();
     vcpu.run(&Task { start: wrong, count: 1, seed: 0, ..write }).unwrap();
 
-    let failure = vcpu.run(&task(&machine, Access::Verify)).unwrap_err();
+    let failure = vcpu.run(&task(&machine, TaskAccess::Verify)).unwrap_err();
 
     assert_eq!(failure.address, Some(wrong));
     assert!(failure.detail.contains(&format!("{:#x}", wrong.0)), "{failure}");
     vcpu.run(&write).unwrap();
-    vcpu.run(&task(&machine, Access::Verify)).unwrap();
+    vcpu.run(&task(&machine, TaskAccess::Verify)).unwrap();
 }
 
 #[test]
@@ -116,7 +116,8 @@ fn an_unmapped_stage_1_address_is_reported_as_a_fault() {
     let (machine, mut vcpu) = machine_and_vcpu(small(1));
     let outside = GuestAddress(0x4000_0000);
 
-    let failure = vcpu.run(&Task { start: outside, ..task(&machine, Access::Read) }).unwrap_err();
+    let failure =
+        vcpu.run(&Task { start: outside, ..task(&machine, TaskAccess::Read) }).unwrap_err();
 
     assert_eq!(failure.address, Some(outside));
     assert!(failure.pc.is_some() && failure.syndrome.is_some());
@@ -130,7 +131,7 @@ fn executing_an_unplanted_page_is_reported_with_its_address() {
     let (machine, mut vcpu) =
         machine_and_vcpu(KvmConfig { phys_offset: Some(GuestAddress(0x4000_0000)), ..small(1) });
 
-    let failure = vcpu.run(&task(&machine, Access::Execute)).unwrap_err();
+    let failure = vcpu.run(&task(&machine, TaskAccess::Execute)).unwrap_err();
 
     assert_eq!(failure.pc, Some(machine.region().start.0 + 8));
     assert!(failure.syndrome.is_some(), "{failure}");
@@ -142,7 +143,7 @@ fn a_store_without_memory_is_reported_with_its_address() {
     let (machine, mut vcpu) = machine_and_vcpu(small(1));
 
     let failure = vcpu
-        .run(&Task { start: GuestAddress(0x8100), count: 1, ..task(&machine, Access::Write) })
+        .run(&Task { start: GuestAddress(0x8100), count: 1, ..task(&machine, TaskAccess::Write) })
         .unwrap_err();
 
     assert!(failure.to_string().contains("0x8100"), "{failure}");
@@ -152,8 +153,8 @@ fn a_store_without_memory_is_reported_with_its_address() {
 #[ignore = "needs /dev/kvm"]
 fn a_kicked_vcpu_never_enters_the_guest_again() {
     let mut machine = made(small(1));
-    let endless = Task { count: u64::MAX, stride: Bytes(0), ..task(&machine, Access::Read) };
-    let nothing = task(&machine, Access::Nothing);
+    let endless = Task { count: u64::MAX, stride: Bytes(0), ..task(&machine, TaskAccess::Read) };
+    let nothing = task(&machine, TaskAccess::Nothing);
     let mut vcpu = machine.take_vcpus().remove(0);
     let (sender, receiver) = mpsc::channel();
     let runner = thread::spawn(move || {
@@ -179,7 +180,7 @@ fn a_kicked_vcpu_never_enters_the_guest_again() {
 #[ignore = "needs /dev/kvm"]
 fn a_kick_before_the_guest_entry_is_not_lost() {
     let mut machine = made(small(1));
-    let nothing = task(&machine, Access::Nothing);
+    let nothing = task(&machine, TaskAccess::Nothing);
     let mut vcpu = machine.take_vcpus().remove(0);
 
     vcpu.bind().unwrap().kick();
@@ -203,7 +204,7 @@ fn dirty_modes() -> Vec<DirtyMode> {
 fn written_pages_are_logged_in_every_mode() {
     for dirty in dirty_modes() {
         let (mut machine, mut vcpu) = machine_and_vcpu(KvmConfig { dirty, ..small(1) });
-        let all = task(&machine, Access::Write);
+        let all = task(&machine, TaskAccess::Write);
         vcpu.run(&all).unwrap();
         assert!(machine.dirty_log().is_err(), "logging is off");
 
@@ -231,7 +232,7 @@ fn a_full_ring_loses_no_page_silently() {
     let memory = Bytes::mib(300);
     let (mut machine, mut vcpu) =
         machine_and_vcpu(KvmConfig { dirty: DirtyMode::Ring, memory, ..small(1) });
-    let all = task(&machine, Access::Write);
+    let all = task(&machine, TaskAccess::Write);
     vcpu.run(&all).unwrap();
 
     machine.set_dirty_logging(true).unwrap();
@@ -285,7 +286,7 @@ fn dropped_memory_is_empty_and_usable_again() {
     for backing in [Backing::Anonymous, Backing::Shmem] {
         let (mut machine, mut vcpu) = machine_and_vcpu(KvmConfig { backing, ..small(1) });
         let start = machine.region().start;
-        vcpu.run(&task(&machine, Access::Write)).unwrap();
+        vcpu.run(&task(&machine, TaskAccess::Write)).unwrap();
 
         machine.drop_backing().unwrap();
         let resident: u64 = machine.obtained().unwrap().resident.values().sum();
@@ -293,9 +294,9 @@ fn dropped_memory_is_empty_and_usable_again() {
 
         assert_eq!(resident, 0);
         assert_eq!(machine.read_u64(start).unwrap(), 0);
-        let _ = vcpu.run(&task(&machine, Access::Verify)).unwrap_err();
-        vcpu.run(&task(&machine, Access::Write)).unwrap();
-        vcpu.run(&task(&machine, Access::Verify)).unwrap();
+        let _ = vcpu.run(&task(&machine, TaskAccess::Verify)).unwrap_err();
+        vcpu.run(&task(&machine, TaskAccess::Write)).unwrap();
+        vcpu.run(&task(&machine, TaskAccess::Verify)).unwrap();
     }
 }
 
@@ -303,7 +304,7 @@ fn dropped_memory_is_empty_and_usable_again() {
 #[ignore = "needs /dev/kvm"]
 fn vcpus_outlive_their_machine() {
     let (machine, mut vcpu) = machine_and_vcpu(small(2));
-    let write = task(&machine, Access::Write);
+    let write = task(&machine, TaskAccess::Write);
 
     drop(machine);
 
@@ -319,7 +320,7 @@ fn the_address_width_is_configurable() {
         ..small(1)
     });
 
-    vcpu.run(&task(&machine, Access::Write)).unwrap();
+    vcpu.run(&task(&machine, TaskAccess::Write)).unwrap();
 
     assert_eq!(machine.ipa_bits(), 36);
 }

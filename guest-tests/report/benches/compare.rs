@@ -5,7 +5,7 @@
 use std::fs;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use granule_report::{Comparison, Options, input, render};
+use granule_report::{Comparison, ComparisonOptions, input, render};
 
 /// Returns the log of 20 runs for each of nine numbers of vCPUs with times that differ by a few
 /// percent.
@@ -32,7 +32,7 @@ fn compare(criterion: &mut Criterion) {
     fs::write(&paths[0][0], log(1000)).unwrap();
     fs::write(&paths[1][0], log(1010)).unwrap();
     let [before, after] = paths.each_ref().map(|paths| input::side(paths).unwrap());
-    let options = Options::default();
+    let options = ComparisonOptions::default();
     let compared = || Comparison::of(&before, &after, &options).unwrap();
     let comparison = compared();
     criterion.bench_function("read a log", |b| b.iter(|| input::side(&paths[0]).unwrap()));

@@ -158,7 +158,7 @@ fn read_record(text: &str) -> Result<(Option<u64>, Record), FileError> {
 
 /// A record and the number of lines that follow it.
 #[derive(Serialize)]
-struct Line<'a> {
+struct ResultLine<'a> {
     #[serde(flatten)]
     record: &'a Record,
     left: u64,
@@ -172,7 +172,7 @@ pub fn record_lines(records: &[Record]) -> Result<String, serde_json::Error> {
     let mut text = String::new();
     let lefts = (0..records.len() as u64).rev();
     for (record, left) in records.iter().zip(lefts) {
-        text.push_str(&serde_json::to_string(&Line { record, left })?);
+        text.push_str(&serde_json::to_string(&ResultLine { record, left })?);
         text.push('\n');
     }
     Ok(text)
@@ -215,7 +215,7 @@ impl RecordWriter {
         self.left = self.left.saturating_sub(1);
         let left = self.left;
         let mut write = || {
-            let mut line = serde_json::to_vec(&Line { record, left })?;
+            let mut line = serde_json::to_vec(&ResultLine { record, left })?;
             line.push(b'\n');
             self.to.write_all(&line)?;
             self.to.flush()

@@ -31,7 +31,7 @@ pub struct Sample {
     pub(crate) host: Host,
     /// Engine: `kvm`, `model`, or the name of another test.
     pub(crate) engine: String,
-    pub(crate) setup: Setup,
+    pub(crate) setup: RunSetup,
     pub(crate) seed: u64,
     pub(crate) iteration: u32,
     /// Page sizes that backed the memory.
@@ -53,7 +53,7 @@ pub struct Sample {
 
 /// Setup of a run without its engine; an absent value is not in the input.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub(crate) struct Setup {
+pub(crate) struct RunSetup {
     /// Name of another test or benchmark; empty for the page-table test.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub subject: String,
@@ -70,7 +70,7 @@ pub(crate) struct Setup {
     pub options: BTreeMap<String, String>,
 }
 
-impl Setup {
+impl RunSetup {
     /// Returns the name for readers: `anonymous_thp, 64M, 16 vCPUs`.
     pub(crate) fn name(&self) -> String {
         let mut parts = Vec::new();
@@ -169,7 +169,7 @@ impl From<&Record> for Sample {
         Self {
             host: printable_host(&record.host),
             engine: printable(&record.engine),
-            setup: Setup {
+            setup: RunSetup {
                 subject: String::new(),
                 mode: printable(&single_spaced(&config.mode)),
                 backing: Some(config.backing),
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn a_setup_is_named_by_its_known_parts() {
         let sample = Sample::from(&record());
-        let other = Setup { subject: "demand_paging_test".to_owned(), ..Setup::default() };
+        let other = RunSetup { subject: "demand_paging_test".to_owned(), ..RunSetup::default() };
         assert_eq!(sample.setup.name(), "anonymous_hugetlb_2mb, 64M, 16 vCPUs");
         assert_eq!(sample.setup.mode, "PA-bits:48, VA-bits:48, 4K pages");
         assert_eq!(other.name(), "demand_paging_test");

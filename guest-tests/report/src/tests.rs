@@ -10,7 +10,7 @@ use granule_types::{
 };
 
 use crate::{
-    CompareError, Comparison, Options, Verdict, input, render,
+    CompareError, Comparison, ComparisonOptions, Verdict, input, render,
     sample::{engine, samples},
 };
 
@@ -84,14 +84,14 @@ pub fn patched(mut records: Vec<Record>) -> Vec<Record> {
     records
 }
 
-fn options() -> Options {
-    Options { min_effect: Some(0.03), ..Options::default() }
+fn options() -> ComparisonOptions {
+    ComparisonOptions { min_effect: Some(0.03), ..ComparisonOptions::default() }
 }
 
 pub fn compare_by(
     before: &[Record],
     after: &[Record],
-    options: &Options,
+    options: &ComparisonOptions,
 ) -> Result<Comparison, CompareError> {
     Comparison::of(&samples(before), &samples(after), options)
 }
@@ -125,7 +125,7 @@ fn one_run_is_inconclusive() {
 #[test]
 fn a_count_can_be_judged() {
     let [before, after] = pair();
-    let by = |metric: &str| Options { metric: Some(metric.to_owned()), ..options() };
+    let by = |metric: &str| ComparisonOptions { metric: Some(metric.to_owned()), ..options() };
 
     let fewer = compare_by(&before, &after, &by("DC CIVAC")).unwrap();
     let once = compare_by(&after[..1], &before[..1], &by("DC CIVAC")).unwrap();
@@ -143,7 +143,7 @@ fn phases_can_be_chosen() {
     let [before, after] = pair();
     let of = |phase: &str| {
         let phases = vec![phase.to_owned()];
-        compare_by(&before, &after, &Options { phases, ..options() })
+        compare_by(&before, &after, &ComparisonOptions { phases, ..options() })
     };
     let comparison = of("create").unwrap();
     assert_eq!(comparison.rows().count(), 1);
@@ -158,7 +158,7 @@ fn paired_runs_detect_more_and_must_be_equal_in_number() {
     let slower: Vec<u64> = ramp.iter().map(|us| us * 11 / 10 + us % 7).collect();
     let real = |times: &[u64]| on_hardware(runs(times, &[]));
     let by = |paired, slower: &[u64]| {
-        let options = Options { paired, ..options() };
+        let options = ComparisonOptions { paired, ..options() };
         compare_by(&real(&ramp), &patched(real(slower)), &options)
     };
 
@@ -257,7 +257,7 @@ fn unequal_provenance_is_refused_unless_forced() {
     after[0].host.page_size = None;
 
     let refused = compare(&before, &after).unwrap_err();
-    let force = Options { force: true, ..options() };
+    let force = ComparisonOptions { force: true, ..options() };
     let forced = compare_by(&before, &after, &force).unwrap();
 
     assert!(matches!(&refused, CompareError::Unequal(list) if list.len() == 2));
@@ -287,7 +287,7 @@ fn logs_compare_with_logs_of_the_same_test_only() {
         let (before, after) = (slice::from_ref(before), slice::from_ref(after));
         let found = compare(before, after);
         assert_eq!(found.is_ok(), compares, "{found:?}");
-        let force = Options { force: true, ..options() };
+        let force = ComparisonOptions { force: true, ..options() };
         assert!(compares || matches!(found, Err(CompareError::Unequal(_))));
         assert!(compare_by(before, after, &force).is_ok());
     }
@@ -347,8 +347,10 @@ fn golden(name: &str, text: &str) {
 #[test]
 fn text_markdown_and_json_match_the_golden_files() {
     let [before, after] = pair();
-    let options =
-        Options { labels: ["base".to_owned(), "stage2-fault-path".to_owned()], ..options() };
+    let options = ComparisonOptions {
+        labels: ["base".to_owned(), "stage2-fault-path".to_owned()],
+        ..options()
+    };
     let comparison = compare_by(&before, &after, &options).unwrap();
 
     golden("pair.txt", &render::text(&comparison));
@@ -390,8 +392,10 @@ fn rounds(records: &[Record]) -> Vec<Record> {
 #[test]
 fn text_with_many_phases_and_long_names_fits_into_a_mail() {
     let [before, after] = pair().map(|records| rounds(&records));
-    let options =
-        Options { labels: ["/a/path/of/one/word".repeat(9), "b".to_owned()], ..Options::default() };
+    let options = ComparisonOptions {
+        labels: ["/a/path/of/one/word".repeat(9), "b".to_owned()],
+        ..ComparisonOptions::default()
+    };
     let text = render::text(&compare_by(&before, &after, &options).unwrap());
 
     for line in text.lines() {
@@ -423,7 +427,10 @@ fn with_text(text: &str) -> Comparison {
             counts.insert(text.to_owned(), 7);
         }
     }
-    let options = Options { labels: [text.to_owned(), text.to_owned()], ..Options::default() };
+    let options = ComparisonOptions {
+        labels: [text.to_owned(), text.to_owned()],
+        ..ComparisonOptions::default()
+    };
     let [before, after] = sides;
     compare_by(&before, &after, &options).unwrap()
 }

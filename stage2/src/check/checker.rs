@@ -81,7 +81,7 @@ pub(super) struct HeldLock {
 
 /// Memory of the guest.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Memslot {
+pub(super) struct MemslotModel {
     pub(super) phys: PhysAddr,
     pub(super) size: u64,
     pub(super) is_device: bool,
@@ -95,7 +95,7 @@ pub struct Checker {
     pub(super) tables: TableModel,
     pub(super) tlbs: TlbModel,
     pub(super) caches: CacheModel,
-    pub(super) memslots: BTreeMap<Ipa, Memslot>,
+    pub(super) memslots: BTreeMap<Ipa, MemslotModel>,
     /// Ranges with dirty logging.
     pub(super) logged: Ranges<Ipa>,
     /// Ranges that are marked dirty.

@@ -49,7 +49,7 @@ mod rules {
 pub use casemate::Casemate;
 pub use checker::{Checker, Violation};
 pub use event::{Action, Event, Outcome, Setup, StoreKind};
-pub use operation_hooks::{Call, Hook, Hooked, Record, Recorder, Reply, Sink};
+pub use operation_hooks::{Call, Hook, Hooked, RecordHook, Recorder, Reply, Sink};
 pub use rule::Rule;
 pub use stale_entry::Effect;
 pub use trace::{ParseTraceError, Trace};

@@ -229,18 +229,18 @@ impl Sink for Checker {
 
 /// The hook of a [`Recorder`].
 #[derive(Debug)]
-pub struct Record<'a, S> {
+pub struct RecordHook<'a, S> {
     cpu: u8,
     sink: &'a Mutex<S>,
 }
 
 /// Operations of one CPU that are reported to a sink.
-pub type Recorder<'a, O, S> = Hooked<O, Record<'a, S>>;
+pub type Recorder<'a, O, S> = Hooked<O, RecordHook<'a, S>>;
 
 impl<'a, O, S: Sink> Recorder<'a, O, S> {
     /// Reports the operations of CPU `cpu` to `sink`.
     pub const fn new(inner: O, cpu: u8, sink: &'a Mutex<S>) -> Self {
-        Self { inner, hook: Record { cpu, sink } }
+        Self { inner, hook: RecordHook { cpu, sink } }
     }
 
     /// Reports an event that is no operation of the engine.
@@ -255,13 +255,13 @@ impl<'a, O, S: Sink> Recorder<'a, O, S> {
     }
 }
 
-impl<S> Record<'_, S> {
+impl<S> RecordHook<'_, S> {
     fn lock(&self) -> MutexGuard<'_, S> {
         self.sink.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<O: Operations, S: Sink> Hook<O> for Record<'_, S> {
+impl<O: Operations, S: Sink> Hook<O> for RecordHook<'_, S> {
     fn call(&self, inner: &O, call: Call) -> Reply {
         let unrecorded =
             matches!(call, Call::Load(_) | Call::References(_) | Call::Defer(_) | Call::Pause);

@@ -104,7 +104,7 @@ impl InvalidationProgress {
 
 /// The difference between an entry's old value and its new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum EntryChange {
     /// The mapping is removed.
     Removed,
     /// Permissions are removed.
@@ -120,7 +120,7 @@ pub(super) struct ChangedEntry {
     pub(super) was: Descriptor,
     /// The bytes that the entry maps.
     pub(super) size: u64,
-    pub(super) change: Change,
+    pub(super) change: EntryChange,
     /// The child table, if the entry links one.
     pub(super) table: Option<TableAddress>,
     /// Set if a table above the leaf was unlinked, not the leaf itself.
@@ -200,7 +200,7 @@ impl StaleEntry {
     pub(super) fn maps_memory(&self, phys: PhysAddr, size: u64) -> bool {
         let at = self.entry.was.address();
         self.entry.table.is_none()
-            && self.entry.change == Change::Removed
+            && self.entry.change == EntryChange::Removed
             && at < phys + size
             && phys < at + self.entry.size
     }
@@ -242,7 +242,7 @@ impl StaleEntry {
     /// Notes an invalidation that covers the entry.
     pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi) -> Effect {
         let is_broadcast = kind.scope() == Scope::Broadcast;
-        let is_relaxed = self.entry.change == Change::Relaxed;
+        let is_relaxed = self.entry.change == EntryChange::Relaxed;
         // A CPU may invalidate locally what it has observed itself, and by a broadcast what was
         // relaxed: others lose nothing.
         let observed = self.observed_by_all
@@ -276,7 +276,7 @@ impl StaleEntry {
         }
         for (at, progress) in self.progress.iter_mut().enumerate() {
             if progress.complete(cpu, kind == Dsb::Ish) {
-                let needed = self.entry.change != Change::Relaxed || at == cpu;
+                let needed = self.entry.change != EntryChange::Relaxed || at == cpu;
                 effect.add(Effect { any: needed, strong: needed });
             }
         }

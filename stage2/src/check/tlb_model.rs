@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::{
         address::Ipa,
-        check::{stale_entry::Change, table_model::EntryPosition},
+        check::{stale_entry::EntryChange, table_model::EntryPosition},
         descriptor::Descriptor,
         geometry::Level,
         operations::Scope,
@@ -79,7 +79,7 @@ mod tests {
     const STAGE1: Tlbi = Tlbi::Stage1 { scope: Scope::Broadcast };
     const ALL: Tlbi = Tlbi::All { scope: Scope::Broadcast };
 
-    fn page(ipa: u64, change: Change) -> ChangedEntry {
+    fn page(ipa: u64, change: EntryChange) -> ChangedEntry {
         let entry = EntryAddress(0x8000_0000 + ipa);
         ChangedEntry {
             position: EntryPosition { entry, level: Level::PAGE, ipa: Ipa(ipa) },
@@ -95,7 +95,7 @@ mod tests {
     fn two_removed_pages() -> TlbModel {
         let mut tlbs = TlbModel::new(2);
         for (cpu, ipa) in [(0, 0), (1, 1 << 21)] {
-            tlbs.add(cpu, 0, page(ipa, Change::Removed));
+            tlbs.add(cpu, 0, page(ipa, EntryChange::Removed));
             tlbs.barrier(cpu, Dsb::IshSt);
             let (ttl, leaf_only, scope) = (None, false, Scope::Broadcast);
             tlbs.invalidate(cpu, Tlbi::Ipa { ipa: Ipa(ipa), ttl, leaf_only, scope });
@@ -158,7 +158,9 @@ mod tests {
 
     #[test]
     fn an_invalidation_before_all_cpus_observe_the_store_does_not_count() {
-        for (change, is_early_enough) in [(Change::Removed, false), (Change::Relaxed, true)] {
+        for (change, is_early_enough) in
+            [(EntryChange::Removed, false), (EntryChange::Relaxed, true)]
+        {
             let mut tlbs = TlbModel::new(2);
             tlbs.add(0, 0, page(0, change));
 
@@ -174,7 +176,7 @@ mod tests {
     #[test]
     fn a_dsb_publishes_a_store_that_another_cpu_has_overwritten() {
         let mut tlbs = TlbModel::new(2);
-        let entry = page(0, Change::Removed);
+        let entry = page(0, EntryChange::Removed);
         let address = entry.position.entry;
         tlbs.add(0, 0, entry);
         tlbs.note_store(1, address);

@@ -18,8 +18,7 @@ use std::{
     time::Duration,
 };
 
-use granule_types::record::Series;
-use serde::Serialize;
+use granule_types::host::HostFacts;
 
 use crate::{
     command::{CommandError, quote, tail},
@@ -36,7 +35,7 @@ use crate::{
         counts::{CountError, check_turns, read_segments},
         guest::Guest,
         matrix::PlannedJob,
-        outcome::{JobError, Outcome, any_splat, oops},
+        outcome::{JobError, JobOutcome, any_splat, oops},
     },
     kernel::Kernel,
     shell::{self, Shell},
@@ -57,15 +56,6 @@ pub struct Executor {
     pub strict: bool,
 }
 
-/// Facts that PID 1 cannot determine itself; see [`granule_types::record::Host`].
-#[derive(Debug, Serialize)]
-struct HostFacts<'a> {
-    series: Option<&'a [Series]>,
-    image_sha256: &'a str,
-    emulator: String,
-    cpu: &'a str,
-}
-
 impl Executor {
     /// Executes a job; `None` in a dry run.
     pub fn run(
@@ -74,15 +64,16 @@ impl Executor {
         kernel: &Kernel,
         job: &PlannedJob,
         directory: &Path,
-    ) -> Result<Option<Outcome>, JobError> {
+    ) -> Result<Option<JobOutcome>, JobError> {
         shell.create_dir(directory)?;
         let boot = self.boot(kernel, job, directory);
         let command = boot.command();
         let facts = HostFacts {
-            series: kernel.series.as_deref(),
-            image_sha256: &kernel.image_sha256,
-            emulator: format!("{} {}", self.emulator, job.hardware.describe()),
-            cpu: &job.hardware.cpu,
+            series: kernel.series.clone(),
+            image_sha256: Some(kernel.image_sha256.clone()),
+            emulator: Some(format!("{} {}", self.emulator, job.hardware.describe())),
+            cpu: Some(job.hardware.cpu.clone()),
+            ..HostFacts::default()
         };
         let serialize = |e: serde_json::Error| CommandError::file("write", directory, e.into());
         let job_text = serde_json::to_string(&job.job).map_err(serialize)?;
@@ -125,7 +116,7 @@ impl Executor {
         boot: &Boot,
         directory: &Path,
         ended: Result<(), CommandError>,
-    ) -> Result<Outcome, JobError> {
+    ) -> Result<JobOutcome, JobError> {
         let console = &boot.console;
         let bytes = fs::read(console).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
@@ -169,7 +160,7 @@ impl Executor {
         if let Some(longest) = boot.hardware.longest_wait() {
             check_turns(&segments, longest)?;
         }
-        Ok(Outcome::new(ending, frames, segments))
+        Ok(JobOutcome::new(ending, frames, segments))
     }
 }
 

@@ -20,7 +20,7 @@ use granule_types::units::counted;
 use self::{
     execute::Executor,
     matrix::PlannedJob,
-    outcome::{JobError, Outcome},
+    outcome::{JobError, JobOutcome},
     run_directory::RunDirectory,
 };
 use crate::{kernel::Kernel, progress::Progress, shell::Shell};
@@ -44,7 +44,7 @@ pub struct JobQueue<'a> {
 }
 
 /// Outcome of a job; `None` in a dry run, and if its kernel does not boot.
-pub type JobResult = Option<Result<Outcome, JobError>>;
+pub type JobResult = Option<Result<JobOutcome, JobError>>;
 /// Results of all jobs: `[kernel][job]`.
 pub type JobResults = Vec<Vec<JobResult>>;
 

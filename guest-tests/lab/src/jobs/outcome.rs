@@ -61,7 +61,7 @@ pub enum JobError {
 
 /// Outcome of a job whose boot completed.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct JobOutcome {
     pub ending: Ending,
     /// Standard output of the test.
     pub stdout: String,
@@ -70,7 +70,7 @@ pub struct Outcome {
     frames: Frames,
 }
 
-impl Outcome {
+impl JobOutcome {
     /// Returns the outcome with these frames and counts.
     pub fn new(ending: Ending, frames: Frames, segments: Vec<Segment>) -> Self {
         Self { ending, stdout: text(&frames, STDOUT_FRAME), segments, frames }

@@ -16,7 +16,7 @@ use crate::{
     jobs::{
         counts::Segment,
         matrix::PlannedJob,
-        outcome::{JobError, Outcome},
+        outcome::{JobError, JobOutcome},
     },
 };
 
@@ -26,11 +26,11 @@ pub struct BootStatistics {
     ended: String,
     #[serde(default)]
     marks: Vec<(u8, u64)>,
-    phases: Vec<Phase>,
+    phases: Vec<BootPhase>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Phase {
+struct BootPhase {
     name: String,
     ns: u64,
     #[serde(default)]
@@ -77,7 +77,7 @@ pub const LINES: usize = 5;
 
 impl BootFigures {
     /// Returns the figures of a successful boot.
-    pub fn of(job: &PlannedJob, outcome: &Outcome) -> Result<Self, JobError> {
+    pub fn of(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
         outcome.success()?;
         let failed = |reason: &str| outcome.failure(reason.to_owned());
         if !outcome.stdout.contains(guest_init::CHECKS_PASSED) {

@@ -37,11 +37,11 @@ pub fn compare(
         if !before.is_file() || !after.is_file() {
             continue;
         }
-        let settings = granule_report::Options {
+        let settings = granule_report::ComparisonOptions {
             labels: pair.map(|kernel| kernel.name.clone()),
             min_effect: Some(options.output.min_effect / 100.0),
             command: Some(command_line()),
-            ..granule_report::Options::default()
+            ..granule_report::ComparisonOptions::default()
         };
         let (before, after) = (input::side(&[before])?, input::side(&[after])?);
         let comparison = Comparison::of(&before, &after, &settings)?;

@@ -21,7 +21,7 @@ const SKIP: i32 = 4;
 
 /// Verdict of a selftest on one kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Verdict {
+enum SelftestVerdict {
     Pass,
     Skip,
     Fail(String),
@@ -29,7 +29,7 @@ enum Verdict {
     Broken(String),
 }
 
-impl Verdict {
+impl SelftestVerdict {
     fn of(result: JobResult) -> Self {
         match result {
             Some(Ok(outcome)) => match &outcome.ending {
@@ -57,7 +57,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for SelftestVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Pass => "pass",
@@ -69,15 +69,15 @@ impl fmt::Display for Verdict {
 }
 
 /// Returns the remark on a row of verdicts; empty if they are equal.
-fn remark(row: &[Verdict]) -> &'static str {
+fn remark(row: &[SelftestVerdict]) -> &'static str {
     // The message of a missing verdict has paths that depend on the kernel.
-    let equal = |a: &Verdict, b: &Verdict| match (a, b) {
-        (Verdict::Broken(_), Verdict::Broken(_)) => true,
+    let equal = |a: &SelftestVerdict, b: &SelftestVerdict| match (a, b) {
+        (SelftestVerdict::Broken(_), SelftestVerdict::Broken(_)) => true,
         _ => a == b,
     };
     if row.iter().any(|verdict| !equal(verdict, &row[0])) {
         "differs"
-    } else if row.iter().any(|verdict| matches!(verdict, Verdict::Broken(_))) {
+    } else if row.iter().any(|verdict| matches!(verdict, SelftestVerdict::Broken(_))) {
         "no verdict"
     } else {
         ""
@@ -90,7 +90,7 @@ pub fn report(
     run: RunInfo<'_>,
     results: JobResults,
 ) -> Result<RunStatus, LabError> {
-    let verdicts = run.by_job(results, |_, result| Verdict::of(result));
+    let verdicts = run.by_job(results, |_, result| SelftestVerdict::of(result));
     let tests: Vec<&str> = run.jobs.iter().map(|job| job.name.as_str()).collect();
     let (table, status) = table(&run.kernel_names(), &tests, &verdicts);
     publish(run_directory, &table, &html(run, &verdicts))?;
@@ -98,16 +98,16 @@ pub fn report(
 }
 
 /// Returns the report as HTML. `verdicts` are those of each job, by kernel.
-fn html(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> String {
+fn html(run: RunInfo<'_>, verdicts: &[Vec<SelftestVerdict>]) -> String {
     let mut rows = Vec::new();
     let mut failures: Vec<Failure> = Vec::new();
     for (job, row) in run.jobs.iter().zip(verdicts) {
         let mut cells = vec![page::escaped(&job.name)];
-        cells.extend(row.iter().map(Verdict::html));
+        cells.extend(row.iter().map(SelftestVerdict::html));
         cells.push(remark(row).to_owned());
         rows.push(cells);
         for (kernel, verdict) in run.kernels.iter().zip(row) {
-            if let Verdict::Fail(why) | Verdict::Broken(why) = verdict {
+            if let SelftestVerdict::Fail(why) | SelftestVerdict::Broken(why) = verdict {
                 failures.push((format!("{} on {}", job.name, kernel.name), why.clone()));
             }
         }
@@ -121,15 +121,15 @@ fn html(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> String {
 }
 
 /// Returns the sentences above the table, and their class.
-fn summary(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> (&'static str, Vec<String>) {
+fn summary(run: RunInfo<'_>, verdicts: &[Vec<SelftestVerdict>]) -> (&'static str, Vec<String>) {
     let (mut differing, mut missing) = (Vec::new(), Vec::new());
     let [mut pass, mut skip, mut fail] = [0_usize; 3];
     for (job, row) in run.jobs.iter().zip(verdicts) {
         match (remark(row), row.first()) {
             ("differs", _) => differing.push(job.name.as_str()),
             ("no verdict", _) => missing.push(job.name.as_str()),
-            (_, Some(Verdict::Pass)) => pass += 1,
-            (_, Some(Verdict::Skip)) => skip += 1,
+            (_, Some(SelftestVerdict::Pass)) => pass += 1,
+            (_, Some(SelftestVerdict::Skip)) => skip += 1,
             _ => fail += 1,
         }
     }
@@ -161,7 +161,11 @@ fn summary(run: RunInfo<'_>, verdicts: &[Vec<Verdict>]) -> (&'static str, Vec<St
 }
 
 /// Returns the report as text, and the status of the run.
-fn table(kernels: &[&str], tests: &[&str], verdicts: &[Vec<Verdict>]) -> (String, RunStatus) {
+fn table(
+    kernels: &[&str],
+    tests: &[&str],
+    verdicts: &[Vec<SelftestVerdict>],
+) -> (String, RunStatus) {
     let longest = tests.iter().map(|name| name.len()).max();
     let width = longest.unwrap_or(0).max(8);
     let mut table = format!("{:width$}", "selftest");
@@ -175,7 +179,7 @@ fn table(kernels: &[&str], tests: &[&str], verdicts: &[Vec<Verdict>]) -> (String
         table.push_str(&format!("{test:width$}"));
         for (kernel, verdict) in kernels.iter().zip(row) {
             table.push_str(&format!("  {verdict:>0$}", kernel.len().max(8)));
-            if let Verdict::Fail(why) | Verdict::Broken(why) = verdict {
+            if let SelftestVerdict::Fail(why) | SelftestVerdict::Broken(why) = verdict {
                 failures.push_str(&format!("\n{test} on {kernel}: {why}\n"));
             }
         }
@@ -202,8 +206,9 @@ mod tests {
 
     #[test]
     fn equal_verdicts_of_any_kind_pass() {
-        let verdicts = [Verdict::Pass, Verdict::Skip, Verdict::Fail("x".to_owned())]
-            .map(|verdict| vec![verdict; 2]);
+        let verdicts =
+            [SelftestVerdict::Pass, SelftestVerdict::Skip, SelftestVerdict::Fail("x".to_owned())]
+                .map(|verdict| vec![verdict; 2]);
 
         let (table, status) = table(&["base", "series"], &["a", "b", "c"], &verdicts);
 
@@ -215,10 +220,16 @@ mod tests {
     #[test]
     fn a_differing_or_missing_verdict_fails_the_run() {
         for (before, after) in [
-            (Verdict::Pass, Verdict::Skip),
-            (Verdict::Pass, Verdict::Fail("x".to_owned())),
-            (Verdict::Fail("exit 1".to_owned()), Verdict::Fail("signal 9".to_owned())),
-            (Verdict::Broken("oops".to_owned()), Verdict::Broken("oops".to_owned())),
+            (SelftestVerdict::Pass, SelftestVerdict::Skip),
+            (SelftestVerdict::Pass, SelftestVerdict::Fail("x".to_owned())),
+            (
+                SelftestVerdict::Fail("exit 1".to_owned()),
+                SelftestVerdict::Fail("signal 9".to_owned()),
+            ),
+            (
+                SelftestVerdict::Broken("oops".to_owned()),
+                SelftestVerdict::Broken("oops".to_owned()),
+            ),
         ] {
             let verdicts = [vec![before, after]];
 
@@ -240,13 +251,13 @@ mod tests {
         };
         let kernels = [kernel("base", 0), kernel("<series>", 3)];
         let run = RunInfo { kernels: &kernels, jobs: &jobs, emulator: "QEMU 7.2" };
-        let fail = |why: &str| Verdict::Fail(why.to_owned());
-        let broken = Verdict::Broken("lost\n  | <console>".to_owned());
-        let lost = Verdict::Broken("lost elsewhere".to_owned());
+        let fail = |why: &str| SelftestVerdict::Fail(why.to_owned());
+        let broken = SelftestVerdict::Broken("lost\n  | <console>".to_owned());
+        let lost = SelftestVerdict::Broken("lost elsewhere".to_owned());
         let other = if differing { "signal 9" } else { "exit 1" };
         let verdicts = [
-            vec![Verdict::Pass; 2],
-            vec![Verdict::Skip; 2],
+            vec![SelftestVerdict::Pass; 2],
+            vec![SelftestVerdict::Skip; 2],
             vec![fail("exit 1"), fail(other)],
             vec![broken, lost],
         ];

@@ -18,7 +18,7 @@
 
 use thiserror::Error;
 
-use super::tables::{Format, MemoryType, TableError, Tables};
+use super::tables::{Stage1Format, Stage1MemoryType, TableError, Tables};
 use crate::config::GuestMap;
 use granule_types::{
     guest_mode::GuestMode,
@@ -40,7 +40,7 @@ pub struct Abi {
     /// The guest mode.
     pub mode: GuestMode,
     /// Format of the stage-1 tables.
-    pub format: Format,
+    pub format: Stage1Format,
     /// Address of the doorbells; `None` where they are ports.
     pub doorbells: Option<GuestAddress>,
 }
@@ -188,13 +188,13 @@ impl Layout {
         let blocks = GuestMap::Blocks;
         let doorbells = abi.doorbells.map(|doorbells| {
             let page = GuestAddress(doorbells.0 & !(granule.0 - 1));
-            (page, granule, MemoryType::Device, blocks)
+            (page, granule, Stage1MemoryType::Device, blocks)
         });
         let mut layout =
             Self { unit, vcpus, region, size, tables: Tables::new(tables_at, abi.format), abi };
         let memory = [
-            (LOW_MEMORY, low, MemoryType::Normal, blocks),
-            (region, size, MemoryType::Normal, map),
+            (LOW_MEMORY, low, Stage1MemoryType::Normal, blocks),
+            (region, size, Stage1MemoryType::Normal, map),
         ];
         for (start, size, kind, map) in doorbells.into_iter().chain(memory) {
             let virtual_start = layout.virtual_of(start);

@@ -11,13 +11,13 @@
 
 use vm_memory::ByteValued;
 
-use crate::task::{Access, Task, first_state};
+use crate::task::{Task, TaskAccess, first_state};
 
 /// One vCPU's mailbox in guest memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mailbox {
-    /// Task: the access, an [`Access`] as a number.
+    /// Task: the access, a [`TaskAccess`] as a number.
     pub access: u64,
     /// Task: the first guest-virtual address.
     pub start: u64,
@@ -31,8 +31,8 @@ pub struct Mailbox {
     pub inner_count: u64,
     /// Task: the distance between these reads, in bytes.
     pub inner_stride: u64,
-    /// Task: the seed. A written value is `seed ^ guest-virtual address`; [`Access::WriteAtRandom`]
-    /// uses the seed as the first state of its random walk.
+    /// Task: the seed. A written value is `seed ^ guest-virtual address`;
+    /// [`TaskAccess::WriteAtRandom`] uses the seed as the first state of its random walk.
     pub seed: u64,
     /// Reply: the guest-virtual address of the first difference.
     pub differs_at: u64,
@@ -53,9 +53,9 @@ pub struct Mailbox {
 // SAFETY: fifteen u64 in C layout: no padding, no invalid values.
 unsafe impl ByteValued for Mailbox {}
 
-/// Offset from a mailbox of the word whose non-zero value ends [`Access::WriteAtRandom`].
+/// Offset from a mailbox of the word whose non-zero value ends [`TaskAccess::WriteAtRandom`].
 pub const STOP_OFFSET: u64 = 256;
-/// Offset from a mailbox of the count of writes of [`Access::WriteAtRandom`].
+/// Offset from a mailbox of the count of writes of [`TaskAccess::WriteAtRandom`].
 pub const WRITES_OFFSET: u64 = 320;
 
 // After the mailbox, each in a cache line of its own.
@@ -105,13 +105,13 @@ impl Mailbox {
         Self {
             access: task.access as u64,
             start: virtual_start,
-            count: if task.access == Access::Nothing { 0 } else { task.count },
+            count: if task.access == TaskAccess::Nothing { 0 } else { task.count },
             stride: task.stride.0,
             inner_first: task.inner_first.0,
             inner_count: task.inner_count,
             inner_stride: task.inner_stride.0,
             seed: match task.access {
-                Access::WriteAtRandom => first_state(task.seed),
+                TaskAccess::WriteAtRandom => first_state(task.seed),
                 _ => task.seed ^ task.start.0 ^ virtual_start,
             },
             doorbell,
@@ -126,7 +126,7 @@ mod tests {
     use granule_types::units::{Bytes, GuestAddress};
 
     fn task(start: u64) -> Task {
-        Task { seed: 0x5eed, ..Task::new(Access::Write, GuestAddress(start), 3, Bytes::kib(4)) }
+        Task { seed: 0x5eed, ..Task::new(TaskAccess::Write, GuestAddress(start), 3, Bytes::kib(4)) }
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_task_without_access_visits_no_address() {
-        let nothing = Task { access: Access::Nothing, ..task(0) };
+        let nothing = Task { access: TaskAccess::Nothing, ..task(0) };
 
         assert_eq!(Mailbox::of_task(&nothing, 0, 0).count, 0);
     }

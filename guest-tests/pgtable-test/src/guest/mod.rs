@@ -20,7 +20,7 @@ pub mod arch {
     pub mod x86_64;
 }
 
-use crate::task::Access;
+use crate::task::TaskAccess;
 use mailbox::{Doorbell, Mailbox};
 
 /// Assembles a guest program, a file of `payload`, between three symbols, with the constants that
@@ -35,13 +35,13 @@ macro_rules! assemble {
             INNER_STRIDE = const std::mem::offset_of!(Mailbox, inner_stride),
             DIFFERS_AT = const std::mem::offset_of!(Mailbox, differs_at),
             VECTOR = const std::mem::offset_of!(Mailbox, vector),
-            READ = const Access::Read as u64,
-            WRITE = const Access::Write as u64,
-            WRITE_THEN_READ = const Access::WriteThenRead as u64,
-            PLANT = const Access::Plant as u64,
-            EXECUTE = const Access::Execute as u64,
-            VERIFY = const Access::Verify as u64,
-            WRITE_AT_RANDOM = const Access::WriteAtRandom as u64,
+            READ = const TaskAccess::Read as u64,
+            WRITE = const TaskAccess::Write as u64,
+            WRITE_THEN_READ = const TaskAccess::WriteThenRead as u64,
+            PLANT = const TaskAccess::Plant as u64,
+            EXECUTE = const TaskAccess::Execute as u64,
+            VERIFY = const TaskAccess::Verify as u64,
+            WRITE_AT_RANDOM = const TaskAccess::WriteAtRandom as u64,
             STOP = const mailbox::STOP_OFFSET,
             WRITES = const mailbox::WRITES_OFFSET,
             PLANT_OFFSET = const mailbox::PLANT_OFFSET,

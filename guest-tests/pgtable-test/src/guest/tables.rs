@@ -2,8 +2,8 @@
 //! The guest's stage-1 tables, built by the host before the guest runs.
 //!
 //! A table fills one granule. Each level translates `granule bits - 3` bits of the address; the
-//! last level is 3. The architecture defines the entries ([`Format`]). By default all memory is
-//! mapped by the largest blocks that fit, so the guest's walks touch few pages and nearly all
+//! last level is 3. The architecture defines the entries ([`Stage1Format`]). By default all memory
+//! is mapped by the largest blocks that fit, so the guest's walks touch few pages and nearly all
 //! stage-2 faults are of the region under test.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use granule_types::units::{Bytes, GuestAddress};
 
 /// The memory type of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryType {
+pub enum Stage1MemoryType {
     /// Normal, write-back cacheable, shareable, executable memory.
     Normal,
     /// Device memory: uncached, unbuffered, not executable.
@@ -24,7 +24,7 @@ pub enum MemoryType {
 
 /// An architecture's format of table entries. An entry is a physical address and attribute bits.
 #[derive(Debug, Clone, Copy)]
-pub struct Format {
+pub struct Stage1Format {
     /// Base-2 logarithm of the granule.
     pub page_shift: u8,
     /// Width of a virtual address, in bits.
@@ -43,7 +43,7 @@ pub struct Format {
     pub device: u64,
 }
 
-impl Format {
+impl Stage1Format {
     /// Returns an address in an entry: bits 51:12, or with 64K granules bits 47:16 in place and
     /// bits 51:48 in 15:12 (Arm manual, D8.3).
     const fn address(&self, physical: u64) -> u64 {
@@ -55,11 +55,11 @@ impl Format {
     }
 
     /// Returns an entry that maps a block, or a page at level 3.
-    const fn leaf(&self, physical: u64, level: u8, kind: MemoryType) -> u64 {
+    const fn leaf(&self, physical: u64, level: u8, kind: Stage1MemoryType) -> u64 {
         let size = if level == 3 { self.page } else { self.block };
         let memory = match kind {
-            MemoryType::Normal => self.normal,
-            MemoryType::Device => self.device,
+            Stage1MemoryType::Normal => self.normal,
+            Stage1MemoryType::Device => self.device,
         };
         self.address(physical) | size | memory
     }
@@ -74,7 +74,7 @@ pub struct TableError(String);
 #[derive(Debug, Clone)]
 pub struct Tables {
     base: GuestAddress,
-    format: Format,
+    format: Stage1Format,
     map: GuestMap,
     words: Vec<u64>,
     /// Index of the first word of a table by that of the word that links it.
@@ -83,7 +83,7 @@ pub struct Tables {
 
 impl Tables {
     /// Returns empty tables at guest-physical `base`, which must be aligned to the granule.
-    pub fn new(base: GuestAddress, format: Format) -> Self {
+    pub fn new(base: GuestAddress, format: Stage1Format) -> Self {
         let words = vec![0; 1 << (format.page_shift - 3)];
         Self { base, format, map: GuestMap::Blocks, words, linked: BTreeMap::new() }
     }
@@ -121,7 +121,7 @@ impl Tables {
         address: u64,
         physical: GuestAddress,
         size: Bytes,
-        kind: MemoryType,
+        kind: Stage1MemoryType,
     ) -> Result<(), TableError> {
         let granule = Bytes(1 << self.format.page_shift);
         if (address | physical.0 | size.0) & (granule.0 - 1) != 0 {
@@ -149,7 +149,7 @@ impl Tables {
         address: u64,
         physical: u64,
         left: u64,
-        kind: MemoryType,
+        kind: Stage1MemoryType,
     ) -> Result<u64, TableError> {
         let resolved = self.format.address_bits - self.format.page_shift;
         let mut level = 4 - resolved.div_ceil(self.index_bits());

@@ -5,7 +5,7 @@ use std::{error::Error, fmt};
 
 use thiserror::Error;
 
-use crate::{machine::MachineError, vcpu_threads::VcpuThreadsError};
+use crate::{machine::MachineError, vcpu_threads::TaskThreadsError};
 use granule_types::{
     backing::Backing,
     phase::Phase,
@@ -18,10 +18,10 @@ use granule_types::{
 pub enum HarnessError {
     /// The vCPUs cannot be started; nothing was tested.
     #[error("cannot start the vCPUs")]
-    Start(#[source] VcpuThreadsError),
+    Start(#[source] TaskThreadsError),
     /// The vCPUs failed in a phase, or while they did something outside the phases.
     #[error("the vCPUs failed {0}")]
-    Vcpus(String, #[source] VcpuThreadsError),
+    Vcpus(String, #[source] TaskThreadsError),
     /// The host failed in a phase, or while it did something outside the phases.
     #[error("the host failed {0}")]
     Host(String, #[source] MachineError),
@@ -114,7 +114,7 @@ pub(super) fn phase(phase: Phase) -> String {
 }
 
 /// Returns a function that adds the failed `operation` to an error of the vCPU threads.
-pub(super) fn threads_error(operation: &str) -> impl FnOnce(VcpuThreadsError) -> HarnessError {
+pub(super) fn threads_error(operation: &str) -> impl FnOnce(TaskThreadsError) -> HarnessError {
     |source| HarnessError::Vcpus(operation.to_owned(), source)
 }
 

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     machine::{Machine, MachineError, Region, TaskTimes, VcpuFailure},
     task::Task,
-    vcpu_threads::{VcpuThreads, VcpuThreadsError},
+    vcpu_threads::{TaskThreads, TaskThreadsError},
 };
 use granule_types::{
     backing::Backing,
@@ -33,7 +33,7 @@ pub(super) struct PhaseMeasurement {
 /// A run in progress.
 pub(super) struct Runner<'a, 'o> {
     pub(super) machine: &'a mut dyn Machine,
-    pub(super) threads: VcpuThreads,
+    pub(super) threads: TaskThreads,
     pub(super) plan: &'a RunPlan,
     pub(super) region: Region,
     /// The tasks of the current iteration.
@@ -53,7 +53,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         let region = machine.region();
         observer(RunEvent::Ready(&region)).map_err(HarnessError::Observer)?;
         let threads =
-            VcpuThreads::start(machine.take_vcpus(), plan.deadline).map_err(HarnessError::Start)?;
+            TaskThreads::start(machine.take_vcpus(), plan.deadline).map_err(HarnessError::Start)?;
         let mut runner = Self {
             tasks: Tasks::new(region, plan.config.seed, 0),
             region,
@@ -227,7 +227,7 @@ impl<'a, 'o> Runner<'a, 'o> {
 /// Returns a function that adds the failed operation to a failure on a machine with its own time.
 fn vcpu_error(operation: &str) -> impl FnOnce(VcpuFailure) -> HarnessError {
     let convert = threads_error(operation);
-    |failure| convert(VcpuThreadsError::Failed(Box::new(failure)))
+    |failure| convert(TaskThreadsError::Failed(Box::new(failure)))
 }
 
 /// Checks that pages of the backing's size, and no others, back the whole region.

@@ -11,7 +11,7 @@
 
 use crate::{
     machine::Region,
-    task::{Access, Task},
+    task::{Task, TaskAccess},
 };
 use granule_types::{
     mix,
@@ -46,15 +46,15 @@ impl Tasks {
         Self { region, seed: mix(seed ^ ((u64::from(iteration) + 1) << 32)) }
     }
 
-    /// Returns a vCPU's task in a phase; [`Access::Nothing`] in phases in which no vCPU works.
+    /// Returns a vCPU's task in a phase; [`TaskAccess::Nothing`] in phases in which no vCPU works.
     pub(super) fn of(self, phase: Phase, vcpu: usize) -> Task {
         let blocks = self.walk(self.region.backing_page, self.written_by(phase).seed);
         match phase {
-            Phase::Create if vcpu.is_multiple_of(2) => with(Access::Write, blocks),
-            Phase::Create => with(Access::Read, blocks),
+            Phase::Create if vcpu.is_multiple_of(2) => with(TaskAccess::Write, blocks),
+            Phase::Create => with(TaskAccess::Read, blocks),
             Phase::Update => self.update(),
-            Phase::Rebuild => with(Access::Read, self.walk(self.region.host_page, 0)),
-            Phase::Exec => with(Access::Execute, blocks),
+            Phase::Rebuild => with(TaskAccess::Read, self.walk(self.region.host_page, 0)),
+            Phase::Exec => with(TaskAccess::Execute, blocks),
             Phase::LoggingOn
             | Phase::LoggingOff
             | Phase::Unmap
@@ -71,14 +71,14 @@ impl Tasks {
 
     /// Returns the task that plants the instructions of [`Phase::Exec`].
     pub(super) fn plant(self) -> Task {
-        with(Access::Plant, self.walk(self.region.backing_page, 0))
+        with(TaskAccess::Plant, self.walk(self.region.backing_page, 0))
     }
 
     /// Returns the task that writes the vCPU's own word in random pages until it is stopped.
     pub(super) fn write_at_random(self, vcpu: usize) -> Task {
         let pages = self.walk(self.region.host_page, 0);
         Task {
-            access: Access::WriteAtRandom,
+            access: TaskAccess::WriteAtRandom,
             start: GuestAddress(self.region.start.0 + 8 * vcpu as u64),
             seed: mix(self.seed ^ !(vcpu as u64)),
             ..pages
@@ -88,7 +88,7 @@ impl Tasks {
     /// Returns the task that verifies written values.
     pub(super) fn verify(self, written: WrittenRange) -> Task {
         Task {
-            access: Access::Verify,
+            access: TaskAccess::Verify,
             start: written.start,
             count: written.count,
             stride: written.stride,
@@ -111,10 +111,10 @@ impl Tasks {
         let Region { host_page, backing_page, .. } = self.region;
         let blocks = self.walk(backing_page, self.written_by(Phase::Update).seed);
         if backing_page <= host_page {
-            return with(Access::Write, blocks);
+            return with(TaskAccess::Write, blocks);
         }
         Task {
-            access: Access::WriteThenRead,
+            access: TaskAccess::WriteThenRead,
             inner_first: Bytes(backing_page.0 / 2),
             inner_count: backing_page.0 / host_page.0 / 2,
             inner_stride: host_page,
@@ -124,11 +124,11 @@ impl Tasks {
 
     fn walk(self, stride: Bytes, seed: u64) -> Task {
         let count = self.region.size.0 / stride.0;
-        Task { seed, ..Task::new(Access::Nothing, self.region.start, count, stride) }
+        Task { seed, ..Task::new(TaskAccess::Nothing, self.region.start, count, stride) }
     }
 }
 
-const fn with(access: Access, task: Task) -> Task {
+const fn with(access: TaskAccess, task: Task) -> Task {
     Task { access, ..task }
 }
 
@@ -151,11 +151,11 @@ mod tests {
     fn accesses_and_strides_are_those_of_the_kernels_test() {
         let (small, large, rebuild) = (Bytes::kib(4), Bytes::mib(2), Phase::Rebuild);
         for (page, phase, vcpu, access, count, stride) in [
-            (large, Phase::Create, 0, Access::Write, 32, large),
-            (large, Phase::Create, 1, Access::Read, 32, large),
-            (large, Phase::Update, 3, Access::WriteThenRead, 32, large),
-            (small, Phase::Update, 0, Access::Write, 16384, small),
-            (large, rebuild, 0, Access::Read, 16384, small),
+            (large, Phase::Create, 0, TaskAccess::Write, 32, large),
+            (large, Phase::Create, 1, TaskAccess::Read, 32, large),
+            (large, Phase::Update, 3, TaskAccess::WriteThenRead, 32, large),
+            (small, Phase::Update, 0, TaskAccess::Write, 16384, small),
+            (large, rebuild, 0, TaskAccess::Read, 16384, small),
         ] {
             let task = tasks(page).of(phase, vcpu);
 

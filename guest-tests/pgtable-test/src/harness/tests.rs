@@ -11,8 +11,8 @@ use crate::{
     config::Migration,
     fake_machine::{Defect, FakeMachine},
     machine::Machine,
-    task::Access,
-    vcpu_threads::VcpuThreadsError,
+    task::TaskAccess,
+    vcpu_threads::TaskThreadsError,
 };
 use granule_types::{backing::Backing, phase::Phase, record::Record, units::Bytes};
 
@@ -129,9 +129,9 @@ fn only_vcpu_0_plants_and_verifies() {
         let of = log.iter().filter(|(_, task)| task.access == access);
         of.map(|(vcpu, _)| *vcpu).collect()
     };
-    assert_eq!(vcpus(Access::Plant), [0]);
-    assert_eq!(vcpus(Access::Verify), [0]);
-    assert_eq!(vcpus(Access::Execute).len(), 4);
+    assert_eq!(vcpus(TaskAccess::Plant), [0]);
+    assert_eq!(vcpus(TaskAccess::Verify), [0]);
+    assert_eq!(vcpus(TaskAccess::Execute).len(), 4);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn the_guest_detects_a_lost_write() {
         panic!("{error}");
     };
     assert_eq!(operation, "verifying contents");
-    assert!(matches!(source, VcpuThreadsError::Failed(failure) if failure.exit == "VERIFY"));
+    assert!(matches!(source, TaskThreadsError::Failed(failure) if failure.exit == "VERIFY"));
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn a_hanging_vcpu_is_reported_with_its_program_counter() {
 fn a_vcpu_that_cannot_be_bound_is_a_start_error() {
     let error = error_of(&plan(1, ALL), Defect::CannotBind(2), BLOCK);
 
-    assert!(matches!(error, HarnessError::Start(VcpuThreadsError::Bind(2, _))), "{error}");
+    assert!(matches!(error, HarnessError::Start(TaskThreadsError::Bind(2, _))), "{error}");
 }
 
 #[test]

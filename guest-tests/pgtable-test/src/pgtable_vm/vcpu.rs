@@ -23,7 +23,7 @@ use crate::{
         mailbox::{Doorbell, Mailbox},
     },
     machine::{Kick, MachineError, Vcpu, VcpuFailure},
-    task::{Access, Task},
+    task::{Task, TaskAccess},
 };
 use granule_types::units::{Bytes, GuestAddress, Nanoseconds};
 use granule_vmm::{
@@ -210,7 +210,7 @@ pub fn time_per_read(
     vcpu: &mut dyn Vcpu,
     address: GuestAddress,
 ) -> Result<Nanoseconds, VcpuFailure> {
-    let task = Task::new(Access::Read, address, READS, Bytes(0));
+    let task = Task::new(TaskAccess::Read, address, READS, Bytes(0));
     let mut least = u64::MAX;
     for _ in 0..3 {
         let start = clock::now();

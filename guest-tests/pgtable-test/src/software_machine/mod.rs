@@ -149,7 +149,7 @@ fn page_size(backing: Backing) -> Result<u64, SoftwareMachineError> {
 
 /// A counted event, in real and in virtual time.
 #[derive(Debug, Clone, Copy)]
-enum Count {
+enum CountedEvent {
     Faults,
     Retries,
     CleanedLines,
@@ -161,7 +161,7 @@ enum Count {
     TopUps,
 }
 
-/// Names of the counts in results, in the order of [`Count`].
+/// Names of the counts in results, in the order of [`CountedEvent`].
 const NAMES: [&str; 9] = [
     "model_faults",
     "model_retries",

@@ -23,7 +23,7 @@ use granule_stage2::{
 };
 use parking_lot::lock_api::RawRwLock;
 
-use super::{Count, NAMES};
+use super::{CountedEvent, NAMES};
 use granule_types::record::EventCounts;
 
 /// Initiator of an event, which determines its cost in virtual time.
@@ -110,7 +110,7 @@ pub struct MachineState<P: Platform> {
 }
 
 impl<P: Platform> MachineState<P> {
-    pub(super) fn count(&self, what: Count, by: u64) {
+    pub(super) fn count(&self, what: CountedEvent, by: u64) {
         self.counts[what as usize].fetch_add(by, Ordering::Relaxed);
     }
 
@@ -172,7 +172,7 @@ impl<P: Platform> Operations for CpuOperations<P> {
     }
 
     fn allocate(&self) -> Option<TableAddress> {
-        self.state.count(Count::Tables, 1);
+        self.state.count(CountedEvent::Tables, 1);
         self.perform(PlatformEvent::AllocateTable);
         self.state.pool.allocate()
     }
@@ -222,8 +222,10 @@ impl<P: Platform> Operations for CpuOperations<P> {
 
     fn tlbi(&self, kind: Tlbi) {
         let (what, scope) = match kind {
-            Tlbi::Ipa { scope, .. } | Tlbi::Range { scope, .. } => (Count::TlbiAddress, scope),
-            Tlbi::Stage1 { scope } | Tlbi::All { scope } => (Count::TlbiAll, scope),
+            Tlbi::Ipa { scope, .. } | Tlbi::Range { scope, .. } => {
+                (CountedEvent::TlbiAddress, scope)
+            }
+            Tlbi::Stage1 { scope } | Tlbi::All { scope } => (CountedEvent::TlbiAll, scope),
         };
         self.state.count(what, 1);
         self.perform(PlatformEvent::Tlbi(scope));
@@ -234,7 +236,7 @@ impl<P: Platform> Operations for CpuOperations<P> {
     }
 
     fn clean_invalidate(&self, phys: PhysAddr, size: u64) {
-        self.state.count(Count::CleanedLines, size / self.state.platform.line());
+        self.state.count(CountedEvent::CleanedLines, size / self.state.platform.line());
         self.perform(PlatformEvent::CleanInvalidate(phys, size));
     }
 
@@ -242,9 +244,9 @@ impl<P: Platform> Operations for CpuOperations<P> {
         match range {
             Some((_, size)) => {
                 let lines = size / self.state.platform.line();
-                self.state.count(Count::InvalidatedLines, lines);
+                self.state.count(CountedEvent::InvalidatedLines, lines);
             }
-            None => self.state.count(Count::InvalidatedAll, 1),
+            None => self.state.count(CountedEvent::InvalidatedAll, 1),
         }
         self.perform(PlatformEvent::InvalidateInstructions(range));
     }
@@ -255,7 +257,7 @@ impl<P: Platform> Operations for CpuOperations<P> {
 
     fn note(&self, note: Note) {
         match note {
-            Note::TopUp => self.state.count(Count::TopUps, 1),
+            Note::TopUp => self.state.count(CountedEvent::TopUps, 1),
             Note::Lock { .. } => self.perform(PlatformEvent::Locked),
             _ => {}
         }

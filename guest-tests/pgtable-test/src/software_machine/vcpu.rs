@@ -11,25 +11,25 @@ use std::{
 };
 
 use granule_stage2::{
-    Access as Stage2Access, Ipa, Memcache, PhysAddr,
+    Access, Ipa, Memcache, PhysAddr,
     fault::{FaultError, Host, Page, Resolution},
 };
 
 use super::{
-    Count, PAGE, START,
+    CountedEvent, PAGE, START,
     operations::{CpuOperations, Initiator, MachineState, Platform, PlatformEvent},
 };
 use crate::{
     guest::mailbox::PLANT_OFFSET,
     machine::{Kick, MachineError, Vcpu, VcpuFailure},
-    task::{Access, Task},
+    task::{Task, TaskAccess},
 };
 use granule_types::units::GuestAddress;
 
-/// The "return" instruction that [`Access::Plant`](crate::task::Access::Plant) writes.
+/// The "return" instruction that [`TaskAccess::Plant`](crate::task::TaskAccess::Plant) writes.
 #[cfg(target_arch = "aarch64")]
 pub(super) const RETURN: u64 = 0xd65f_03c0;
-/// The "return" instruction that [`Access::Plant`](crate::task::Access::Plant) writes.
+/// The "return" instruction that [`TaskAccess::Plant`](crate::task::TaskAccess::Plant) writes.
 #[cfg(target_arch = "x86_64")]
 pub(super) const RETURN: u64 = 0xc3;
 
@@ -49,7 +49,7 @@ struct FaultHost<'a, P: Platform> {
 }
 
 impl<P: Platform> Host for FaultHost<'_, P> {
-    fn page(&self, ipa: Ipa, access: Stage2Access) -> Option<Page> {
+    fn page(&self, ipa: Ipa, access: Access) -> Option<Page> {
         let inside = |at: &u64| *at < self.ops.state.size;
         let offset = ipa.0.checked_sub(START).filter(inside)?;
         Some(P::page(self.ops, offset, access))
@@ -107,7 +107,7 @@ impl<P: Platform> SoftwareVcpu<P> {
     }
 
     /// Returns the host address of a guest address, after handling the faults of the access.
-    fn translate(&mut self, ipa: Ipa, access: Stage2Access) -> Result<PhysAddr, AccessError> {
+    fn translate(&mut self, ipa: Ipa, access: Access) -> Result<PhysAddr, AccessError> {
         let state = &*self.guest.state;
         loop {
             if self.kicked.load(Ordering::Relaxed) {
@@ -125,7 +125,7 @@ impl<P: Platform> SoftwareVcpu<P> {
                 Ok(translation) => return Ok(translation.phys),
                 Err(fault) => fault,
             };
-            state.count(Count::Faults, 1);
+            state.count(CountedEvent::Faults, 1);
             self.guest.perform(PlatformEvent::FaultEntry);
             let host = FaultHost { ops: &self.host, sampled: Cell::new(false) };
             let resolution = state
@@ -133,7 +133,7 @@ impl<P: Platform> SoftwareVcpu<P> {
                 .fault(&self.fault_path, &host, &mut self.memcache, fault)
                 .map_err(AccessError::Fault)?;
             if resolution == Resolution::Retry {
-                state.count(Count::Retries, 1);
+                state.count(CountedEvent::Retries, 1);
                 self.guest.perform(PlatformEvent::Retry);
             }
             if state.reclaim.is_waiting() {
@@ -145,13 +145,13 @@ impl<P: Platform> SoftwareVcpu<P> {
 
     /// Reads 8 bytes without using their value.
     fn touch(&mut self, at: u64) -> Result<(), AccessError> {
-        let phys = self.translate(Ipa(at), Stage2Access::Read)?;
+        let phys = self.translate(Ipa(at), Access::Read)?;
         self.guest.state.platform.touch(phys);
         Ok(())
     }
 
     /// Reads 8 bytes, which must equal `expected`.
-    fn compare(&mut self, at: u64, access: Stage2Access, expected: u64) -> Result<(), AccessError> {
+    fn compare(&mut self, at: u64, access: Access, expected: u64) -> Result<(), AccessError> {
         let phys = self.translate(Ipa(at), access)?;
         match self.guest.state.platform.load(phys) {
             found if found == expected => Ok(()),
@@ -161,7 +161,7 @@ impl<P: Platform> SoftwareVcpu<P> {
 
     /// Writes 8 bytes.
     fn write(&mut self, at: u64, value: u64) -> Result<(), AccessError> {
-        let phys = self.translate(Ipa(at), Stage2Access::Write)?;
+        let phys = self.translate(Ipa(at), Access::Write)?;
         self.guest.state.platform.store(phys, value);
         Ok(())
     }
@@ -171,18 +171,18 @@ impl<P: Platform> SoftwareVcpu<P> {
         let value = Task::value_at(task.seed, GuestAddress(at));
         match task.access {
             // These machines have no migration operations, so no task writes at random.
-            Access::Nothing | Access::WriteAtRandom => Ok(()),
-            Access::Read => self.touch(at),
-            Access::Write => self.write(at, value),
-            Access::WriteThenRead => {
+            TaskAccess::Nothing | TaskAccess::WriteAtRandom => Ok(()),
+            TaskAccess::Read => self.touch(at),
+            TaskAccess::Write => self.write(at, value),
+            TaskAccess::WriteThenRead => {
                 self.write(at, value)?;
                 let first = at + task.inner_first.0;
                 (0..task.inner_count)
                     .try_for_each(|inner| self.touch(first + inner * task.inner_stride.0))
             }
-            Access::Plant => self.write(at + PLANT_OFFSET, RETURN),
-            Access::Execute => self.compare(at + PLANT_OFFSET, Stage2Access::Fetch, RETURN),
-            Access::Verify => self.compare(at, Stage2Access::Read, value),
+            TaskAccess::Plant => self.write(at + PLANT_OFFSET, RETURN),
+            TaskAccess::Execute => self.compare(at + PLANT_OFFSET, Access::Fetch, RETURN),
+            TaskAccess::Verify => self.compare(at, Access::Read, value),
         }
     }
 

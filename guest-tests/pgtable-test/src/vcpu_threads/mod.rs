@@ -3,7 +3,7 @@
 //!
 //! The vCPUs execute tasks in three steps:
 //!
-//! 1. [`VcpuThreads::arm`] sends every thread its own task. Each thread takes it and waits at the
+//! 1. [`TaskThreads::arm`] sends every thread its own task. Each thread takes it and waits at the
 //!    gate. `arm` returns when all threads wait there and the seed's delay is over, so no measured
 //!    time contains the wake-up of threads.
 //! 2. [`ArmedTasks::release`] opens the gate, which wakes all threads with one system call. Each
@@ -20,7 +20,7 @@
 //! [`ArmedTasks::open`] opens the gate without waiting, so that the harness can work while the
 //! vCPUs run; `release` then waits for them.
 //!
-//! Dropping [`VcpuThreads`] ends and joins every thread, except those of vCPUs that stay in the
+//! Dropping [`TaskThreads`] ends and joins every thread, except those of vCPUs that stay in the
 //! guest although kicked: a join would never return, so the error names them and they are left
 //! behind.
 
@@ -33,11 +33,11 @@ use thiserror::Error;
 
 use crate::machine::{MachineError, VcpuFailure};
 
-pub use threads::{ArmedTasks, VcpuThreads};
+pub use threads::{ArmedTasks, TaskThreads};
 
 /// Error of the vCPU threads. After any of these they accept no more tasks.
 #[derive(Debug, Error)]
-pub enum VcpuThreadsError {
+pub enum TaskThreadsError {
     /// A thread cannot be started.
     #[error("cannot start the thread of vCPU {0}")]
     Spawn(usize, #[source] io::Error),
@@ -62,12 +62,12 @@ pub enum VcpuThreadsError {
         /// Number of vCPUs.
         vcpus: usize,
         /// The vCPUs that did not finish, in order, each with its state when it was kicked: `None`
-        /// where it finished meanwhile, or stayed in the guest ([`VcpuThreadsError::Stuck`]).
+        /// where it finished meanwhile, or stayed in the guest ([`TaskThreadsError::Stuck`]).
         unfinished: Vec<(usize, Option<VcpuFailure>)>,
     },
     /// Some vCPUs stayed in the guest although they were kicked after a failure, the source.
     #[error("vCPUs {0:?} stay in the guest although kicked; their threads are left behind")]
-    Stuck(Vec<usize>, #[source] Box<VcpuThreadsError>),
+    Stuck(Vec<usize>, #[source] Box<TaskThreadsError>),
     /// The threads have ended, after a failure or because armed tasks were dropped.
     #[error("the vCPU threads have ended; create a new machine")]
     Stopped,
@@ -97,18 +97,18 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use super::{VcpuThreads, VcpuThreadsError, threads::KICK_TIMEOUT};
+    use super::{TaskThreads, TaskThreadsError, threads::KICK_TIMEOUT};
     use crate::{
         fake_machine::{Defect, FakeMachine},
         machine::{Machine, TaskTimes},
-        task::{Access, Task},
+        task::{Task, TaskAccess},
     };
     use granule_types::units::{Bytes, GuestAddress};
 
     const SHORT_DEADLINE: Duration = Duration::from_millis(200);
     const LONG_DEADLINE: Duration = Duration::from_secs(60);
 
-    fn start(vcpus: usize, defect: Defect) -> Result<(VcpuThreads, FakeMachine), VcpuThreadsError> {
+    fn start(vcpus: usize, defect: Defect) -> Result<(TaskThreads, FakeMachine), TaskThreadsError> {
         let mut machine = FakeMachine::new(vcpus, Bytes::kib(64), defect);
         // Only tests that expect the deadline to pass use a short one, as a busy machine may exceed
         // it.
@@ -116,15 +116,15 @@ mod tests {
             Defect::Hangs(_) => SHORT_DEADLINE,
             _ => LONG_DEADLINE,
         };
-        let threads = VcpuThreads::start(machine.take_vcpus(), deadline)?;
+        let threads = TaskThreads::start(machine.take_vcpus(), deadline)?;
         Ok((threads, machine))
     }
 
     fn task() -> Task {
-        Task::new(Access::Nothing, GuestAddress(0), 0, Bytes(0))
+        Task::new(TaskAccess::Nothing, GuestAddress(0), 0, Bytes(0))
     }
 
-    fn run(threads: &mut VcpuThreads, seed: u64) -> Result<TaskTimes, VcpuThreadsError> {
+    fn run(threads: &mut TaskThreads, seed: u64) -> Result<TaskTimes, TaskThreadsError> {
         let tasks = vec![task(); threads.vcpus()];
         threads.arm(&tasks, seed)?.release()
     }
@@ -169,7 +169,7 @@ mod tests {
         let error = run(&mut threads, 0).unwrap_err();
 
         let text = error.to_string();
-        let VcpuThreadsError::Deadline { unfinished, vcpus: 4, .. } = error else {
+        let TaskThreadsError::Deadline { unfinished, vcpus: 4, .. } = error else {
             panic!("{text}");
         };
         assert_eq!(unfinished.len(), 1);
@@ -186,7 +186,7 @@ mod tests {
         let error = run(&mut threads, 0).unwrap_err();
 
         assert!(began.elapsed() < KICK_TIMEOUT, "no kicked vCPU is stuck");
-        let VcpuThreadsError::Failed(failure) = error else {
+        let TaskThreadsError::Failed(failure) = error else {
             panic!("{error}");
         };
         assert_eq!((failure.vcpu, failure.exit.as_str()), (1, "FAILED"));
@@ -198,7 +198,7 @@ mod tests {
 
         let error = run(&mut threads, 0).unwrap_err();
 
-        assert!(matches!(error, VcpuThreadsError::Panicked(1, _)), "{error}");
+        assert!(matches!(error, TaskThreadsError::Panicked(1, _)), "{error}");
         assert!(error.to_string().contains("injected defect"));
     }
 
@@ -207,14 +207,14 @@ mod tests {
         let (mut threads, _machine) = start(2, Defect::Fails(0)).unwrap();
         run(&mut threads, 0).unwrap_err();
 
-        assert!(matches!(run(&mut threads, 0), Err(VcpuThreadsError::Stopped)));
+        assert!(matches!(run(&mut threads, 0), Err(TaskThreadsError::Stopped)));
     }
 
     #[test]
     fn a_vcpu_that_cannot_be_bound_ends_the_other_threads() {
         let error = start(3, Defect::CannotBind(1)).unwrap_err();
 
-        assert!(matches!(error, VcpuThreadsError::Bind(1, _)), "{error}");
+        assert!(matches!(error, TaskThreadsError::Bind(1, _)), "{error}");
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
 
         drop(threads.arm(&[task(); 3], 0).unwrap());
 
-        assert!(matches!(run(&mut threads, 0), Err(VcpuThreadsError::Stopped)));
+        assert!(matches!(run(&mut threads, 0), Err(TaskThreadsError::Stopped)));
         drop(threads);
         assert!(machine.state.memory().log.is_empty());
     }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use super::{
-    VcpuThreadsError,
+    TaskThreadsError,
     gate::{Gate, gate_delay, spin, vcpu_delay},
 };
 use crate::{
@@ -40,7 +40,7 @@ struct Assignment {
 struct Completion {
     start: Nanoseconds,
     end: Nanoseconds,
-    result: Result<(), VcpuThreadsError>,
+    result: Result<(), TaskThreadsError>,
 }
 
 /// An event that wakes the harness.
@@ -89,20 +89,20 @@ impl VcpuThread {
         vcpu: Box<dyn Vcpu>,
         shared: &Arc<SharedState>,
         events: Sender<ThreadEvent>,
-    ) -> Result<Self, VcpuThreadsError> {
+    ) -> Result<Self, TaskThreadsError> {
         let (assignments, received) = mpsc::channel();
         let (bound, kick) = mpsc::channel();
         let shared = shared.clone();
         let handle = Builder::new()
             .name(format!("vcpu {index}"))
             .spawn(move || serve(index, vcpu, &shared, bound, received, events))
-            .map_err(|error| VcpuThreadsError::Spawn(index, error))?;
+            .map_err(|error| TaskThreadsError::Spawn(index, error))?;
         match kick.recv() {
             Ok(Ok(kick)) => Ok(Self { assignments, kick, handle: Some(handle) }),
-            Ok(Err(error)) => Err(VcpuThreadsError::Bind(index, error)),
+            Ok(Err(error)) => Err(TaskThreadsError::Bind(index, error)),
             Err(_) => {
                 let message = "while it was bound".to_owned();
-                Err(VcpuThreadsError::Panicked(index, message))
+                Err(TaskThreadsError::Panicked(index, message))
             }
         }
     }
@@ -138,8 +138,8 @@ fn serve(
         let result = catch_unwind(AssertUnwindSafe(|| vcpu.run(&assignment.task)));
         let end = clock::now();
         let result = match result {
-            Ok(result) => result.map_err(|failure| VcpuThreadsError::Failed(Box::new(failure))),
-            Err(panic) => Err(VcpuThreadsError::Panicked(index, message_of(panic.as_ref()))),
+            Ok(result) => result.map_err(|failure| TaskThreadsError::Failed(Box::new(failure))),
+            Err(panic) => Err(TaskThreadsError::Panicked(index, message_of(panic.as_ref()))),
         };
         let failed = result.is_err();
         *shared.completion(index) = Some(Completion { start, end, result });
@@ -165,7 +165,7 @@ pub(super) const KICK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The threads of all vCPUs; see the [module](super) for their protocol.
 #[derive(Debug)]
-pub struct VcpuThreads {
+pub struct TaskThreads {
     pub(super) threads: Vec<VcpuThread>,
     shared: Arc<SharedState>,
     events: Receiver<ThreadEvent>,
@@ -173,13 +173,13 @@ pub struct VcpuThreads {
     stopped: bool,
 }
 
-impl VcpuThreads {
+impl TaskThreads {
     /// Starts a thread named `vcpu N` for each vCPU and binds the vCPU to it. The tasks of one
     /// phase may take up to `deadline` from the opening of the gate.
     ///
     /// # Errors
     /// A thread cannot be started or a vCPU cannot be bound; the threads started before it end.
-    pub fn start(vcpus: Vec<Box<dyn Vcpu>>, deadline: Duration) -> Result<Self, VcpuThreadsError> {
+    pub fn start(vcpus: Vec<Box<dyn Vcpu>>, deadline: Duration) -> Result<Self, TaskThreadsError> {
         let (sender, events) = mpsc::channel();
         let mut all = Self {
             threads: Vec::with_capacity(vcpus.len()),
@@ -211,10 +211,10 @@ impl VcpuThreads {
     ///
     /// # Panics
     /// The number of tasks differs from the number of vCPUs.
-    pub fn arm(&mut self, tasks: &[Task], seed: u64) -> Result<ArmedTasks<'_>, VcpuThreadsError> {
+    pub fn arm(&mut self, tasks: &[Task], seed: u64) -> Result<ArmedTasks<'_>, TaskThreadsError> {
         assert_eq!(tasks.len(), self.threads.len(), "one task for each vCPU");
         if self.stopped {
-            return Err(VcpuThreadsError::Stopped);
+            return Err(TaskThreadsError::Stopped);
         }
         let generation = self.shared.gate.generation();
         self.shared.unarmed.store(tasks.len(), Ordering::Release);
@@ -223,12 +223,12 @@ impl VcpuThreads {
         for (vcpu, (thread, task)) in armed.all.threads.iter().zip(tasks).enumerate() {
             let assignment =
                 Assignment { task: *task, generation, delay: vcpu_delay(seed, generation, vcpu) };
-            thread.assignments.send(assignment).map_err(|_| VcpuThreadsError::Stopped)?;
+            thread.assignments.send(assignment).map_err(|_| TaskThreadsError::Stopped)?;
         }
         // Between its assignment and the gate a thread makes no fallible or long call.
         match armed.all.events.recv() {
             Ok(ThreadEvent::AllArmed) => {}
-            _ => return Err(VcpuThreadsError::Stopped),
+            _ => return Err(TaskThreadsError::Stopped),
         }
         spin(gate_delay(seed, generation));
         Ok(armed)
@@ -236,7 +236,7 @@ impl VcpuThreads {
 
     /// Waits until every task is complete, one fails, or the deadline passes. After a failure or
     /// the deadline, kicks the vCPUs that still run and waits for them.
-    fn wait_for_completion(&mut self, opened: Nanoseconds) -> Result<TaskTimes, VcpuThreadsError> {
+    fn wait_for_completion(&mut self, opened: Nanoseconds) -> Result<TaskTimes, TaskThreadsError> {
         let failed = match self.events.recv_timeout(self.deadline) {
             Ok(ThreadEvent::AllCompleted | ThreadEvent::AllArmed) => {
                 return Ok(self.times(opened));
@@ -257,13 +257,13 @@ impl VcpuThreads {
             drop(self.threads[vcpu].handle.take());
         }
         let error = match failed {
-            Some(vcpu) => self.take_failure(vcpu).unwrap_or(VcpuThreadsError::Stopped),
+            Some(vcpu) => self.take_failure(vcpu).unwrap_or(TaskThreadsError::Stopped),
             None => self.deadline_passed(running),
         };
         if stuck.is_empty() {
             return Err(error);
         }
-        Err(VcpuThreadsError::Stuck(stuck, Box::new(error)))
+        Err(TaskThreadsError::Stuck(stuck, Box::new(error)))
     }
 
     /// Returns the vCPUs whose completion is not stored.
@@ -283,16 +283,16 @@ impl VcpuThreads {
     }
 
     /// Removes the failure of a vCPU's task.
-    fn take_failure(&self, vcpu: usize) -> Option<VcpuThreadsError> {
+    fn take_failure(&self, vcpu: usize) -> Option<TaskThreadsError> {
         self.shared.completion(vcpu).take()?.result.err()
     }
 
-    fn deadline_passed(&self, unfinished: Vec<usize>) -> VcpuThreadsError {
+    fn deadline_passed(&self, unfinished: Vec<usize>) -> TaskThreadsError {
         let state = |vcpu| match self.take_failure(vcpu) {
-            Some(VcpuThreadsError::Failed(failure)) => (vcpu, Some(*failure)),
+            Some(TaskThreadsError::Failed(failure)) => (vcpu, Some(*failure)),
             _ => (vcpu, None),
         };
-        VcpuThreadsError::Deadline {
+        TaskThreadsError::Deadline {
             deadline: self.deadline,
             vcpus: self.threads.len(),
             unfinished: unfinished.into_iter().map(state).collect(),
@@ -305,7 +305,7 @@ impl VcpuThreads {
 #[derive(Debug)]
 #[must_use = "the vCPU threads wait at the gate"]
 pub struct ArmedTasks<'a> {
-    all: &'a mut VcpuThreads,
+    all: &'a mut TaskThreads,
     opened: Option<Nanoseconds>,
     released: bool,
 }
@@ -325,7 +325,7 @@ impl ArmedTasks<'_> {
     ///
     /// # Errors
     /// The first failure of a vCPU, or the vCPUs that did not finish within the deadline.
-    pub fn release(mut self) -> Result<TaskTimes, VcpuThreadsError> {
+    pub fn release(mut self) -> Result<TaskTimes, TaskThreadsError> {
         let opened = self.open();
         self.released = true;
         self.all.wait_for_completion(opened)
@@ -346,7 +346,7 @@ impl Drop for ArmedTasks<'_> {
     }
 }
 
-impl Drop for VcpuThreads {
+impl Drop for TaskThreads {
     fn drop(&mut self) {
         for thread in self.threads.drain(..) {
             drop(thread.assignments);

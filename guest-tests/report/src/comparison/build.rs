@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    CompareError, Comparison, GeometricMean, Options, SCHEMA, TIME,
+    CompareError, Comparison, ComparisonOptions, GeometricMean, SCHEMA, TIME,
     configuration::{Configuration, Group, Runs, groups},
     growth,
 };
@@ -46,7 +46,7 @@ impl Comparison {
     pub fn of(
         before: &[Sample],
         after: &[Sample],
-        options: &Options,
+        options: &ComparisonOptions,
     ) -> Result<Self, CompareError> {
         for (samples, label) in [before, after].iter().zip(&options.labels) {
             if samples.is_empty() {
@@ -109,7 +109,7 @@ impl Comparison {
     fn add_configurations(
         &mut self,
         pairs: &[Pair],
-        options: &Options,
+        options: &ComparisonOptions,
     ) -> Result<Vec<Option<RowFigures>>, CompareError> {
         let mut rows = Vec::new();
         for (before, after) in pairs {

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{
     judge::{TestedRow, Verdict},
-    sample::{AnyPhase, Sample, Setup},
+    sample::{AnyPhase, RunSetup, Sample},
     stats::{self, Change, Spread},
 };
 
@@ -20,7 +20,7 @@ pub struct GroupKey {
     /// Engine; empty where engines are compared with each other.
     pub engine: String,
     /// Setup; without options where engines are compared, since each engine has its own.
-    pub setup: Setup,
+    pub setup: RunSetup,
 }
 
 /// Samples of one configuration on one side, over seeds and iterations.
@@ -96,7 +96,7 @@ pub struct Configuration {
     /// Engine; empty where different engines are compared by force.
     pub engine: String,
     #[serde(flatten)]
-    pub setup: Setup,
+    pub setup: RunSetup,
     /// Phases that both sides have, in the order in which they run.
     pub phases: Vec<PhaseChange>,
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::configuration::{Configuration, PhaseChange};
 use crate::{
-    sample::{AnyPhase, Setup},
+    sample::{AnyPhase, RunSetup},
     stats::{self, Spread},
 };
 use granule_types::units::{Bytes, counted};
@@ -32,7 +32,7 @@ impl SweepParameter {
     }
 
     /// Removes the value of the parameter from a setup and returns it.
-    fn take(self, setup: &mut Setup) -> Option<u64> {
+    fn take(self, setup: &mut RunSetup) -> Option<u64> {
         match self {
             Self::Vcpus => setup.vcpus.take().map(u64::from),
             Self::Memory => setup.memory.take().map(|memory| memory.0),
@@ -60,7 +60,7 @@ impl SweepParameter {
 #[derive(Debug, Clone)]
 pub struct Sweep<'a> {
     /// Setup without the parameter.
-    pub rest: Setup,
+    pub rest: RunSetup,
     pub engine: &'a str,
     /// At least two values in increasing order.
     pub points: Vec<(u64, &'a PhaseChange)>,

@@ -8,7 +8,7 @@
 //! Samples form one group for each configuration (engine, mode, backing, size, vCPUs, options);
 //! seeds and iterations are the runs of a group. Both sides need the same provenance. The runs of
 //! each phase are then tested against each other and judged over the whole table. Counts explain a
-//! time; they are judged only as [`Options::metric`].
+//! time; they are judged only as [`ComparisonOptions::metric`].
 
 mod build;
 mod configuration;
@@ -118,7 +118,7 @@ impl Comparison {
 
 /// Options of a comparison.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ComparisonOptions {
     /// Names of the two sides: files, directories or series.
     pub labels: [String; 2],
     /// True if sides of different provenance are compared.
@@ -136,7 +136,7 @@ pub struct Options {
     pub command: Option<String>,
 }
 
-impl Default for Options {
+impl Default for ComparisonOptions {
     fn default() -> Self {
         Self {
             labels: ["before".to_owned(), "after".to_owned()],

@@ -19,7 +19,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::{RESULTS_FILE, unreadable};
 use crate::{
     results::FileError,
-    sample::{AnyPhase, Sample, Setup, engine, printable},
+    sample::{AnyPhase, RunSetup, Sample, engine, printable},
 };
 
 const LAST: &str = "new";
@@ -102,7 +102,7 @@ fn benchmark(folder: &Path) -> Result<Vec<Sample>, FileError> {
     let runs = parsed::<Samples>(&path)?.runs().map_err(|error| error.in_file(&path))?;
     let sample = |(iteration, ns): (u32, f64)| Sample {
         engine: engine::CRITERION.to_owned(),
-        setup: Setup { subject: printable(&name), ..Setup::default() },
+        setup: RunSetup { subject: printable(&name), ..RunSetup::default() },
         iteration,
         phase: PHASE,
         ns,

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     results::FileError,
-    sample::{AnyPhase, Sample, Setup, engine, single_spaced},
+    sample::{AnyPhase, RunSetup, Sample, engine, single_spaced},
 };
 
 /// Lines of a time and their phases.
@@ -67,7 +67,7 @@ const fn first_and_later(rank: usize, first: &'static str, later: &'static str) 
 }
 
 /// One line of either test.
-struct Line {
+struct PerfLine {
     words: &'static str,
     /// Number of its iteration, from 1; `None` for a line of the run.
     iteration: Option<u32>,
@@ -77,7 +77,7 @@ struct Line {
     demand: bool,
 }
 
-impl Line {
+impl PerfLine {
     /// Recognises a line; `None` for other lines.
     fn of(text: &str) -> Result<Option<Self>, FileError> {
         let line = |words, value| Self { words, iteration: None, value, demand: false };
@@ -150,7 +150,7 @@ struct OpenRun {
 }
 
 impl OpenRun {
-    fn take(&mut self, line: &Line) -> Result<(), FileError> {
+    fn take(&mut self, line: &PerfLine) -> Result<(), FileError> {
         if *self.demand.get_or_insert(line.demand) != line.demand {
             return Err(line_of_other_test(self.begin));
         }
@@ -227,7 +227,7 @@ pub fn take(text: &str) -> Result<(String, Vec<Sample>), FileError> {
         // An unreadable last line without a line feed is where the file is cut.
         let is_cut = number == lines.len() && !text.ends_with('\n');
         let error = |error| if is_cut { cut_off(line) } else { error };
-        known.push(Line::of(line).map_err(|found| error(found).at(number))?);
+        known.push(PerfLine::of(line).map_err(|found| error(found).at(number))?);
     }
     let begins = (0..lines.len()).filter(|&at| lines[at].contains(MODE));
     let begins: Vec<usize> = begins.chain([lines.len()]).collect();
@@ -249,7 +249,7 @@ pub fn take(text: &str) -> Result<(String, Vec<Sample>), FileError> {
 /// Reads the run in some lines of a log; `None` for a run of another test.
 fn read_run(
     lines: &[&str],
-    known: &[Option<Line>],
+    known: &[Option<PerfLine>],
     run: Range<usize>,
 ) -> Result<Option<RunPhases>, FileError> {
     let begin = run.start + 1;
@@ -278,7 +278,7 @@ fn push_run(samples: &mut Vec<Sample>, engine: &str, mode: String, phases: Vec<(
     let next = samples.iter().filter(is_equal).map(|s| s.iteration + 1).max();
     samples.extend(phases.into_iter().map(|(phase, ns)| Sample {
         engine: engine.to_owned(),
-        setup: Setup { subject: engine.to_owned(), mode: mode.clone(), ..Setup::default() },
+        setup: RunSetup { subject: engine.to_owned(), mode: mode.clone(), ..RunSetup::default() },
         iteration: next.unwrap_or(0),
         phase,
         ns,

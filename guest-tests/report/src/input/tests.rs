@@ -10,7 +10,7 @@ use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 
 use super::*;
 use crate::{
-    Comparison, Options, Verdict, render,
+    Comparison, ComparisonOptions, Verdict, render,
     results::record_lines,
     sample::engine,
     tests::{patched, record, runs},
@@ -462,7 +462,8 @@ fn mutated_inputs_are_read_or_refused_and_compare_with_themselves() {
         prop_assert!(!samples.is_empty(), "neither samples nor an error");
         read.set(read.get() + 1);
         if read.get() % 64 == 0
-            && let Ok(comparison) = Comparison::of(&samples, &samples, &Options::default())
+            && let Ok(comparison) =
+                Comparison::of(&samples, &samples, &ComparisonOptions::default())
         {
             prop_assert_eq!(comparison.count(Verdict::Regression), 0);
             prop_assert!(!render::text(&comparison).is_empty());

@@ -173,14 +173,15 @@ mod tests {
 
     use super::*;
     use crate::{
-        Options,
+        ComparisonOptions,
         tests::{compare_by, patched, runs},
     };
 
     fn printed(metric: Option<&str>, change: impl Fn(&mut Record)) -> String {
         let mut sides = [runs(&[10, 12], &[30, 31]), patched(runs(&[8, 9], &[30, 33]))];
         sides.iter_mut().flatten().for_each(change);
-        let options = Options { metric: metric.map(str::to_owned), ..Options::default() };
+        let options =
+            ComparisonOptions { metric: metric.map(str::to_owned), ..ComparisonOptions::default() };
         benchstat(&compare_by(&sides[0], &sides[1], &options).unwrap())
     }
 

@@ -21,7 +21,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 #[cfg(target_arch = "aarch64")]
@@ -51,14 +51,21 @@ pub enum FactsError {
     },
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// Contents of the file of host facts.
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct HostFacts {
-    series: Option<Vec<Series>>,
-    image_sha256: Option<String>,
-    emulator: Option<String>,
-    cpu: Option<String>,
-    features: BTreeMap<String, u64>,
+pub struct HostFacts {
+    /// Overrides [`Host::series`].
+    pub series: Option<Vec<Series>>,
+    /// Overrides [`Host::image_sha256`].
+    pub image_sha256: Option<String>,
+    /// Overrides [`Host::emulator`].
+    pub emulator: Option<String>,
+    /// Overrides [`Host::cpu`].
+    pub cpu: Option<String>,
+    /// Override those of [`Host::features`] with the same names.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub features: BTreeMap<String, u64>,
 }
 
 /// Properties of an x86_64 host.

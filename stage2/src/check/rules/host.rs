@@ -6,9 +6,9 @@ use alloc::format;
 use crate::{
     address::{Ipa, PhysAddr},
     check::{
-        checker::{Checker, Memslot},
+        checker::{Checker, MemslotModel},
         rule::Rule,
-        stale_entry::{Change, StaleEntry},
+        stale_entry::{EntryChange, StaleEntry},
     },
     engine::Access,
     geometry::Level,
@@ -16,7 +16,7 @@ use crate::{
 
 impl Checker {
     pub(crate) fn add_memory(&mut self, ipa: Ipa, phys: PhysAddr, size: u64, is_device: bool) {
-        let slot = Memslot { phys, size, is_device };
+        let slot = MemslotModel { phys, size, is_device };
         self.memslots.insert(ipa, slot);
         if !is_device {
             self.caches.add_memory(phys, size);
@@ -100,13 +100,13 @@ impl Checker {
         let is_removed_later = |relaxed: &StaleEntry| {
             self.tlbs.stale.iter().any(|stale| {
                 stale.entry.position.entry == relaxed.entry.position.entry
-                    && stale.entry.change == Change::Removed
+                    && stale.entry.change == EntryChange::Removed
                     && stale.since > relaxed.since
             })
         };
         let refaults = |stale: &StaleEntry| {
             let entry = &stale.entry;
-            entry.change == Change::Relaxed
+            entry.change == EntryChange::Relaxed
                 && entry.position.level == level
                 // A later change belongs to the next fault.
                 && stale.since < self.cpus[cpu].released

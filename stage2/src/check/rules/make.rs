@@ -10,7 +10,7 @@ use crate::{
         checker::Checker,
         event::StoreKind,
         rule::Rule,
-        stale_entry::{Change, StaleEntry},
+        stale_entry::{EntryChange, StaleEntry},
         table_model::EntryPosition,
     },
     descriptor::{Descriptor, EntryKind, MemoryType},
@@ -26,7 +26,7 @@ impl Checker {
                 && entry.position.level == position.level
                 && new.is_leaf(position.level)
                 && entry.was == new;
-            stale.overlaps(position.ipa, size) && entry.change == Change::Removed && !is_same
+            stale.overlaps(position.ipa, size) && entry.change == EntryChange::Removed && !is_same
         };
         if let Some(stale) = self.tlbs.stale.iter().find(conflicts) {
             let rule = if stale.only_combined() {

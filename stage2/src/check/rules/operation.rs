@@ -9,7 +9,7 @@ use crate::{
     check::{
         checker::{Checker, CpuState, HeldLock},
         rule::Rule,
-        stale_entry::{Change, StaleEntry},
+        stale_entry::{EntryChange, StaleEntry},
     },
     operations::{Note, Tlbi, Vmid},
 };
@@ -92,7 +92,7 @@ impl Checker {
             self.report(Rule::LockedEntry, detail);
         }
         let is_left =
-            |stale: &mut StaleEntry| stale.by == cpu && stale.entry.change != Change::Relaxed;
+            |stale: &mut StaleEntry| stale.by == cpu && stale.entry.change != EntryChange::Relaxed;
         let left: Vec<_> = self.tlbs.stale.extract_if(.., is_left).collect();
         for stale in left {
             let entry = &stale.entry;
@@ -163,7 +163,7 @@ impl Checker {
         // need not hold the run as one entry, so each page needs its own invalidation.
         for stale in &mut self.tlbs.stale {
             let entry = &stale.entry;
-            stale.run_remains = entry.change == Change::Removed
+            stale.run_remains = entry.change == EntryChange::Removed
                 && entry.was.is_contiguous()
                 && self.tables.run_remains(entry.position.entry, entry.position.level);
         }

@@ -9,7 +9,7 @@ use crate::{
         checker::{Checker, HeldLock},
         event::StoreKind,
         rule::Rule,
-        stale_entry::{Change, ChangedEntry, StaleEntry},
+        stale_entry::{ChangedEntry, EntryChange, StaleEntry},
         table_model::EntryPosition,
     },
     descriptor::{Descriptor, EntryKind},
@@ -154,7 +154,9 @@ impl Checker {
             || (a.execute && !b.execute)
             || (new.has_nt() && !old.has_nt());
         let relaxes = (!a.read && b.read) || (!a.write && b.write) || (!a.execute && b.execute);
-        for (applies, change) in [(restricts, Change::Restricted), (relaxes, Change::Relaxed)] {
+        for (applies, change) in
+            [(restricts, EntryChange::Restricted), (relaxes, EntryChange::Relaxed)]
+        {
             // No CPU holds an entry without the access flag, or with nT.
             if applies && a.accessed && !old.has_nt() {
                 self.add_stale(cpu, position, old, change, false);
@@ -165,7 +167,7 @@ impl Checker {
             stale.entry.position.entry == position.entry && stale.entry.was == old
         };
         if a.accessed && !b.accessed && !self.tlbs.stale.iter().any(is_known) {
-            self.add_stale(cpu, position, old, Change::Relaxed, false);
+            self.add_stale(cpu, position, old, EntryChange::Relaxed, false);
         }
         if relaxes {
             self.check_leaf(position, new, a.execute);
@@ -177,7 +179,7 @@ impl Checker {
         cpu: usize,
         position: &EntryPosition,
         was: Descriptor,
-        change: Change,
+        change: EntryChange,
         below_table: bool,
     ) {
         let table = match was.kind(position.level) {
@@ -199,7 +201,7 @@ impl Checker {
     fn remove(&mut self, cpu: usize, position: &EntryPosition, old: Descriptor) {
         self.check_maintenance_complete(cpu);
         if !old.has_nt() || !old.is_leaf(position.level) {
-            self.add_stale(cpu, position, old, Change::Removed, false);
+            self.add_stale(cpu, position, old, EntryChange::Removed, false);
         }
         match old.kind(position.level) {
             EntryKind::Leaf(phys) => {
@@ -217,7 +219,7 @@ impl Checker {
         let subtree = self.tables.subtree(child);
         for (position, leaf) in subtree.leaves {
             let size = self.setup.geometry.span(position.level);
-            self.add_stale(cpu, &position, leaf, Change::Removed, true);
+            self.add_stale(cpu, &position, leaf, EntryChange::Removed, true);
             self.caches.unmap(leaf.address(), size);
             self.unmarked.remove(position.ipa, size);
         }

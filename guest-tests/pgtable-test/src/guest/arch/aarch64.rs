@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::guest::{
     layout::Abi,
     mailbox::{GuestException, Mailbox},
-    tables::Format,
+    tables::Stage1Format,
 };
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
 use granule_vmm::arch::aarch64::SystemRegister;
@@ -31,8 +31,8 @@ const ACCESSED: u64 = 1 << 10;
 const PRIVILEGED_EXECUTE_NEVER: u64 = 1 << 53;
 
 /// Returns the format of the stage-1 entries of a mode.
-pub const fn format(mode: GuestMode) -> Format {
-    Format {
+pub const fn format(mode: GuestMode) -> Stage1Format {
+    Stage1Format {
         page_shift: mode.page_shift,
         address_bits: mode.va_bits,
         // Without FEAT_LPA2, blocks start at level 1 with 4K granules and at level 2 with others.

@@ -9,7 +9,7 @@
 use crate::guest::{
     layout::Abi,
     mailbox::{GuestException, Mailbox},
-    tables::Format,
+    tables::Stage1Format,
 };
 use granule_types::guest_mode::GuestMode;
 
@@ -28,7 +28,7 @@ const PAGE_SIZE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 
 /// Four levels with entries of 8 bytes and pages of 4K.
-const LONG_MODE: Format = Format {
+const LONG_MODE: Stage1Format = Stage1Format {
     page_shift: 12,
     address_bits: 47,
     first_block_level: 2,
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::{
         config::GuestMap,
-        guest::tables::{MemoryType, Tables},
+        guest::tables::{Stage1MemoryType, Tables},
     };
     use granule_types::units::{Bytes, GuestAddress};
 
@@ -129,7 +129,7 @@ mod tests {
     fn mapped(map: GuestMap, start: u64, size: Bytes) -> Tables {
         let mut tables = Tables::new(BASE, LONG_MODE);
         tables.map_by(map);
-        tables.map(start, GuestAddress(start), size, MemoryType::Normal).unwrap();
+        tables.map(start, GuestAddress(start), size, Stage1MemoryType::Normal).unwrap();
         tables
     }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The figures published for a Kunpeng 920, and their simulation.
 //!
-//! Costs are [fitted](Fit) to four rows, so that the simulation reproduces their published figures.
+//! Costs are [fitted](CostFit) to four rows, so that the simulation reproduces their published
+//! figures.
 //! All other rows test the simulation: the gain must have the published sign and be within
 //! [`TOLERANCE`] percentage points. A row that misses states the reason; a row that states a reason
 //! and holds is an error, too.
@@ -289,7 +290,7 @@ pub fn judge(
 
 /// A fitted number of the cost table.
 #[derive(Debug, Clone, Copy)]
-pub struct Fit {
+pub struct CostFit {
     /// Name of the number.
     pub number: &'static str,
     /// Index of the row in [`ROWS`].
@@ -320,7 +321,7 @@ impl FitQuantity {
 }
 
 /// The fitted numbers, in the order of fitting.
-pub const FITS: [Fit; 6] = [
+pub const FITS: [CostFit; 6] = [
     fit("clean_line_long", 5, FitQuantity::Saved),
     fit("zero_rate", 5, FitQuantity::After),
     fit("fault_locked", 6, FitQuantity::After),
@@ -329,11 +330,11 @@ pub const FITS: [Fit; 6] = [
     fit("guest_touch_shared", 10, FitQuantity::After),
 ];
 
-const fn fit(number: &'static str, row: usize, of: FitQuantity) -> Fit {
-    Fit { number, row, of }
+const fn fit(number: &'static str, row: usize, of: FitQuantity) -> CostFit {
+    CostFit { number, row, of }
 }
 
-impl Fit {
+impl CostFit {
     /// Returns the published quantity, and the one simulated on memory `divisor` times smaller.
     ///
     /// # Errors
@@ -356,7 +357,7 @@ impl Fit {
     /// quantity equals the published one, and returns it.
     ///
     /// # Errors
-    /// As [`Fit::measure`].
+    /// As [`CostFit::measure`].
     pub fn improve(&self, costs: &mut CostTable, divisor: u64) -> Result<f64, PublishedError> {
         let set = |costs: &mut CostTable, to: f64| {
             let mut numbers = costs.numbers().into_iter();

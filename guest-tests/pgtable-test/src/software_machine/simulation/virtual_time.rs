@@ -42,7 +42,7 @@ pub(super) enum ClockError {
     Deadlock(Vec<usize>),
 }
 
-struct Clock {
+struct VirtualClock {
     now: Cell<Picoseconds>,
     /// Clock of the first queued process.
     next: Cell<Picoseconds>,
@@ -54,8 +54,8 @@ struct Clock {
 }
 
 thread_local! {
-    static CLOCK: Clock = const {
-        Clock {
+    static CLOCK: VirtualClock = const {
+        VirtualClock {
             now: Cell::new(0),
             next: Cell::new(Picoseconds::MAX),
             running: Cell::new(usize::MAX),
@@ -66,7 +66,7 @@ thread_local! {
     };
 }
 
-impl Clock {
+impl VirtualClock {
     fn queue(&self, process: usize, at: Picoseconds) {
         let order = self.order.get();
         self.order.set(order + 1);
@@ -138,7 +138,7 @@ pub(super) fn spend_until(at: Picoseconds) {
 
 /// Suspends the running process until another calls [`wake`].
 pub(super) fn sleep() {
-    CLOCK.with(Clock::suspend);
+    CLOCK.with(VirtualClock::suspend);
 }
 
 /// Resumes a suspended process at a point in time, or at once if it has passed.

@@ -142,7 +142,7 @@ fn tag(verdict: Option<Verdict>, text: &str) -> String {
 mod tests {
     use super::*;
     use crate::{
-        Options,
+        ComparisonOptions,
         render::{
             browser::{check_page, probed},
             single,
@@ -156,7 +156,8 @@ mod tests {
     fn comparison(metric: Option<&str>) -> Comparison {
         let about = |us: u64| (0..10).map(|run| us + run).collect::<Vec<u64>>();
         let side = |create, update| on_hardware(runs(&about(create), &about(update)));
-        let options = Options { metric: metric.map(str::to_owned), ..Options::default() };
+        let options =
+            ComparisonOptions { metric: metric.map(str::to_owned), ..ComparisonOptions::default() };
         compare_by(&side(2000, 1000), &patched(side(1000, 2000)), &options).unwrap()
     }
 
@@ -249,13 +250,13 @@ mod tests {
     }
 
     fn matrix_page() -> String {
-        let options = Options {
+        let options = ComparisonOptions {
             labels: [
                 "before <&>".to_owned(),
                 "a/quite/long/path/that/must/break/somewhere/".repeat(3),
             ],
             command: Some("granule compare \"<before>\" after".to_owned()),
-            ..Options::default()
+            ..ComparisonOptions::default()
         };
         html(&compare_by(&matrix(10), &patched(matrix(7)), &options).unwrap())
     }
@@ -288,7 +289,7 @@ mod tests {
     fn charts_and_tables_show_the_same_range() {
         let page = |runs_a_side: &[u64]| {
             let [before, after] = [runs(runs_a_side, &[]), patched(runs(runs_a_side, &[]))];
-            html(&compare_by(&before, &after, &Options::default()).unwrap())
+            html(&compare_by(&before, &after, &ComparisonOptions::default()).unwrap())
         };
         let (one, few, enough) = (page(&[10]), page(&[10, 20, 60]), page(&[10, 20, 60, 70]));
 

@@ -47,11 +47,11 @@ pub(super) fn rendered(template: &impl Template) -> String {
 pub fn page(title: &str, body: &str) -> String {
     #[derive(Template)]
     #[template(path = "parts.html", block = "page")]
-    struct Page<'a> {
+    struct PageTemplate<'a> {
         title: &'a str,
         body: &'a str,
     }
-    rendered(&Page { title, body })
+    rendered(&PageTemplate { title, body })
 }
 
 /// Returns a verdict in words. `class` is `regression`, `improvement`, `inconclusive`, or empty.
@@ -69,11 +69,11 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 pub(super) fn classed_table(head: &[&str], rows: &[(&str, Vec<String>)]) -> String {
     #[derive(Template)]
     #[template(path = "parts.html", block = "table")]
-    struct Table<'a> {
+    struct TableTemplate<'a> {
         head: &'a [&'a str],
         rows: &'a [(&'a str, Vec<String>)],
     }
-    rendered(&Table { head, rows })
+    rendered(&TableTemplate { head, rows })
 }
 
 /// Returns a table of properties with a column for each subject; a property that all subjects share
