@@ -22,7 +22,7 @@ use thiserror::Error;
 use crate::task::Task;
 use granule_types::{
     record::{EventCounts, Host, ResidentPages},
-    units::{Bytes, GuestAddress, Nanoseconds},
+    units::{Bytes, GuestAddress, HostVirtAddr, Nanoseconds},
 };
 
 /// Times of the tasks that all vCPUs execute together.
@@ -139,7 +139,7 @@ pub struct Region {
     /// Page size of the backing: the largest block that stage 2 can map.
     pub backing_page: Bytes,
     /// Address of the region's mapping in this process, where there is one.
-    pub host_address: Option<u64>,
+    pub host_address: Option<HostVirtAddr>,
 }
 
 /// A machine under test.

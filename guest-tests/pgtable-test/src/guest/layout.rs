@@ -18,7 +18,7 @@
 
 use thiserror::Error;
 
-use super::tables::{Stage1Format, Stage1MemoryType, TableError, Tables};
+use super::tables::{GuestVirtAddr, Stage1Format, Stage1MemoryType, TableError, Tables};
 use crate::config::GuestMap;
 use granule_types::{
     guest_mode::GuestMode,
@@ -210,13 +210,13 @@ impl Layout {
     }
 
     /// Returns the guest-virtual address of a physical one.
-    pub fn virtual_of(&self, physical: GuestAddress) -> u64 {
-        physical.0 & mask(self.abi.format.address_bits)
+    pub fn virtual_of(&self, physical: GuestAddress) -> GuestVirtAddr {
+        GuestVirtAddr(physical.0 & mask(self.abi.format.address_bits))
     }
 
     /// Returns the guest-physical address of a virtual one; outside the region the two are equal.
-    pub fn physical_of(&self, address: u64) -> GuestAddress {
-        let offset = address.wrapping_sub(self.virtual_of(self.region));
+    pub fn physical_of(&self, GuestVirtAddr(address): GuestVirtAddr) -> GuestAddress {
+        let offset = address.wrapping_sub(self.virtual_of(self.region).0);
         GuestAddress(if offset < self.size.0 { self.region.0 + offset } else { address })
     }
 

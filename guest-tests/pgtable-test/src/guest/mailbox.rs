@@ -11,6 +11,7 @@
 
 use vm_memory::ByteValued;
 
+use super::tables::GuestVirtAddr;
 use crate::task::{Task, TaskAccess, first_state};
 
 /// One vCPU's mailbox in guest memory.
@@ -101,10 +102,10 @@ impl Mailbox {
     /// Guest-virtual and guest-physical addresses share their low bits (see
     /// [`Layout::virtual_of`](super::layout::Layout::virtual_of)). The seed takes up the bits that
     /// differ, so that values derive from the physical address.
-    pub fn of_task(task: &Task, virtual_start: u64, doorbell: u64) -> Self {
+    pub fn of_task(task: &Task, virtual_start: GuestVirtAddr, doorbell: u64) -> Self {
         Self {
             access: task.access as u64,
-            start: virtual_start,
+            start: virtual_start.0,
             count: if task.access == TaskAccess::Nothing { 0 } else { task.count },
             stride: task.stride.0,
             inner_first: task.inner_first.0,
@@ -112,7 +113,7 @@ impl Mailbox {
             inner_stride: task.inner_stride.0,
             seed: match task.access {
                 TaskAccess::WriteAtRandom => first_state(task.seed),
-                _ => task.seed ^ task.start.0 ^ virtual_start,
+                _ => task.seed ^ task.start.0 ^ virtual_start.0,
             },
             doorbell,
             ..Self::default()
@@ -134,7 +135,7 @@ mod tests {
         let physical = 0xf_ffff_0000_0000;
         let virtual_start = 0xffff_0000_0000;
 
-        let mailbox = Mailbox::of_task(&task(physical), virtual_start, 0);
+        let mailbox = Mailbox::of_task(&task(physical), GuestVirtAddr(virtual_start), 0);
 
         for offset in [0, 0x1000, 0x2000] {
             assert_eq!(
@@ -148,7 +149,7 @@ mod tests {
     fn a_task_without_access_visits_no_address() {
         let nothing = Task { access: TaskAccess::Nothing, ..task(0) };
 
-        assert_eq!(Mailbox::of_task(&nothing, 0, 0).count, 0);
+        assert_eq!(Mailbox::of_task(&nothing, GuestVirtAddr(0), 0).count, 0);
     }
 
     #[test]

@@ -13,6 +13,10 @@ use thiserror::Error;
 use crate::config::GuestMap;
 use granule_types::units::{Bytes, GuestAddress};
 
+/// A guest-virtual address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestVirtAddr(pub u64);
+
 /// The memory type of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage1MemoryType {
@@ -118,7 +122,7 @@ impl Tables {
     /// The range is not aligned to the granule, exceeds the virtual addresses or is mapped.
     pub fn map(
         &mut self,
-        address: u64,
+        GuestVirtAddr(address): GuestVirtAddr,
         physical: GuestAddress,
         size: Bytes,
         kind: Stage1MemoryType,

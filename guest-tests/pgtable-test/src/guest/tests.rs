@@ -5,7 +5,7 @@
 use super::{
     arch::aarch64::{MAIR, abi, format},
     layout::{LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, max_tables, place_region},
-    tables::{Stage1MemoryType, Tables},
+    tables::{GuestVirtAddr, Stage1MemoryType, Tables},
 };
 use crate::config::GuestMap;
 use granule_types::{
@@ -102,7 +102,7 @@ fn virtual_addresses_are_truncated_physical_addresses() {
     let region = 0xf_ffff_0000_0000;
     let layout = lay_out_52_bit(region, Bytes::mib(64)).unwrap();
 
-    assert_eq!(layout.virtual_of(GuestAddress(region)), 0xffff_0000_0000);
+    assert_eq!(layout.virtual_of(GuestAddress(region)), GuestVirtAddr(0xffff_0000_0000));
     let end = Bytes::mib(64).0;
     for (address, physical) in [
         (0xffff_0000_1000, region + 0x1000),
@@ -111,7 +111,7 @@ fn virtual_addresses_are_truncated_physical_addresses() {
         (0xfffe_ffff_fff8, 0xfffe_ffff_fff8),
         (LOW_MEMORY.0, LOW_MEMORY.0),
     ] {
-        assert_eq!(layout.physical_of(address), GuestAddress(physical));
+        assert_eq!(layout.physical_of(GuestVirtAddr(address)), GuestAddress(physical));
     }
 }
 
@@ -152,7 +152,9 @@ impl TestTables {
 
     fn map(&mut self, address: u64, physical: u64, size: u64) {
         let physical = GuestAddress(physical);
-        self.tables.map(address, physical, Bytes(size), Stage1MemoryType::Normal).unwrap();
+        self.tables
+            .map(GuestVirtAddr(address), physical, Bytes(size), Stage1MemoryType::Normal)
+            .unwrap();
     }
 
     /// Returns the output address, the attributes and the size of the leaf that a walk reaches.
@@ -238,7 +240,10 @@ fn leaves_are_the_largest_that_fit_or_pages() {
 #[test]
 fn attributes_differ_between_normal_and_device_memory() {
     let mut tables = TestTables::new("P48V48_4K");
-    tables.tables.map(0, GuestAddress(0), Bytes::kib(4), Stage1MemoryType::Device).unwrap();
+    tables
+        .tables
+        .map(GuestVirtAddr(0), GuestAddress(0), Bytes::kib(4), Stage1MemoryType::Device)
+        .unwrap();
     tables.map(0x1000, 0x1000, 0x1000);
 
     let (_, device, _) = tables.walk(0).unwrap();
@@ -277,7 +282,12 @@ fn unaligned_unreachable_and_mapped_ranges_are_refused() {
         [(0x10, "not aligned"), (1 << 48, "exceed"), ((2 << 20) + 0x1000, "already mapped")]
     {
         let size = Bytes::kib(4);
-        let error = tables.tables.map(address, GuestAddress(0), size, Stage1MemoryType::Normal);
+        let error = tables.tables.map(
+            GuestVirtAddr(address),
+            GuestAddress(0),
+            size,
+            Stage1MemoryType::Normal,
+        );
         assert!(error.unwrap_err().to_string().contains(reason), "{reason}");
     }
 }

@@ -21,6 +21,7 @@ use crate::{
     guest::{
         layout::Layout,
         mailbox::{Doorbell, Mailbox},
+        tables::GuestVirtAddr,
     },
     machine::{Kick, MachineError, Vcpu, VcpuFailure},
     task::{Task, TaskAccess},
@@ -127,7 +128,7 @@ impl GuestVcpu {
             .map_err(|error| self.failure("mailbox access failed", error.to_string()))?;
         let mut failure = self.failure("doorbell", "");
         if doorbell == Doorbell::Differs {
-            let address = self.layout.physical_of(mailbox.differs_at);
+            let address = self.layout.physical_of(GuestVirtAddr(mailbox.differs_at));
             failure.address = Some(address);
             failure.detail = format!(
                 "the guest read {:#x}, but {:#x} was written",
@@ -138,8 +139,9 @@ impl GuestVcpu {
             let crash = native::explain(&mailbox);
             failure.pc = Some(mailbox.pc);
             failure.syndrome = Some(mailbox.syndrome);
-            failure.address =
-                crash.has_address.then(|| self.layout.physical_of(mailbox.fault_address));
+            failure.address = crash
+                .has_address
+                .then(|| self.layout.physical_of(GuestVirtAddr(mailbox.fault_address)));
             failure.detail = crash.detail;
         }
         Err(failure)

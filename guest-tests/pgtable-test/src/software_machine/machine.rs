@@ -32,7 +32,7 @@ use crate::{
 };
 use granule_types::{
     record::{EventCounts, Host, ResidentPages},
-    units::{Bytes, GuestAddress, Nanoseconds},
+    units::{Bytes, GuestAddress, HostVirtAddr, Nanoseconds},
 };
 
 /// The parts of [`Machine`] that differ in real and in virtual time.
@@ -41,7 +41,7 @@ pub trait TimedPlatform: Platform {
     const ENGINE: &'static str;
 
     /// Returns the address of the region in this process, where it is in memory.
-    fn host_address(&self) -> Option<u64>;
+    fn host_address(&self) -> Option<HostVirtAddr>;
 
     /// Returns the resident bytes by page size.
     fn resident(state: &MachineState<Self>) -> BTreeMap<u64, u64>;

@@ -21,7 +21,7 @@ use super::{
 use crate::{clock, machine::Vcpu};
 use granule_types::{
     record::Host,
-    units::{Bytes, Nanoseconds},
+    units::{Bytes, HostVirtAddr, Nanoseconds},
 };
 
 /// Host address of the region in stage 2, a multiple of 1G.
@@ -118,8 +118,8 @@ impl Platform for RealTime {
 impl TimedPlatform for RealTime {
     const ENGINE: &'static str = "model";
 
-    fn host_address(&self) -> Option<u64> {
-        Some(self.memory.as_ptr().addr() as u64)
+    fn host_address(&self) -> Option<HostVirtAddr> {
+        Some(HostVirtAddr(self.memory.as_ptr().addr() as u64))
     }
 
     /// Returns the page size that the fault path sees, not that of this process's memory.

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::guest::{
     layout::Abi,
     mailbox::{GuestException, Mailbox},
-    tables::Stage1Format,
+    tables::{GuestVirtAddr, Stage1Format},
 };
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
 use granule_vmm::arch::aarch64::SystemRegister;
@@ -239,16 +239,16 @@ pub const fn tcr(mode: GuestMode) -> u64 {
 pub const fn initial_registers(
     mode: GuestMode,
     tables: GuestAddress,
-    vectors: u64,
-    mailbox: u64,
+    vectors: GuestVirtAddr,
+    mailbox: GuestVirtAddr,
 ) -> [(SystemRegister, u64); 6] {
     [
         (CPACR_EL1, 3 << 20),
         (MAIR_EL1, MAIR),
         (TCR_EL1, tcr(mode)),
         (TTBR0_EL1, tables.0),
-        (VBAR_EL1, vectors),
-        (TPIDR_EL1, mailbox),
+        (VBAR_EL1, vectors.0),
+        (TPIDR_EL1, mailbox.0),
     ]
 }
 

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::{
         config::GuestMap,
-        guest::tables::{Stage1MemoryType, Tables},
+        guest::tables::{GuestVirtAddr, Stage1MemoryType, Tables},
     };
     use granule_types::units::{Bytes, GuestAddress};
 
@@ -129,7 +129,9 @@ mod tests {
     fn mapped(map: GuestMap, start: u64, size: Bytes) -> Tables {
         let mut tables = Tables::new(BASE, LONG_MODE);
         tables.map_by(map);
-        tables.map(start, GuestAddress(start), size, Stage1MemoryType::Normal).unwrap();
+        tables
+            .map(GuestVirtAddr(start), GuestAddress(start), size, Stage1MemoryType::Normal)
+            .unwrap();
         tables
     }
 

@@ -82,7 +82,7 @@ pub fn make_vcpu(
     }
     let reset = registers::get(&fd, SCTLR_EL1).map_err(during(setting))?;
     registers::set(&fd, SCTLR_EL1, sctlr(reset)).map_err(during(setting))?;
-    registers::set_pc(&fd, program + entry()).map_err(during(setting))?;
+    registers::set_pc(&fd, program.0 + entry()).map_err(during(setting))?;
     Ok(fd)
 }
 

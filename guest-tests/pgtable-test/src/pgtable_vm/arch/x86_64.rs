@@ -20,6 +20,7 @@ use crate::{
         entry,
         layout::{ARCH_TABLES, LOW_MEMORY, Layout},
         mailbox::Doorbell,
+        tables::GuestVirtAddr,
     },
     machine::MachineError,
 };
@@ -47,7 +48,7 @@ pub fn choose_mode(
 
 /// Returns the descriptor tables.
 pub fn extra(layout: &Layout) -> Vec<u64> {
-    let entries = layout.virtual_of(LOW_MEMORY);
+    let GuestVirtAddr(entries) = layout.virtual_of(LOW_MEMORY);
     let gates = gates(entries);
     SEGMENTS.into_iter().chain(gates).collect()
 }
@@ -72,7 +73,7 @@ pub fn make_vcpu(
 
 fn set_up(kvm: &Kvm, fd: &VcpuFd, index: usize, layout: &Layout) -> Result<(), KvmError> {
     let call = |operation| move |error| KvmError::call(operation, error);
-    let mailbox = layout.virtual_of(layout.mailbox(index));
+    let GuestVirtAddr(mailbox) = layout.virtual_of(layout.mailbox(index));
     fd.set_cpuid2(&cpuid(kvm)?).map_err(call("KVM_SET_CPUID2"))?;
     let reset = fd.get_sregs().map_err(call("KVM_GET_SREGS"))?;
     fd.set_sregs(&system_registers(reset, layout, mailbox)).map_err(call("KVM_SET_SREGS"))?;
@@ -143,7 +144,7 @@ const GATES_SIZE: u16 = EXCEPTIONS * 16;
 
 /// Returns the system registers, from their values at reset.
 fn system_registers(reset: kvm_sregs, layout: &Layout, mailbox: u64) -> kvm_sregs {
-    let extra = layout.virtual_of(ARCH_TABLES);
+    let GuestVirtAddr(extra) = layout.virtual_of(ARCH_TABLES);
     kvm_sregs {
         cs: code(),
         ds: data(0),
@@ -164,7 +165,7 @@ fn system_registers(reset: kvm_sregs, layout: &Layout, mailbox: u64) -> kvm_sreg
 /// Returns the general registers: the program's entry and the stack.
 fn general_registers(layout: &Layout, mailbox: u64) -> kvm_regs {
     kvm_regs {
-        rip: layout.virtual_of(LOW_MEMORY) + entry(),
+        rip: layout.virtual_of(LOW_MEMORY).0 + entry(),
         rsp: mailbox + PAGE,
         rflags: RFLAGS,
         ..kvm_regs::default()

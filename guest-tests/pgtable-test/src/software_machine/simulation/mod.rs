@@ -39,7 +39,7 @@ use cost::{CostTable, Prices};
 use granule_types::{
     mix,
     record::{EventCounts, Host, SIMULATOR},
-    units::Nanoseconds,
+    units::{HostVirtAddr, Nanoseconds},
 };
 use state::{HostMemory, PageAllocation, VirtualTime};
 use virtual_time::{ClockError, VirtualLock, charge, spend};
@@ -220,7 +220,7 @@ impl Platform for VirtualTime {
 impl TimedPlatform for VirtualTime {
     const ENGINE: &'static str = "simulation";
 
-    fn host_address(&self) -> Option<u64> {
+    fn host_address(&self) -> Option<HostVirtAddr> {
         None
     }
 
