@@ -3,6 +3,7 @@
 //! too long to read, and comments and documents use the words of the field.
 
 mod modules;
+mod prose;
 
 use std::{
     collections::BTreeMap,
@@ -14,6 +15,7 @@ use petgraph::{algo::tarjan_scc, graphmap::DiGraphMap};
 use serde_json::Value;
 
 use modules::Modules;
+use prose::{has, prose};
 
 /// A crate of the workspace.
 #[derive(Debug)]
@@ -153,9 +155,42 @@ const REPLACED: &[(&str, &str)] = &[
     ("puts back", "restores, recovers"),
     ("is to be had", "is available"),
     ("had anew", "allocated again"),
+    ("gives", "returns, states, produces"),
+    ("life", "reboot, boot count"),
+    ("anybody", "any caller, any thread, …"),
+    ("everybody", "all vCPUs, all threads, …"),
+    ("widen", "relax permissions"),
+    ("widens", "relaxes permissions"),
+    ("widened", "relaxed permissions"),
+    ("guest's fault", "stage-2 abort"),
+    ("guest's faults", "stage-2 aborts"),
+    ("fault on nothing", "translation fault"),
+    ("faults again", "refaults"),
+    ("make ready", "clean to PoC"),
+    ("makes ready", "cleans to PoC"),
+    ("put together", "coalesce"),
+    ("come back", "are recovered"),
+    ("comes back", "is recovered"),
+    ("split ahead", "eager page splitting"),
+    ("take away", "break"),
+    ("takes away", "breaks"),
+    ("taken away", "broken"),
+    ("put in place", "make"),
+    ("promised", "reserved"),
+    ("worse", "regression"),
+    ("how figures are made", "methodology"),
+    ("older form", "no history"),
+    ("last form", "no history"),
+    ("muster", "arm, release"),
+    ("crew", "vCPU threads"),
+    ("toy", "fake machine"),
 ];
 
-/// Words that do not open a doc comment: a noun or a third-person verb says what the item is.
+/// Files whose words are not checked: their contents are part of the cache key of every kernel, so
+/// an edit of a comment rebuilds all of them.
+const UNCHECKED: &[&str] = &["stage2/linux/config/lab.config"];
+
+/// Words that do not open a doc comment or a heading: a noun or a third-person verb says what the item is.
 const NO_OPENING: &[&str] = &[
     "All", "How", "Its", "Many", "None", "Nothing", "That", "There", "What", "Where", "Whether",
     "Which", "Who", "Whoever", "Whom", "Why",
@@ -168,44 +203,33 @@ fn doc_word(line: &str) -> Option<&str> {
     text.split(|c: char| !c.is_alphanumeric()).next()
 }
 
-/// Returns the parts of a line that are prose: all of a page, comments and strings of a source.
-fn prose(path: &str, line: &str) -> String {
-    if path.ends_with(".md") {
-        return line.to_owned();
-    }
-    let comment = line.find("//").map_or("", |at| &line[at..]);
-    let strings = line.split('"').skip(1).step_by(2).collect::<Vec<_>>();
-    format!("{comment} {}", strings.join(" "))
-}
-
-/// Returns whether a phrase occurs in a text as whole words.
-fn has(text: &str, phrase: &str) -> bool {
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    text.match_indices(phrase).any(|(at, _)| {
-        let before = text[..at].chars().next_back();
-        let after = text[at + phrase.len()..].chars().next();
-        !before.is_some_and(is_word) && !after.is_some_and(is_word)
-    })
-}
-
-#[test]
-fn a_phrase_is_found_as_whole_words() {
-    assert!(has("nothing is put back here", "put back"));
-    assert!(!has("hours", "ours"));
-}
-
 #[test]
 fn comments_messages_and_pages_use_the_terms_of_the_field() {
     let mut found = Vec::new();
-    for path in files(&[".rs", ".md"]) {
+    for path in files(&[""]) {
         let name = path.display().to_string();
-        if name == "tests/tidy/main.rs" {
+        if name == "tests/tidy/main.rs" || UNCHECKED.contains(&name.as_str()) {
             continue;
         }
-        for (number, line) in text(&path).lines().enumerate() {
-            let prose = prose(&name, line).to_lowercase();
-            for (word, instead) in REPLACED.iter().filter(|(word, _)| has(&prose, word)) {
-                found.push(format!("{name}:{}: '{word}': write {instead}", number + 1));
+        let Some(lines) = prose(&name, || text(&path)) else { continue };
+        for (number, line) in lines {
+            for (word, instead) in REPLACED.iter().filter(|(word, _)| has(&line, word)) {
+                found.push(format!("{name}:{number}: '{word}': write {instead}"));
+            }
+        }
+    }
+
+    assert!(found.is_empty(), "{} places:\n{}", found.len(), found.join("\n"));
+}
+
+#[test]
+fn a_heading_opens_with_a_noun_or_a_verb() {
+    let mut found = Vec::new();
+    for path in files(&[".md"]) {
+        for line in text(&path).lines().filter(|line| line.starts_with("##")) {
+            let word = line.trim_start_matches('#').split_whitespace().next();
+            if word.is_some_and(|word| NO_OPENING.contains(&word)) {
+                found.push(format!("{}: {line}", path.display()));
             }
         }
     }
