@@ -24,6 +24,7 @@ mod shell;
 mod host {
     //! The emulated host: the emulator's command line outside; initramfs, PID 1 and its job inside.
 
+    pub mod costs;
     pub mod emulator;
     pub mod expect;
     pub mod guest_init;

@@ -14,7 +14,7 @@ use granule_types::{
     units::{Bytes, percentage, size_above_zero},
 };
 
-use crate::LabError;
+use crate::{LabError, host::costs::Costs};
 
 /// Options of a run.
 #[derive(Debug, Clone, clap::Args)]
@@ -206,6 +206,10 @@ pub struct HostOptions {
     #[arg(long, value_name = "QUANTUM", num_args = 0..=1, default_missing_value = "1000",
           require_equals = true, value_parser = value_parser!(u64).range(100..=1_000_000))]
     pub(crate) elapsed: Option<u64>,
+    /// Costs of instructions in elapsed time: neoverse-n1, kunpeng920 or a TOML file
+    /// [default: one nanosecond each]
+    #[arg(long, value_name = "TABLE", requires = "elapsed")]
+    pub(crate) costs: Option<Costs>,
     /// Memory of the emulated host [default: by job]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Bytes>,

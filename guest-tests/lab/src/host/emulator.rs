@@ -23,7 +23,10 @@ use std::{
 
 use granule_types::units::{Bytes, Nanoseconds};
 
-use crate::command::{Command, CommandError};
+use crate::{
+    command::{Command, CommandError},
+    host::costs::Costs,
+};
 
 const PROGRAM: &str = "qemu-system-aarch64";
 
@@ -37,6 +40,8 @@ pub struct Hardware {
     pub memory: Bytes,
     /// Length of a CPU's turn, if elapsed time is measured.
     pub quantum: Option<Nanoseconds>,
+    /// Costs of instructions in elapsed time.
+    pub costs: Option<Costs>,
 }
 
 /// One boot.
@@ -72,9 +77,10 @@ impl Hardware {
             Some(quantum) => format!("turns of {} ns", quantum.0),
             None => "every other CPU off".to_owned(),
         };
+        let costs = self.costs.as_ref().map_or_else(String::new, |costs| format!(", {costs}"));
         format!(
             "-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0, \
-             skew_tick=1, {turns}"
+             skew_tick=1, {turns}{costs}"
         )
     }
 
@@ -133,6 +139,9 @@ impl Boot {
         if let Some(quantum) = self.hardware.quantum {
             argument.push(format!(",quantum={}", quantum.0));
         }
+        if let Some(costs) = &self.hardware.costs {
+            argument.push(costs.arguments());
+        }
         for (name, address) in &self.functions {
             argument.push(format!(",at={name}:{address:x}"));
         }
@@ -164,6 +173,7 @@ mod tests {
                 cpus: 1,
                 memory: Bytes::gib(1),
                 quantum: Some(Nanoseconds(1000)),
+                costs: None,
             },
             image: PathBuf::new(),
             initramfs: PathBuf::new(),

@@ -81,6 +81,7 @@ impl PlannedJob {
                 cpus: host.smp.unwrap_or(cpus),
                 memory: host.memory.unwrap_or(memory),
                 quantum: host.elapsed.map(Nanoseconds),
+                costs: host.costs.clone(),
             },
             append: append(&pools),
             job: Job {

@@ -34,8 +34,8 @@ pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
 }
 
 /// Meaning of elapsed time.
-pub const ELAPSED: &str = "virtual: what the emulated CPUs would take side by side, an instruction a \
-    nanosecond; work is the sum over all CPUs. Neither is hardware time";
+pub const ELAPSED: &str = "virtual: what the emulated CPUs would take side by side; work is the sum over \
+    all CPUs. Neither is hardware time";
 
 /// Returns the meaning of a time under an emulator; `None` on hardware.
 pub fn time_words(emulator: Option<&str>) -> Option<&'static str> {
