@@ -26,11 +26,11 @@ pub struct BootStatistics {
     ended: String,
     #[serde(default)]
     marks: Vec<(u8, u64)>,
-    phases: Vec<BootPhase>,
+    phases: Vec<BootPhaseStatistics>,
 }
 
 #[derive(Debug, Deserialize)]
-struct BootPhase {
+struct BootPhaseStatistics {
     name: String,
     ns: u64,
     #[serde(default)]
