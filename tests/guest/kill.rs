@@ -41,6 +41,7 @@ INIT
 }
 run() {
     rm -f /tmp/disk && truncate -s 32768 /tmp/disk
+    : >/tmp/out # The output of the last run must not count.
     /mnt/granule run --kernel /mnt/vmlinuz --initrd /tmp/small.cpio --disk /tmp/disk \
         --net tap=killed --api-socket /tmp/vm.sock --memory 128M --user nobody \
         --cmdline "console=ttyS0 quiet $1" </dev/null >/tmp/out 2>/tmp/err &
