@@ -9,6 +9,7 @@ use std::{
         Mutex,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use granule_stage2::{
@@ -24,6 +25,9 @@ use lock_api::{RawRwLock, RwLock, RwLockWriteGuard};
 use rand_xoshiro::SplitMix64;
 
 use super::{BLOCK, Cpu, MEMORY, PAGE, Pool, below, cpu, pool, setup, stage2};
+
+/// Faults of one access after which the walkers are considered to block each other for ever.
+const MAX_FAULTS: u32 = 1_000_000;
 
 /// Host state: the memory that the guest has and the dirty bitmap.
 #[derive(Debug, Default)]
@@ -168,7 +172,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
     pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
         let ipa = Ipa(ipa);
         let host = VmHost { vm: self.vm, recorder: &self.recorder };
-        for faults in 0..10_000 {
+        for faults in 0..MAX_FAULTS {
             let translated = self.vm.mmu.walker().translate(&self.ops, ipa, access);
             let Err(fault) = translated else {
                 let uncached = true;
@@ -181,14 +185,15 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
                 self.recorder.record(Action::Resume { ipa, access, status, level });
             } else {
                 self.ops.pause();
-                // The walker that holds the entry may be preempted on a busy machine.
+                // The walker that holds the entry may be preempted on a busy machine, and threads
+                // that only yield may be chosen before it for long.
                 if faults % 64 == 63 {
-                    std::thread::yield_now();
+                    std::thread::sleep(Duration::from_millis(1));
                 }
             }
             self.drain();
         }
-        panic!("{ipa:#x}: no progress");
+        panic!("{ipa:#x}: no progress in {MAX_FAULTS} faults");
     }
 
     /// Frees tables whose grace period has ended.
