@@ -102,9 +102,11 @@ struct Cpu {
 }
 
 impl Cpu {
-    /// Returns whether the CPU can run. CPUs share the key 0 until the kernel has set one for each.
-    fn can_run(&self) -> bool {
-        !self.may_halt && self.key != CpuKey(0)
+    /// Returns the time since its last turn if the CPU can run, at `now` in work of the machine.
+    /// CPUs share the key 0 until the kernel has set one for each.
+    fn wait(&self, now: u64) -> u64 {
+        let can_run = !self.may_halt && self.key != CpuKey(0);
+        if can_run { now - self.ended } else { 0 }
     }
 }
 
@@ -154,9 +156,8 @@ impl Clock {
         self.end_round();
         self.current = current;
         // The current CPU's turn has just ended.
-        for cpu in self.cpus.iter().filter(|cpu| cpu.can_run()) {
-            self.time.starved = self.time.starved.max(self.before - cpu.ended);
-        }
+        let waits = self.cpus.iter().map(|cpu| cpu.wait(self.before));
+        self.time.starved = waits.fold(self.time.starved, u64::max);
         let mut time = std::mem::take(&mut self.time);
         time.cpus = self
             .cpus
@@ -198,10 +199,7 @@ impl Clock {
                 index
             }
         };
-        let cpu = &mut self.cpus[index];
-        if cpu.can_run() {
-            self.time.starved = self.time.starved.max(self.before - cpu.ended);
-        }
+        self.time.starved = self.time.starved.max(self.cpus[index].wait(self.before));
         self.current = Some(index);
         index
     }

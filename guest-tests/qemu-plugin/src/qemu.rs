@@ -14,7 +14,7 @@ use std::{
     mem,
     path::Path,
     sync::{
-        Mutex, OnceLock, PoisonError,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicI32, Ordering},
     },
 };
@@ -49,9 +49,7 @@ const FUNCTIONS_SINCE: [(&CStr, i32); 4] = [
 
 extern "C" fn choose_version() {
     for (name, version) in FUNCTIONS_SINCE {
-        // SAFETY: `name` ends with a NUL.
-        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-        if !found.is_null() {
+        if running_cpu::symbol(name).is_some() {
             qemu_plugin_version.store(version, Ordering::Relaxed);
             return;
         }
@@ -68,13 +66,41 @@ struct Plugin {
     /// Slot of all instructions, if they are counted.
     instructions: Option<usize>,
     /// Elapsed time, if it is measured.
-    clock: Option<Mutex<Clock>>,
-    /// Ends a turn of the clock.
-    end_turn: Option<EndTurn>,
-    /// Costs of instructions in elapsed time.
-    costs: Costs,
+    elapsed: Option<ElapsedTime>,
     /// `qemu_plugin_insn_data` copies instead of returning a pointer.
     data_is_copied: bool,
+}
+
+/// Measures elapsed time.
+struct ElapsedTime {
+    clock: Mutex<Clock>,
+    end_turn: EndTurn,
+    costs: Costs,
+}
+
+impl ElapsedTime {
+    /// Returns a measurement with turns of `quantum` picoseconds.
+    fn new(quantum: u64, costs: Costs) -> Result<Self, String> {
+        let end_turn = EndTurn::find().ok_or(
+            "this QEMU does not export cpu_exit, so turns cannot be of one length: omit quantum, or \
+             use a distribution's QEMU, which is built with modules",
+        )?;
+        Ok(Self { clock: Mutex::new(Clock::new(quantum)), end_turn, costs })
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Clock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Accounts a block of the running CPU, identified by its register, or by the number `cpu` where
+    /// QEMU does not offer registers.
+    fn execute(&self, cpu: c_uint, block: Block) {
+        let key = CpuKey(running_cpu::register().unwrap_or_else(|| u64::from(cpu)));
+        let ends = self.clock().execute(key, block);
+        if ends {
+            self.end_turn.now();
+        }
+    }
 }
 
 /// Installs the plugin; returns 0 on success.
@@ -141,22 +167,15 @@ impl Plugin {
             .into_iter()
             .map(|(name, address)| (address, segments.slot(Event::Function(name))))
             .collect();
-        let end_turn = EndTurn::find();
-        if arguments.quantum.is_some() && end_turn.is_none() {
-            return Err(
-                "this QEMU does not export cpu_exit, so turns cannot be of one length: omit \
-                        quantum, or use a distribution's QEMU, which is built with modules"
-                    .to_owned(),
-            );
-        }
         let instructions = arguments.instructions.then(|| segments.slot(Event::Any));
         Ok(Self {
             segments,
             functions,
             instructions,
-            clock: arguments.quantum.map(|quantum| Mutex::new(Clock::new(quantum))),
-            end_turn,
-            costs: arguments.costs,
+            elapsed: arguments
+                .quantum
+                .map(|quantum| ElapsedTime::new(quantum, arguments.costs))
+                .transpose()?,
             data_is_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
         })
     }
@@ -208,7 +227,7 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
             }
         }
         let word = plugin.word(insn);
-        block.cost += plugin.costs.of(word);
+        block.cost += plugin.elapsed.as_ref().map_or(0, |elapsed| elapsed.costs.of(word));
         block.may_halt = may_halt(word);
         match decode(word) {
             Some(Decoded::Maintenance(operation)) => {
@@ -219,8 +238,11 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
             None => {}
         }
     }
-    if plugin.instructions.is_some() || plugin.clock.is_some() {
-        let flags = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_R_REGS;
+    if plugin.instructions.is_some() || plugin.elapsed.is_some() {
+        let flags = match plugin.elapsed {
+            Some(_) => sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_R_REGS,
+            None => sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS,
+        };
         let data = std::ptr::without_provenance_mut(block.pack());
         // SAFETY: `tb` is valid during translation; the callback takes `data` as a number.
         unsafe { sys::qemu_plugin_register_vcpu_tb_exec_cb(tb, Some(on_block), flags, data) };
@@ -244,23 +266,23 @@ fn on_execution(
 impl Plugin {
     /// Returns the row of counts of the CPU that runs.
     fn row(&self, cpu: c_uint) -> usize {
-        match &self.clock {
-            Some(clock) => clock.lock().unwrap_or_else(PoisonError::into_inner).current_row(),
+        match &self.elapsed {
+            Some(elapsed) => elapsed.clock().current_row(),
             None => cpu as usize,
         }
     }
 
     /// Ends the segment of the clock.
     fn clocked(&self) -> Clocked {
-        let Some(clock) = &self.clock else { return Clocked::default() };
-        let mut clock = clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(elapsed) = &self.elapsed else { return Clocked::default() };
+        let mut clock = elapsed.clock();
         Clocked { time: Some(clock.take()), numbers: clock.numbers() }
     }
 }
 
 unsafe extern "C" fn on_cpu(_: sys::qemu_plugin_id_t, _: c_uint) {
     running_cpu::find_register();
-    let needs_register = PLUGIN.get().is_some_and(|p| p.clock.is_some() && p.data_is_copied);
+    let needs_register = PLUGIN.get().is_some_and(|p| p.elapsed.is_some() && p.data_is_copied);
     if needs_register && running_cpu::register().is_none() {
         eprintln!(
             "qemu-plugin: this QEMU does not offer TPIDR_EL2 to plugins, and its CPU numbers are \
@@ -279,12 +301,8 @@ unsafe extern "C" fn on_counted(cpu: c_uint, slot: *mut c_void) {
 unsafe extern "C" fn on_block(cpu: c_uint, block: *mut c_void) {
     let Some(plugin) = PLUGIN.get() else { return };
     let block = Block::unpack(block.addr());
-    if let Some(clock) = &plugin.clock {
-        let key = CpuKey(running_cpu::register().unwrap_or_else(|| u64::from(cpu)));
-        let ends = clock.lock().unwrap_or_else(PoisonError::into_inner).execute(key, block);
-        if ends && let Some(end_turn) = plugin.end_turn {
-            end_turn.now();
-        }
+    if let Some(elapsed) = &plugin.elapsed {
+        elapsed.execute(cpu, block);
     }
     if let Some(slot) = plugin.instructions {
         plugin.segments.count(plugin.row(cpu), slot, block.instructions);

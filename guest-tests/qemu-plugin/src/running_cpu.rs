@@ -143,7 +143,7 @@ fn current_cpu() -> Option<NonNull<*mut c_void>> {
 }
 
 /// Returns the address of a symbol of QEMU or its libraries.
-fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
+pub fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: `name` ends with a NUL.
     NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
 }

@@ -192,9 +192,9 @@ pub mod mark {
     /// Executes `HINT #IMMEDIATE` with an immediate that the Arm manual (C6.2, HINT) leaves
     /// unallocated; does nothing on other architectures.
     fn hint<const IMMEDIATE: u8>() {
+        #[cfg(target_arch = "aarch64")]
         // SAFETY: an unallocated hint executes as a no-op. The block is declared to touch memory so
         // that the compiler moves no access across the mark.
-        #[cfg(target_arch = "aarch64")]
         unsafe {
             std::arch::asm!(
                 "hint #{immediate}",
