@@ -197,18 +197,16 @@ pub struct HostOptions {
     /// CPU model of the emulated host
     #[arg(long, value_name = "MODEL", default_value = "neoverse-n1")]
     pub(crate) cpu: String,
-    /// Online CPUs of the emulated host; as many more are offline, unless elapsed time is measured
-    /// [default: one for each vCPU]
+    /// CPUs of the emulated host [default: one for each vCPU]
     #[arg(long, value_name = "N", value_parser = cpus())]
     pub(crate) smp: Option<u32>,
-    /// Measure elapsed time of the CPUs side by side, in turns of this many nanoseconds of virtual
-    /// time [default: 1000 if the option has no value]
-    #[arg(long, value_name = "QUANTUM", num_args = 0..=1, default_missing_value = "1000",
-          require_equals = true, value_parser = value_parser!(u64).range(100..=1_000_000))]
-    pub(crate) elapsed: Option<u64>,
+    /// Length of a CPU's turn in nanoseconds of virtual time
+    #[arg(long, value_name = "NANOSECONDS", default_value_t = 1000,
+          value_parser = value_parser!(u64).range(100..=1_000_000))]
+    pub(crate) quantum: u64,
     /// Costs of instructions in elapsed time: neoverse-n1, kunpeng920 or a TOML file
     /// [default: one nanosecond each]
-    #[arg(long, value_name = "TABLE", requires = "elapsed")]
+    #[arg(long, value_name = "TABLE")]
     pub(crate) costs: Option<Costs>,
     /// Memory of the emulated host [default: by job]
     #[arg(long, value_name = "SIZE")]
@@ -339,9 +337,9 @@ impl Paths {
     }
 }
 
-/// Parses a number of CPUs; the lab's kernels support twice as many, half of them offline.
+/// Parses a number of CPUs; the lab's kernels support no more.
 fn cpus() -> RangedI64ValueParser<u32> {
-    value_parser!(u32).range(1..=128)
+    value_parser!(u32).range(1..=256)
 }
 
 /// Parses a Linux version, which is also the name of a directory.

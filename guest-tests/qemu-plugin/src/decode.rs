@@ -67,11 +67,12 @@ pub const fn maintenance(word: u32) -> Option<SysOperation> {
     }
 }
 
-/// Returns whether a CPU may be unable to run after an instruction: `WFI` waits for an interrupt,
+/// Returns whether a CPU may be unable to run after an instruction: `WFI` and `WFIT` wait for an interrupt,
 /// `HVC` and `SMC` may be a PSCI call that turns the CPU off.
 pub const fn may_halt(word: u32) -> bool {
     const WFI: u32 = 0xd503_207f;
-    word == WFI || matches!(word & 0xffe0_001f, 0xd400_0002 | 0xd400_0003)
+    const WFIT_X0: u32 = 0xd503_1020;
+    word == WFI || word & !0x1f == WFIT_X0 || matches!(word & 0xffe0_001f, 0xd400_0002 | 0xd400_0003)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "at most seven bits are kept")]

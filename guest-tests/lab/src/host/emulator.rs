@@ -5,14 +5,11 @@
 //!   run in turn in one thread, and idle time takes no real time. Equal inputs produce equal runs.
 //! * `dtb-randomness=off` and `-rtc clock=vm` remove entropy and clock of the machine; `nokaslr
 //!   norandmaps` remove the kernel's randomness, and functions have fixed addresses.
-//! * With a quantum, the plugin ends each CPU's turn after that much virtual time and measures
-//!   elapsed time; all CPUs are online.
-//! * Without a quantum, a CPU's turn ends at a timer. `skew_tick=1` spreads the ticks of the CPUs,
-//!   so that a turn is a fraction of a tick and parallel work is interleaved.
-//! * Without a quantum, every other CPU is offline. QEMU before 8.1 assigns an empty turn to the CPU after one that
-//!   used up its turn. If that CPU holds a lock that the others poll, as faulting vCPUs do during
-//!   an invalidation, or has to answer an IPI that another spins for, the machine hangs. An offline
-//!   CPU can take the empty turns.
+//! * The plugin ends each CPU's turn after a quantum of virtual time and measures elapsed time.
+//!   Otherwise a turn would end at the next timer, and QEMU before 8.1 assigns an empty turn to the
+//!   CPU after one that used up its turn. If that CPU holds a lock that the others poll, the
+//!   machine hangs.
+//! * `skew_tick=1` spreads the ticks of the CPUs, so that they do not contend for a lock.
 //! * `oops=panic panic=-1` with `-no-reboot`: an oops ends the emulator.
 
 use std::{
@@ -35,11 +32,10 @@ const PROGRAM: &str = "qemu-system-aarch64";
 pub struct Hardware {
     /// CPU model, as QEMU names it.
     pub cpu: String,
-    /// Number of online CPUs; without a quantum, as many more are offline.
     pub cpus: u32,
     pub memory: Bytes,
-    /// Length of a CPU's turn, if elapsed time is measured.
-    pub quantum: Option<Nanoseconds>,
+    /// Length of a CPU's turn.
+    pub quantum: Nanoseconds,
     /// Costs of instructions in elapsed time.
     pub costs: Option<Costs>,
 }
@@ -71,37 +67,28 @@ pub struct Boot {
 impl Hardware {
     /// Describes the options that affect results, for the records.
     pub fn describe(&self) -> String {
-        let Self { cpu, memory, .. } = self;
-        let cpus = self.all_cpus();
-        let turns = match self.quantum {
-            Some(quantum) => format!("turns of {} ns", quantum.0),
-            None => "every other CPU off".to_owned(),
-        };
+        let Self { cpu, cpus, memory, quantum: Nanoseconds(quantum), .. } = self;
         let costs = self.costs.as_ref().map_or_else(String::new, |costs| format!(", {costs}"));
         format!(
             "-M virt,virtualization=on -cpu {cpu} -smp {cpus} -m {memory} -icount shift=0, \
-             skew_tick=1, {turns}{costs}"
+             skew_tick=1, turns of {quantum} ns{costs}"
         )
     }
 
-    fn all_cpus(&self) -> u32 {
-        if self.quantum.is_some() { self.cpus } else { self.cpus.saturating_mul(2) }
-    }
-
     /// Returns the longest time in picoseconds that a CPU may wait for its turn: four rounds.
-    pub fn longest_wait(&self) -> Option<u64> {
-        Some(4 * u64::from(self.cpus) * self.quantum?.0 * 1000)
+    pub fn longest_wait(&self) -> u64 {
+        4 * u64::from(self.cpus) * self.quantum.0 * 1000
     }
 }
 
 impl Boot {
     /// Returns the command that boots.
     pub fn command(&self) -> Command {
-        let Hardware { cpu, memory, .. } = &self.hardware;
+        let Hardware { cpu, cpus, memory, .. } = &self.hardware;
         Command::new("the emulated host", PROGRAM)
             .args(["-M", "virt,virtualization=on,gic-version=3,dtb-randomness=off"])
             .args(["-cpu", cpu])
-            .args(["-smp", &self.hardware.all_cpus().to_string()])
+            .args(["-smp", &cpus.to_string()])
             .args(["-m", &(memory.0 >> 20).to_string()])
             .args(["-icount", "shift=0,sleep=off"])
             .args(["-rtc", "clock=vm,base=2000-01-01"])
@@ -136,9 +123,7 @@ impl Boot {
         if self.instructions {
             argument.push(",instructions=on");
         }
-        if let Some(quantum) = self.hardware.quantum {
-            argument.push(format!(",quantum={}", quantum.0));
-        }
+        argument.push(format!(",quantum={}", self.hardware.quantum.0));
         if let Some(costs) = &self.hardware.costs {
             argument.push(costs.arguments());
         }
@@ -172,7 +157,7 @@ mod tests {
                 cpu: "max".to_owned(),
                 cpus: 1,
                 memory: Bytes::gib(1),
-                quantum: Some(Nanoseconds(1000)),
+                quantum: Nanoseconds(1000),
                 costs: None,
             },
             image: PathBuf::new(),

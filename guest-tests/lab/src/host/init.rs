@@ -98,25 +98,10 @@ fn run_job() -> Result<Ending, String> {
     for (path, value) in &job.settings {
         fs::write(path, value).context(|| format!("cannot write {value} to {path}"))?;
     }
-    let online = online_cpus(job.all_cpus)?;
     if job.seed != 0 {
-        walk(job.seed, &online)?;
+        walk(job.seed)?;
     }
     run_test(&job)
-}
-
-/// Sets the CPUs with odd numbers offline, unless all stay online, and returns the online ones.
-fn online_cpus(all: bool) -> Result<Vec<usize>, String> {
-    let cpus =
-        std::thread::available_parallelism().context(|| "cannot count the CPUs".to_owned())?;
-    if all {
-        return Ok((0..cpus.get()).collect());
-    }
-    for cpu in (1..cpus.get()).step_by(2) {
-        let path = format!("/sys/devices/system/cpu/cpu{cpu}/online");
-        fs::write(&path, "0").context(|| format!("cannot write 0 to {path}"))?;
-    }
-    Ok((0..cpus.get()).step_by(2).collect())
 }
 
 /// Restricts this process and its future children to these CPUs.
@@ -130,14 +115,16 @@ fn restrict_to(cpus: &[usize]) -> Result<(), String> {
 }
 
 /// Walks over the CPUs; see [`Walk`].
-fn walk(seed: u64, cpus: &[usize]) -> Result<(), String> {
-    for (cpu, turns) in Walk::new(seed, cpus) {
+fn walk(seed: u64) -> Result<(), String> {
+    let cpus = thread::available_parallelism().context(|| "cannot count the CPUs".to_owned())?;
+    let cpus: Vec<usize> = (0..cpus.get()).collect();
+    for (cpu, turns) in Walk::new(seed, &cpus) {
         restrict_to(&[cpu])?;
         for _ in 0..turns {
             std::hint::spin_loop();
         }
     }
-    restrict_to(cpus)
+    restrict_to(&cpus)
 }
 
 /// Reserves huge pages; `Some` if the host has too few. A pool that was reserved at boot (gigantic

@@ -64,10 +64,6 @@ pub struct Job {
     pub seed: u64,
     /// The test is foreign: it executes no marks, so PID 1 executes them around it.
     pub foreign: bool,
-    /// `true` if all CPUs are online, `false` if every other one is offline (see
-    /// [`crate::host::emulator`]).
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub all_cpus: bool,
     /// Script on the console of the test. Without it, the test has no standard input.
     #[serde(default, rename = "dialogue", skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<Exchange>,
@@ -210,7 +206,6 @@ mod tests {
             settings: [("/sys/x".to_owned(), "0".to_owned())].into(),
             seed: 5,
             foreign: true,
-            all_cpus: true,
             expect: vec![Exchange::new("login: ", "root")],
             deadline_seconds: 60,
         };

@@ -20,9 +20,8 @@ pub struct Segment {
     pub mark: u8,
     /// Sums over all CPUs, by name.
     pub counts: BTreeMap<String, u64>,
-    /// Times of the plugin's clock, if the boot has a quantum.
-    #[serde(default)]
-    pub time: Option<ClockTime>,
+    /// Times of the plugin's clock.
+    pub time: ClockTime,
 }
 
 /// Times of a segment in picoseconds: those fields of the plugin's that the lab uses.
@@ -65,7 +64,7 @@ pub enum CountError {
     Lost { found: usize, expected: u64 },
     #[error(
         "a CPU of the emulated host waited {waited} ns for its turn, more than {longest} ns: elapsed \
-         time would be wrong; set another quantum with --elapsed=QUANTUM, or --smp"
+         time would be wrong; set another quantum with --quantum, or --smp"
     )]
     Starved { waited: u64, longest: u64 },
     #[error(
@@ -104,7 +103,7 @@ pub fn read_segments(text: &str) -> Result<Vec<Segment>, CountError> {
 /// Refuses segments of phases in which a CPU waited longer than `longest` picoseconds for its turn.
 pub fn check_turns(segments: &[Segment], longest: u64) -> Result<(), CountError> {
     let phases = segments.iter().filter(|segment| phase_of(segment.mark).is_some());
-    let waited = phases.filter_map(|segment| Some(segment.time?.starved)).max().unwrap_or(0);
+    let waited = phases.map(|segment| segment.time.starved).max().unwrap_or(0);
     if waited > longest {
         return Err(CountError::Starved { waited: waited / 1000, longest: longest / 1000 });
     }
@@ -133,7 +132,7 @@ pub fn merge(segments: &[Segment], records: &mut [Record]) -> Result<(), CountEr
     }
     for ((_, segment), record) in marked.into_iter().zip(records) {
         record.counters.clone_from(&segment.counts);
-        record.elapsed_ns = segment.time.map(|time| Nanoseconds(time.elapsed.div_ceil(1000)));
+        record.elapsed_ns = Some(Nanoseconds(segment.time.elapsed.div_ceil(1000)));
     }
     Ok(())
 }
@@ -143,11 +142,11 @@ mod tests {
     use super::*;
 
     const WHOLE: &str = concat!(
-        r#"{"seq":0,"mark":96,"counts":{"IC IALLU":1},"per_cpu":{"0":{"IC IALLU":1}}}"#,
+        r#"{"mark":96,"counts":{"IC IALLU":1},"time":{"elapsed":1,"starved":0}}"#,
         "\n",
-        r#"{"seq":1,"mark":97,"counts":{"DC CIVAC":7},"per_cpu":{"3":{"DC CIVAC":7}}}"#,
+        r#"{"mark":97,"counts":{"DC CIVAC":7},"time":{"elapsed":2500,"starved":7000}}"#,
         "\n",
-        r#"{"seq":2,"mark":96,"counts":{},"per_cpu":{}}"#,
+        r#"{"mark":96,"counts":{},"time":{"elapsed":1,"starved":0}}"#,
         "\n",
         r#"{"end":true,"segments":3}"#,
         "\n",
@@ -175,11 +174,7 @@ mod tests {
 
     #[test]
     fn elapsed_time_is_assigned_and_starved_cpus_are_refused() {
-        let clocked = WHOLE.replace(
-            r#""per_cpu":{"3""#,
-            r#""time":{"elapsed":2500,"work":9,"rounds":1,"starved":7000},"per_cpu":{"3""#,
-        );
-        let segments = read_segments(&clocked).unwrap();
+        let segments = read_segments(WHOLE).unwrap();
         let mut records = [record(Phase::Create)];
 
         merge(&segments, &mut records).unwrap();

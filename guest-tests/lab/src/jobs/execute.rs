@@ -157,9 +157,7 @@ impl Executor {
         let counts = fs::read_to_string(counts)
             .map_err(|source| CountError::Missing { path: counts.clone(), source })?;
         let segments = read_segments(&counts)?;
-        if let Some(longest) = boot.hardware.longest_wait() {
-            check_turns(&segments, longest)?;
-        }
+        check_turns(&segments, boot.hardware.longest_wait())?;
         Ok(JobOutcome::new(ending, frames, segments))
     }
 }

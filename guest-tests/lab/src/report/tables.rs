@@ -70,10 +70,10 @@ pub fn phases(records: &[Record]) -> String {
     text
 }
 
-/// Returns a Markdown table for each configuration, with a row for each kernel: the time of each
-/// phase and the counts of all phases. Medians over seeds and iterations.
+/// Returns a Markdown table for each configuration, with a row for each kernel: elapsed time and, in
+/// parentheses, work of each phase, and the counts of all phases. Medians over seeds and iterations.
 pub fn kernels(sides: &[(String, Vec<Record>)]) -> String {
-    let mut text = String::new();
+    let mut text = "Elapsed time (work)\n\n".to_owned();
     for (name, all) in by_configuration(sides.iter().flat_map(|(_, records)| records)) {
         let mut shown = Phase::TABLE_ORDER.to_vec();
         shown.retain(|phase| all.iter().any(|record| record.phase == *phase));
@@ -90,9 +90,13 @@ pub fn kernels(sides: &[(String, Vec<Record>)]) -> String {
             let own = own.map(|(_, records)| records).unwrap_or_default();
             text.push_str(&format!("| {kernel} |"));
             for phase in &shown {
-                let time =
-                    milliseconds(&own, *phase, |record| record.elapsed_ns.or(Some(record.ns)));
-                text.push_str(&format!(" {} |", time.as_deref().unwrap_or("-")));
+                let elapsed = milliseconds(&own, *phase, |record| record.elapsed_ns);
+                let work = milliseconds(&own, *phase, |record| Some(record.ns));
+                text.push_str(&match (elapsed, work) {
+                    (Some(elapsed), Some(work)) => format!(" {elapsed} ({work}) |"),
+                    (None, Some(work)) => format!(" ({work}) |"),
+                    (_, None) => " - |".to_owned(),
+                });
             }
             for (_, belongs) in COLUMNS {
                 let mut runs = BTreeMap::<_, u64>::new();
@@ -146,7 +150,7 @@ mod tests {
 
     fn record(phase: &str, seed: u64, ns: u64, aborts: u64) -> Record {
         serde_json::from_value(serde_json::json!({
-            "schema": "", "engine": "kvm", "phase": phase, "ns": ns,
+            "schema": "", "engine": "kvm", "phase": phase, "ns": ns, "elapsed_ns": ns / 2,
             "config": {"mode": "", "backing": "anonymous", "memory": 65536, "vcpus": 2,
                        "seed": seed, "iteration": 0},
             "counters": {"guest_aborts": aborts, "DC CIVAC": 5, "DC ZVA": 9},
@@ -167,8 +171,8 @@ mod tests {
 
         let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(lines.len(), 4);
-        assert_eq!(lines[2], ["create", "2.000", "20", "5", "0", "0"]);
-        assert_eq!(lines[3], ["update", "0.008", "1", "5", "0", "0"]);
+        assert_eq!(lines[2], ["create", "2.000", "1.000", "20", "5", "0", "0"]);
+        assert_eq!(lines[3], ["update", "0.008", "0.004", "1", "5", "0", "0"]);
     }
 
     #[test]
@@ -179,7 +183,13 @@ mod tests {
 
         let table = kernels(&[("base".to_owned(), run(10)), ("one-1".to_owned(), run(4))]);
 
-        assert!(table.contains("| base | 1.000 | 2.000 | 11 | 10 | 0 | 0 |"), "{table}");
-        assert!(table.contains("| one-1 | 1.000 | 2.000 | 5 | 10 | 0 | 0 |"), "{table}");
+        assert!(
+            table.contains("| base | 0.500 (1.000) | 1.000 (2.000) | 11 | 10 | 0 | 0 |"),
+            "{table}"
+        );
+        assert!(
+            table.contains("| one-1 | 0.500 (1.000) | 1.000 (2.000) | 5 | 10 | 0 | 0 |"),
+            "{table}"
+        );
     }
 }
