@@ -131,7 +131,7 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
     }
     let progress = Progress::new(dry);
     check_programs(&paths, dry)?;
-    let emulator = match emulator::version() {
+    let emulator = match emulator::version(&host.qemu) {
         Err(_) if dry => "QEMU".to_owned(),
         version => version?,
     };
@@ -139,6 +139,7 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
     let run_directory = RunDirectory::create(shell, &paths.out, &built)?;
     let jobs = matrix::jobs(options, &tests);
     let executor = Executor {
+        qemu: host.qemu.clone(),
         init: paths.init,
         plugin: paths.plugin,
         emulator,

@@ -142,6 +142,10 @@ pub struct Matrix {
     /// Boots of each job, each with another schedule
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u64).range(1..))]
     seeds: u64,
+    /// Let a read of an untouched huge page map the huge zero page, as by default; the next write
+    /// makes small pages of it (add --bench-arg=--accept-fallback)
+    #[arg(long)]
+    pub(crate) huge_zero_page: bool,
     /// Additional argument of `granule bench`
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     pub(crate) bench_arg: Vec<String>,
@@ -218,6 +222,9 @@ pub struct HostOptions {
     #[arg(long, value_name = "SECONDS", default_value_t = 900,
           value_parser = value_parser!(u64).range(1..))]
     pub(crate) deadline: u64,
+    /// QEMU's program for arm64
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-aarch64")]
+    pub(crate) qemu: PathBuf,
     /// The static arm64 `granule` [default: beside this program]
     #[arg(long, value_name = "FILE")]
     init: Option<PathBuf>,

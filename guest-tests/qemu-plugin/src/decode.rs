@@ -72,7 +72,9 @@ pub const fn maintenance(word: u32) -> Option<SysOperation> {
 pub const fn may_halt(word: u32) -> bool {
     const WFI: u32 = 0xd503_207f;
     const WFIT_X0: u32 = 0xd503_1020;
-    word == WFI || word & !0x1f == WFIT_X0 || matches!(word & 0xffe0_001f, 0xd400_0002 | 0xd400_0003)
+    word == WFI
+        || word & !0x1f == WFIT_X0
+        || matches!(word & 0xffe0_001f, 0xd400_0002 | 0xd400_0003)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "at most seven bits are kept")]

@@ -25,8 +25,6 @@ use crate::{
     host::costs::Costs,
 };
 
-const PROGRAM: &str = "qemu-system-aarch64";
-
 /// The emulated hardware.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hardware {
@@ -43,6 +41,8 @@ pub struct Hardware {
 /// One boot.
 #[derive(Debug)]
 pub struct Boot {
+    /// QEMU's program for arm64.
+    pub qemu: PathBuf,
     pub hardware: Hardware,
     pub image: PathBuf,
     pub initramfs: PathBuf,
@@ -85,7 +85,7 @@ impl Boot {
     /// Returns the command that boots.
     pub fn command(&self) -> Command {
         let Hardware { cpu, cpus, memory, .. } = &self.hardware;
-        Command::new("the emulated host", PROGRAM)
+        Command::new("the emulated host", &self.qemu)
             .args(["-M", "virt,virtualization=on,gic-version=3,dtb-randomness=off"])
             .args(["-cpu", cpu])
             .args(["-smp", &cpus.to_string()])
@@ -141,8 +141,8 @@ fn with_path(option: &str, path: &Path) -> OsString {
 }
 
 /// Returns the emulator's version.
-pub fn version() -> Result<String, CommandError> {
-    let text = Command::new("querying QEMU's version", PROGRAM).arg("--version").query()?;
+pub fn version(qemu: &Path) -> Result<String, CommandError> {
+    let text = Command::new("querying QEMU's version", qemu).arg("--version").query()?;
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
@@ -153,6 +153,7 @@ mod tests {
     #[test]
     fn commas_in_paths_are_doubled() {
         let boot = Boot {
+            qemu: PathBuf::new(),
             hardware: Hardware {
                 cpu: "max".to_owned(),
                 cpus: 1,

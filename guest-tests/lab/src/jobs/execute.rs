@@ -44,6 +44,8 @@ use crate::{
 /// Executes jobs; the properties that all jobs of a run share.
 #[derive(Debug, Clone)]
 pub struct Executor {
+    /// QEMU's program for arm64.
+    pub qemu: PathBuf,
     /// The static arm64 `granule`.
     pub init: PathBuf,
     /// The counting plugin.
@@ -96,6 +98,7 @@ impl Executor {
 
     fn boot(&self, kernel: &Kernel, job: &PlannedJob, directory: &Path) -> Boot {
         Boot {
+            qemu: self.qemu.clone(),
             hardware: job.hardware.clone(),
             image: kernel.image.clone(),
             initramfs: directory.join("initramfs.cpio"),

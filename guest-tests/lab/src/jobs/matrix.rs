@@ -134,7 +134,7 @@ fn page_table_test(
     let name = format!("{backing}-{memory}-{vcpus}v-seed{seed}");
     let hardware = (vcpus.max(2), host_memory(memory, &pools));
     let mut planned = PlannedJob::new(host, name, hardware, argv, pools);
-    planned.job.settings = settings(backing, foreign);
+    planned.job.settings = settings(backing, foreign || matrix.huge_zero_page);
     planned.job.seed = seed;
     planned.job.foreign = foreign;
     planned.foreign = program.filter(|_| foreign);
@@ -200,9 +200,9 @@ fn pools(backing: Backing, memory: Bytes) -> Pools {
 
 /// Returns settings of a backing. `granule bench` requires huge pages, and a read that maps the
 /// huge zero page leads to small pages at the first write. The kernel's test runs with the
-/// defaults.
-fn settings(backing: Backing, foreign: bool) -> BTreeMap<String, String> {
-    match (backing, foreign) {
+/// defaults, including the zero page.
+fn settings(backing: Backing, zero_page: bool) -> BTreeMap<String, String> {
+    match (backing, zero_page) {
         (Backing::AnonymousThp, false) => {
             let file = "/sys/kernel/mm/transparent_hugepage/use_zero_page";
             [(file.to_owned(), "0".to_owned())].into()
