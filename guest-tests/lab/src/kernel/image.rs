@@ -86,13 +86,14 @@ impl Kernel {
 
 /// Name of each count, and the functions that it may count, in order of preference: kernel versions
 /// name them differently.
-const FUNCTIONS: [(&str, &[&str]); 6] = [
+const FUNCTIONS: [(&str, &[&str]); 7] = [
     ("guest_aborts", &["kvm_handle_guest_abort"]),
     ("page_lookups", &["__gfn_to_pfn_memslot", "__kvm_faultin_pfn"]),
     ("notifier_unmaps", &["kvm_unmap_hva_range", "kvm_unmap_gfn_range"]),
     ("stage2_maps", &["kvm_pgtable_stage2_map"]),
     ("memcache_topups", &["kvm_mmu_topup_memory_cache", "__kvm_mmu_topup_memory_cache"]),
     ("permission_relaxations", &["kvm_pgtable_stage2_relax_perms"]),
+    ("timer_ticks", &["update_process_times"]),
 ];
 
 /// Returns the counts and the addresses of their functions in a `System.map`.
