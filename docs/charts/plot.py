@@ -5,12 +5,13 @@
 Usage: docs/charts/plot.py
 
 `NAME.csv` becomes `NAME.svg`. A file with the columns `what,base,series,unit` becomes bars of the
-share that is left after a change; a file with `group,what,value,unit` becomes bars by group.
-Equal inputs produce equal bytes.
+share that is left after a change; a file with `group,what,value,unit` becomes bars by group; a
+file with `panel,line,x,y` becomes panels of lines, with logarithmic axes, in rows of three. Equal inputs produce equal bytes.
 """
 
 import csv
 import html
+import math
 import pathlib
 
 WIDTH, LABEL, ROW, MARGIN = 760, 190, 26, 20
@@ -84,12 +85,46 @@ def groups(rows, title):
     return page(y + 8, parts, title)
 
 
+def lines(rows, title):
+    """Draws panels of lines over powers of two; a line named `… work` is dashed."""
+    wide, high, gap = 220, 130, 60
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    xs = sorted({int(row["x"]) for row in rows})
+    parts = []
+    for index, panel in enumerate(panels):
+        left = LABEL - 140 + index % 3 * (wide + 20)
+        top = MARGIN + 24 + index // 3 * (high + gap)
+        members = [row for row in rows if row["panel"] == panel]
+        decades = [math.log10(float(row["y"])) for row in members]
+        low, most = math.floor(min(decades)), math.ceil(max(decades))
+        place = lambda row: (
+            left + wide * 0.86 * math.log2(int(row["x"])) / math.log2(xs[-1]),
+            top + high * (1 - (math.log10(float(row["y"])) - low) / max(most - low, 1)),
+        )
+        parts.append(text(left, top - 8, panel, size=12))
+        for decade in range(low, most + 1):
+            y = top + high * (1 - (decade - low) / max(most - low, 1))
+            parts.append(bar(left, y, wide * 0.86, 0.5, "#dfe4e8"))
+            parts.append(text(left - 4, y + 4, f"{10.0**decade:g}", "end", QUIET, 10))
+        for x in xs:
+            parts.append(text(place({"x": x, "y": 1})[0], top + high + 14, str(x), "middle", QUIET, 10))
+        for name in dict.fromkeys(row["line"] for row in members):
+            points = " ".join("{:.1f},{:.1f}".format(*place(row)) for row in members if row["line"] == name)
+            dash = ' stroke-dasharray="4 3"' if name.endswith("work") else ""
+            colour = SERIES if name.startswith("series") else "#7d8894"
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+    bottom = MARGIN + 24 + (len(panels) + 2) // 3 * (high + gap) - 16
+    legend = "virtual ms by number of vCPUs; grey: base, blue: series; solid: elapsed, dashed: work"
+    parts.append(text(WIDTH / 2, bottom, legend, "middle", size=11))
+    return page(bottom + 16, parts, title)
+
+
 def main():
     folder = pathlib.Path(__file__).parent
     for source in sorted(folder.glob("*.csv")):
         with source.open(newline="") as lines:
             rows = list(csv.DictReader(lines))
-        draw = effect if "base" in rows[0] else groups
+        draw = next(draw for column, draw in {"base": effect, "panel": lines, "group": groups}.items() if column in rows[0])
         source.with_suffix(".svg").write_text(draw(rows, source.stem))
 
 
