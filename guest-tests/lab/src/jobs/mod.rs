@@ -69,7 +69,10 @@ impl JobQueue<'_> {
         std::thread::scope(|scope| {
             for _ in 0..workers {
                 scope.spawn(|| {
-                    while let Some((kernel, job)) = lock(&queue).pop_front() {
+                    loop {
+                        // In the condition of a `while let`, the lock would be held for the job.
+                        let next = lock(&queue).pop_front();
+                        let Some((kernel, job)) = next else { break };
                         if lock(&failed_boots)[kernel] >= MAX_FAILED_BOOTS {
                             continue;
                         }
