@@ -101,6 +101,9 @@ impl DirtyRings {
     }
 
     /// Maps the ring of a vCPU.
+    ///
+    /// # Errors
+    /// The ring cannot be mapped.
     pub fn add_vcpu(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
         let offset = PAGE_OFFSET * rustix::param::page_size() as u64;
         let protection = libc::PROT_READ | libc::PROT_WRITE;

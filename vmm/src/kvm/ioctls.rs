@@ -20,6 +20,9 @@ ioctl_io_nr!(KVM_RESET_DIRTY_RINGS, KVMIO, 0xc7);
 
 /// Write-protects the pages of all harvested entries of a VM's dirty rings and returns the entries
 /// to the kernel (`KVM_RESET_DIRTY_RINGS`).
+///
+/// # Errors
+/// KVM refuses the call.
 pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     // SAFETY: the call takes no argument.
     match unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) } {
@@ -29,6 +32,9 @@ pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
 }
 
 /// Enables a capability of a VM with its first argument (`KVM_ENABLE_CAP`).
+///
+/// # Errors
+/// KVM does not have the capability or refuses the argument.
 pub fn enable_capability(vm: &VmFd, cap: u32, argument: u64) -> errno::Result<()> {
     let args = [argument, 0, 0, 0];
     let cap = kvm_enable_cap { cap, args, ..kvm_enable_cap::default() };

@@ -53,6 +53,9 @@ impl Memslot {
     }
 
     /// Starts or stops dirty logging of the memslot.
+    ///
+    /// # Errors
+    /// KVM refuses to change the memslot.
     pub fn set_logging(&self, vm: &VmFd, on: bool) -> Result<(), KvmError> {
         self.set(vm, if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })
     }
@@ -141,6 +144,9 @@ impl DirtyLog {
     }
 
     /// Starts or stops logging of `slot`.
+    ///
+    /// # Errors
+    /// KVM refuses to change the memslot or to reset the rings.
     pub fn switch(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
         slot.set_logging(vm, on)?;
         if let Some(rings) = &self.rings {

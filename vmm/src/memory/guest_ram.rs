@@ -190,6 +190,9 @@ impl GuestRam {
     }
 
     /// Drops the backing of the whole region: the next access to each page is a first touch.
+    ///
+    /// # Errors
+    /// The host refuses to discard the memory.
     pub fn drop_backing(&self) -> Result<(), MemoryError> {
         self.mapping.drop_backing()
     }

@@ -45,6 +45,9 @@ impl Identity {
     }
 
     /// Changes user and group irrevocably. The process must have a single thread.
+    ///
+    /// # Errors
+    /// The process has several threads, or the kernel refuses the change.
     pub fn assume(self) -> Result<(), VmError> {
         let failed = |call: &str| failed(format!("{call} failed"));
         const TASKS: &str = "/proc/self/task";

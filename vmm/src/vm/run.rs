@@ -38,6 +38,9 @@ use crate::{
 };
 
 /// Runs a VM, and builds it again after each reset if `options` request that.
+///
+/// # Errors
+/// The VM cannot be built, or a vCPU or device fails.
 pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError> {
     guest::check_supported()?;
     raise_file_limit();

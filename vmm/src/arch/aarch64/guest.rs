@@ -41,6 +41,9 @@ pub struct GuestVcpus {
 }
 
 /// Returns whether Linux guests are supported.
+///
+/// # Errors
+/// None: this architecture runs guests.
 pub const fn check_supported() -> Result<(), GuestError> {
     Ok(())
 }
@@ -67,6 +70,9 @@ pub fn choose_ipa_bits(
 
 /// Enables eager page splitting, if requested, and exits for undecoded device accesses. The VM must
 /// not have memslots yet.
+///
+/// # Errors
+/// KVM does not support the chunk size.
 pub fn configure_vm(fd: &VmFd, eager_split: Option<Bytes>) -> Result<(), GuestError> {
     if let Some(chunk) = eager_split {
         vm::enable_eager_split(fd, chunk)?;
@@ -76,6 +82,9 @@ pub fn configure_vm(fd: &VmFd, eager_split: Option<Bytes>) -> Result<(), GuestEr
 }
 
 /// Creates the vCPUs of a VM, with all features of the host.
+///
+/// # Errors
+/// KVM refuses a vCPU or its features.
 pub fn create_vcpus(vm: &VmFd, count: u32) -> Result<GuestVcpus, GuestError> {
     let features = VcpuFeatures::of_host(vm);
     let fds =

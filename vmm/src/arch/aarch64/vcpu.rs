@@ -72,6 +72,9 @@ pub fn enable_nisv_exits(vm: &VmFd) {
 }
 
 /// Creates vCPU `index`.
+///
+/// # Errors
+/// KVM refuses the vCPU or its features.
 pub fn create(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, KvmError> {
     let fd =
         vm.create_vcpu(index.into()).map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
@@ -89,11 +92,17 @@ pub fn create(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, K
 }
 
 /// Returns the affinity of a vCPU, which identifies it in PSCI calls and the device tree.
+///
+/// # Errors
+/// KVM refuses the access to the vCPU.
 pub fn affinity(fd: &VcpuFd) -> Result<u64, KvmError> {
     Ok(get(fd, MPIDR_EL1)? & AFFINITY_MASK)
 }
 
 /// Connects the PMU of a vCPU to its interrupt; call it after the GIC is initialised.
+///
+/// # Errors
+/// KVM refuses the access to the vCPU.
 pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
     let interrupt = FIRST_PPI + PMU_PPI;
     let attribute = |attr: u32, addr| kvm_device_attr {
@@ -114,6 +123,9 @@ pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
 
 /// Sets the entry point of a vCPU, and `x0` to the address of the device tree; all other registers
 /// keep their reset values.
+///
+/// # Errors
+/// KVM refuses the access to the vCPU.
 pub fn set_entry(fd: &VcpuFd, entry: GuestAddress, fdt: GuestAddress) -> Result<(), KvmError> {
     set_by_id(fd, X0, fdt.0)?;
     set_pc(fd, entry.0)
@@ -145,21 +157,33 @@ const fn id(register: SystemRegister) -> u64 {
 }
 
 /// Returns a system register of a vCPU.
+///
+/// # Errors
+/// KVM refuses the access to the vCPU.
 pub fn get(vcpu: &VcpuFd, register: SystemRegister) -> Result<u64, KvmError> {
     get_by_id(vcpu, id(register))
 }
 
 /// Sets a system register of a vCPU.
+///
+/// # Errors
+/// KVM refuses the access to the vCPU.
 pub fn set(vcpu: &VcpuFd, register: SystemRegister, value: u64) -> Result<(), KvmError> {
     set_by_id(vcpu, id(register), value)
 }
 
 /// Returns the program counter of a vCPU.
+///
+/// # Errors
+/// KVM refuses the access to the vCPU.
 pub fn get_pc(vcpu: &VcpuFd) -> Result<u64, KvmError> {
     get_by_id(vcpu, PC)
 }
 
 /// Sets the program counter of a vCPU.
+///
+/// # Errors
+/// KVM refuses the access to the vCPU.
 pub fn set_pc(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
     set_by_id(vcpu, PC, value)
 }

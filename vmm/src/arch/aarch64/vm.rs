@@ -85,6 +85,9 @@ pub fn choose_ipa_bits(
 
 /// Creates a VM with `ipa_bits` of guest-physical address.
 #[cfg(target_arch = "aarch64")]
+///
+/// # Errors
+/// KVM refuses the call or the width.
 pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     // Without KVM_CAP_ARM_VM_IPA_SIZE every VM has 40 bits, and the type must be 0.
     let vm = if kvm.get_host_ipa_limit() > 0 {

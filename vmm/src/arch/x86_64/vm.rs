@@ -51,6 +51,9 @@ fn choose(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, Kvm
 }
 
 /// Creates a VM.
+///
+/// # Errors
+/// KVM refuses the call.
 pub fn create_vm(kvm: &Kvm, _ipa_bits: u8) -> Result<VmFd, KvmError> {
     let vm = kvm.create_vm().map_err(|error| KvmError::call("KVM_CREATE_VM", error))?;
     vm.set_tss_address(TASK_SEGMENT).map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
@@ -58,6 +61,9 @@ pub fn create_vm(kvm: &Kvm, _ipa_bits: u8) -> Result<VmFd, KvmError> {
 }
 
 /// Returns the CPUID leaves that KVM supports.
+///
+/// # Errors
+/// KVM refuses the call.
 pub fn cpuid(kvm: &Kvm) -> Result<CpuId, KvmError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(|error| KvmError::call("KVM_GET_SUPPORTED_CPUID", error))

@@ -46,6 +46,9 @@ pub struct Image {
 
 impl Image {
     /// Parses a kernel file and decompresses it.
+    ///
+    /// # Errors
+    /// The file is no kernel image, or decompresses to more than the limit.
     pub fn from_file(file: Vec<u8>) -> Result<Self, BootError> {
         Self::with_limit(file, MAX_SIZE)
     }

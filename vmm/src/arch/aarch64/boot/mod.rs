@@ -84,6 +84,9 @@ pub struct BootLayout {
 
 impl BootLayout {
     /// Places the boot data in a first memory range of `memory` bytes.
+    ///
+    /// # Errors
+    /// The memory is too small.
     pub fn new(image: &Image, initrd: Option<Bytes>, memory: Bytes) -> Result<Self, BootError> {
         let initrd_size = initrd.unwrap_or(Bytes(0));
         // The image is at most 512M and the initramfs a file, so the sums do not overflow.
@@ -112,6 +115,9 @@ impl BootLayout {
 const COMMAND_LINE_SIZE: usize = 2048;
 
 /// Parses a command line.
+///
+/// # Errors
+/// The line is too long or has characters that are not printable ASCII.
 pub fn parse_command_line(text: &str) -> Result<Cmdline, BootError> {
     let parse = || {
         let mut line = Cmdline::new(COMMAND_LINE_SIZE)?;
