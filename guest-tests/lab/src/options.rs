@@ -204,9 +204,10 @@ pub struct HostOptions {
     /// CPUs of the emulated host [default: one for each vCPU]
     #[arg(long, value_name = "N", value_parser = cpus())]
     pub(crate) smp: Option<u32>,
-    /// Length of a CPU's turn in nanoseconds of virtual time
-    #[arg(long, value_name = "NANOSECONDS", default_value_t = 1000,
-          value_parser = value_parser!(u64).range(100..=1_000_000))]
+    /// Length of a CPU's turn in nanoseconds of virtual time: shorter than the work under a
+    /// contended lock
+    #[arg(long, value_name = "NANOSECONDS", default_value_t = 100,
+          value_parser = value_parser!(u64).range(20..=1_000_000))]
     pub(crate) quantum: u64,
     /// Costs of instructions in elapsed time: neoverse-n1, kunpeng920 or a TOML file
     /// [default: one nanosecond each]

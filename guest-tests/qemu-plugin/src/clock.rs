@@ -16,8 +16,8 @@
 //! by `WFE` or `YIELD` leaves the rest of its turn to the others: the round is as long as the turn of
 //! the CPU that it waits for. A CPU that spins by loads executes its whole turn, as on hardware.
 //!
-//! A CPU that wakes another and halts ends its turn early, and the other may run in the same
-//! round: such a handover counts as parallel for less than a quantum.
+//! A CPU that gets a lock in the round in which it was released works beside its predecessor in
+//! that round. So the quantum must be shorter than the work between two handovers of a lock.
 //!
 //! Elapsed time is meaningless if a CPU that can run has no turn: [`Time::starved`] is the longest
 //! wait of such a CPU for its turn, as work of the other CPUs.

@@ -2,13 +2,14 @@
 //
 // A program for QEMU's virt machine with EL2 whose elapsed time is known. CPU 0 starts the others,
 // all meet, and a mark starts the measured phase: each CPU has one turn of WORK instructions. SCENARIO
-// says how turns relate:
+// selects the relation of the turns:
 //
 //   0  all at once
 //   1  one after another; the others wait by WFE
 //   2  ... by YIELD
 //   3  ... by loads alone
 //   4  ... by WFI, and get an interrupt
+//   5  all at once; half of the work is under a ticket lock, in sections of SECTION instructions
 //
 // Registers: x19 number of the CPU, x20 the shared words.
 
@@ -19,6 +20,9 @@
 #define GO 64            // 1: the phase has begun
 #define TURN 128         // CPU whose turn it is
 #define DONE 192         // CPUs that have ended
+#define TICKET 256       // next ticket of the lock
+#define SERVED 320       // ticket that holds the lock
+#define SECTION 1000
 #define GICD 0x08000000
 #define GICC 0x08010000
 
@@ -97,6 +101,33 @@ wait_for_go:
     ldar x1, [x2]
     cbz x1, wait_for_go
 
+#if SCENARIO == 5
+    number x22, (WORK / SECTION / 2)
+section:
+    add x1, x20, #TICKET
+    mov x2, #1
+    ldadd x2, x3, [x1]
+    add x2, x20, #SERVED
+wait_for_lock:
+    ldar x1, [x2]
+    cmp x1, x3
+    b.eq locked
+    wfe
+    b wait_for_lock
+locked:
+    mov x1, #(SECTION / 2)
+locked_work:
+    subs x1, x1, #1
+    b.ne locked_work
+    add x3, x3, #1
+    stlr x3, [x2]
+    mov x1, #(SECTION / 2)
+unlocked_work:
+    subs x1, x1, #1
+    b.ne unlocked_work
+    subs x22, x22, #1
+    b.ne section
+#else
 #if SCENARIO != 0
 wait_for_turn:
     add x2, x20, #TURN
@@ -121,7 +152,8 @@ work:
     subs x1, x1, #1
     b.ne work
 
-#if SCENARIO != 0
+#endif
+#if SCENARIO != 0 && SCENARIO != 5
     add x1, x19, #1
     add x2, x20, #TURN
     stlr x1, [x2]

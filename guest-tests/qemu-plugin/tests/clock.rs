@@ -36,6 +36,7 @@ const SPIN_BY_WFE: u32 = 1;
 const SPIN_BY_YIELD: u32 = 2;
 const SPIN_BY_LOADS: u32 = 3;
 const SLEEP: u32 = 4;
+const SHORT_SECTIONS: u32 = 5;
 
 fn plugin() -> PathBuf {
     let built = env::current_exe().unwrap();
@@ -143,6 +144,26 @@ fn elapsed_time_does_not_depend_on_the_quantum() {
             assert_near(times.elapsed, known, 2 * u64::from(quantum) / 1000 + 2);
         }
     }
+}
+
+#[test]
+#[ignore = "runs QEMU"]
+fn short_sections_under_a_lock_take_the_time_of_all_if_turns_are_shorter() {
+    for (quantum, cpus) in [(20, 8), (50, 4), (100, 4), (100, 8)] {
+        let known = WORK / 2 * cpus * 1000;
+
+        let elapsed = run(SHORT_SECTIONS, cpus, quantum, "").elapsed;
+
+        assert!(elapsed.abs_diff(known) <= known * 3 / 100, "{elapsed} is not near {known}");
+    }
+}
+
+#[test]
+#[ignore = "runs QEMU"]
+fn short_sections_under_a_lock_count_as_parallel_if_turns_are_longer() {
+    let elapsed = run(SHORT_SECTIONS, 4, 10_000, "").elapsed;
+
+    assert_near(elapsed, WORK, 15);
 }
 
 #[test]
