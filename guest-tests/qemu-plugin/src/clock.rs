@@ -20,7 +20,7 @@
 //! that round. So the quantum must be shorter than the work between two handovers of a lock.
 //!
 //! Elapsed time is meaningless if a CPU that can run has no turn: [`Time::starved`] is the longest
-//! wait of such a CPU for its turn, as work of the other CPUs.
+//! wait of such a CPU, in turns of the other CPUs.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,8 @@ pub struct Time {
     pub work: u64,
     /// Number of rounds.
     pub rounds: u64,
-    /// Longest work of other CPUs while one that could run had no turn.
+    /// Largest number of turns of other CPUs while one that could run had none. A turn that takes
+    /// its whole quantum counts twice: at its end, and where the next CPU begins.
     pub starved: u64,
     /// Work and rounds of each CPU that executed, in the order of their numbers.
     pub cpus: Vec<CpuTime>,
@@ -97,12 +98,12 @@ struct Cpu {
     work: u64,
     rounds: u64,
     may_halt: bool,
-    /// Work of the machine when its last turn ended.
+    /// Turns of the machine when its last turn ended.
     ended: u64,
 }
 
 impl Cpu {
-    /// Returns the time since its last turn if the CPU can run, at `now` in work of the machine.
+    /// Returns the number of turns since its last one if the CPU can run, of `now` in all.
     /// CPUs share the key 0 until the kernel has set one for each.
     fn wait(&self, now: u64) -> u64 {
         let can_run = !self.may_halt && self.key != CpuKey(0);
@@ -123,8 +124,8 @@ pub struct Clock {
     /// Part of the turn after which its end was requested.
     ended: u64,
     longest: u64,
-    /// Work of the machine up to the current turn.
-    before: u64,
+    /// Turns of the machine.
+    turns: u64,
     time: Time,
 }
 
@@ -145,6 +146,7 @@ impl Clock {
         let ends = self.turn - self.ended >= self.quantum;
         if ends {
             self.ended = self.turn;
+            self.turns += 1;
         }
         ends
     }
@@ -156,7 +158,7 @@ impl Clock {
         self.end_round();
         self.current = current;
         // The current CPU's turn has just ended.
-        let waits = self.cpus.iter().map(|cpu| cpu.wait(self.before));
+        let waits = self.cpus.iter().map(|cpu| cpu.wait(self.turns));
         self.time.starved = waits.fold(self.time.starved, u64::max);
         let mut time = std::mem::take(&mut self.time);
         time.cpus = self
@@ -193,13 +195,13 @@ impl Clock {
             Ok(index) => index,
             Err(index) => {
                 let row = self.cpus.len();
-                let ended = self.before;
+                let ended = self.turns;
                 let cpu = Cpu { key, row, work: 0, rounds: 0, may_halt: true, ended };
                 self.cpus.insert(index, cpu);
                 index
             }
         };
-        self.time.starved = self.time.starved.max(self.cpus[index].wait(self.before));
+        self.time.starved = self.time.starved.max(self.cpus[index].wait(self.turns));
         self.current = Some(index);
         index
     }
@@ -211,8 +213,8 @@ impl Clock {
         let cpu = &mut self.cpus[current];
         cpu.work += turn;
         cpu.rounds += u64::from(turn > 0);
-        self.before += turn;
-        cpu.ended = self.before;
+        self.turns += 1;
+        cpu.ended = self.turns;
         self.time.work += turn;
         self.longest = self.longest.max(turn);
     }
@@ -310,17 +312,20 @@ mod tests {
     #[test]
     fn a_cpu_that_can_run_without_a_turn_is_starved() {
         let mut clock = Clock::new(100);
-        run(&mut clock, &[(1, 10), (2, 10), (1, 700), (2, 10)]);
+        run(&mut clock, &[(1, 10), (2, 10)]);
+        run(&mut clock, &[(1, 100); 8]);
+        run(&mut clock, &[(2, 10)]);
 
-        assert_eq!(clock.take().starved, 700);
+        assert_eq!(clock.take().starved, 9);
     }
 
     #[test]
     fn a_cpu_without_any_further_turn_is_starved() {
         let mut clock = Clock::new(100);
-        run(&mut clock, &[(1, 10), (2, 10), (1, 700)]);
+        run(&mut clock, &[(1, 10), (2, 10)]);
+        run(&mut clock, &[(1, 100); 8]);
 
-        assert_eq!(clock.take().starved, 700);
+        assert_eq!(clock.take().starved, 9);
     }
 
     #[test]
@@ -329,6 +334,6 @@ mod tests {
         clock.execute(CpuKey(2), block(10, true));
         run(&mut clock, &[(1, 700), (2, 10)]);
 
-        assert_eq!(clock.take().starved, 10, "CPU 1 waits for CPU 2");
+        assert_eq!(clock.take().starved, 1, "CPU 1 waits for CPU 2");
     }
 }

@@ -75,9 +75,10 @@ impl Hardware {
         )
     }
 
-    /// Returns the longest time in picoseconds that a CPU may wait for its turn: four rounds.
+    /// Returns the largest number of turns that a CPU may wait for its own: four rounds, in which
+    /// each turn counts twice.
     pub fn longest_wait(&self) -> u64 {
-        4 * u64::from(self.cpus) * self.quantum.0 * 1000
+        8 * u64::from(self.cpus)
     }
 }
 

@@ -24,12 +24,12 @@ pub struct Segment {
     pub time: ClockTime,
 }
 
-/// Times of a segment in picoseconds: those fields of the plugin's that the lab uses.
+/// Times of a segment: those fields of the plugin's that the lab uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct ClockTime {
-    /// Time of the CPUs side by side.
+    /// Time of the CPUs side by side in picoseconds.
     pub elapsed: u64,
-    /// Longest time that a CPU which could run waited for its turn.
+    /// Largest number of turns that a CPU which could run waited for its own.
     pub starved: u64,
 }
 
@@ -63,8 +63,8 @@ pub enum CountError {
     #[error("the counts have {found} segments instead of {expected}: the file is damaged")]
     Lost { found: usize, expected: u64 },
     #[error(
-        "a CPU of the emulated host waited {waited} ns for its turn, more than {longest} ns: elapsed \
-         time would be wrong; set another quantum with --quantum, or --smp"
+        "a CPU of the emulated host waited for {waited} turns of others, more than {longest}: \
+         elapsed time would be wrong; set another quantum with --quantum, or --smp"
     )]
     Starved { waited: u64, longest: u64 },
     #[error(
@@ -100,12 +100,12 @@ pub fn read_segments(text: &str) -> Result<Vec<Segment>, CountError> {
     }
 }
 
-/// Refuses segments of phases in which a CPU waited longer than `longest` picoseconds for its turn.
+/// Refuses segments of phases in which a CPU waited more than `longest` turns for its own.
 pub fn check_turns(segments: &[Segment], longest: u64) -> Result<(), CountError> {
     let phases = segments.iter().filter(|segment| phase_of(segment.mark).is_some());
     let waited = phases.map(|segment| segment.time.starved).max().unwrap_or(0);
     if waited > longest {
-        return Err(CountError::Starved { waited: waited / 1000, longest: longest / 1000 });
+        return Err(CountError::Starved { waited, longest });
     }
     Ok(())
 }
@@ -144,7 +144,7 @@ mod tests {
     const WHOLE: &str = concat!(
         r#"{"mark":96,"counts":{"IC IALLU":1},"time":{"elapsed":1,"starved":0}}"#,
         "\n",
-        r#"{"mark":97,"counts":{"DC CIVAC":7},"time":{"elapsed":2500,"starved":7000}}"#,
+        r#"{"mark":97,"counts":{"DC CIVAC":7},"time":{"elapsed":2500,"starved":7}}"#,
         "\n",
         r#"{"mark":96,"counts":{},"time":{"elapsed":1,"starved":0}}"#,
         "\n",
@@ -180,8 +180,8 @@ mod tests {
         merge(&segments, &mut records).unwrap();
 
         assert_eq!(records[0].elapsed_ns, Some(Nanoseconds(3)));
-        assert!(check_turns(&segments, 7000).is_ok());
-        let refused = check_turns(&segments, 6999);
+        assert!(check_turns(&segments, 7).is_ok());
+        let refused = check_turns(&segments, 6);
         assert!(matches!(refused, Err(CountError::Starved { waited: 7, longest: 6 })));
     }
 
