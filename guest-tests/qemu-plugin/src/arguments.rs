@@ -18,6 +18,8 @@ pub struct Arguments {
     pub instructions: bool,
     /// Length of a turn in picoseconds of virtual time, if elapsed time is measured.
     pub quantum: Option<u64>,
+    /// Seed of the lengths of rounds, if they vary.
+    pub seed: Option<u64>,
     /// Costs of instructions in elapsed time.
     pub costs: Costs,
 }
@@ -31,7 +33,7 @@ pub enum ArgumentError {
     /// The argument is unknown or has an invalid value.
     #[error(
         "invalid argument '{0}'; expected out=FILE, at=NAME:HEXADDRESS, instructions=on, \
-         quantum=NANOSECONDS or cost=CLASS:PICOSECONDS"
+         quantum=NANOSECONDS, seed=NUMBER or cost=CLASS:PICOSECONDS"
     )]
     Invalid(String),
     /// The value of `at` is malformed.
@@ -48,7 +50,7 @@ impl Arguments {
         let mut out = None;
         let mut functions = Vec::new();
         let mut instructions = false;
-        let mut quantum = None;
+        let (mut quantum, mut seed) = (None, None);
         let mut costs = Costs::default();
         for argument in raw {
             match argument.split_once('=') {
@@ -59,6 +61,10 @@ impl Arguments {
                     Ok(nanoseconds @ 1..) => quantum = Some(u64::from(nanoseconds) * 1000),
                     _ => return Err(ArgumentError::Invalid(argument.to_owned())),
                 },
+                Some(("seed", value)) => match value.parse() {
+                    Ok(number) => seed = Some(number),
+                    Err(_) => return Err(ArgumentError::Invalid(argument.to_owned())),
+                },
                 Some(("cost", value)) => {
                     costs.set(value).ok_or_else(|| ArgumentError::Invalid(argument.to_owned()))?
                 }
@@ -66,7 +72,7 @@ impl Arguments {
             }
         }
         let out = out.ok_or(ArgumentError::MissingOutput)?;
-        Ok(Self { out, functions, instructions, quantum, costs })
+        Ok(Self { out, functions, instructions, quantum, seed, costs })
     }
 }
 

@@ -11,6 +11,9 @@
 //! work    = sum over all turns
 //! ```
 //!
+//! With a seed, the length of the turns varies from round to round between half a quantum and one and
+//! a half, so that CPUs which repeat the same code do not stay in step with their turns.
+//!
 //! A CPU is known by its [key](CpuKey), which grows with the CPU's number; a round ends where the
 //! key falls. The turns of a CPU that runs alone count as one, with the same sum. A CPU that spins
 //! by `WFE` or `YIELD` leaves the rest of its turn to the others: the round is as long as the turn of
@@ -24,6 +27,10 @@
 
 use std::collections::BTreeMap;
 
+use rand_xoshiro::{
+    SplitMix64,
+    rand_core::{Rng as _, SeedableRng as _},
+};
 use serde::Serialize;
 
 /// Value of a register that holds another value on each CPU: the per-CPU offset of the kernel,
@@ -116,8 +123,12 @@ impl Cpu {
 pub struct Clock {
     /// Sorted by key.
     cpus: Vec<Cpu>,
-    /// Length of a turn.
+    /// Average length of a turn.
     quantum: u64,
+    /// Length of a turn of this round.
+    length: u64,
+    /// Lengths of turns, if they vary.
+    lengths: Option<SplitMix64>,
     /// Index of the CPU whose turn it is.
     current: Option<usize>,
     turn: u64,
@@ -130,9 +141,10 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Returns a clock with turns of `quantum` picoseconds.
-    pub fn new(quantum: u64) -> Self {
-        Self { quantum, ..Self::default() }
+    /// Returns a clock with turns of `quantum` picoseconds, which vary if there is a seed.
+    pub fn new(quantum: u64, seed: Option<u64>) -> Self {
+        let lengths = seed.map(SplitMix64::seed_from_u64);
+        Self { quantum, length: quantum, lengths, ..Self::default() }
     }
 
     /// Accounts a block that a CPU begins to execute; returns whether its turn ends with the block.
@@ -143,7 +155,7 @@ impl Clock {
         };
         self.turn += block.cost;
         self.cpus[current].may_halt = block.may_halt;
-        let ends = self.turn - self.ended >= self.quantum;
+        let ends = self.turn - self.ended >= self.length;
         if ends {
             self.ended = self.turn;
             self.turns += 1;
@@ -224,6 +236,9 @@ impl Clock {
         if longest > 0 {
             self.time.elapsed += longest;
             self.time.rounds += 1;
+            if let Some(lengths) = &mut self.lengths {
+                self.length = self.quantum / 2 + lengths.next_u64() % (self.quantum + 1);
+            }
         }
     }
 }
@@ -245,7 +260,7 @@ mod tests {
 
     /// Returns elapsed time and work of turns.
     fn times(turns: &[(u64, u64)]) -> (u64, u64) {
-        let mut clock = Clock::new(100);
+        let mut clock = Clock::new(100, None);
         run(&mut clock, turns);
         let time = clock.take();
         (time.elapsed, time.work)
@@ -261,13 +276,33 @@ mod tests {
 
     #[test]
     fn a_turn_ends_after_each_quantum() {
-        let mut clock = Clock::new(100);
+        let mut clock = Clock::new(100, None);
 
         let ends =
             [60, 60, 60, 60, 10, 100].map(|cost| clock.execute(CpuKey(1), block(cost, false)));
 
         assert_eq!(ends, [false, true, false, true, false, true]);
         assert_eq!(clock.take().elapsed, 350);
+    }
+
+    #[test]
+    fn with_a_seed_turns_vary_by_half_a_quantum_and_repeat() {
+        let lengths = |seed| -> Vec<u64> {
+            let mut clock = Clock::new(100, Some(seed));
+            let turns = (0..1000).map(|_| {
+                run(&mut clock, &[(1, 1), (2, 1)]);
+                clock.end_round();
+                clock.length
+            });
+            turns.collect()
+        };
+
+        let seven = lengths(7);
+
+        assert!(seven.iter().all(|length| (50..=150).contains(length)));
+        assert!((95_000..105_000).contains(&seven.iter().sum::<u64>()));
+        assert_eq!(lengths(7), seven);
+        assert_ne!(lengths(8), seven);
     }
 
     #[test]
@@ -286,7 +321,7 @@ mod tests {
 
     #[test]
     fn work_of_each_cpu_is_reported_by_its_number_and_reset() {
-        let mut clock = Clock::new(100);
+        let mut clock = Clock::new(100, None);
         run(&mut clock, &[(9, 1), (5, 2), (9, 4)]);
 
         let time = clock.take();
@@ -300,7 +335,7 @@ mod tests {
 
     #[test]
     fn the_row_of_the_current_cpu_outlasts_a_segment() {
-        let mut clock = Clock::new(100);
+        let mut clock = Clock::new(100, None);
         run(&mut clock, &[(9, 1), (5, 2)]);
 
         let before = clock.current_row();
@@ -311,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_cpu_that_can_run_without_a_turn_is_starved() {
-        let mut clock = Clock::new(100);
+        let mut clock = Clock::new(100, None);
         run(&mut clock, &[(1, 10), (2, 10)]);
         run(&mut clock, &[(1, 100); 8]);
         run(&mut clock, &[(2, 10)]);
@@ -321,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_cpu_without_any_further_turn_is_starved() {
-        let mut clock = Clock::new(100);
+        let mut clock = Clock::new(100, None);
         run(&mut clock, &[(1, 10), (2, 10)]);
         run(&mut clock, &[(1, 100); 8]);
 
@@ -330,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_halted_cpu_is_not_starved() {
-        let mut clock = Clock::new(100);
+        let mut clock = Clock::new(100, None);
         clock.execute(CpuKey(2), block(10, true));
         run(&mut clock, &[(1, 700), (2, 10)]);
 

@@ -79,13 +79,13 @@ struct ElapsedTime {
 }
 
 impl ElapsedTime {
-    /// Returns a measurement with turns of `quantum` picoseconds.
-    fn new(quantum: u64, costs: Costs) -> Result<Self, String> {
+    /// Returns a measurement with turns of `quantum` picoseconds, which vary by a seed.
+    fn new(quantum: u64, seed: Option<u64>, costs: Costs) -> Result<Self, String> {
         let end_turn = EndTurn::find().ok_or(
             "this QEMU does not export cpu_exit, so turns cannot be of one length: omit quantum, or \
              use a distribution's QEMU, which is built with modules",
         )?;
-        Ok(Self { clock: Mutex::new(Clock::new(quantum)), end_turn, costs })
+        Ok(Self { clock: Mutex::new(Clock::new(quantum, seed)), end_turn, costs })
     }
 
     fn clock(&self) -> MutexGuard<'_, Clock> {
@@ -174,7 +174,7 @@ impl Plugin {
             instructions,
             elapsed: arguments
                 .quantum
-                .map(|quantum| ElapsedTime::new(quantum, arguments.costs))
+                .map(|quantum| ElapsedTime::new(quantum, arguments.seed, arguments.costs))
                 .transpose()?,
             data_is_copied: qemu_plugin_version.load(Ordering::Relaxed) >= 3,
         })

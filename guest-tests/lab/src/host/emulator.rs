@@ -60,6 +60,8 @@ pub struct Boot {
     pub functions: Vec<(String, u64)>,
     /// Count all instructions, which slows the emulation.
     pub instructions: bool,
+    /// Seed of the schedule: varies the turns of the CPUs.
+    pub seed: u64,
     /// Real time after which the emulator is terminated.
     pub deadline: Duration,
 }
@@ -124,7 +126,7 @@ impl Boot {
         if self.instructions {
             argument.push(",instructions=on");
         }
-        argument.push(format!(",quantum={}", self.hardware.quantum.0));
+        argument.push(format!(",quantum={},seed={}", self.hardware.quantum.0, self.seed));
         if let Some(costs) = &self.hardware.costs {
             argument.push(costs.arguments());
         }
@@ -171,12 +173,13 @@ mod tests {
             counts: PathBuf::from("/c"),
             functions: vec![("guest_aborts".to_owned(), 0xffff_8000_1002_e4d0)],
             instructions: true,
+            seed: 3,
             deadline: Duration::ZERO,
         };
 
         assert_eq!(
             boot.plugin_argument(),
-            "file=/a,,b/x.so,out=/c,instructions=on,quantum=1000,at=guest_aborts:ffff80001002e4d0"
+            "file=/a,,b/x.so,out=/c,instructions=on,quantum=1000,seed=3,at=guest_aborts:ffff80001002e4d0"
         );
     }
 }

@@ -109,6 +109,7 @@ impl Executor {
             counts: directory.join("counts.jsonl"),
             functions: kernel.functions.clone(),
             instructions: job.guest.is_some(),
+            seed: job.job.seed,
             deadline: self.deadline,
         }
     }
