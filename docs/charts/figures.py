@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 """Prints the figures of runs of the lab: medians over the schedules, a row for each kernel.
 
-Usage: docs/charts/figures.py [--markdown] RUN_DIRECTORY...
+Usage: docs/charts/figures.py [--markdown | --scaling] RUN_DIRECTORY...
 
 The CSV has the elapsed time and the work of each phase in virtual milliseconds, and the counts of
-all phases. --markdown prints the table of a series' README instead: elapsed time (work).
+all phases. --markdown prints the table of a series' README instead: elapsed time (work). --scaling
+prints the times of base and series by number of vCPUs, for plot.py.
 """
 
 import collections
@@ -75,11 +76,25 @@ def figures(run):
     return sorted(found.items(), key=lambda item: (item[0][:3], order(item[0][3])))
 
 
+def scaling(run):
+    """Prints a row for each phase, number of vCPUs, kernel and kind of time."""
+    version = json.loads(next(pathlib.Path(run).glob("base/results.jsonl")).open().readline())["host"]["kernel"]
+    for phase in ("create", "update", "rebuild"):
+        for (_, _, vcpus, kernel), row in figures(run):
+            for kind in ("elapsed", "work") if kernel in ("base", "series") else ():
+                print(f"{'.'.join(version.split('.')[:2])} {phase},{kernel} {kind},{vcpus},{row[phase, kind]}")
+
+
 def main(arguments):
     markdown = "--markdown" in arguments
     runs = [argument for argument in arguments if not argument.startswith("--")]
     if not runs:
         sys.exit(__doc__)
+    if "--scaling" in arguments:
+        print("panel,line,x,y")
+        for run in runs:
+            scaling(run)
+        return
     if not markdown:
         times = [f"{phase.replace('-', '_')}_{kind}_ms" for phase in PHASES for kind in ("elapsed", "work")]
         print(",".join(["cpu", "backing", "vcpus", "kernel", "schedules", *times, *COUNTS]))
