@@ -122,8 +122,8 @@ def lines(rows, title):
 def main():
     folder = pathlib.Path(__file__).parent
     for source in sorted(folder.glob("*.csv")):
-        with source.open(newline="") as lines:
-            rows = list(csv.DictReader(lines))
+        with source.open(newline="") as file:
+            rows = list(csv.DictReader(file))
         draw = next(draw for column, draw in {"base": effect, "panel": lines, "group": groups}.items() if column in rows[0])
         source.with_suffix(".svg").write_text(draw(rows, source.stem))
 
