@@ -50,7 +50,8 @@ def figures(run):
     """Returns the figures of a run directory by (cpu, backing, vcpus, kernel)."""
     files = {path.parent.name: path for path in sorted(pathlib.Path(run).glob("*/results.jsonl"))}
     series = [name for name in files if not re.search(r"-\d+$", name) and name != "base"]
-    series.sort(key=lambda name: (any(other.startswith(f"{name}-") for other in files), name))
+    applied = {name: json.loads((files[name].parent / "kernel.json").read_text())["series"] for name in series}
+    series.sort(key=lambda name: len(applied[name]))
     found = {}
     for kernel, path in files.items():
         times = collections.defaultdict(list)
