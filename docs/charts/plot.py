@@ -6,7 +6,8 @@ Usage: docs/charts/plot.py
 
 `NAME.csv` becomes `NAME.svg`. A file with the columns `what,base,series,unit` becomes bars of the
 share that is left after a change; a file with `group,what,value,unit` becomes bars by group; a
-file with `panel,line,x,y` becomes panels of lines, with logarithmic axes, in rows of three. Equal inputs produce equal bytes.
+file with `panel,line,x,y` becomes panels of lines, with logarithmic axes, in rows of three. Equal inputs
+produce equal bytes.
 """
 
 import csv
@@ -97,19 +98,21 @@ def lines(rows, title):
         members = [row for row in rows if row["panel"] == panel]
         decades = [math.log10(float(row["y"])) for row in members]
         low, most = math.floor(min(decades)), math.ceil(max(decades))
-        place = lambda row: (
-            left + wide * 0.86 * math.log2(int(row["x"])) / math.log2(xs[-1]),
-            top + high * (1 - (math.log10(float(row["y"])) - low) / max(most - low, 1)),
-        )
+        across = lambda x: left + wide * 0.86 * math.log2(x) / math.log2(xs[-1])
+        down = lambda decade: top + high * (1 - (decade - low) / max(most - low, 1))
         parts.append(text(left, top - 8, panel, size=12))
         for decade in range(low, most + 1):
-            y = top + high * (1 - (decade - low) / max(most - low, 1))
+            y = down(decade)
             parts.append(bar(left, y, wide * 0.86, 0.5, "#dfe4e8"))
             parts.append(text(left - 4, y + 4, f"{10.0**decade:g}", "end", QUIET, 10))
         for x in xs:
-            parts.append(text(place({"x": x, "y": 1})[0], top + high + 14, str(x), "middle", QUIET, 10))
+            parts.append(text(across(x), top + high + 14, str(x), "middle", QUIET, 10))
         for name in dict.fromkeys(row["line"] for row in members):
-            points = " ".join("{:.1f},{:.1f}".format(*place(row)) for row in members if row["line"] == name)
+            points = " ".join(
+                f'{across(int(row["x"])):.1f},{down(math.log10(float(row["y"]))):.1f}'
+                for row in members
+                if row["line"] == name
+            )
             dash = ' stroke-dasharray="4 3"' if name.endswith("work") else ""
             colour = SERIES if name.startswith("series") else "#7d8894"
             parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
@@ -124,7 +127,7 @@ def main():
     for source in sorted(folder.glob("*.csv")):
         with source.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        draw = next(draw for column, draw in {"base": effect, "panel": lines, "group": groups}.items() if column in rows[0])
+        draw = {"what": effect, "group": groups, "panel": lines}[next(iter(rows[0]))]
         source.with_suffix(".svg").write_text(draw(rows, source.stem))
 
 
