@@ -67,8 +67,8 @@ pub const fn maintenance(word: u32) -> Option<SysOperation> {
     }
 }
 
-/// Returns whether a CPU may be unable to run after an instruction: `WFI` and `WFIT` wait for an interrupt,
-/// `HVC` and `SMC` may be a PSCI call that turns the CPU off.
+/// Returns whether a CPU may be unable to run after an instruction: `WFI` and `WFIT` wait for an
+/// interrupt, `HVC` and `SMC` may be a PSCI call that turns the CPU off.
 pub const fn may_halt(word: u32) -> bool {
     const WFI: u32 = 0xd503_207f;
     const WFIT_X0: u32 = 0xd503_1020;

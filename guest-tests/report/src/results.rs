@@ -89,11 +89,11 @@ pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
             continue;
         }
         let (left, record) = read_record(text).map_err(|error| error.at(line))?;
-        check_follows(before, Some(left))?;
+        check_follows(before, Follower::Record(left))?;
         before = left.map(|left| (line, left));
         records.push(record);
     }
-    check_follows(before, None)?;
+    check_follows(before, Follower::End)?;
     if records.is_empty() {
         return Err(FileError::new(
             "holds no record: the test ended before its first phase; run it again",
@@ -102,24 +102,32 @@ pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
     Ok(records)
 }
 
-/// Checks that `next`, a record with its number of further records or the end of the file, may
-/// follow the line and its number in `before`.
-fn check_follows(before: Option<(usize, u64)>, next: Option<Option<u64>>) -> Result<(), FileError> {
+/// Follower of a record in a file.
+#[derive(Clone, Copy)]
+enum Follower {
+    /// A record, with its number of further records if it announces one.
+    Record(Option<u64>),
+    /// The end of the file.
+    End,
+}
+
+/// Checks that `next` may follow the line and its number of further records in `before`.
+fn check_follows(before: Option<(usize, u64)>, next: Follower) -> Result<(), FileError> {
     let Some((line, required @ 1..)) = before else {
         return Ok(());
     };
-    let missing = match next.flatten() {
-        Some(left) if left < required => required - 1 - left,
+    let missing = match next {
+        Follower::Record(Some(left)) if left < required => required - 1 - left,
         _ => required,
     };
     if missing == 0 {
         return Ok(());
     }
     let fault = match next {
-        None if required == 1 => "the file ends before it".to_owned(),
-        None => "the file ends before them".to_owned(),
-        Some(_) if missing == 1 => "the next one is missing".to_owned(),
-        Some(_) => format!("the next {missing} are missing"),
+        Follower::End if required == 1 => "the file ends before it".to_owned(),
+        Follower::End => "the file ends before them".to_owned(),
+        Follower::Record(_) if missing == 1 => "the next one is missing".to_owned(),
+        Follower::Record(_) => format!("the next {missing} are missing"),
     };
     let message = format!(
         "the record announces {required} more, but {fault}: the run ended early, or the file is \
