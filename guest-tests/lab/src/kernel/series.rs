@@ -2,8 +2,9 @@
 //! Series of patches, and the stacks of patches that a run builds kernels from.
 //!
 //! A series is the patches in `stage2/linux/BASE/NAME/`, in the order of the file `series`. A line
-//! `# after: OTHER` in that file says that the patches apply on top of another series. A run with
-//! the upper one includes the lower one, as a kernel of its own to compare with.
+//! `../OTHER/PATCH` in that file names a patch of another series of the same base. A line
+//! `# after: OTHER` says that the patches apply on top of another series. A run with the upper one
+//! includes the lower one, as a kernel of its own to compare with.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +24,7 @@ pub const DEFAULT_SERIES: &str = "stage2-fault-path";
 pub struct SeriesFile {
     /// The series that this one applies on top of.
     pub after: Option<String>,
-    /// Names of the patches, in order.
+    /// Paths of the patches, relative to the directory of the series, in order.
     pub patches: Vec<String>,
 }
 
@@ -210,15 +211,16 @@ mod tests {
 
     fn linux() -> tempfile::TempDir {
         let linux = tempfile::tempdir().unwrap();
-        for (name, after, patches) in
-            [("one", "order", 3), ("two", "order", 2), ("up", "after: one", 2)]
-        {
+        for (name, text) in [
+            ("one", "# order\n1.patch\n2.patch\n3.patch\n"),
+            ("two", "../one/3.patch\n1.patch # last\n"),
+            ("up", "# after: one\n1.patch\n2.patch\n"),
+        ] {
             let directory = linux.path().join("5.10").join(name);
             fs::create_dir_all(&directory).unwrap();
-            let files: Vec<String> = (1..=patches).map(|n| format!("000{n}.patch")).collect();
-            fs::write(directory.join("series"), format!("# {after}\n{}\n", files.join("\n")))
-                .unwrap();
-            for file in files {
+            fs::write(directory.join("series"), text).unwrap();
+            for number in 1..=3 {
+                let file = format!("{number}.patch");
                 fs::write(directory.join(&file), format!("{name} {file}")).unwrap();
             }
         }
@@ -255,6 +257,14 @@ mod tests {
                 .collect();
             assert_eq!(described.join(", "), expected);
         }
+    }
+
+    #[test]
+    fn a_series_may_name_patches_of_another_series() {
+        let two = patches(linux().path(), "5.10", "two").unwrap();
+
+        let contents = two.iter().map(|patch| patch.content.as_slice());
+        assert!(contents.eq([b"one 3.patch", b"two 1.patch"]));
     }
 
     #[test]
