@@ -2,8 +2,8 @@
 //! PID 1 of the emulated host.
 //!
 //! The program `granule` is also `/init` of the initramfs. As PID 1 it mounts file systems,
-//! reserves the huge pages of the job, runs the test with a deadline, sends the results as frames
-//! on the console, and powers off. During the test it sleeps, and the output of the test goes to a
+//! reserves the huge pages of the job, runs the test with a deadline, sends a report on the
+//! console, and powers off. During the test it sleeps, and the output of the test goes to a
 //! file in memory, so that no instruction of PID 1 is part of a phase.
 
 use std::{
@@ -29,10 +29,7 @@ use crate::{
     command::wait_for_exit,
     host::{
         expect,
-        job::{
-            self, ENDING_FRAME, Ending, FACTS_PATH, HOST_FRAME, JOB_PATH, Job, RESULTS_FRAME,
-            RESULTS_PATH, STDERR_FRAME, STDOUT_FRAME, Walk,
-        },
+        job::{self, Ending, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, Walk},
     },
 };
 
@@ -59,8 +56,8 @@ pub fn is_pid_1() -> bool {
 pub fn run() {
     let ending =
         mount_all().and_then(|()| run_job()).unwrap_or_else(|error| Ending::Init { error });
-    if let Err(error) = send(&ending) {
-        eprintln!("granule: cannot send the results: {error}");
+    if let Err(error) = send(ending) {
+        eprintln!("granule: cannot send the report: {error}");
     }
     if let Err(error) = reboot(RebootCommand::PowerOff) {
         eprintln!("granule: cannot power off: {error}");
@@ -205,26 +202,27 @@ fn ending(child: &mut Child, elapsed: Duration, job: &Job) -> io::Result<Ending>
     })
 }
 
-/// Sends all results. The console log level is lowered meanwhile and restored afterwards, so that a
+/// Sends the report. The console log level is lowered meanwhile and restored afterwards, so that a
 /// late splat still reaches the console.
-fn send(ending: &Ending) -> io::Result<()> {
+fn send(ending: Ending) -> io::Result<()> {
     const LEVELS: &str = "/proc/sys/kernel/printk";
     let levels = fs::read_to_string(LEVELS).unwrap_or_default();
-    // If this fails, the checksums detect messages inside a frame.
+    // If this fails, the checksum detects messages inside the report.
     let _ = fs::write(LEVELS, "1");
+    let text = |path: &str| {
+        let bytes = fs::read(path).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).replace('\r', "")
+    };
+    let host = Host::with_facts(Path::new(FACTS_PATH));
+    let report = JobReport {
+        ending,
+        host: host.inspect_err(|error| eprintln!("granule: {error}")).ok(),
+        stdout: text(STDOUT_PATH),
+        stderr: text(STDERR_PATH),
+        results: text(RESULTS_PATH),
+    };
     let mut console = io::stdout().lock();
-    for (name, path) in
-        [(STDOUT_FRAME, STDOUT_PATH), (STDERR_FRAME, STDERR_PATH), (RESULTS_FRAME, RESULTS_PATH)]
-    {
-        if let Ok(payload) = fs::read(path) {
-            job::send(&mut console, name, &payload)?;
-        }
-    }
-    match Host::with_facts(Path::new(FACTS_PATH)) {
-        Ok(host) => job::send(&mut console, HOST_FRAME, &serde_json::to_vec(&host)?)?,
-        Err(error) => eprintln!("granule: {error}"),
-    }
-    job::send(&mut console, ENDING_FRAME, &serde_json::to_vec(ending)?)?;
+    job::send(&mut console, &report)?;
     rustix::termios::tcdrain(&console)?;
     let _ = fs::write(LEVELS, levels);
     Ok(())

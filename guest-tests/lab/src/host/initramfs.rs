@@ -10,9 +10,14 @@
 
 use std::{
     fs::File,
-    io::{self, Write},
+    io,
     os::unix::fs::FileExt as _,
-    path::Path,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    command::{CommandError, quote},
+    shell::{self, Shell},
 };
 
 const DIRECTORY: u32 = 0o040_755;
@@ -20,8 +25,102 @@ const PROGRAM: u32 = 0o100_755;
 const DATA: u32 = 0o100_644;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
+/// Directories that PID 1 needs before it mounts.
+const DIRECTORIES: [&str; 4] = ["dev", "proc", "sys", "tmp"];
+
 /// Granularity of holes in the file.
 const HOLE: usize = 1 << 16;
+
+/// A file in an archive.
+#[derive(Debug)]
+pub struct Entry<'a> {
+    path: &'static str,
+    mode: u32,
+    content: Content<'a>,
+}
+
+#[derive(Debug)]
+enum Content<'a> {
+    File(PathBuf),
+    Text(&'a str),
+    Archive(Vec<Entry<'a>>),
+}
+
+impl<'a> Entry<'a> {
+    /// Returns a copy of an executable file.
+    pub fn program(path: &'static str, file: &Path) -> Self {
+        Self { path, mode: PROGRAM, content: Content::File(file.to_owned()) }
+    }
+
+    /// Returns a copy of a file.
+    pub fn file(path: &'static str, file: &Path) -> Self {
+        Self { path, mode: DATA, content: Content::File(file.to_owned()) }
+    }
+
+    /// Returns a file with this text.
+    pub fn text(path: &'static str, text: &'a str) -> Self {
+        Self { path, mode: DATA, content: Content::Text(text) }
+    }
+
+    /// Returns an archive of these entries.
+    pub fn archive(path: &'static str, entries: Vec<Self>) -> Self {
+        Self { path, mode: DATA, content: Content::Archive(entries) }
+    }
+
+    /// Returns the path without the leading slash.
+    fn name(&self) -> &'static str {
+        self.path.trim_start_matches('/')
+    }
+}
+
+/// Returns the archive of these entries, the directories and the console.
+pub fn pack(entries: &[Entry<'_>]) -> Result<Vec<u8>, CommandError> {
+    let mut archive = Vec::new();
+    let mut inodes = 1..;
+    let mut add = |name: &str, mode, rdev, content: &[u8]| {
+        append(&mut archive, name, inodes.next().unwrap_or(0), mode, rdev, content)
+            .map_err(|e| CommandError::file("pack", name, e))
+    };
+    for name in DIRECTORIES {
+        add(name, DIRECTORY, (0, 0), &[])?;
+    }
+    add("dev/console", CHARACTER_DEVICE, (5, 1), &[])?;
+    for entry in entries {
+        let content = match &entry.content {
+            Content::File(file) => shell::read(file)?,
+            Content::Text(text) => text.as_bytes().to_vec(),
+            Content::Archive(entries) => pack(entries)?,
+        };
+        add(entry.name(), entry.mode, (0, 0), &content)?;
+    }
+    append(&mut archive, "TRAILER!!!", 0, 0, (0, 0), &[])
+        .map_err(|e| CommandError::file("pack", "TRAILER!!!", e))?;
+    Ok(archive)
+}
+
+fn append(
+    archive: &mut Vec<u8>,
+    name: &str,
+    inode: u32,
+    mode: u32,
+    (major, minor): (u32, u32),
+    content: &[u8],
+) -> io::Result<()> {
+    let too_large = |_| io::Error::other("a file of 4G or more does not fit an initramfs");
+    let size = u32::try_from(content.len()).map_err(too_large)?;
+    let name_size = u32::try_from(name.len() + 1).map_err(too_large)?;
+    archive.extend(b"070701");
+    // inode, mode, uid, gid, links, mtime, size, device ×2, rdev ×2, name size, check
+    for field in [inode, mode, 0, 0, 1, 0, size, 0, 0, major, minor, name_size, 0] {
+        archive.extend(format!("{field:08X}").bytes());
+    }
+    archive.extend(name.bytes());
+    archive.push(0);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    archive.extend(content);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    Ok(())
+}
 
 /// Writes an archive to a file, with holes for zeros: a disk image consists mostly of zeros.
 pub fn write_sparse(archive: &[u8], path: &Path) -> io::Result<()> {
@@ -35,83 +134,32 @@ pub fn write_sparse(archive: &[u8], path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// An archive under construction.
-#[derive(Debug)]
-pub struct Initramfs<W> {
-    to: W,
-    inode: u32,
-    written: usize,
-}
-
-impl<W: Write> Initramfs<W> {
-    /// Starts an archive with the directories and the console that PID 1 needs before it mounts.
-    pub fn new(to: W) -> io::Result<Self> {
-        let mut archive = Self { to, inode: 0, written: 0 };
-        for name in ["dev", "proc", "sys", "tmp"] {
-            archive.entry(name, DIRECTORY, (0, 0), &[])?;
+/// Prints how to build an equivalent archive from the directory `root`.
+pub fn print(
+    shell: Shell,
+    entries: &[Entry<'_>],
+    root: &Path,
+    archive: &Path,
+) -> Result<(), CommandError> {
+    for name in DIRECTORIES {
+        shell.create_dir(&root.join(name))?;
+    }
+    for entry in entries {
+        let path = root.join(entry.name());
+        match &entry.content {
+            Content::File(file) => shell.copy(file, &path)?,
+            Content::Text(text) => shell.write(&path, text)?,
+            Content::Archive(entries) => {
+                print(shell, entries, &root.with_extension(entry.name()), &path)?;
+            }
         }
-        archive.entry("dev/console", CHARACTER_DEVICE, (5, 1), &[])?;
-        Ok(archive)
     }
-
-    /// Adds an executable file.
-    pub fn program(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
-        self.entry(name, PROGRAM, (0, 0), content)
-    }
-
-    /// Adds a file.
-    pub fn file(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
-        self.entry(name, DATA, (0, 0), content)
-    }
-
-    /// Ends the archive and returns its writer.
-    pub fn finish(mut self) -> io::Result<W> {
-        self.inode = 0;
-        self.raw("TRAILER!!!", 0, 0, (0, 0), &[])?;
-        self.to.flush()?;
-        Ok(self.to)
-    }
-
-    fn entry(&mut self, name: &str, mode: u32, rdev: (u32, u32), content: &[u8]) -> io::Result<()> {
-        self.inode += 1;
-        let name = name.trim_start_matches('/');
-        self.raw(name, self.inode, mode, rdev, content)
-    }
-
-    fn raw(
-        &mut self,
-        name: &str,
-        inode: u32,
-        mode: u32,
-        (major, minor): (u32, u32),
-        content: &[u8],
-    ) -> io::Result<()> {
-        let too_large = |_| io::Error::other("a file of 4G or more does not fit an initramfs");
-        let size = u32::try_from(content.len()).map_err(too_large)?;
-        let name_size = u32::try_from(name.len() + 1).map_err(too_large)?;
-        let mut head = String::from("070701");
-        // inode, mode, uid, gid, links, mtime, size, device ×2, rdev ×2, name size, check
-        for field in [inode, mode, 0, 0, 1, 0, size, 0, 0, major, minor, name_size, 0] {
-            head.push_str(&format!("{field:08X}"));
-        }
-        self.write(head.as_bytes())?;
-        self.write(name.as_bytes())?;
-        self.write(&[0])?;
-        self.pad()?;
-        self.write(content)?;
-        self.pad()
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.written += bytes.len();
-        self.to.write_all(bytes)
-    }
-
-    /// Pads to a multiple of four bytes.
-    fn pad(&mut self) -> io::Result<()> {
-        let missing = self.written.next_multiple_of(4) - self.written;
-        self.write(&[0; 3][..missing])
-    }
+    shell.print(format_args!(
+        "(cd {} && find . | LC_ALL=C sort | cpio -o -H newc --reproducible -R 0:0) >{}",
+        quote(root),
+        quote(archive)
+    ));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -119,10 +167,7 @@ mod tests {
     use super::*;
 
     fn archive() -> Vec<u8> {
-        let mut archive = Initramfs::new(Vec::new()).unwrap();
-        archive.program("/init", b"\x7fELF!").unwrap();
-        archive.file("job.json", b"{}").unwrap();
-        archive.finish().unwrap()
+        pack(&[Entry::archive("/init", Vec::new()), Entry::text("job.json", "{}")]).unwrap()
     }
 
     #[test]
@@ -138,23 +183,6 @@ mod tests {
 
         assert_eq!(std::fs::read(&path).unwrap(), archive);
         assert!(std::fs::metadata(&path).unwrap().blocks() * 512 < 4 * HOLE as u64);
-    }
-
-    #[test]
-    fn equal_content_results_in_equal_bytes() {
-        assert_eq!(archive(), archive());
-    }
-
-    #[test]
-    fn entries_are_aligned_to_four_bytes_and_followed_by_the_trailer() {
-        let bytes = archive();
-        let heads: Vec<usize> =
-            (0..bytes.len()).filter(|at| bytes[*at..].starts_with(b"070701")).collect();
-
-        assert_eq!(heads.len(), 8);
-        assert!(heads.iter().all(|at| at % 4 == 0));
-        assert_eq!(bytes.len() % 4, 0);
-        assert!(bytes.windows(10).any(|w| w == b"TRAILER!!!"));
     }
 
     #[test]

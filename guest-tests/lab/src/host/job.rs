@@ -1,26 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The job of one boot and its result: files and frames between the lab and PID 1.
+//! The job of one boot and its report: a file for PID 1, and a line from it.
 //!
 //! The serial console is the one channel of every kernel and every emulator, and the kernel's
-//! messages share it. PID 1 sends its files at the end, in frames that detect a lost or inserted
-//! byte:
+//! messages share it. PID 1 sends its report at the end, as one line with a checksum that detects a
+//! lost or inserted byte:
 //!
 //! ```text
-//! @@granule begin results 1234 <SHA-256 in hexadecimal>
-//! … 1234 bytes …
-//! @@granule end results
+//! @@granule report <SHA-256 of the JSON in hexadecimal> <the report as JSON>
 //! ```
 //!
-//! The terminal inserts a carriage return before each line feed; the receiver drops all carriage
-//! returns and the sender sends none. PID 1 lowers the console log level while it sends; a message
-//! that appears nevertheless breaks the checksum.
+//! PID 1 lowers the console log level while it sends; a message that appears nevertheless breaks
+//! the checksum.
 
 use std::{
     collections::BTreeMap,
     io::{self, Write},
 };
 
-use granule_types::units::Nanoseconds;
+use granule_types::{record::Host, units::Nanoseconds};
 use rand_xoshiro::{
     SplitMix64,
     rand_core::{Rng as _, SeedableRng as _},
@@ -38,17 +35,6 @@ pub const FACTS_PATH: &str = "/facts.json";
 pub const RESULTS_PATH: &str = "/tmp/results.jsonl";
 /// Path of a foreign test in the initramfs.
 pub const FOREIGN_PATH: &str = "/test";
-
-/// Frame with the [`Ending`].
-pub const ENDING_FRAME: &str = "ending";
-/// Frame with the file at [`RESULTS_PATH`].
-pub const RESULTS_FRAME: &str = "results";
-/// Frame with the [`Host`](granule_types::record::Host).
-pub const HOST_FRAME: &str = "host";
-/// Frame with the standard output of the test.
-pub const STDOUT_FRAME: &str = "stdout";
-/// Frame with the standard error of the test.
-pub const STDERR_FRAME: &str = "stderr";
 
 /// Job of one boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +55,20 @@ pub struct Job {
     pub expect: Vec<Exchange>,
     /// Virtual seconds after which the test is killed.
     pub deadline_seconds: u64,
+}
+
+/// Report of PID 1.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobReport {
+    pub ending: Ending,
+    /// Properties of the emulated host, unless PID 1 could not detect them.
+    pub host: Option<Host>,
+    /// Standard output of the test.
+    pub stdout: String,
+    /// Standard error of the test.
+    pub stderr: String,
+    /// Content of the file at [`RESULTS_PATH`].
+    pub results: String,
 }
 
 /// Ending of a job.
@@ -129,69 +129,39 @@ impl Iterator for Walk {
     }
 }
 
-const BEGIN: &str = "@@granule begin ";
-const END: &str = "@@granule end ";
+/// Start of the line of a report.
+const REPORT: &str = "@@granule report ";
 
-/// Payloads of the frames, by name.
-pub type Frames = BTreeMap<String, Vec<u8>>;
-
-/// Error returned when a console log has a damaged frame.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum FrameError {
-    #[error("malformed frame header '{0}': run again; if it recurs, see the console")]
-    Header(String),
-    #[error("the console log ends in frame '{name}', {missing} bytes early: the host crashed")]
-    Truncated { name: String, missing: usize },
-    #[error("frame '{0}' is damaged: a kernel message interrupted it, see the console")]
-    Damaged(String),
+/// Error returned when the report in a console log cannot be used.
+#[derive(Debug, Error)]
+pub enum ReportError {
+    #[error("the console log ends in the report of PID 1: the host crashed")]
+    Truncated,
+    #[error("the report of PID 1 is damaged: a kernel message interrupted it")]
+    Damaged,
+    #[error("the emulated host's `granule` has another version: run scripts/lab to build it")]
+    Version(#[source] serde_json::Error),
 }
 
-/// Sends one frame of text, without carriage returns.
-pub fn send(to: &mut impl Write, name: &str, payload: &[u8]) -> io::Result<()> {
-    let payload = String::from_utf8_lossy(payload).replace('\r', "");
-    let (length, sum) = (payload.len(), sha256(payload.as_bytes()));
-    write!(to, "\n{BEGIN}{name} {length} {sum}\n{payload}\n{END}{name}\n")?;
+/// Sends a report.
+pub fn send(to: &mut impl Write, report: &JobReport) -> io::Result<()> {
+    let json = serde_json::to_string(report)?;
+    writeln!(to, "\n{REPORT}{} {json}", sha256(json.as_bytes()))?;
     to.flush()
 }
 
-/// Returns all frames of a console log.
-pub fn receive(console: &[u8]) -> Result<Frames, FrameError> {
-    let text: Vec<u8> = console.iter().copied().filter(|b| *b != b'\r').collect();
-    let mut frames = Frames::new();
-    let mut rest = text.as_slice();
-    while let Some(at) = find_line(rest, BEGIN.as_bytes()) {
-        let line_end = rest[at..].iter().position(|b| *b == b'\n').map_or(rest.len(), |n| at + n);
-        let header = String::from_utf8_lossy(&rest[at + BEGIN.len()..line_end]).into_owned();
-        let malformed = || FrameError::Header(header.clone());
-        let mut words = header.split(' ');
-        let (Some(name), Some(length), Some(sum), None) =
-            (words.next(), words.next(), words.next(), words.next())
-        else {
-            return Err(malformed());
-        };
-        let length: usize = length.parse().map_err(|_| malformed())?;
-        let body = rest.get(line_end + 1..).unwrap_or_default();
-        let Some(payload) = body.get(..length) else {
-            return Err(FrameError::Truncated {
-                name: name.to_owned(),
-                missing: length - body.len(),
-            });
-        };
-        let tail = format!("\n{END}{name}\n");
-        if sha256(payload) != sum || !body[length..].starts_with(tail.as_bytes()) {
-            return Err(FrameError::Damaged(name.to_owned()));
-        }
-        frames.insert(name.to_owned(), payload.to_vec());
-        rest = &body[length..];
+/// Returns the report in a console log.
+pub fn receive(console: &str) -> Result<Option<JobReport>, ReportError> {
+    let mut lines = console.split_inclusive('\n');
+    let Some(line) = lines.find_map(|line| line.strip_prefix(REPORT)) else {
+        return Ok(None);
+    };
+    let line = line.strip_suffix('\n').ok_or(ReportError::Truncated)?;
+    let (sum, json) = line.trim_end_matches('\r').split_once(' ').ok_or(ReportError::Damaged)?;
+    if sha256(json.as_bytes()) != sum {
+        return Err(ReportError::Damaged);
     }
-    Ok(frames)
-}
-
-/// Returns the offset of the first line that starts with `prefix`.
-fn find_line(text: &[u8], prefix: &[u8]) -> Option<usize> {
-    (0..text.len())
-        .filter(|at| *at == 0 || text[at - 1] == b'\n')
-        .find(|at| text[*at..].starts_with(prefix))
+    serde_json::from_str(json).map(Some).map_err(ReportError::Version)
 }
 
 #[cfg(test)]
@@ -236,52 +206,39 @@ mod tests {
         assert!(Walk::new(7, &all).all(|(_, turns)| turns < 1 << 18));
     }
 
-    fn console(frames: &[(&str, &str)]) -> Vec<u8> {
-        let mut sent = b"[    0.0] Booting Linux\r\n".to_vec();
-        for (name, payload) in frames {
-            send(&mut sent, name, payload.as_bytes()).unwrap();
+    fn report() -> JobReport {
+        JobReport {
+            ending: Ending::Killed { signal: 9 },
+            host: Some(Host::default()),
+            stdout: "one\n@@granule report x {}\n".to_owned(),
+            stderr: String::new(),
+            results: "{\"a\":1}\n{\"b\":2}\n".to_owned(),
         }
-        String::from_utf8(sent).unwrap().replace('\n', "\r\n").into_bytes()
+    }
+
+    /// Returns the log of a serial console, whose lines end with a carriage return.
+    fn console() -> String {
+        let mut sent = b"[    0.0] Booting Linux\n".to_vec();
+        send(&mut sent, &report()).unwrap();
+        String::from_utf8(sent).unwrap().replace('\n', "\r\n")
     }
 
     #[test]
-    fn frames_are_received_as_sent() {
-        let console = console(&[("results", "{}\n{}\n"), ("stdout", ""), ("x", "no newline")]);
-
-        let frames = receive(&console).unwrap();
-
-        assert_eq!(frames["results"], b"{}\n{}\n");
-        assert_eq!(frames["stdout"], b"");
-        assert_eq!(frames["x"], b"no newline");
+    fn a_report_is_received_as_sent() {
+        assert_eq!(receive(&console()).unwrap(), Some(report()));
+        assert_eq!(receive("Kernel panic - not syncing\r\n").unwrap(), None);
     }
 
     #[test]
-    fn a_payload_may_look_like_a_frame() {
-        let console = console(&[("stdout", "@@granule begin results 3 abc\nfoo\n")]);
-
-        assert_eq!(receive(&console).unwrap().len(), 1);
-    }
-
-    #[test]
-    fn a_truncated_console_log_is_an_error() {
-        let whole = console(&[("results", "{\"a\":1}\n{\"b\":2}\n")]);
-        let begins = whole.windows(8).position(|w| w == b"@@granul").unwrap() + BEGIN.len();
-
-        for cut in begins..whole.len() - 2 {
+    fn a_truncated_or_interrupted_report_is_an_error() {
+        let whole = console();
+        let starts = whole.find(REPORT).unwrap() + REPORT.len();
+        for cut in starts..whole.len() - 2 {
             assert!(receive(&whole[..cut]).is_err(), "cut at {cut}");
         }
-    }
 
-    #[test]
-    fn a_kernel_message_inside_a_frame_is_an_error() {
-        let text = String::from_utf8(console(&[("results", "{\"a\":1}\n{\"b\":2}\n")])).unwrap();
-        let broken = text.replace("{\"b\"", "[    1.0] BUG: x\r\n{\"b\"");
+        let interrupted = whole.replace("one", "o[    1.0] BUG: x\r\nne");
 
-        assert_eq!(receive(broken.as_bytes()), Err(FrameError::Damaged("results".to_owned())));
-    }
-
-    #[test]
-    fn a_console_log_without_frames_is_empty() {
-        assert_eq!(receive(b"Kernel panic - not syncing\r\n"), Ok(Frames::new()));
+        assert!(matches!(receive(&interrupted), Err(ReportError::Damaged)));
     }
 }

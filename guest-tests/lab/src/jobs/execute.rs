@@ -13,7 +13,7 @@
 //! | `stdout`, `stderr`, `raw.jsonl` | output and results of the test |
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -21,15 +21,12 @@ use std::{
 use granule_types::host::HostFacts;
 
 use crate::{
-    command::{CommandError, quote, tail},
+    command::{Command, CommandError, tail},
     host::{
-        emulator::Boot,
+        emulator::{kernel_command_line, with_path},
         guest_init,
-        initramfs::{self, Initramfs},
-        job::{
-            ENDING_FRAME, FACTS_PATH, FOREIGN_PATH, JOB_PATH, RESULTS_FRAME, STDERR_FRAME,
-            STDOUT_FRAME, receive,
-        },
+        initramfs::{self, Entry},
+        job::{FACTS_PATH, FOREIGN_PATH, JOB_PATH, receive},
     },
     jobs::{
         counts::{CountError, check_turns, read_segments},
@@ -38,8 +35,12 @@ use crate::{
         outcome::{JobError, JobOutcome, any_splat, oops},
     },
     kernel::Kernel,
-    shell::{self, Shell},
+    shell::Shell,
 };
+
+const CONSOLE: &str = "console.log";
+const COUNTS: &str = "counts.jsonl";
+const INITRAMFS: &str = "initramfs.cpio";
 
 /// Executes jobs; the properties that all jobs of a run share.
 #[derive(Debug, Clone)]
@@ -68,8 +69,7 @@ impl Executor {
         directory: &Path,
     ) -> Result<Option<JobOutcome>, JobError> {
         shell.create_dir(directory)?;
-        let boot = self.boot(kernel, job, directory);
-        let command = boot.command();
+        let command = self.command(kernel, job, directory);
         let facts = HostFacts {
             series: kernel.series.clone(),
             image_sha256: Some(kernel.image_sha256.clone()),
@@ -80,174 +80,120 @@ impl Executor {
         let serialize = |e: serde_json::Error| CommandError::file("write", directory, e.into());
         let job_text = serde_json::to_string(&job.job).map_err(serialize)?;
         let facts_text = serde_json::to_string(&facts).map_err(serialize)?;
-        let contents = Contents { init: &self.init, kernel, job, job_text, facts_text };
+        let archive = directory.join(INITRAMFS);
+        let contents = self.contents(kernel, job, &job_text, &facts_text);
         if shell.is_dry() {
-            contents.print(shell, directory, &boot.initramfs)?;
+            initramfs::print(shell, &contents, &directory.join("initramfs"), &archive)?;
             shell.run(&command)?;
             return Ok(None);
         }
-        shell.write(&directory.join("job.json"), &contents.job_text)?;
-        shell.write(&directory.join("facts.json"), &contents.facts_text)?;
-        contents.pack(&boot.initramfs)?;
+        shell.write(&directory.join("job.json"), &job_text)?;
+        shell.write(&directory.join("facts.json"), &facts_text)?;
+        let packed = initramfs::pack(&contents)?;
+        initramfs::write_sparse(&packed, &archive)
+            .map_err(|e| CommandError::file("write", &archive, e))?;
+        drop(packed);
         shell.write(&directory.join("command"), format!("{command}\n"))?;
         let ended = shell.run(&command);
         // The archive is large, and its inputs are still available.
-        let _ = fs::remove_file(&boot.initramfs);
-        self.collect(&boot, directory, ended).map(Some)
+        let _ = fs::remove_file(&archive);
+        self.collect(job, directory, ended).map(Some)
     }
 
-    fn boot(&self, kernel: &Kernel, job: &PlannedJob, directory: &Path) -> Boot {
-        Boot {
-            qemu: self.qemu.clone(),
-            hardware: job.hardware.clone(),
-            image: kernel.image.clone(),
-            initramfs: directory.join("initramfs.cpio"),
-            append: job.append.clone(),
-            console: directory.join("console.log"),
-            log: directory.join("emulator.log"),
-            plugin: self.plugin.clone(),
-            counts: directory.join("counts.jsonl"),
-            functions: kernel.functions.clone(),
-            instructions: job.guest.is_some(),
-            seed: job.job.seed,
-            deadline: self.deadline,
+    /// Returns the command that boots.
+    fn command(&self, kernel: &Kernel, job: &PlannedJob, directory: &Path) -> Command {
+        let hardware = &job.hardware;
+        let mut plugin = with_path("file=", &self.plugin);
+        plugin += &with_path(",out=", &directory.join(COUNTS));
+        if job.guest.is_some() {
+            plugin += ",instructions=on";
         }
+        plugin += &format!(",quantum={},seed={}", hardware.quantum.0, job.job.seed);
+        if let Some(costs) = &hardware.costs {
+            plugin += &costs.arguments();
+        }
+        for (name, address) in &kernel.functions {
+            plugin += &format!(",at={name}:{address:x}");
+        }
+        let console = with_path("file,id=console,path=", &directory.join(CONSOLE));
+        hardware
+            .emulator(&self.qemu)
+            .args(["-chardev", &console, "-serial", "chardev:console", "-plugin", &plugin])
+            .arg("-kernel")
+            .arg(&kernel.image)
+            .arg("-initrd")
+            .arg(directory.join(INITRAMFS))
+            .args(["-append", &kernel_command_line(&job.append)])
+            .log(directory.join("emulator.log"))
+            .deadline(self.deadline)
+    }
+
+    /// Returns the contents of the initramfs.
+    fn contents<'a>(
+        &self,
+        kernel: &Kernel,
+        job: &PlannedJob,
+        job_text: &'a str,
+        facts_text: &'a str,
+    ) -> Vec<Entry<'a>> {
+        let init = || Entry::program("/init", &self.init);
+        let mut contents = vec![init()];
+        if job.guest == Some(Guest::Own) {
+            let inner = vec![init(), Entry::text(guest_init::MARKER, "")];
+            contents.push(Entry::file(Guest::IMAGE, &kernel.image));
+            contents.push(Entry::archive(Guest::INITRD, inner));
+        }
+        for (file, path) in job.guest.iter().flat_map(Guest::files) {
+            contents.push(Entry::file(path, &file));
+        }
+        contents.extend(job.foreign.iter().map(|test| Entry::program(FOREIGN_PATH, test)));
+        contents.push(Entry::text(JOB_PATH, job_text));
+        contents.push(Entry::text(FACTS_PATH, facts_text));
+        contents
     }
 
     /// Collects the outcome of a boot.
     fn collect(
         &self,
-        boot: &Boot,
+        job: &PlannedJob,
         directory: &Path,
         ended: Result<(), CommandError>,
     ) -> Result<JobOutcome, JobError> {
-        let console = &boot.console;
-        let bytes = fs::read(console).unwrap_or_default();
+        let console = directory.join(CONSOLE);
+        let bytes = fs::read(&console).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
         let strict = || any_splat(&text).filter(|_| self.strict);
         if let Some((event, splat)) = oops(&text)
             .map(|splat| ("crashed", splat))
             .or_else(|| Some(("printed a splat", strict()?)))
         {
-            return Err(JobError::Splat { event, console: console.clone(), splat });
+            return Err(JobError::Splat { event, console, splat });
         }
         match ended {
             // The reason is on the console, not in the emulator's log.
             Err(CommandError::Deadline { task, seconds, .. }) => {
-                return Err(JobError::Command(CommandError::Deadline {
-                    task,
-                    seconds,
-                    log: console.clone(),
-                    tail: tail(console),
-                }));
+                let tail = tail(&console);
+                let error = CommandError::Deadline { task, seconds, log: console, tail };
+                return Err(JobError::Command(error));
             }
             other => other?,
         }
-        let frames = receive(&bytes)
-            .map_err(|source| JobError::Frame { console: console.clone(), source })?;
-        for (frame, file) in
-            [(STDOUT_FRAME, "stdout"), (STDERR_FRAME, "stderr"), (RESULTS_FRAME, "raw.jsonl")]
+        let report = match receive(&text) {
+            Ok(Some(report)) => report,
+            Ok(None) => return Err(JobError::NoEnding { tail: tail(&console), console }),
+            Err(source) => return Err(JobError::Report { console, source }),
+        };
+        for (file, content) in
+            [("stdout", &report.stdout), ("stderr", &report.stderr), ("raw.jsonl", &report.results)]
         {
-            if let Some(payload) = frames.get(frame) {
-                let path = directory.join(file);
-                fs::write(&path, payload).map_err(|e| CommandError::file("write", path, e))?;
-            }
+            let path = directory.join(file);
+            fs::write(&path, content).map_err(|e| CommandError::file("write", path, e))?;
         }
-        let Some(ending) = frames.get(ENDING_FRAME) else {
-            return Err(JobError::NoEnding { console: console.clone(), tail: tail(console) });
-        };
-        let ending = serde_json::from_slice(ending).map_err(JobError::Ending)?;
-        let counts = &boot.counts;
-        let counts = fs::read_to_string(counts)
-            .map_err(|source| CountError::Missing { path: counts.clone(), source })?;
+        let path = directory.join(COUNTS);
+        let counts =
+            fs::read_to_string(&path).map_err(|source| CountError::Missing { path, source })?;
         let segments = read_segments(&counts)?;
-        check_turns(&segments, boot.hardware.longest_wait())?;
-        Ok(JobOutcome::new(ending, frames, segments))
-    }
-}
-
-/// Contents of an initramfs.
-struct Contents<'a> {
-    init: &'a Path,
-    kernel: &'a Kernel,
-    job: &'a PlannedJob,
-    job_text: String,
-    facts_text: String,
-}
-
-impl Contents<'_> {
-    fn has_own_guest(&self) -> bool {
-        self.job.guest == Some(Guest::Own)
-    }
-
-    /// Writes the archive.
-    fn pack(&self, initramfs: &Path) -> Result<(), CommandError> {
-        let init = shell::read(self.init)?;
-        let foreign = self.job.foreign.as_deref().map(shell::read).transpose()?;
-        let own_guest = self.has_own_guest();
-        let image = own_guest.then(|| shell::read(&self.kernel.image)).transpose()?;
-        let files = self.job.guest.iter().flat_map(Guest::files);
-        let files = files
-            .map(|(file, path)| Ok((shell::read(&file)?, path)))
-            .collect::<Result<Vec<_>, CommandError>>()?;
-        let pack = || -> io::Result<()> {
-            let mut archive = Initramfs::new(Vec::new())?;
-            archive.program("/init", &init)?;
-            if let Some(image) = image {
-                archive.file(Guest::IMAGE, &image)?;
-                let mut inner = Initramfs::new(Vec::new())?;
-                inner.program("/init", &init)?;
-                inner.file(guest_init::MARKER, b"")?;
-                archive.file(Guest::INITRD, &inner.finish()?)?;
-            }
-            for (content, path) in &files {
-                archive.file(path, content)?;
-            }
-            if let Some(foreign) = foreign {
-                archive.program(FOREIGN_PATH, &foreign)?;
-            }
-            archive.file(JOB_PATH, self.job_text.as_bytes())?;
-            archive.file(FACTS_PATH, self.facts_text.as_bytes())?;
-            initramfs::write_sparse(&archive.finish()?, initramfs)
-        };
-        pack().map_err(|e| CommandError::file("write", initramfs, e))
-    }
-
-    /// Prints how to build an equivalent archive from a directory.
-    fn print(&self, shell: Shell, directory: &Path, initramfs: &Path) -> Result<(), CommandError> {
-        let root = directory.join("initramfs");
-        let create_dirs = |root: &Path| {
-            ["dev", "proc", "sys", "tmp"]
-                .iter()
-                .try_for_each(|name| shell.create_dir(&root.join(name)))
-        };
-        create_dirs(&root)?;
-        shell.copy(self.init, &root.join("init"))?;
-        if let Some(program) = &self.job.foreign {
-            shell.copy(program, &root.join("test"))?;
-        }
-        if self.has_own_guest() {
-            let guest = root.join("guest");
-            create_dirs(&guest)?;
-            shell.copy(self.init, &guest.join("init"))?;
-            shell.write(&guest.join("guest"), "")?;
-            shell.print(format_args!(
-                "(cd {} && find . | LC_ALL=C sort | cpio -o -H newc -R 0:0) >{}",
-                quote(&guest),
-                quote(root.join("guest.cpio"))
-            ));
-            shell.copy(&self.kernel.image, &root.join("guest.image"))?;
-        }
-        for (file, path) in self.job.guest.iter().flat_map(Guest::files) {
-            shell.copy(&file, &root.join(path.trim_start_matches('/')))?;
-        }
-        shell.write(&root.join("job.json"), &self.job_text)?;
-        shell.write(&root.join("facts.json"), &self.facts_text)?;
-        shell.print(format_args!(
-            "(cd {} && find . | LC_ALL=C sort | cpio -o -H newc --reproducible -R 0:0) >{}",
-            quote(&root),
-            quote(initramfs)
-        ));
-        Ok(())
+        check_turns(&segments, job.hardware.longest_wait())?;
+        Ok(JobOutcome { report, segments })
     }
 }

@@ -14,16 +14,14 @@ use granule_report::{
 };
 use granule_types::{
     phase::Phase,
-    record::{Host, Record},
+    record::Record,
     units::{Bytes, Nanoseconds},
 };
 use thiserror::Error;
 
 use crate::{
     command::{CommandError, indented, last_lines},
-    host::job::{
-        Ending, FrameError, Frames, HOST_FRAME, RESULTS_FRAME, STDERR_FRAME, STDOUT_FRAME,
-    },
+    host::job::{Ending, JobReport, ReportError},
     jobs::{
         counts::{self, CountError, Segment},
         matrix::PlannedJob,
@@ -41,16 +39,16 @@ pub enum JobError {
     #[error("the host ended without a report of PID 1; console: {console}\n{tail}")]
     NoEnding { console: PathBuf, tail: String },
     #[error("console: {console}")]
-    Frame {
+    Report {
         console: PathBuf,
         #[source]
-        source: FrameError,
+        source: ReportError,
     },
-    #[error("the emulated host's `granule` has another version: run scripts/lab to build it")]
-    Ending(#[source] serde_json::Error),
     /// The test failed; with its last output.
     #[error("the test {0}\n{1}")]
     Test(String, String),
+    #[error("the statistics of `granule run` are invalid")]
+    Statistics(#[source] serde_json::Error),
     #[error("the results of the test are invalid")]
     Results(#[source] FileError),
     #[error("the log of the kernel's test is invalid")]
@@ -62,40 +60,23 @@ pub enum JobError {
 /// Outcome of a job whose boot completed.
 #[derive(Debug)]
 pub struct JobOutcome {
-    pub ending: Ending,
-    /// Standard output of the test.
-    pub stdout: String,
+    pub report: JobReport,
     /// Counts between marks.
     pub segments: Vec<Segment>,
-    frames: Frames,
 }
 
 impl JobOutcome {
-    /// Returns the outcome with these frames and counts.
-    pub fn new(ending: Ending, frames: Frames, segments: Vec<Segment>) -> Self {
-        Self { ending, stdout: text(&frames, STDOUT_FRAME), segments, frames }
-    }
-
-    /// Returns the raw results of the test.
-    pub fn results(&self) -> &[u8] {
-        self.frames.get(RESULTS_FRAME).map_or(&[][..], Vec::as_slice)
-    }
-
     /// Returns the records of the test, with the counts of each phase.
     pub fn records(&self, job: &PlannedJob) -> Result<Vec<Record>, JobError> {
         let ns = self.success()?;
         if !job.job.foreign {
-            let mut records = read_records(&String::from_utf8_lossy(self.results()))
-                .map_err(JobError::Results)?;
+            let mut records = read_records(&self.report.results).map_err(JobError::Results)?;
             counts::merge(&self.segments, &mut records)?;
             return Ok(records);
         }
         // The kernel's test does not describe its host; PID 1 does.
-        let host: Host = match self.frames.get(HOST_FRAME) {
-            Some(host) => serde_json::from_slice(host).map_err(JobError::Ending)?,
-            None => Host::default(),
-        };
-        let runs = page_table_log::read(&self.stdout).map_err(JobError::Log)?;
+        let host = self.report.host.clone().unwrap_or_default();
+        let runs = page_table_log::read(&self.report.stdout).map_err(JobError::Log)?;
         let mut records = Vec::new();
         for (iteration, run) in (0..).zip(runs) {
             records.extend(run.map(|mut record| {
@@ -114,7 +95,7 @@ impl JobOutcome {
 
     /// Returns the duration of the test if it succeeded.
     pub fn success(&self) -> Result<Nanoseconds, JobError> {
-        match &self.ending {
+        match &self.report.ending {
             Ending::Exited { code: 0, ns } => Ok(*ns),
             other => Err(self.failure(describe(other))),
         }
@@ -122,14 +103,10 @@ impl JobOutcome {
 
     /// Returns the error of a test that failed for this reason.
     pub fn failure(&self, reason: String) -> JobError {
-        let stderr = text(&self.frames, STDERR_FRAME);
-        let lines: Vec<&str> = self.stdout.lines().chain(stderr.lines()).collect();
+        let JobReport { stdout, stderr, .. } = &self.report;
+        let lines: Vec<&str> = stdout.lines().chain(stderr.lines()).collect();
         JobError::Test(reason, last_lines(&lines))
     }
-}
-
-fn text(frames: &Frames, name: &str) -> String {
-    String::from_utf8_lossy(frames.get(name).map_or(&[][..], Vec::as_slice)).into_owned()
 }
 
 /// Describes an ending, as the predicate of "the test".

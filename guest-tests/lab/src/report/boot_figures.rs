@@ -80,16 +80,16 @@ impl BootFigures {
     pub fn of(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
         outcome.success()?;
         let failed = |reason: &str| outcome.failure(reason.to_owned());
-        if !outcome.stdout.contains(guest_init::CHECKS_PASSED) {
+        if !outcome.report.stdout.contains(guest_init::CHECKS_PASSED) {
             return Err(failed("has no report of the guest's PID 1"));
         }
         let mut argv = job.job.argv.iter().skip_while(|word| *word != "--vcpus");
         let vcpus = format!("vcpus {},", argv.nth(1).map_or("", String::as_str));
-        if !outcome.stdout.contains(&vcpus) {
+        if !outcome.report.stdout.contains(&vcpus) {
             return Err(failed(&format!("has no guest with {vcpus}")));
         }
         let statistics: BootStatistics =
-            serde_json::from_slice(outcome.results()).map_err(JobError::Ending)?;
+            serde_json::from_str(&outcome.report.results).map_err(JobError::Statistics)?;
         if statistics.ended != "off" {
             return Err(failed("ended before the guest powered off"));
         }

@@ -32,11 +32,11 @@ enum SelftestVerdict {
 impl SelftestVerdict {
     fn of(result: JobResult) -> Self {
         match result {
-            Some(Ok(outcome)) => match &outcome.ending {
+            Some(Ok(outcome)) => match &outcome.report.ending {
                 Ending::Exited { code: 0, .. } => Self::Pass,
                 Ending::Exited { code: SKIP, .. } => Self::Skip,
                 Ending::ShortPool { .. } | Ending::Init { .. } => {
-                    Self::Broken(format!("the test {}", describe(&outcome.ending)))
+                    Self::Broken(format!("the test {}", describe(&outcome.report.ending)))
                 }
                 ending => Self::Fail(describe(ending)),
             },
