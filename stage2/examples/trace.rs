@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Checks, shrinks or converts a trace file: `cargo run -p granule-stage2 --example trace --
-//! COMMAND FILE`.
+//! Checks or shrinks a trace file: `cargo run -p granule-stage2 --example trace -- COMMAND FILE`.
 //!
 //! `check` prints the violations; `shrink` prints the shortest trace that violates the first rule
-//! again; `casemate` prints the trace in casemate's format. Exit codes: 0 done, 1 a rule is
-//! violated, 2 wrong use or unusable input.
+//! again. Exit codes: 0 done, 1 a rule is violated, 2 wrong use or unusable input.
 
 use std::process::ExitCode;
 
@@ -23,15 +21,7 @@ fn run(command: &str, file: &str) -> Result<ExitCode, Box<dyn std::error::Error>
         }
         ("shrink", Some(violation)) => print!("{}", trace.shrink(violation.rule)),
         ("shrink", None) => return Err(format!("{file}: violates no rule").into()),
-        ("casemate", _) => {
-            let casemate = trace.casemate();
-            print!("{}", casemate.text);
-            eprintln!("omitted: {:?}", casemate.omitted);
-        }
-        _ => {
-            let error = format!("unknown command '{command}'; expected check, shrink or casemate");
-            return Err(error.into());
-        }
+        _ => return Err(format!("unknown command '{command}'; expected check or shrink").into()),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -40,7 +30,7 @@ fn main() -> ExitCode {
     let args: Vec<_> = std::env::args().skip(1).collect();
     let result = match &args[..] {
         [command, file] => run(command, file),
-        _ => Err("usage: trace check|shrink|casemate FILE".into()),
+        _ => Err("usage: trace check|shrink FILE".into()),
     };
     result.unwrap_or_else(|error| {
         eprintln!("trace: {error}");

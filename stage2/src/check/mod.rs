@@ -8,15 +8,13 @@
 //! of a [`Rule`] at the event where it shows (`rules`).
 //!
 //! Events come from a [`Recorder`] around the engine's operations, or from a [trace](mod@trace) of
-//! any origin, which can be replayed, [shrunk](Trace::shrink) and converted for
-//! [casemate](Trace::casemate); `examples/trace.rs` does all three.
+//! any origin, which can be replayed and [shrunk](Trace::shrink); `examples/trace.rs` does both.
 //!
 //! Not modelled: stage 1 by itself, hardware updates of the access flag and the dirty state, the
 //! reordering of plain stores other than by the rules, tables of more than one VMID.
 
 mod access;
 mod cache_model;
-mod casemate;
 mod checker;
 mod event;
 mod operation_hooks;
@@ -46,7 +44,6 @@ mod rules {
     mod store;
 }
 
-pub use casemate::Casemate;
 pub use checker::{Checker, Violation};
 pub use event::{Action, Event, Outcome, Setup, StoreKind};
 pub use operation_hooks::{Call, Hook, Hooked, RecordHook, Recorder, Reply, Sink};

@@ -304,7 +304,7 @@ impl TextForm<Tlbi> for Instruction {
 }
 
 /// Returns the name of a TLBI instruction without `IS`.
-pub(super) const fn mnemonic(kind: Tlbi) -> &'static str {
+const fn mnemonic(kind: Tlbi) -> &'static str {
     match kind {
         Tlbi::Ipa { leaf_only: false, .. } => "ipas2e1",
         Tlbi::Ipa { leaf_only: true, .. } => "ipas2le1",
