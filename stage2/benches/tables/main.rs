@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The engine's tables and those of other crates in one run, with pages from warm pools
+//! The engine's tables and those of other crates in one run, one thread, with tables in warm memory
 //! (`cargo bench --bench tables`, `docs/benchmarks.md`).
 //!
-//! A sample is the fastest of its runs, as other work on the machine only adds time. No TLB is
+//! A figure is the fastest of all runs, as other work on the machine only adds time. No TLB is
 //! invalidated and no cache maintained: the benchmarks time the work on the tables. Ratios within
 //! one run are comparable; absolute figures hold for one machine.
 
@@ -13,46 +13,27 @@
     reason = "addresses are 64 bits wide here, as pointers are; counts are small"
 )]
 
-mod others;
-mod own;
-mod report;
-mod table;
+mod engine;
+mod pages;
+mod peers;
 
 use std::{
-    hint::black_box,
-    path::Path,
-    sync::{
-        Barrier, Mutex, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    collections::BTreeMap,
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use criterion::Criterion;
-use others::{Aarch64Paging, PageTableGeneric, PageTableMultiarch};
-use own::{Direct, ExclusiveTable, Pooled, SharedTable, ThreadMemcache};
+use engine::Engine;
+use peers::{Aarch64Paging, PageTableGeneric, PageTableMultiarch};
 use rand_core::{Rng, SeedableRng};
 use rand_xoshiro::SplitMix64;
-use table::{BLOCK, GIB, PAGE, PHYS, Table};
 
-/// Measures the time per operation of `run`, which performs `count` operations each time.
-fn bench(c: &mut Criterion, group: &str, name: &str, count: u64, run: impl Fn() -> Duration) {
-    let mut group = c.benchmark_group(group);
-    group.bench_function(name, |b| {
-        b.iter_custom(|iterations| {
-            let runs = iterations.div_ceil(count);
-            let tidied = || {
-                table::sort_pool();
-                run()
-            };
-            let fastest = (0..runs).map(|_| tidied()).min().unwrap_or_default();
-            // Criterion divides by the iterations: one of them is one page or block.
-            fastest.mul_f64(iterations as f64 / count as f64)
-        });
-    });
-    group.finish();
-}
-
+const PAGE: u64 = 4096;
+const BLOCK: u64 = 2 << 20;
+const GIB: u64 = 1 << 30;
+/// Host address of all mapped memory.
+const PHYS: u64 = 0x8_0000_0000;
 const PAGES: u64 = GIB / PAGE;
 const BLOCKS: u64 = GIB / BLOCK;
 /// Number of single maps in a run: few, so that a run is seldom interrupted.
@@ -60,329 +41,165 @@ const SINGLE: u64 = PAGES / 4;
 /// Number of single 2M maps in a run: many, so that reading the clock is negligible.
 const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
 
-/// Times `act` on a table after `prepare`.
-fn timed<T: Table>(
-    c: &mut Criterion,
-    (group, name): (&str, &str),
-    count: u64,
-    new: impl Fn() -> T,
-    prepare: impl Fn(&mut T, &mut T::ThreadState),
-    act: impl Fn(&mut T, &mut T::ThreadState),
-) {
-    bench(c, group, name, count, || {
-        let (mut table, mut state) = (new(), T::ThreadState::default());
-        prepare(&mut table, &mut state);
-        let start = Instant::now();
-        act(&mut table, &mut state);
-        start.elapsed()
-    });
+/// A table to benchmark. The default of an operation is that the table cannot do it.
+trait Table: Sized {
+    /// Name in the results.
+    const NAME: &'static str;
+    const CAN_SPLIT: bool = true;
+    const CAN_COALESCE: bool = true;
+
+    /// Creates an empty table.
+    fn new() -> Self;
+    /// Maps `size` bytes at `ipa` to the same distance from [`PHYS`], by pages or by 2M blocks.
+    fn map(&mut self, ipa: u64, size: u64, blocks: bool);
+    /// Maps `count` pages or 2M blocks (`SIZE`) from address 0 on, one by one.
+    fn map_each<const SIZE: u64>(&mut self, count: u64) {
+        (0..count).for_each(|n| self.map(n * SIZE, SIZE, SIZE == BLOCK));
+    }
+    /// Maps `count` pages from address 0 on, each so that other threads may map at the same time.
+    fn map_shared(&mut self, count: u64) {
+        let table = Mutex::new(self);
+        for n in 0..count {
+            table.lock().expect("the lock is not poisoned").map(n * PAGE, PAGE, false);
+        }
+    }
+    /// Translates an address. Each implementation is inlined into the benchmark's loop.
+    fn translate(&self, ipa: u64) -> u64;
+    /// Write-protects memory that is mapped by pages.
+    fn protect(&mut self, ipa: u64, size: u64);
+    /// Unmaps memory that is mapped by pages.
+    fn unmap(&mut self, ipa: u64, size: u64);
+    /// Splits the 2M block at `ipa` into pages with its attributes.
+    fn split(&mut self, _ipa: u64) {
+        unreachable!("{} cannot split", Self::NAME);
+    }
+    /// Coalesces `count` blocks from address 0 on, one by one.
+    fn coalesce_each(&mut self, _count: u64) {
+        unreachable!("{} cannot coalesce", Self::NAME);
+    }
 }
+
+/// Nanoseconds of the fastest run of each operation, by table.
+#[derive(Default)]
+struct Figures(BTreeMap<&'static str, BTreeMap<&'static str, f64>>);
 
 /// A step of a benchmark on a table.
-type TableStep<T> = fn(&mut T, &mut <T as Table>::ThreadState);
+type Step<T> = fn(&mut T);
 
-fn nothing<T: Table>(_: &mut T, _: &mut T::ThreadState) {}
+impl Figures {
+    /// Measures the time of each of `count` operations of `act` on a table after `prepare`.
+    fn bench<T: Table>(
+        &mut self,
+        c: &mut Criterion,
+        operation: &'static str,
+        count: u64,
+        (prepare, act): (Step<T>, Step<T>),
+    ) {
+        let run = || {
+            pages::sort();
+            let mut table = T::new();
+            prepare(&mut table);
+            let start = Instant::now();
+            act(&mut table);
+            start.elapsed()
+        };
+        let mut group = c.benchmark_group(operation);
+        group.bench_function(T::NAME, |b| {
+            b.iter_custom(|iterations| {
+                let runs = iterations.div_ceil(count);
+                let fastest = (0..runs).map(|_| run()).min().unwrap_or_default();
+                let ns = fastest.as_nanos() as f64 / count as f64;
+                let figure = self.0.entry(operation).or_default().entry(T::NAME).or_insert(ns);
+                *figure = figure.min(ns);
+                // Criterion divides by the iterations: one of them is one page or block.
+                Duration::from_secs_f64(ns * 1e-9 * iterations as f64)
+            });
+        });
+        group.finish();
+    }
 
-fn by_pages<T: Table>(table: &mut T, state: &mut T::ThreadState) {
-    table.map(state, 0, GIB, false);
+    /// Benchmarks the operations that a table has.
+    fn bench_all<T: Table>(&mut self, c: &mut Criterion) {
+        let mut rows: Vec<(&'static str, u64, Step<T>, Step<T>)> = vec![
+            ("range map, per 4K", PAGES, nothing, by_pages),
+            ("map of 4K, each", SINGLE, nothing, |t| t.map_each::<PAGE>(SINGLE)),
+            ("map of 2M, each", SINGLE_BLOCKS, nothing, |t| t.map_each::<BLOCK>(SINGLE_BLOCKS)),
+            ("translate", SINGLE, by_pages, translate),
+            ("protect, per 4K", PAGES, by_pages, |t| t.protect(0, GIB)),
+            ("unmap of 1G, per 4K", PAGES, by_pages, |t| t.unmap(0, GIB)),
+            ("shared map of 4K, each", SINGLE, nothing, |t| t.map_shared(SINGLE)),
+        ];
+        if T::CAN_SPLIT {
+            rows.push(("split of 2M, each", BLOCKS, by_blocks, split_each));
+        }
+        if T::CAN_COALESCE {
+            rows.push(("coalesce to 2M, each", BLOCKS, split_all, |t| t.coalesce_each(BLOCKS)));
+        }
+        for (operation, count, prepare, act) in rows {
+            self.bench(c, operation, count, (prepare, act));
+        }
+    }
+
+    /// Prints every figure, and the rows of `docs/charts/benchmarks.csv`: how many times the engine's
+    /// time the fastest other crate takes.
+    fn report(&self) {
+        for (operation, figures) in &self.0 {
+            for (table, ns) in figures {
+                println!("{operation:24} {table:22} {ns:10.4} ns");
+            }
+        }
+        println!("\ngroup,what,value,unit");
+        for (operation, figures) in &self.0 {
+            let others = figures.iter().filter(|(table, _)| !table.starts_with(Engine::<0>::NAME));
+            let fastest = others.min_by(|a, b| a.1.total_cmp(b.1));
+            if let (Some(own), Some((other, ns))) = (figures.get(Engine::<0>::NAME), fastest) {
+                println!("time relative to granule,\"{operation}\",{:.2},× {other}", ns / own);
+            }
+        }
+    }
 }
 
-fn by_blocks<T: Table>(table: &mut T, state: &mut T::ThreadState) {
-    table.map(state, 0, GIB, true);
+fn nothing<T: Table>(_: &mut T) {}
+
+fn by_pages<T: Table>(table: &mut T) {
+    table.map(0, GIB, false);
 }
 
-fn split_each<T: Table>(table: &mut T, state: &mut T::ThreadState) {
-    (0..BLOCKS).for_each(|n| table.split(state, n * BLOCK));
+fn by_blocks<T: Table>(table: &mut T) {
+    table.map(0, GIB, true);
 }
 
-fn split_all<T: Table>(table: &mut T, state: &mut T::ThreadState) {
-    by_blocks(table, state);
-    split_each(table, state);
+fn split_each<T: Table>(table: &mut T) {
+    (0..BLOCKS).for_each(|n| table.split(n * BLOCK));
 }
 
-/// Translates random addresses of a table that is mapped by pages.
-fn translate(seed: u64, mut translate: impl FnMut(u64) -> u64) {
-    let mut random = SplitMix64::seed_from_u64(seed);
+fn split_all<T: Table>(table: &mut T) {
+    by_blocks(table);
+    split_each(table);
+}
+
+/// Translates random addresses.
+fn translate<T: Table>(table: &mut T) {
+    let mut random = SplitMix64::seed_from_u64(1);
     for _ in 0..SINGLE {
         let ipa = random.next_u64() % GIB;
-        assert_eq!(translate(ipa) & !0xfff, PHYS + (ipa & !0xfff));
+        assert_eq!(table.translate(ipa) & !0xfff, PHYS + (ipa & !0xfff));
     }
-}
-
-/// Benchmarks of the operations that every table has, in one thread.
-fn alone<T: Table>(c: &mut Criterion) {
-    let mut rows: Vec<(&str, u64, TableStep<T>, TableStep<T>)> = vec![
-        ("range map, per 4K", PAGES, nothing, by_pages),
-        ("map of 4K, each", SINGLE, nothing, |t, state| t.map_each::<PAGE>(state, SINGLE)),
-        ("map of 2M, each", SINGLE_BLOCKS, nothing, |t, state| {
-            t.map_each::<BLOCK>(state, SINGLE_BLOCKS);
-        }),
-        ("translate", SINGLE, by_pages, |t, _| translate(1, |ipa| t.translate(ipa))),
-        ("protect, per 4K", PAGES, by_pages, |t, _| t.protect(0, GIB)),
-        ("unmap of 1G, per 4K", PAGES, by_pages, |t, _| t.unmap(0, GIB)),
-    ];
-    if T::CAN_SPLIT {
-        rows.push(("split of 2M, each", BLOCKS, by_blocks, split_each));
-    }
-    if T::CAN_COALESCE {
-        let coalesce: TableStep<T> = |t, state| t.coalesce_each(state, BLOCKS);
-        rows.push(("coalesce to 2M, each", BLOCKS, split_all, coalesce));
-    }
-    for (group, count, prepare, act) in rows {
-        timed(c, (group, T::NAME), count, T::new, prepare, act);
-    }
-}
-
-/// Benchmarks of the engine alone: each leaf in an exclusive walk of its own, and CPUs with
-/// FEAT_BBM.
-fn variants(c: &mut Criterion) {
-    type OwnTable = ExclusiveTable<Direct>;
-    let name = "granule, a walk each";
-    timed(c, ("map of 4K, each", name), SINGLE, OwnTable::new, nothing, |table, state| {
-        table.walk_each::<PAGE>(state, SINGLE);
-    });
-    timed(c, ("map of 2M, each", name), SINGLE_BLOCKS, OwnTable::new, nothing, |table, state| {
-        table.walk_each::<BLOCK>(state, SINGLE_BLOCKS);
-    });
-    let group = "coalesce to 2M, each";
-    timed(c, (group, name), BLOCKS, OwnTable::new, split_all, |table, state| {
-        table.coalesce_in_walks(state, BLOCKS);
-    });
-    let name = "granule, FEAT_BBM";
-    timed(c, (group, name), BLOCKS, OwnTable::with_bbm, split_all, |table, state| {
-        table.coalesce_each(state, BLOCKS);
-    });
-}
-
-/// Minimum work of a shared map.
-fn swap(word: &AtomicU64, new: u64) {
-    let _ = black_box(word).compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire);
-}
-
-const FLOOR: &str = "floor: compare-and-swap";
-
-/// Benchmarks the minimum work of a map: one store, or one compare-and-swap, of adjacent words.
-fn floors(c: &mut Criterion) {
-    let words: Vec<AtomicU64> = (0..SINGLE).map(|_| AtomicU64::new(0)).collect();
-    let clear = || words.iter().for_each(|w| w.store(0, Ordering::Relaxed));
-    bench(c, "map of 4K, each", "floor: store", SINGLE, || {
-        clear();
-        let start = Instant::now();
-        for (word, n) in words.iter().zip(1..) {
-            black_box(word).store(n, Ordering::Release);
-        }
-        start.elapsed()
-    });
-    bench(c, "map of 4K, each", FLOOR, SINGLE, || {
-        clear();
-        let start = Instant::now();
-        for (word, n) in words.iter().zip(1..) {
-            swap(word, n);
-        }
-        start.elapsed()
-    });
-}
-
-/// Runs the closures that `begin` returns in threads of their own, and returns the wall time.
-fn in_threads<A: FnOnce()>(threads: u64, begin: impl Fn(u64) -> A + Sync) -> Duration {
-    let barrier = Barrier::new(threads as usize);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads)
-            .map(|thread| {
-                let (barrier, begin) = (&barrier, &begin);
-                scope.spawn(move || {
-                    let act = begin(thread);
-                    barrier.wait();
-                    let start = Instant::now();
-                    act();
-                    start.elapsed()
-                })
-            })
-            .collect();
-        let times = threads.into_iter().map(|thread| thread.join().expect("it does not panic"));
-        times.max().unwrap_or_default()
-    })
-}
-
-/// Benchmarks of shared maps: wall time per page of both threads together.
-fn together(c: &mut Criterion) {
-    const EACH: u64 = SINGLE / 2;
-    let sequences: [(&str, u64, AddressSequence); 3] = [
-        ("one thread", 1, |_, n| n * PAGE),
-        ("two threads, disjoint", 2, |thread, n| thread * GIB + n * PAGE),
-        ("two threads, interleaved", 2, |thread, n| (2 * n + thread) * PAGE),
-    ];
-    for (group, threads, sequence) in sequences {
-        let group = &format!("shared map, {group}");
-        let count = threads * EACH;
-        let words: Vec<AtomicU64> = (0..2 * PAGES).map(|_| AtomicU64::new(0)).collect();
-        bench(c, group, FLOOR, count, || {
-            in_threads(threads, |thread| {
-                let words = &words;
-                let words =
-                    move || (0..EACH).map(move |n| &words[(sequence(thread, n) / PAGE) as usize]);
-                words().for_each(|w| w.store(0, Ordering::Relaxed));
-                move || {
-                    for (word, n) in words().zip(1..) {
-                        swap(word, n);
-                    }
-                }
-            })
-        });
-        bench(c, group, "granule, one walk", count, || {
-            let table = SharedTable::new();
-            in_threads(threads, |thread| {
-                let (table, mut state) = (&table, ThreadMemcache::default());
-                move || table.map_all(&mut state, (0..EACH).map(|n| sequence(thread, n)))
-            })
-        });
-        bench(c, group, "granule, a walk each", count, || {
-            let table = SharedTable::new();
-            in_threads(threads, |thread| {
-                let (table, mut state) = (&table, ThreadMemcache::default());
-                move || table.map_each::<PAGE>(&mut state, (0..EACH).map(|n| sequence(thread, n)))
-            })
-        });
-        let mut locked = |name, run: fn(u64, u64, AddressSequence) -> Duration| {
-            bench(c, group, name, count, || run(threads, EACH, sequence));
-        };
-        locked("Mutex of aarch64-paging", map_locked::<Aarch64Paging>);
-        locked("Mutex of page_table_multiarch", map_locked::<PageTableMultiarch>);
-        locked("Mutex of page-table-generic", map_locked::<PageTableGeneric>);
-    }
-}
-
-/// Address of the page that a thread maps next, by thread and number.
-type AddressSequence = fn(u64, u64) -> u64;
-
-/// A table shared by threads.
-struct SendTable<T>(T);
-
-// SAFETY: a table owns its pages and has no thread-local state.
-unsafe impl<T> Send for SendTable<T> {}
-// SAFETY: methods with `&self` write nothing.
-unsafe impl<T> Sync for SendTable<T> {}
-
-/// Maps pages in threads that lock the table for each page.
-fn map_locked<T: Table<ThreadState = ()>>(
-    threads: u64,
-    each: u64,
-    sequence: AddressSequence,
-) -> Duration {
-    let table = Mutex::new(SendTable(T::new()));
-    in_threads(threads, |thread| {
-        let table = &table;
-        move || {
-            for n in 0..each {
-                let mut table = table.lock().expect("the lock is not poisoned");
-                table.0.map(&mut (), sequence(thread, n), PAGE, false);
-            }
-        }
-    })
-}
-
-/// An operation on one block of a table.
-type BlockOperation<T> = fn(&mut T, &mut <T as Table>::ThreadState, u64);
-
-/// A benchmark of two threads: group, count, preparation, tables that an operation needs,
-/// operation.
-type BenchmarkRow<T> = (&'static str, u64, TableStep<T>, usize, BlockOperation<T>);
-
-/// Benchmarks of two threads that lock one table in turns, block by block. Pages for tables are
-/// taken before the table is locked.
-fn in_turns<T: Table>(c: &mut Criterion) {
-    let mut rows: Vec<BenchmarkRow<T>> = vec![
-        ("range map, per 4K", PAGES, nothing, 2, |t, state, ipa| t.map(state, ipa, BLOCK, false)),
-        ("protect, per 4K", PAGES, by_pages, 0, |t, _, ipa| t.protect(ipa, BLOCK)),
-        ("unmap of 1G, per 4K", PAGES, by_pages, 0, |t, _, ipa| t.unmap(ipa, BLOCK)),
-    ];
-    if !T::CONCURRENT_WALKS {
-        let map: BlockOperation<T> = |t, state, ipa| t.map(state, ipa, BLOCK, true);
-        rows.push(("map of 2M, each", BLOCKS, nothing, 2, map));
-    }
-    if T::CAN_SPLIT {
-        rows.push(("split of 2M, each", BLOCKS, by_blocks, 1, T::split));
-    }
-    if T::CAN_COALESCE {
-        rows.push(("coalesce to 2M, each", BLOCKS, split_all, 1, T::coalesce));
-    }
-    for (group, count, prepare, tables, act) in rows {
-        bench(c, &format!("{group}, two threads"), T::NAME, count, || {
-            let mut table = T::new();
-            prepare(&mut table, &mut T::ThreadState::default());
-            let table = Mutex::new(SendTable(table));
-            in_threads(2, |thread| {
-                let (table, mut state) = (&table, T::ThreadState::default());
-                move || {
-                    for block in (thread..BLOCKS).step_by(2) {
-                        T::ready(&mut state, tables);
-                        let mut table = table.lock().expect("the lock is not poisoned");
-                        act(&mut table.0, &mut state, block * BLOCK);
-                    }
-                }
-            })
-        });
-    }
-    translate_in_two_threads::<T>(c);
-}
-
-/// Benchmarks translations of two threads. A table that allows walks during maps is looked up
-/// without the lock.
-fn translate_in_two_threads<T: Table>(c: &mut Criterion) {
-    bench(c, "translate, two threads", T::NAME, 2 * SINGLE, || {
-        let mut table = T::new();
-        by_pages(&mut table, &mut T::ThreadState::default());
-        let table = RwLock::new(SendTable(table));
-        in_threads(2, |thread| {
-            let table = &table;
-            move || {
-                let lock = || table.read().expect("the lock is not poisoned");
-                if T::CONCURRENT_WALKS {
-                    let table = lock();
-                    translate(1 + thread, |ipa| table.0.translate(ipa));
-                } else {
-                    translate(1 + thread, |ipa| lock().0.translate(ipa));
-                }
-            }
-        })
-    });
-}
-
-/// Benchmarks shared maps of blocks in two threads.
-fn blocks_in_two_threads(c: &mut Criterion) {
-    bench(c, "map of 2M, each, two threads", ExclusiveTable::<Direct>::NAME, BLOCKS, || {
-        let table = SharedTable::new();
-        in_threads(2, |thread| {
-            let (table, mut state) = (&table, ThreadMemcache::default());
-            let blocks = (thread..BLOCKS).step_by(2).map(|n| n * BLOCK);
-            move || table.map_each::<BLOCK>(&mut state, blocks)
-        })
-    });
 }
 
 fn main() {
-    table::fill_pool();
-    let at = Path::new(env!("CARGO_TARGET_TMPDIR")).join("criterion");
     let mut c = Criterion::default()
         .sample_size(10)
         .warm_up_time(Duration::from_millis(150))
         .measurement_time(Duration::from_millis(500))
         .without_plots()
-        .output_directory(&at)
         .configure_from_args();
-    floors(&mut c);
-    variants(&mut c);
-    alone::<ExclusiveTable<Direct>>(&mut c);
-    alone::<ExclusiveTable<Pooled>>(&mut c);
-    alone::<Aarch64Paging>(&mut c);
-    alone::<PageTableMultiarch>(&mut c);
-    alone::<PageTableGeneric>(&mut c);
-    together(&mut c);
-    blocks_in_two_threads(&mut c);
-    in_turns::<ExclusiveTable<Direct>>(&mut c);
-    in_turns::<Aarch64Paging>(&mut c);
-    in_turns::<PageTableMultiarch>(&mut c);
-    in_turns::<PageTableGeneric>(&mut c);
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.svg");
-    report::report(&at, &chart).expect("docs/ can be written");
+    let mut figures = Figures::default();
+    figures.bench_all::<Engine<0>>(&mut c);
+    figures.bench_all::<Aarch64Paging>(&mut c);
+    figures.bench_all::<PageTableMultiarch>(&mut c);
+    figures.bench_all::<PageTableGeneric>(&mut c);
+    let coalesce: Step<Engine<3>> = |table| table.coalesce_each(BLOCKS);
+    figures.bench(&mut c, "coalesce to 2M, each", BLOCKS, (split_all, coalesce));
+    figures.report();
 }

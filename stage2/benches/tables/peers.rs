@@ -16,7 +16,10 @@ use page_table_multiarch::{
     GenericPTE, MappingFlags, PageSize, PageTable64, PagingHandler, PagingMetaData,
 };
 
-use super::table::{BLOCK, PAGE, PHYS, Table, page, return_page};
+use crate::{
+    BLOCK, PAGE, PHYS, Table,
+    pages::{page, return_page, zeroed_page},
+};
 
 /// Pages from the pool.
 #[derive(Debug, Clone)]
@@ -24,9 +27,7 @@ pub struct Pages;
 
 impl Translation<Stage2Attributes> for Pages {
     fn allocate_table(&mut self) -> (NonNull<PageTable<Stage2Attributes>>, PhysicalAddress) {
-        let page = page();
-        // SAFETY: the page came from the pool and has no other owner.
-        unsafe { std::ptr::write_bytes(page as *mut u8, 0, 4096) };
+        let page = zeroed_page();
         (self.physical_to_virtual(PhysicalAddress(page)), PhysicalAddress(page))
     }
 
@@ -48,14 +49,13 @@ fn region(ipa: u64, size: u64) -> MemoryRegion {
 
 impl Table for Aarch64Paging {
     const NAME: &'static str = "aarch64-paging";
-    const CAN_SPLIT: bool = true;
-    type ThreadState = ();
+    const CAN_COALESCE: bool = false;
 
     fn new() -> Self {
         Self(Mapping::new(Pages, 1, Stage2))
     }
 
-    fn map(&mut self, (): &mut (), ipa: u64, size: u64, blocks: bool) {
+    fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
         let attributes = Stage2Attributes::VALID
             | Stage2Attributes::MEMATTR_NORMAL_INNER_WB
             | Stage2Attributes::MEMATTR_NORMAL_OUTER_WB
@@ -91,7 +91,7 @@ impl Table for Aarch64Paging {
             .expect("a range");
     }
 
-    fn split(&mut self, (): &mut (), ipa: u64) {
+    fn split(&mut self, ipa: u64) {
         self.0.modify_range(&region(ipa, PAGE), &|_, _| Ok(())).expect("a range");
     }
 
@@ -233,22 +233,19 @@ impl PagingHandler for Pages {
 /// Table of page-table-generic.
 pub struct PageTableGeneric {
     table: generic::PageTable<Shape, Pages>,
-    /// Receipts of splits, by block number.
-    splits: Vec<Option<generic::InstalledHugeSplit<Shape>>>,
+    /// Receipts of splits, in the order of blocks.
+    splits: Vec<generic::InstalledHugeSplit<Shape>>,
 }
 
 impl Table for PageTableGeneric {
     const NAME: &'static str = "page-table-generic";
-    const CAN_SPLIT: bool = true;
-    const CAN_COALESCE: bool = true;
-    type ThreadState = ();
 
     fn new() -> Self {
         let table = generic::PageTable::new(Pages).expect("a root");
         Self { table, splits: Vec::with_capacity(1024) }
     }
 
-    fn map(&mut self, (): &mut (), ipa: u64, size: u64, blocks: bool) {
+    fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
         let config = generic::MapConfig {
             vaddr: generic::VirtAddr::from(ipa as usize),
             paddr: generic::PhysAddr::from((PHYS + ipa) as usize),
@@ -271,16 +268,17 @@ impl Table for PageTableGeneric {
         self.table.protect_region(at, size as usize, false).expect("mapped");
     }
 
-    fn split(&mut self, (): &mut (), ipa: u64) {
+    fn split(&mut self, ipa: u64) {
         let at = generic::VirtAddr::from(ipa as usize);
         let deposit = self.table.prepare_huge_split(at).expect("a block is there");
         let split = self.table.split_huge_page_with(deposit).expect("it fits");
-        self.splits.push(Some(split));
+        self.splits.push(split);
     }
 
-    fn coalesce(&mut self, (): &mut (), ipa: u64) {
-        let split = self.splits[(ipa / BLOCK) as usize].take();
-        self.table.restore_huge_split(split.expect("it was split")).expect("a table is there");
+    fn coalesce_each(&mut self, count: u64) {
+        for split in self.splits.drain(..count as usize) {
+            self.table.restore_huge_split(split).expect("a table is there");
+        }
     }
 
     fn unmap(&mut self, ipa: u64, size: u64) {
@@ -295,19 +293,20 @@ const READ_WRITE: MappingFlags = MappingFlags::READ.union(MappingFlags::WRITE);
 
 impl Table for PageTableMultiarch {
     const NAME: &'static str = "page_table_multiarch";
-    type ThreadState = ();
+    const CAN_SPLIT: bool = false;
+    const CAN_COALESCE: bool = false;
 
     fn new() -> Self {
         Self(PageTable64::try_new().expect("a root"))
     }
 
-    fn map(&mut self, (): &mut (), ipa: u64, size: u64, blocks: bool) {
+    fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
         let (at, size) = (VirtAddr::from(ipa as usize), size as usize);
         let phys = |at: VirtAddr| PhysAddr::from(at.as_usize() + PHYS as usize);
         self.0.cursor().map_region(at, phys, size, READ_WRITE, blocks).expect("a range");
     }
 
-    fn map_each<const SIZE: u64>(&mut self, (): &mut (), count: u64) {
+    fn map_each<const SIZE: u64>(&mut self, count: u64) {
         let page_size = if SIZE == BLOCK { PageSize::Size2M } else { PageSize::Size4K };
         let mut cursor = self.0.cursor();
         for at in (0..count).map(|n| n * SIZE) {

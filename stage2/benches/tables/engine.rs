@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! The engine's table, with entries accessed through pointers as in the other crates.
+
+use std::{
+    slice::from_raw_parts,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use granule_stage2::{
+    Access, EntryAddress, Features, Ipa, MapRequest, Memcache, Operations, PhysAddr, Policy,
+    Stage2, TableAddress,
+    descriptor::{Attributes, Descriptor},
+    geometry::{Geometry, Granule},
+    operations::{Dsb, Order, Tlbi, Unlinked, Vmid},
+    pool::store_adjacent,
+};
+
+use crate::{
+    BLOCK, PAGE, PHYS, Table,
+    pages::{return_page, return_pages, zeroed_page},
+};
+
+/// Operations on pages of the pool that maintain nothing.
+struct Direct;
+
+fn word(entry: EntryAddress) -> &'static AtomicU64 {
+    // SAFETY: the entry is in a page of the pool, which is never freed.
+    unsafe { AtomicU64::from_ptr(entry.0 as *mut u64) }
+}
+
+impl Operations for Direct {
+    #[inline]
+    fn load(&self, entry: EntryAddress) -> Descriptor {
+        Descriptor(word(entry).load(Ordering::Acquire))
+    }
+    #[inline]
+    fn store(&self, entry: EntryAddress, new: Descriptor, _: Order) {
+        word(entry).store(new.0, Ordering::Release);
+    }
+    fn store_adjacent(
+        &self,
+        first: EntryAddress,
+        count: u64,
+        leaf: Descriptor,
+        span: u64,
+        order: Order,
+    ) {
+        // SAFETY: a run lies in one page of the pool, which is never freed.
+        let entries = unsafe { from_raw_parts(first.0 as *const AtomicU64, count as usize) };
+        store_adjacent(entries, leaf, span, order);
+    }
+    #[inline]
+    fn compare_exchange(
+        &self,
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+    ) -> Result<(), Descriptor> {
+        let swap = word(entry).compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire);
+        swap.map(drop).map_err(Descriptor)
+    }
+    fn allocate(&self) -> Option<TableAddress> {
+        Some(TableAddress(zeroed_page() as u64))
+    }
+    fn free(&self, table: TableAddress) {
+        return_page(table.0 as usize);
+    }
+    fn free_all(&self, tables: &[TableAddress]) {
+        return_pages(tables.iter().map(|table| table.0 as usize));
+    }
+    fn defer(&self, _: Unlinked) {}
+    fn take_references(&self, _: TableAddress, _: u32) {}
+    fn drop_references(&self, _: TableAddress, _: u32) -> u32 {
+        1
+    }
+    fn references(&self, _: TableAddress) -> u32 {
+        1
+    }
+    #[inline]
+    fn dsb(&self, _: Dsb) {}
+    #[inline]
+    fn isb(&self) {}
+    #[inline]
+    fn tlbi(&self, _: Tlbi) {}
+    #[inline]
+    fn switch_vmid(&self, vmid: Vmid) -> Vmid {
+        vmid
+    }
+    fn clean_invalidate(&self, _: PhysAddr, _: u64) {}
+    fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
+}
+
+/// Number of tables that a map may need, and that a top-up fetches: few, so that a zeroed table is
+/// still in the L1 cache when it is used, as with the other crates.
+const MIN_TABLES: usize = 2;
+const MAX_TABLES: usize = 4;
+
+/// The engine's table for CPUs with this level of FEAT_BBM. They need no cache maintenance, as the
+/// other crates do none.
+pub struct Engine<const BBM: u8> {
+    table: Stage2,
+    memcache: Memcache,
+}
+
+fn request(ipa: u64, size: u64, largest: u64) -> MapRequest {
+    let request = MapRequest::new(Ipa(ipa), PhysAddr(PHYS + ipa), size, Attributes::READ_WRITE);
+    MapRequest { largest, ..request }
+}
+
+impl<const BBM: u8> Table for Engine<BBM> {
+    const NAME: &'static str = if BBM == 0 { "granule" } else { "granule, FEAT_BBM" };
+
+    fn new() -> Self {
+        let geometry = Geometry::new(Granule::K4, 39).expect("a width");
+        let features = Features { fwb: true, dic: true, tlb_range: true, bbm: BBM };
+        let root = TableAddress(zeroed_page() as u64);
+        let table = Stage2::new(geometry, features, Policy::GRANULE, Vmid(1), root);
+        Self { table, memcache: Memcache::new() }
+    }
+
+    fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
+        // Needs at most as many tables as the memcache holds.
+        const PIECE: u64 = 32 * BLOCK;
+        let largest = if blocks { BLOCK } else { PAGE };
+        for at in (ipa..ipa + size).step_by(PIECE as usize) {
+            let piece = PIECE.min(ipa + size - at);
+            self.memcache.top_up(&Direct, 34, 36);
+            self.table
+                .map(&Direct, &mut self.memcache, &request(at, piece, largest))
+                .expect("nothing is there");
+        }
+    }
+
+    fn map_each<const SIZE: u64>(&mut self, count: u64) {
+        let mut mapper = self.table.mapper(&Direct);
+        for ipa in (0..count).map(|n| n * SIZE) {
+            self.memcache.top_up(&Direct, MIN_TABLES, MAX_TABLES);
+            mapper.map(&mut self.memcache, &request(ipa, SIZE, SIZE)).expect("nothing is there");
+        }
+    }
+
+    fn map_shared(&mut self, count: u64) {
+        let mut mapper = self.table.mapper_shared(&Direct);
+        for ipa in (0..count).map(|n| n * PAGE) {
+            self.memcache.top_up(&Direct, MIN_TABLES, MAX_TABLES);
+            mapper.map(&mut self.memcache, &request(ipa, PAGE, PAGE)).expect("nothing is there");
+        }
+    }
+
+    #[inline(always)]
+    fn translate(&self, ipa: u64) -> u64 {
+        let found = self.table.translate(&Direct, Ipa(ipa), Access::Read);
+        found.map_or(0, |found| found.phys.0)
+    }
+
+    fn protect(&mut self, ipa: u64, size: u64) {
+        self.table.write_protect(&Direct, Ipa(ipa), size).expect("a range");
+    }
+
+    fn split(&mut self, ipa: u64) {
+        self.memcache.top_up(&Direct, 1, 1 + MIN_TABLES);
+        let done = self.table.split(&Direct, &mut self.memcache, Ipa(ipa), BLOCK);
+        done.expect("a block is there");
+    }
+
+    fn coalesce_each(&mut self, count: u64) {
+        let mut mapper = self.table.mapper(&Direct);
+        for ipa in (0..count).map(|n| n * BLOCK) {
+            mapper.map(&mut self.memcache, &request(ipa, BLOCK, BLOCK)).expect("a table is there");
+        }
+        drop(mapper);
+        self.memcache.free_retired(&Direct);
+    }
+
+    fn unmap(&mut self, ipa: u64, size: u64) {
+        self.table.unmap(&Direct, Ipa(ipa), size).expect("a range");
+    }
+}
+
+impl<const BBM: u8> Drop for Engine<BBM> {
+    fn drop(&mut self) {
+        self.memcache.drain(&Direct);
+        self.table.clear(&Direct);
+        Direct.free(self.table.root());
+    }
+}

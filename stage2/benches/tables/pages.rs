@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//! A warm pool of pages for the tables of all crates. Pages are not zeroed: a crate that needs
+//! zeroes writes them.
+
+use std::{
+    alloc::{Layout, alloc},
+    ptr::write_bytes,
+    sync::{Mutex, MutexGuard},
+};
+
+/// Number of pages: more than the tables of 1 GiB need.
+const PAGES: usize = 1200;
+
+/// Free pages, in memory that is never freed.
+fn free() -> MutexGuard<'static, Vec<usize>> {
+    static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    FREE.lock().expect("the lock is not poisoned")
+}
+
+/// Sorts the pool, so that no benchmark depends on the order that another has left. The first call
+/// fills it.
+pub fn sort() {
+    let mut pages = free();
+    if pages.is_empty() {
+        let layout = Layout::from_size_align(PAGES * 4096, 2 << 20).expect("a layout");
+        // SAFETY: the layout has a size.
+        let base = unsafe { alloc(layout) };
+        assert!(!base.is_null(), "no memory");
+        // SAFETY: the memory is as large and has no other owner.
+        unsafe { write_bytes(base, 0, PAGES * 4096) };
+        pages.extend((0..PAGES).map(|n| base as usize + n * 4096));
+    }
+    pages.sort_unstable_by(|a, b| b.cmp(a));
+}
+
+/// Takes a page, not zeroed.
+pub fn page() -> usize {
+    free().pop().expect("the pool is large enough")
+}
+
+/// Takes a page and zeroes it.
+pub fn zeroed_page() -> usize {
+    let page = page();
+    // SAFETY: the page came from the pool and has no other owner.
+    unsafe { write_bytes(page as *mut u8, 0, 4096) };
+    page
+}
+
+/// Returns a page to the pool.
+pub fn return_page(page: usize) {
+    free().push(page);
+}
+
+/// Returns pages to the pool together.
+pub fn return_pages(pages: impl Iterator<Item = usize>) {
+    free().extend(pages);
+}
