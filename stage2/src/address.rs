@@ -115,24 +115,3 @@ impl TableAddress {
         EntryAddress(self.0 + index * 8)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn alignment_and_offset_split_an_address() {
-        let ipa = Ipa(0x4020_1234);
-
-        assert_eq!(ipa.align_down(0x1000) + ipa.offset_in(0x1000), ipa);
-        assert!(ipa.align_down(0x20_0000).is_aligned(0x20_0000));
-        assert_eq!(ipa - ipa.align_down(0x1000), 0x234);
-    }
-
-    #[test]
-    fn addresses_print_in_hexadecimal() {
-        let text = std::format!("{0} {0:?} {0:#x}", PhysAddr(0x1000));
-
-        assert_eq!(text, "0x1000 PhysAddr(0x1000) 0x1000");
-    }
-}

@@ -53,6 +53,12 @@ const EVENTS: &[(&str, &str)] = &[
     ("UNMAP1", "store ENTRY1 PAGE1 0 plain; ref T3 -1"),
     ("UNLINK_T3", "store T2 LINK3 0 plain; ref T2 -1"),
     ("PROTECT0", "lock exclusive; store ENTRY0 PAGE0 RPAGE0 plain; FLUSH; unlock"),
+    // CPUs 0 and 1 make the pages that each has broken.
+    (
+        "MAKE_BOTH",
+        "LEAVE; store ENTRY0 LOCKED RPAGE0 release; unlock; 1 LEAVE; \
+         1 store ENTRY1 LOCKED RPAGE1 release; 1 unlock",
+    ),
     ("COALESCE", "UNLINK_T3; FLUSH"),
     ("FREE_T3", "ref T2 1; ref T3 -1; free T3"),
     // The switch to the guest's VMID, and back.
