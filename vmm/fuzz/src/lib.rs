@@ -15,7 +15,6 @@
 
 mod bus;
 mod devices;
-mod fdt;
 mod guest;
 
 use granule_types::units::Bytes;
@@ -36,7 +35,6 @@ pub struct Target {
 /// List of the targets.
 pub const TARGETS: &[Target] = &[
     target("image", image),
-    target("fdt", fdt::run),
     target("block", devices::block),
     target("net", devices::net),
     target("entropy", devices::entropy),
