@@ -93,9 +93,10 @@ fn offset(u: &mut Unstructured<'_>) -> Result<u64> {
 /// therefore absent.
 fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
     let mut bus = Bus::new();
-    let serial = Arc::new(Mutex::new(Serial::new(event(), Box::new(sink()))));
+    let serial = Serial::new(event(), Box::new(sink())).expect("an event");
+    let serial = Arc::new(Mutex::new(serial));
     let address = |index| GuestAddress(PLATFORM + index * PLATFORM_STEP);
-    let pl011 = Pl011::new(event(), Box::new(sink()));
+    let pl011 = Pl011::new(event(), Box::new(sink())).expect("an event");
     let timer = BootTimer::new(Instant::now(), Box::new(|_, _| {}));
     let platform: [(_, Arc<Mutex<dyn MmioDevice>>); 4] = [
         (Serial::describe(address(0), 0), Arc::clone(&serial) as _),
@@ -114,7 +115,7 @@ fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
         ("net0", Box::new(Net::new(tap, mac_for("tap")))),
         ("entropy", Box::new(Rng)),
         ("balloon", Box::new(Balloon::new().expect("an event"))),
-        ("console", Box::new(Console::new(None, Box::new(sink())))),
+        ("console", Box::new(Console::new(None, Box::new(sink()), None))),
     ];
     for (index, (name, device)) in (0u32..).zip(virtio) {
         let transport = Transport::new(name, device, Arc::clone(&memory), event()).expect("events");

@@ -65,7 +65,7 @@ pub fn console(data: &[u8]) {
     let (input, keyboard) = std::io::pipe().expect("a pipe");
     rustix::io::ioctl_fionbio(&keyboard, true).expect("a pipe");
     rustix::io::ioctl_fionbio(&input, true).expect("a pipe");
-    let device = Console::new(Some(OwnedFd::from(input)), Box::new(std::io::sink()));
+    let device = Console::new(Some(OwnedFd::from(input)), Box::new(std::io::sink()), None);
     let mut keyboard = Some(keyboard);
     run_guest(device, data, |_, u| {
         match (u.int_in_range(0..=7u8)?, &mut keyboard) {

@@ -97,7 +97,7 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
                         let queue = self.u.choose_index(count)?;
                         done = self.device.process_queue(queue, &mut queues);
                     }
-                    4 if self.device.backend_fd().is_some() => {
+                    4 if !self.device.backend_fds().is_empty() => {
                         done = self.device.process_backend(&mut queues);
                     }
                     5 => self.write_anywhere()?,

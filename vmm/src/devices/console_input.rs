@@ -54,25 +54,17 @@ pub struct SerialSink {
 
 impl SerialSink {
     /// Creates a sink for this port.
-    ///
-    /// # Errors
-    /// The host is out of file descriptors.
-    pub fn new(port: Arc<Mutex<dyn SerialPort>>) -> io::Result<Self> {
-        let drained = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
-        Ok(Self { drained, port })
+    pub fn new(port: Arc<Mutex<dyn SerialPort>>) -> Self {
+        let drained = port.lock().drained();
+        Self { drained, port }
     }
 }
 
 impl InputSink for SerialSink {
     fn take(&mut self, input: &[u8]) -> io::Result<usize> {
-        // Fails if the event is not signalled.
+        // Fails if the event is not signalled. A guest that empties the FIFO later signals it.
         let _ = self.drained.read();
-        let mut port = self.port.lock();
-        let taken = port.receive(input);
-        if taken < input.len() {
-            port.drained().arm(&self.drained);
-        }
-        Ok(taken)
+        Ok(self.port.lock().receive(input))
     }
 
     fn space_event(&self) -> PollFd<'_> {
@@ -207,10 +199,10 @@ mod tests {
 
     fn setup() -> Setup {
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let port = Serial::new(irq.try_clone().unwrap(), Box::new(io::sink()));
+        let port = Serial::new(irq.try_clone().unwrap(), Box::new(io::sink())).unwrap();
         let port = Arc::new(Mutex::new(port));
         let (input, keyboard) = io::pipe().unwrap();
-        let sink = SerialSink::new(Arc::clone(&port) as _).unwrap();
+        let sink = SerialSink::new(Arc::clone(&port) as _);
         Setup { port, sink, irq, input, keyboard }
     }
 

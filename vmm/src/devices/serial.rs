@@ -9,7 +9,6 @@
 use std::{io, sync::Arc};
 
 use granule_types::units::GuestAddress;
-use parking_lot::Mutex;
 use vm_superio::{Trigger, serial::SerialEvents};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -21,7 +20,7 @@ pub type SerialOutput = Box<dyn io::Write + Send>;
 /// 16550 serial port.
 #[allow(missing_debug_implementations, reason = "it holds any output")]
 pub struct Serial {
-    port: vm_superio::Serial<InterruptLine, DrainNotifier, SerialOutput>,
+    port: vm_superio::Serial<InterruptLine, DrainEvent, SerialOutput>,
 }
 
 struct InterruptLine(EventFd);
@@ -39,47 +38,33 @@ pub trait SerialPort: MmioDevice {
     /// Takes as much of `input` as the FIFO has space for and returns how much that was.
     fn receive(&mut self, input: &[u8]) -> usize;
 
-    /// Returns the notifier of an empty FIFO.
-    fn drained(&self) -> &DrainNotifier;
+    /// Returns the event that the port signals when the guest has read all input.
+    fn drained(&self) -> Arc<EventFd>;
 }
 
-/// Signals an event once the guest has read all input.
-#[derive(Debug, Default)]
-pub struct DrainNotifier(Mutex<Option<Arc<EventFd>>>);
+/// Event of [`SerialPort::drained`].
+struct DrainEvent(Arc<EventFd>);
 
-impl DrainNotifier {
-    /// Arms the notifier: `event` is written once, when the guest has read all input. Callers hold
-    /// the lock of the port, so that the guest cannot empty the FIFO in between.
-    pub fn arm(&self, event: &Arc<EventFd>) {
-        *self.0.lock() = Some(Arc::clone(event));
-    }
-
-    /// Signals the armed event: the FIFO is empty.
-    pub fn signal(&self) {
-        if let Some(event) = self.0.lock().take()
-            && let Err(error) = event.write(1)
-        {
-            log::debug!("serial input: {error}");
-        }
-    }
-}
-
-impl SerialEvents for DrainNotifier {
+impl SerialEvents for DrainEvent {
     fn buffer_read(&self) {}
     fn out_byte(&self) {}
     fn tx_lost_byte(&self) {}
 
     fn in_buffer_empty(&self) {
-        self.signal();
+        // A full counter means that the event is signalled.
+        let _ = self.0.write(1);
     }
 }
 
 impl Serial {
     /// Creates a port that interrupts through `irq` and writes to `output`.
-    #[must_use]
-    pub fn new(irq: EventFd, output: SerialOutput) -> Self {
-        let irq = InterruptLine(irq);
-        Self { port: vm_superio::Serial::with_events(irq, DrainNotifier::default(), output) }
+    ///
+    /// # Errors
+    /// The host is out of file descriptors.
+    pub fn new(irq: EventFd, output: SerialOutput) -> io::Result<Self> {
+        let drained = DrainEvent(Arc::new(EventFd::new(libc::EFD_NONBLOCK)?));
+        let port = vm_superio::Serial::with_events(InterruptLine(irq), drained, output);
+        Ok(Self { port })
     }
 
     /// Describes the port for the device tree, with one register per byte. The node also needs
@@ -103,8 +88,8 @@ impl SerialPort for Serial {
         })
     }
 
-    fn drained(&self) -> &DrainNotifier {
-        self.port.events()
+    fn drained(&self) -> Arc<EventFd> {
+        Arc::clone(&self.port.events().0)
     }
 }
 
@@ -132,6 +117,8 @@ impl MmioDevice for Serial {
 mod tests {
     use std::io::{Read as _, Write};
 
+    use parking_lot::Mutex;
+
     use super::*;
 
     /// Output that fails and counts the attempts.
@@ -155,7 +142,7 @@ mod tests {
     #[test]
     fn transmitted_bytes_reach_the_output() {
         let (mut screen, output) = io::pipe().unwrap();
-        let mut serial = Serial::new(event(), Box::new(output));
+        let mut serial = Serial::new(event(), Box::new(output)).unwrap();
 
         for byte in b"login:" {
             assert!(serial.write(0, &[*byte]));
@@ -169,7 +156,7 @@ mod tests {
 
     #[test]
     fn accesses_other_than_to_byte_registers_are_refused() {
-        let mut serial = Serial::new(event(), Box::new(io::sink()));
+        let mut serial = Serial::new(event(), Box::new(io::sink())).unwrap();
 
         assert!(!serial.read(0, &mut [9; 4]));
         assert!(!serial.write(8, &[1]));
@@ -179,7 +166,8 @@ mod tests {
     #[test]
     fn failed_output_does_not_stop_the_guest() {
         let attempts = Arc::default();
-        let mut serial = Serial::new(event(), Box::new(FullStorage(Arc::clone(&attempts))));
+        let output = FullStorage(Arc::clone(&attempts));
+        let mut serial = Serial::new(event(), Box::new(output)).unwrap();
 
         assert!(serial.write(0, b"a"));
         assert!(serial.write(0, b"b"));

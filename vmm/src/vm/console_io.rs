@@ -120,10 +120,10 @@ impl ConsoleChannels {
         let console_output = mem::replace(&mut terminal_output, serial_output);
         let (console_input, reader) = PipeSink::new()?;
         let reader = OwnedFd::from(reader);
-        let console = Console::new(Some(reader), console_output);
+        let console = Console::new(Some(reader), console_output, Some(output.clone()));
         Ok(Self {
             serial_output: terminal_output,
-            console: Some(console.with_backpressure(output.clone())),
+            console: Some(console),
             console_input: Some(console_input),
         })
     }
@@ -159,7 +159,7 @@ pub fn forward_stdin(
     match console {
         Some(sink) => console_input::forward_input(sink, input, overflow, filter),
         None => {
-            let sink = SerialSink::new(Arc::clone(serial))?;
+            let sink = SerialSink::new(Arc::clone(serial));
             console_input::forward_input(sink, input, overflow, filter)
         }
     }

@@ -77,12 +77,14 @@ impl<'a> DeviceManager<'a> {
         let (number, irq) = self.interrupt()?;
         let port: SharedSerialPort = match model {
             SerialModel::Ns16550a => {
-                let serial = Arc::new(Mutex::new(Serial::new(irq, output)));
+                let serial =
+                    Arc::new(Mutex::new(Serial::new(irq, output).map_err(failed(EVENTFD))?));
                 self.add(Serial::describe(start, number), Arc::clone(&serial) as _)?;
                 serial
             }
             SerialModel::Pl011 => {
-                let serial = Arc::new(Mutex::new(Pl011::new(irq, output)));
+                let serial =
+                    Arc::new(Mutex::new(Pl011::new(irq, output).map_err(failed(EVENTFD))?));
                 self.add(Pl011::describe(start, number), Arc::clone(&serial) as _)?;
                 serial
             }
@@ -147,10 +149,10 @@ impl<'a> DeviceManager<'a> {
         let (number, irq) = self.interrupt()?;
         let transport =
             Transport::new(name, device, Arc::clone(&self.memory), irq).map_err(failed(EVENTFD))?;
-        for notifier in transport.notifiers() {
-            let address = IoEventAddress::Mmio(start.0 + notifier.offset);
+        let address = IoEventAddress::Mmio(start.0 + Transport::QUEUE_NOTIFY);
+        for (index, event) in (0_u32..).zip(transport.queue_events()) {
             self.vm
-                .register_ioevent(notifier.event.as_ref(), &address, notifier.value)
+                .register_ioevent(event.as_ref(), &address, index)
                 .map_err(|error| KvmError::call("KVM_IOEVENTFD", error))?;
         }
         let info = transport.describe(start, number);

@@ -163,7 +163,7 @@ mod tests {
         let (_unread, to) = io::pipe().unwrap();
         let output = ConsoleOutput::new(to, || Ok(())).unwrap();
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let serial = Serial::new(irq, Box::new(output.clone()));
+        let serial = Serial::new(irq, Box::new(output.clone())).unwrap();
         let serial = Arc::new(Mutex::new(serial));
         let mut bus = Bus::new();
         bus.add(Serial::describe(PORT, 0), Arc::clone(&serial) as _).unwrap();

@@ -204,9 +204,9 @@ impl VirtioDevice for Balloon {
         })
     }
 
-    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
-        let waiting = self.statistics_chain.is_some();
-        waiting.then(|| borrow_event(&self.state.statistics_request))
+    fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let request = self.statistics_chain.map(|_| borrow_event(&self.state.statistics_request));
+        request.into_iter().collect()
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {

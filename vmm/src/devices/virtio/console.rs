@@ -40,23 +40,15 @@ pub struct Console {
 
 impl Console {
     /// Creates a console that writes to `output` and reads from `input`, if given. A read of
-    /// `input` must not block once a poll has reported it as readable.
-    #[must_use]
-    pub fn new(input: Option<OwnedFd>, output: Box<dyn Write + Send>) -> Self {
-        Self {
-            input,
-            output,
-            backpressure: None,
-            rx_available: false,
-            log: RateLimitedLog::default(),
-        }
-    }
-
-    /// Makes the guest wait while `output`, the destination of its bytes, has no space.
-    #[must_use]
-    pub fn with_backpressure(mut self, output: ConsoleOutput) -> Self {
-        self.backpressure = Some(output);
-        self
+    /// `input` must not block once a poll has reported it as readable. The guest waits while
+    /// `backpressure`, the destination of its bytes, has no space.
+    pub fn new(
+        input: Option<OwnedFd>,
+        output: Box<dyn Write + Send>,
+        backpressure: Option<ConsoleOutput>,
+    ) -> Self {
+        let log = RateLimitedLog::default();
+        Self { input, output, backpressure, rx_available: false, log }
     }
 }
 
@@ -106,9 +98,9 @@ impl VirtioDevice for Console {
         })
     }
 
-    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
-        let input = self.input.as_ref().filter(|_| self.rx_available);
-        input.map(AsFd::as_fd)
+    fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let input = self.input.iter().filter(|_| self.rx_available);
+        input.map(AsFd::as_fd).collect()
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
@@ -158,7 +150,7 @@ mod tests {
     fn output_and_input_are_transferred() {
         let (input, mut keyboard) = std::io::pipe().unwrap();
         let (mut reader, writer) = std::io::pipe().unwrap();
-        let console = Box::new(Console::new(Some(input.into()), Box::new(writer)));
+        let console = Box::new(Console::new(Some(input.into()), Box::new(writer), None));
         let mut driver = Driver::start(console, EVENT_IDX);
 
         driver.request(TRANSMIT, &[Buffer::Out(vec![b'x'; 5000])]);
@@ -174,7 +166,8 @@ mod tests {
     #[test]
     fn input_waits_for_buffers_and_may_end() {
         let (input, mut keyboard) = std::io::pipe().unwrap();
-        let console = Box::new(Console::new(Some(input.into()), Box::new(std::io::sink())));
+        let sink = Box::new(std::io::sink());
+        let console = Box::new(Console::new(Some(input.into()), sink, None));
         let mut driver = Driver::start(console, EVENT_IDX);
 
         keyboard.write_all(b"abcdef").unwrap();
@@ -195,8 +188,7 @@ mod tests {
     fn a_reset_ends_the_wait_for_a_stalled_reader() {
         let (_reader, writer) = std::io::pipe().unwrap();
         let output = ConsoleOutput::new(writer, || Ok(())).unwrap();
-        let console =
-            Console::new(None, Box::new(output.clone())).with_backpressure(output.clone());
+        let console = Console::new(None, Box::new(output.clone()), Some(output.clone()));
         let mut driver = Driver::start(Box::new(console), 0);
         let mut requests = 0;
         while output.wait_for_space(|| true) || !stays_full(&output) {
@@ -225,7 +217,7 @@ mod tests {
     fn failed_output_does_not_stop_the_device() {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let console = Box::new(Console::new(None, Box::new(writer)));
+        let console = Box::new(Console::new(None, Box::new(writer), None));
         let mut driver = Driver::start(console, 0);
 
         driver.request(TRANSMIT, &[Buffer::Out(vec![1])]);

@@ -33,7 +33,7 @@ use thiserror::Error;
 use descriptor_chain::{DescriptorChain, Direction};
 pub use queue::{Queue, QueueConfig, Queues};
 pub use shared_state::{ConfigSpace, Interrupt};
-pub use transport::{QueueNotifier, Transport};
+pub use transport::Transport;
 
 /// Error that stops a device until the driver resets it.
 #[derive(Debug, Error)]
@@ -130,12 +130,12 @@ pub trait VirtioDevice: Send {
     /// The device cannot continue.
     fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError>;
 
-    /// Returns the descriptor of the backend to wait for, if any.
-    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    /// Returns the descriptors of the backend to wait for.
+    fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
     }
 
-    /// Called when [`VirtioDevice::backend_fd`] is readable or has an error.
+    /// Called when one of [`VirtioDevice::backend_fds`] is readable or has an error.
     ///
     /// # Errors
     /// The device cannot continue.

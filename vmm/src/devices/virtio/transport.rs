@@ -40,18 +40,6 @@ pub(super) const COMMON_FEATURES: u64 = feature_bit(VIRTIO_F_VERSION_1)
     | feature_bit(VIRTIO_RING_F_EVENT_IDX)
     | feature_bit(VIRTIO_RING_F_INDIRECT_DESC);
 
-/// Write by which the driver notifies a queue, and the event that replaces it: the arguments of an
-/// ioeventfd. Without an ioeventfd, the write reaches [`Transport`], which signals the event.
-#[derive(Debug, Clone)]
-pub struct QueueNotifier {
-    /// Offset of the register from the first address of the device; the driver writes a word.
-    pub offset: u64,
-    /// The value written: the index of the queue.
-    pub value: u32,
-    /// The event.
-    pub event: Arc<EventFd>,
-}
-
 /// Registers of a device, and the device while it has no worker.
 #[allow(missing_debug_implementations, reason = "it holds any device")]
 pub struct Transport {
@@ -130,13 +118,14 @@ impl Transport {
         MmioDeviceInfo::new(&self.name, start, Some(irq), &["virtio,mmio"])
     }
 
-    /// Returns the queue notifications, to register as ioeventfds.
-    pub fn notifiers(&self) -> impl Iterator<Item = QueueNotifier> {
-        (0..).zip(&self.queue_events).map(|(value, event)| QueueNotifier {
-            offset: u64::from(reg::VIRTIO_MMIO_QUEUE_NOTIFY),
-            value,
-            event: Arc::clone(event),
-        })
+    /// Offset of the register to which the driver writes the index of a queue, as a word, to notify
+    /// the queue.
+    pub const QUEUE_NOTIFY: u64 = reg::VIRTIO_MMIO_QUEUE_NOTIFY as u64;
+
+    /// Returns the events that notify the queues, to register as ioeventfds. Without an ioeventfd,
+    /// the write reaches the transport, which signals the event.
+    pub fn queue_events(&self) -> &[Arc<EventFd>] {
+        &self.queue_events
     }
 
     fn set_status(&mut self, value: u32) -> bool {

@@ -68,7 +68,7 @@ fn run(
         let WorkerContext { name, log, .. } = &mut context;
         log.warn(format_args!("{name} stopped until the guest resets it: {error}"));
         interrupt.set_needs_reset();
-        let _ = wait(&[stop], None);
+        let _ = wait(&[stop], Vec::new());
     }
     context.device.reset();
     context
@@ -84,34 +84,26 @@ fn serve(
     let mut events = vec![stop];
     events.extend(notifications.iter().map(|(_, event)| event.as_ref()));
     loop {
-        let ready = wait(&events, device.backend_fd())
+        let ready = wait(&events, device.backend_fds())
             .map_err(DeviceError::host("waiting for the guest (poll)"))?;
-        if ready.first() == Some(&true) {
+        let (ready, backend_ready) = ready.split_at(events.len());
+        if ready[0] {
             return Ok(());
         }
-        for ((index, event), _) in
-            notifications.iter().zip(&ready[1..]).filter(|(_, ready)| **ready)
-        {
+        for ((index, event), _) in notifications.iter().zip(&ready[1..]).filter(|(_, is)| **is) {
             let _ = event.read();
             device.process_queue(*index, queues)?;
         }
-        if ready.last() == Some(&true) {
+        if backend_ready.contains(&true) {
             device.process_backend(queues)?;
         }
     }
 }
 
-/// Waits until one of the descriptors is readable. Returns one entry per event and a last one for
-/// the backend.
-fn wait(events: &[&EventFd], backend: Option<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
-    let mut fds: Vec<PollFd<'_>> = events
-        .iter()
-        .map(|event| borrow_event(event))
-        .chain(backend)
-        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-        .collect();
+/// Waits until a descriptor is readable. Returns for each, first the events, whether it is.
+fn wait(events: &[&EventFd], backend: Vec<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
+    let fds = events.iter().map(|event| borrow_event(event)).chain(backend);
+    let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
-    let mut ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-    ready.resize(events.len() + 1, false);
-    Ok(ready)
+    Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
 }

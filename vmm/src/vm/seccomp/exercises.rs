@@ -123,7 +123,8 @@ fn console() {
     assert_eq!(&written, b"login: ");
 
     let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-    let serial = Arc::new(Mutex::new(Serial::new(irq, Box::new(io::sink()))));
+    let serial = Serial::new(irq, Box::new(io::sink())).unwrap();
+    let serial = Arc::new(Mutex::new(serial));
     let quit = EventFd::new(libc::EFD_NONBLOCK).unwrap();
     let (sink, mut keys) = PipeSink::new().unwrap();
     let input = console_io::forward_stdin(Some(sink), &(serial as _), None, quit, true).unwrap();
@@ -235,8 +236,6 @@ const DIRECT: &[(i64, &str)] = &[
     (libc::SYS_clock_nanosleep, "the C library may sleep by nanosleep"),
     (libc::SYS_clone, "the C library may start threads by clone3"),
     (libc::SYS_clone3, "the C library may start threads by clone"),
-    (libc::SYS_epoll_create1, "the vsock device needs /dev/vhost-vsock"),
-    (libc::SYS_epoll_ctl, "the vsock device needs /dev/vhost-vsock"),
     (libc::SYS_fstat, "the C library may use statx"),
     (libc::SYS_mbind, "the kernel may lack NUMA"),
     (libc::SYS_nanosleep, "the C library may sleep by clock_nanosleep"),

@@ -71,7 +71,6 @@ const ALL_THREADS: &[AllowedCall] = &[
 const VCPU: &[AllowedCall] = &[
     (libc::SYS_clone, "start of device threads, by C libraries without clone3"),
     (libc::SYS_clone3, "start of device threads"),
-    (libc::SYS_epoll_ctl, "events of the vsock device"),
     (libc::SYS_eventfd2, "events of device threads"),
     (libc::SYS_fallocate, "discard and write-zeroes of disks, balloon on a memfd"),
     (libc::SYS_fcntl, "duplicates of file descriptors"),
@@ -98,7 +97,6 @@ const API: &[AllowedCall] = &[
 /// Additional calls of the main thread, and therefore of the process: building and ending VMs,
 /// statistics.
 const MAIN: &[AllowedCall] = &[
-    (libc::SYS_epoll_create1, "events of the vsock device"),
     (libc::SYS_fstat, "metadata of files, by C libraries without statx"),
     (libc::SYS_ftruncate, "memfd, statistics file"),
     (libc::SYS_getdents64, "hugetlb pools in /sys/kernel/mm"),

@@ -248,9 +248,9 @@ impl VirtioDevice for Net {
         }
     }
 
-    fn backend_fd(&self) -> Option<BorrowedFd<'_>> {
-        let tap = self.tap.as_ref().filter(|_| self.rx_available);
-        tap.map(AsFd::as_fd)
+    fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let tap = self.tap.iter().filter(|_| self.rx_available);
+        tap.map(AsFd::as_fd).collect()
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
