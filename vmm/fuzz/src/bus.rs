@@ -92,7 +92,7 @@ fn offset(u: &mut Unstructured<'_>) -> Result<u64> {
 /// host's end of its network card. The host's kernel serves the queues of a vsock, which is
 /// therefore absent.
 fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
-    let mut bus = Bus::new();
+    let mut bus = Bus::default();
     let serial = Serial::new(event(), Box::new(sink())).expect("an event");
     let serial = Arc::new(Mutex::new(serial));
     let address = |index| GuestAddress(PLATFORM + index * PLATFORM_STEP);
@@ -101,7 +101,7 @@ fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
     let platform: [(_, Arc<Mutex<dyn MmioDevice>>); 4] = [
         (Serial::describe(address(0), 0), Arc::clone(&serial) as _),
         (Pl011::describe(address(1), 1), Arc::new(Mutex::new(pl011))),
-        (Rtc::describe(address(2)), Arc::new(Mutex::new(Rtc::new()))),
+        (Rtc::describe(address(2)), Arc::new(Mutex::new(Rtc::default()))),
         (BootTimer::describe(address(3)), Arc::new(Mutex::new(timer))),
     ];
     for (info, device) in platform {

@@ -34,19 +34,15 @@ pub struct Target {
 
 /// List of the targets.
 pub const TARGETS: &[Target] = &[
-    target("image", image),
-    target("block", devices::block),
-    target("net", devices::net),
-    target("entropy", devices::entropy),
-    target("console", devices::console),
-    target("balloon", devices::balloon),
-    target("bus", bus::run),
-    target("api", api),
+    Target { name: "image", run: image },
+    Target { name: "block", run: devices::block },
+    Target { name: "net", run: devices::net },
+    Target { name: "entropy", run: devices::entropy },
+    Target { name: "console", run: devices::console },
+    Target { name: "balloon", run: devices::balloon },
+    Target { name: "bus", run: bus::run },
+    Target { name: "api", run: api },
 ];
-
-const fn target(name: &'static str, run: fn(&[u8])) -> Target {
-    Target { name, run }
-}
 
 /// Limit on the size of an unpacked image, smaller than the loader's own to keep runs fast.
 const MAX_IMAGE: Bytes = Bytes::mib(1);

@@ -42,16 +42,7 @@ impl fmt::Debug for Bus {
 }
 
 impl Bus {
-    /// Returns an empty bus.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Adds a device at the address in `info`.
-    ///
-    /// # Errors
-    /// The range is empty, exceeds the address space or overlaps another device.
     pub fn add(
         &mut self,
         info: MmioDeviceInfo,
@@ -134,7 +125,7 @@ mod tests {
     #[test]
     fn an_access_reaches_the_device_at_its_address() {
         let (low, high) = (device(), device());
-        let mut bus = Bus::new();
+        let mut bus = Bus::default();
         bus.add(info("high", 0x2000, 0x10), high.clone()).unwrap();
         bus.add(info("low", 0x1000, 0x10), low.clone()).unwrap();
         let mut data = [0; 2];
@@ -151,7 +142,7 @@ mod tests {
     #[test]
     fn a_refused_access_reads_as_zero_and_writes_nothing() {
         let device = device();
-        let mut bus = Bus::new();
+        let mut bus = Bus::default();
         bus.add(info("device", 0x1000, 0x10), device.clone()).unwrap();
 
         for (address, size) in [(0x1004, 3), (0x100e, 4), (0x100f, 1), (0xff8, 8), (u64::MAX, 8)] {
@@ -168,7 +159,7 @@ mod tests {
 
     #[test]
     fn overlapping_and_invalid_ranges_are_refused() {
-        let mut bus = Bus::new();
+        let mut bus = Bus::default();
         bus.add(info("one", 0x1000, 0x100), device()).unwrap();
 
         for (start, size, expected) in [

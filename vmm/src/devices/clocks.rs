@@ -8,21 +8,15 @@ use granule_types::units::GuestAddress;
 
 use super::{MmioDevice, MmioDeviceInfo};
 
-/// PL031 real-time clock from `vm-superio`, without its alarm. Registers are words.
+/// PL031 real-time clock from `vm-superio`, without its alarm. It shows the host's time; its
+/// registers are words.
 #[allow(missing_debug_implementations, reason = "the clock of `vm-superio` has none")]
 #[derive(Default)]
 pub struct Rtc(vm_superio::Rtc<vm_superio::rtc_pl031::NoEvents>);
 
 impl Rtc {
-    /// Creates a clock that shows the host's time.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Describes the clock for the device tree. A `primecell` node also needs `clocks` and
     /// `clock-names`.
-    #[must_use]
     pub fn describe(start: GuestAddress) -> MmioDeviceInfo {
         MmioDeviceInfo::new("rtc", start, None, &["arm,pl031", "arm,primecell"])
     }
@@ -68,13 +62,11 @@ impl BootTimer {
     pub const READY: u8 = 2;
 
     /// Creates a timer that counts from `started` and calls `on_mark` for each number.
-    #[must_use]
     pub fn new(started: Instant, on_mark: BootMarkHandler) -> Self {
         Self { started, on_mark }
     }
 
     /// Describes the timer for the device tree.
-    #[must_use]
     pub fn describe(start: GuestAddress) -> MmioDeviceInfo {
         MmioDeviceInfo::new("boot-timer", start, None, &["granule,boot-timer"])
     }
@@ -107,7 +99,7 @@ mod tests {
     fn the_clock_shows_the_seconds_of_the_host() {
         let mut word = [0; 4];
 
-        assert!(Rtc::new().read(0, &mut word));
+        assert!(Rtc::default().read(0, &mut word));
 
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         assert!(now - u64::from(u32::from_le_bytes(word)) <= 1);
@@ -115,7 +107,7 @@ mod tests {
 
     #[test]
     fn the_clock_refuses_accesses_other_than_words() {
-        let mut rtc = Rtc::new();
+        let mut rtc = Rtc::default();
 
         assert!(!rtc.read(0, &mut [9; 8]));
         assert!(!rtc.write(8, &[1]));

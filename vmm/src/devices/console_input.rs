@@ -78,9 +78,6 @@ pub struct PipeSink(io::PipeWriter);
 
 impl PipeSink {
     /// Creates a pipe and returns the sink and the end that the device reads.
-    ///
-    /// # Errors
-    /// The host is out of file descriptors.
     pub fn new() -> io::Result<(Self, io::PipeReader)> {
         let (reader, writer) = io::pipe()?;
         rustix::io::ioctl_fionbio(&writer, true)?;
@@ -104,9 +101,6 @@ impl InputSink for PipeSink {
 /// Reads `input` to its end and forwards the bytes that `filter` leaves. The filter may change and
 /// remove bytes, and returns `false` to end the input. Dropping the returned handle ends the
 /// thread.
-///
-/// # Errors
-/// The thread cannot be started.
 pub fn forward_input(
     sink: impl InputSink,
     input: impl AsFd + Send + 'static,

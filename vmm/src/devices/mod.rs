@@ -64,7 +64,6 @@ pub struct MmioDeviceInfo {
 
 impl MmioDeviceInfo {
     /// Describes a device whose registers take [`REGISTER_SPACE`] bytes.
-    #[must_use]
     pub fn new(
         name: &str,
         start: GuestAddress,

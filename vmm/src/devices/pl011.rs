@@ -59,9 +59,6 @@ pub struct Pl011 {
 
 impl Pl011 {
     /// Creates a port that interrupts through `irq` and writes to `output`.
-    ///
-    /// # Errors
-    /// The host is out of file descriptors.
     pub fn new(irq: EventFd, output: SerialOutput) -> io::Result<Self> {
         let drained = Arc::new(EventFd::new(libc::EFD_NONBLOCK)?);
         let (fifo, stored) = (VecDeque::new(), BTreeMap::new());
@@ -69,7 +66,6 @@ impl Pl011 {
     }
 
     /// Describes the port for the device tree.
-    #[must_use]
     pub fn describe(start: GuestAddress, irq: u32) -> MmioDeviceInfo {
         MmioDeviceInfo::new("serial", start, Some(irq), &["arm,pl011", "arm,primecell"])
     }

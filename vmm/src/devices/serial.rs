@@ -58,9 +58,6 @@ impl SerialEvents for DrainEvent {
 
 impl Serial {
     /// Creates a port that interrupts through `irq` and writes to `output`.
-    ///
-    /// # Errors
-    /// The host is out of file descriptors.
     pub fn new(irq: EventFd, output: SerialOutput) -> io::Result<Self> {
         let drained = DrainEvent(Arc::new(EventFd::new(libc::EFD_NONBLOCK)?));
         let port = vm_superio::Serial::with_events(InterruptLine(irq), drained, output);
@@ -69,7 +66,6 @@ impl Serial {
 
     /// Describes the port for the device tree, with one register per byte. The node also needs
     /// `clock-frequency`.
-    #[must_use]
     pub fn describe(start: GuestAddress, irq: u32) -> MmioDeviceInfo {
         MmioDeviceInfo::new("serial", start, Some(irq), &["ns16550a"])
     }

@@ -133,7 +133,7 @@ pub fn build(
     let mut devices = DeviceManager::new(&vm, Arc::new(memory.map.clone()));
     let (serial, serial_registers) =
         devices.add_serial(config.serial, connections.serial_output)?;
-    devices.add_platform_device(Rtc::describe, Rtc::new())?;
+    devices.add_platform_device(Rtc::describe, Rtc::default())?;
     let timer = BootTimer::new(connections.started, connections.on_boot_mark);
     devices.add_platform_device(BootTimer::describe, timer)?;
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;

@@ -60,7 +60,7 @@ impl<'a> DeviceManager<'a> {
         Self {
             vm,
             memory,
-            bus: Bus::new(),
+            bus: Bus::default(),
             next_platform: PLATFORM_DEVICES.start,
             next_virtio: VIRTIO_DEVICES.start,
             next_interrupt: 0,
@@ -117,7 +117,7 @@ impl<'a> DeviceManager<'a> {
         }
         for (index, (net, tap)) in config.nets.iter().zip(&files.taps).enumerate() {
             let mac = net.mac.unwrap_or_else(|| mac_for(&net.tap));
-            let device = Net::new(tap.try_clone().map_err(failed("--net"))?, mac);
+            let device = Net::new(tap.clone(), mac);
             self.add_virtio(&format!("net{index}"), Box::new(device))?;
         }
         self.add_virtio("entropy", Box::new(Rng))?;

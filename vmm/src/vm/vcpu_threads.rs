@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_panicking_vcpu_thread_is_reported_and_counts_as_paused() {
-        let (mut vcpus, reporter) = one_vcpu(Bus::new(), None);
+        let (mut vcpus, reporter) = one_vcpu(Bus::default(), None);
 
         vcpus.threads.push(thread::spawn(move || {
             let _reporter = reporter;
@@ -165,7 +165,7 @@ mod tests {
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let serial = Serial::new(irq, Box::new(output.clone())).unwrap();
         let serial = Arc::new(Mutex::new(serial));
-        let mut bus = Bus::new();
+        let mut bus = Bus::default();
         bus.add(Serial::describe(PORT, 0), Arc::clone(&serial) as _).unwrap();
         let backpressure = ConsoleBackpressure {
             registers: PORT..GuestAddress(PORT.0 + REGISTER_SPACE),

@@ -27,7 +27,6 @@ use super::{
 use crate::scoped_thread::borrow_event;
 
 const INFLATE: usize = 0;
-const DEFLATE: usize = 1;
 
 // Features of section 5.5.3, which the bindings lack.
 const F_STATS: u32 = 1;
@@ -56,8 +55,10 @@ pub type Statistics = Vec<(u16, u64)>;
 #[derive(Debug)]
 pub struct Balloon {
     state: Arc<BalloonState>,
-    /// Features of the negotiated queues after the first two, in the order of their indices.
-    optional_queues: Vec<u32>,
+    /// Index of the statistics queue, if it is negotiated.
+    statistics_queue: Option<usize>,
+    /// Index of the reporting queue, if it is negotiated.
+    reporting_queue: Option<usize>,
     /// Head of the chain whose return requests the next statistics.
     statistics_chain: Option<u16>,
 }
@@ -78,9 +79,6 @@ pub struct BalloonHandle(Arc<BalloonState>);
 
 impl Balloon {
     /// Creates an empty balloon.
-    ///
-    /// # Errors
-    /// The host is out of file descriptors.
     pub fn new() -> std::io::Result<Self> {
         let state = BalloonState {
             // Target, actual size, free-page hinting command, poison value.
@@ -90,11 +88,11 @@ impl Balloon {
             reported: AtomicU64::new(0),
             inflated: AtomicU64::new(0),
         };
-        Ok(Self { state: Arc::new(state), optional_queues: Vec::new(), statistics_chain: None })
+        let state = Arc::new(state);
+        Ok(Self { state, statistics_queue: None, reporting_queue: None, statistics_chain: None })
     }
 
     /// Returns a handle, which stays valid while the worker owns the device.
-    #[must_use]
     pub fn handle(&self) -> BalloonHandle {
         BalloonHandle(Arc::clone(&self.state))
     }
@@ -130,25 +128,21 @@ impl BalloonHandle {
     }
 
     /// Returns the size of the balloon as the guest reports it.
-    #[must_use]
     pub fn actual(&self) -> Bytes {
         Bytes(u64::from(self.0.config.read_u32(ACTUAL as u64)) * PAGE)
     }
 
     /// Returns the number of bytes discarded through free-page reporting.
-    #[must_use]
     pub fn reported(&self) -> Bytes {
         Bytes(self.0.reported.load(Ordering::Relaxed))
     }
 
     /// Returns the number of bytes discarded through the inflate queue.
-    #[must_use]
     pub fn inflated(&self) -> Bytes {
         Bytes(self.0.inflated.load(Ordering::Relaxed))
     }
 
     /// Returns the latest statistics of the guest, empty if it has sent none, and requests new ones.
-    #[must_use]
     pub fn statistics(&self) -> Statistics {
         // A full counter means that a request is pending.
         let _ = self.0.statistics_request.write(1);
@@ -168,38 +162,31 @@ impl VirtioDevice for Balloon {
 
     fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
         // A queue exists only with its feature; later queues move up (section 5.5.2).
-        let optional = [F_STATS, F_REPORTING].into_iter();
-        self.optional_queues = optional.filter(|f| features & feature_bit(*f) != 0).collect();
+        let has = |feature| features & feature_bit(feature) != 0;
+        self.statistics_queue = has(F_STATS).then_some(2);
+        self.reporting_queue = has(F_REPORTING).then_some(2 + usize::from(has(F_STATS)));
         Ok(())
     }
 
     fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        let feature = index.checked_sub(2).and_then(|at| self.optional_queues.get(at));
-        if feature == Some(&F_STATS) {
+        if Some(index) == self.statistics_queue {
             return self.receive_statistics(index, queues);
         }
         let state = &self.state;
         queues.serve_available(index, |chain| {
-            match (index, feature) {
-                (INFLATE, _) if chain.length(Direction::Readable) > MAX_NUMBERS => {
+            if index == INFLATE {
+                if chain.length(Direction::Readable) > MAX_NUMBERS {
                     return Err(DeviceError::Request("it names more than 16384 pages"));
                 }
-                (INFLATE, _) => {
-                    state.inflated.fetch_add(inflate(chain), Ordering::Relaxed);
-                }
-                // The next access faults the memory in again.
-                (DEFLATE, _) => {}
-                (_, Some(&F_REPORTING)) => {
-                    // The buffers themselves are the free memory.
-                    let buffers = chain.buffers(Direction::Writable).iter();
-                    let sizes = buffers.map(|&(start, length)| {
-                        chain.memory.discard(start, Bytes(length as u64)).0
-                    });
-                    let discarded = sizes.sum();
+                state.inflated.fetch_add(inflate(chain), Ordering::Relaxed);
+            } else if Some(index) == self.reporting_queue {
+                // The buffers themselves are the free memory.
+                for &(start, length) in chain.buffers(Direction::Writable) {
+                    let discarded = chain.memory.discard(start, Bytes(length as u64)).0;
                     state.reported.fetch_add(discarded, Ordering::Relaxed);
                 }
-                _ => {}
             }
+            // Deflated pages need nothing: the next access faults them in again.
             Ok(0)
         })
     }
@@ -211,8 +198,7 @@ impl VirtioDevice for Balloon {
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
         let _ = self.state.statistics_request.read();
-        let position = self.optional_queues.iter().position(|f| *f == F_STATS);
-        let queue = position.and_then(|at| queues.get(at + 2));
+        let queue = self.statistics_queue.and_then(|index| queues.get(index));
         if let (Some(queue), Some(head)) = (queue, self.statistics_chain.take()) {
             queue.complete(head, 0)?;
         }

@@ -94,14 +94,14 @@ impl DescriptorChain {
         buffers.map(|(_, length)| length).sum()
     }
 
-    /// Returns the ranges of guest memory behind `range`, which counts bytes through all buffers of
-    /// one direction. The ranges end with the buffers.
+    /// Returns the ranges of guest memory behind `left` bytes after the first `skip` bytes in all
+    /// buffers of one direction. The ranges end with the buffers.
     fn ranges(
         &self,
         direction: Direction,
-        range: Range<usize>,
+        mut skip: usize,
+        mut left: usize,
     ) -> impl Iterator<Item = (GuestAddress, usize)> + '_ {
-        let (mut skip, mut left) = (range.start, range.len());
         self.buffers(direction).iter().filter_map(move |&(address, size)| {
             let skipped = skip.min(size);
             let taken = (size - skipped).min(left);
@@ -114,8 +114,7 @@ impl DescriptorChain {
     /// Copies device-readable bytes from byte `offset` on and returns how many there were.
     pub fn read(&self, offset: usize, data: &mut [u8]) -> usize {
         let mut done = 0;
-        let range = offset..offset.saturating_add(data.len());
-        for (address, length) in self.ranges(Direction::Readable, range) {
+        for (address, length) in self.ranges(Direction::Readable, offset, data.len()) {
             let target = &mut data[done..done + length];
             if self.memory.map().read_slice(target, address).is_err() {
                 break;
@@ -129,8 +128,7 @@ impl DescriptorChain {
     /// bytes they had space for.
     pub fn write(&self, offset: usize, data: &[u8]) -> usize {
         let mut done = 0;
-        let range = offset..offset.saturating_add(data.len());
-        for (address, length) in self.ranges(Direction::Writable, range) {
+        for (address, length) in self.ranges(Direction::Writable, offset, data.len()) {
             let source = &data[done..done + length];
             if self.memory.map().write_slice(source, address).is_err() {
                 break;
@@ -151,7 +149,7 @@ impl DescriptorChain {
         let fd = file.as_raw_fd();
         let mut done = 0;
         while done < range.len() {
-            let (iovecs, count) = self.iovecs(direction, range.start + done..range.end)?;
+            let (iovecs, count) = self.iovecs(direction, range.start + done, range.len() - done)?;
             let position = offset.checked_add(done as u64).and_then(|at| at.try_into().ok());
             let position = position.ok_or(io::ErrorKind::InvalidInput)?;
             let call = match direction {
@@ -173,7 +171,7 @@ impl DescriptorChain {
 
     /// Writes all device-readable buffers in one call, which is one packet.
     pub fn write_packet(&self, target: &impl AsRawFd) -> io::Result<usize> {
-        let (iovecs, count) = self.iovecs(Direction::Readable, 0..usize::MAX)?;
+        let (iovecs, count) = self.iovecs(Direction::Readable, 0, usize::MAX)?;
         // SAFETY: as in `transfer`; the call only reads the memory.
         call_result(unsafe { libc::writev(target.as_raw_fd(), iovecs.as_ptr(), count) })
     }
@@ -183,10 +181,11 @@ impl DescriptorChain {
     fn iovecs(
         &self,
         direction: Direction,
-        range: Range<usize>,
+        skip: usize,
+        length: usize,
     ) -> io::Result<(Vec<libc::iovec>, libc::c_int)> {
         let slices = self
-            .ranges(direction, range)
+            .ranges(direction, skip, length)
             .flat_map(|(address, length)| self.memory.map().get_slices(address, length))
             .take(MAX_BUFFERS);
         let iovecs = slices.map(|slice| {

@@ -109,25 +109,18 @@ pub struct DeviceProperties {
     pub config: ConfigSpace,
 }
 
-/// Virtio device, without its transport.
+/// Virtio device, without its transport. An error stops the device until the driver resets it.
 pub trait VirtioDevice: Send {
     /// Returns the properties of the device.
     fn properties(&self) -> DeviceProperties;
 
     /// Called at `DRIVER_OK` with the negotiated features. A device whose backend serves a queue
     /// by itself removes that queue from `queues`; its notifications are not read then.
-    ///
-    /// # Errors
-    /// The device cannot work with these features or queues.
-    fn activate(&mut self, features: u64, queues: &mut Queues) -> Result<(), DeviceError> {
-        let _ = (features, queues);
+    fn activate(&mut self, _features: u64, _queues: &mut Queues) -> Result<(), DeviceError> {
         Ok(())
     }
 
     /// Called when the driver has notified the queue of this index.
-    ///
-    /// # Errors
-    /// The device cannot continue.
     fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError>;
 
     /// Returns the descriptors of the backend to wait for.
@@ -136,11 +129,7 @@ pub trait VirtioDevice: Send {
     }
 
     /// Called when one of [`VirtioDevice::backend_fds`] is readable or has an error.
-    ///
-    /// # Errors
-    /// The device cannot continue.
-    fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        let _ = queues;
+    fn process_backend(&mut self, _queues: &mut Queues) -> Result<(), DeviceError> {
         Ok(())
     }
 

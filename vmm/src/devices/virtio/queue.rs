@@ -37,7 +37,6 @@ pub struct QueueConfig {
 
 impl QueueConfig {
     /// Returns the configuration after a reset.
-    #[must_use]
     pub fn new(max_size: u16) -> Self {
         Self {
             max_size,
@@ -164,7 +163,6 @@ pub struct Queues(Vec<Option<Queue>>);
 
 impl Queues {
     /// Returns the queues in the order of their indices.
-    #[must_use]
     pub const fn new(queues: Vec<Option<Queue>>) -> Self {
         Self(queues)
     }

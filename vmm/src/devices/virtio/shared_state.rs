@@ -24,7 +24,6 @@ pub struct Interrupt {
 
 impl Interrupt {
     /// Creates an interrupt that `line` raises.
-    #[must_use]
     pub const fn new(line: EventFd) -> Self {
         Self { line, status: AtomicU32::new(0), needs_reset: AtomicBool::new(false) }
     }
@@ -84,7 +83,6 @@ struct ConfigState {
 
 impl ConfigSpace {
     /// Creates a space with these contents; the driver may write `driver_writable`.
-    #[must_use]
     pub fn new(bytes: Vec<u8>, driver_writable: Range<usize>) -> Self {
         Self(Arc::new(ConfigState {
             bytes: Mutex::new(bytes),

@@ -77,9 +77,6 @@ enum DeviceState {
 impl Transport {
     /// Creates the registers of `device`, whose requests lie in `memory` and which interrupts
     /// through `irq`. Its thread and its warnings carry `name`.
-    ///
-    /// # Errors
-    /// The host is out of file descriptors.
     pub fn new(
         name: &str,
         device: Box<dyn VirtioDevice>,
@@ -113,7 +110,6 @@ impl Transport {
     }
 
     /// Describes the device for the device tree.
-    #[must_use]
     pub fn describe(&self, start: GuestAddress, irq: u32) -> MmioDeviceInfo {
         MmioDeviceInfo::new(&self.name, start, Some(irq), &["virtio,mmio"])
     }

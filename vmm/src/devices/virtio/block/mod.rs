@@ -66,7 +66,6 @@ impl From<io::Error> for RequestError {
 
 impl Block {
     /// Creates a device for a disk. The first 20 bytes of `id` are its serial number.
-    #[must_use]
     pub fn new(disk: Disk, id: &str) -> Self {
         let mut bytes = [0; VIRTIO_BLK_ID_BYTES as usize];
         let length = id.len().min(bytes.len());

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX};
+use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX, child_test};
 
 const SECTORS: usize = 256;
 const OK: u8 = 0;
@@ -259,8 +259,7 @@ proptest! {
 fn writes_fail_while_the_storage_of_the_host_is_full() {
     const FULL: &str = "GRANULE_TEST_FULL";
     if let Some(folder) = std::env::var_os(FULL) {
-        log::set_logger(&PrintLogger).unwrap();
-        log::set_max_level(log::LevelFilter::Warn);
+        env_logger::builder().target(env_logger::Target::Stdout).init();
         let path = std::path::PathBuf::from(folder).join("disk");
         fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
         let disk = Disk::open(&path, false).unwrap();
@@ -282,18 +281,17 @@ fn writes_fail_while_the_storage_of_the_host_is_full() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
+    let child = child_test(concat!(
+        "devices::virtio::block::tests::",
+        "writes_fail_while_the_storage_of_the_host_is_full"
+    ));
+    let mount = "mount -t tmpfs -o size=64k tmpfs \"$GRANULE_TEST_FULL\" || exit 9";
     let output = std::process::Command::new("unshare")
-        .args(["--map-root-user", "--mount", "sh", "-c"])
-        .arg(
-            "mount -t tmpfs -o size=64k tmpfs \"$GRANULE_TEST_FULL\" || exit 9; exec \"$0\" \"$@\"",
-        )
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "--test-threads=1"])
-        .arg(concat!(
-            "devices::virtio::block::tests::",
-            "writes_fail_while_the_storage_of_the_host_is_full"
-        ))
+        .args(["--map-root-user", "--mount", "sh", "-c", &format!("{mount}; exec \"$0\" \"$@\"")])
+        .arg(child.get_program())
+        .args(child.get_args())
         .env(FULL, folder.path())
+        .env("RUST_LOG", "warn")
         .output();
     let printed = match &output {
         Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -309,19 +307,4 @@ fn writes_fail_while_the_storage_of_the_host_is_full() {
         panic!("{printed}");
     };
     assert!(warning.contains("make room"), "{warning}");
-}
-
-/// Logger that prints to standard output.
-struct PrintLogger;
-
-impl log::Log for PrintLogger {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        println!("\n{} {}", record.level(), record.args());
-    }
-
-    fn flush(&self) {}
 }

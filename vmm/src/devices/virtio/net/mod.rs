@@ -87,7 +87,6 @@ pub struct Net {
 }
 
 /// Returns a locally administered address that depends only on the name of the tap.
-#[must_use]
 pub fn mac_for(tap: &str) -> MacAddress {
     // FNV-1a suffices: addresses only need to differ between names.
     let hash = tap.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -99,7 +98,6 @@ pub fn mac_for(tap: &str) -> MacAddress {
 
 impl Net {
     /// Creates a card with this address, connected to a tap.
-    #[must_use]
     pub fn new(tap: Tap, mac: MacAddress) -> Self {
         let mut config = mac.to_vec();
         config.extend(link_status(true));

@@ -8,16 +8,17 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::fs::OpenOptionsExt as _,
     },
+    sync::Arc,
 };
 
 use vmm_sys_util::ioctl::{ioctl_with_ref, ioctl_with_val};
 
 use super::{super::BackendError, HEADER};
 
-/// Open tap.
-#[derive(Debug)]
+/// Open tap; clones share it.
+#[derive(Debug, Clone)]
 pub struct Tap {
-    file: File,
+    file: Arc<File>,
     pub(super) name: String,
     /// Set if the descriptor accepts `TUNSETOFFLOAD`.
     has_offloads: bool,
@@ -66,27 +67,14 @@ impl Tap {
         // SAFETY: the kernel reads an int during the call.
         let result = unsafe { ioctl_with_ref(&file, ioctl_number(libc::TUNSETVNETHDRSZ), &size) };
         check(result).map_err(|source| refused("TUNSETVNETHDRSZ", source))?;
-        Ok(Self { file, name: name.to_owned(), has_offloads: true })
+        Ok(Self { file: Arc::new(file), name: name.to_owned(), has_offloads: true })
     }
 
     /// Uses another non-blocking descriptor as a tap, without offloads. Each read returns and each
     /// write takes a packet with its header.
-    #[must_use]
     pub fn from_fd(packets: OwnedFd, name: &str) -> Self {
-        Self { file: packets.into(), name: name.to_owned(), has_offloads: false }
-    }
-
-    /// Returns the same open tap.
-    ///
-    /// # Errors
-    /// The host is out of file descriptors.
-    pub fn try_clone(&self) -> Result<Self, BackendError> {
-        let file = self.file.try_clone().map_err(|source| {
-            let name = &self.name;
-            let message = format!("the tap {name} cannot be used (copying its descriptor)");
-            BackendError::new(message, source)
-        })?;
-        Ok(Self { file, name: self.name.clone(), has_offloads: self.has_offloads })
+        let file = Arc::new(packets.into());
+        Self { file, name: name.to_owned(), has_offloads: false }
     }
 
     /// Sets the offloads that the guest accepts; the kernel resolves all others.

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the transport with correct and with faulty drivers.
 
-use parking_lot::Mutex;
-
-use super::{super::Queue, *};
+use super::*;
 use crate::devices::{
     MmioDevice,
     virtio::{
-        DeviceProperties,
         rng::Rng,
         testing::{Buffer, Driver, EVENT_IDX, SIZE, START, VERSION_1},
     },
@@ -53,50 +50,6 @@ fn a_queue_event_notifies_its_queue() {
     event.write(1).unwrap();
 
     assert_eq!(driver.wait_used(0), 8);
-}
-
-/// Device with two queues whose backend takes the first one.
-struct TakesFirstQueue(Arc<Mutex<Option<Queue>>>);
-
-impl VirtioDevice for TakesFirstQueue {
-    fn properties(&self) -> DeviceProperties {
-        DeviceProperties {
-            device_type: 99,
-            features: 0,
-            queue_sizes: &[16, 16],
-            config: ConfigSpace::new(Vec::new(), 0..0),
-        }
-    }
-
-    fn activate(&mut self, _: u64, queues: &mut Queues) -> Result<(), DeviceError> {
-        *self.0.lock() = queues.take(0);
-        Ok(())
-    }
-
-    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        queues.serve_available(index, |_| Ok(0))
-    }
-
-    fn reset(&mut self) {
-        *self.0.lock() = None;
-    }
-}
-
-#[test]
-fn the_worker_does_not_serve_a_taken_queue() {
-    let taken = Arc::default();
-    let device = TakesFirstQueue(Arc::clone(&taken));
-    let mut driver = Driver::start(Box::new(device), EVENT_IDX);
-
-    driver.add(0, &[Buffer::In(8)]);
-    driver.notify(0);
-    driver.request(1, &[Buffer::In(8)]);
-
-    assert!(!driver.has_used(0));
-    let queue = taken.lock().take().unwrap();
-    // The notification signals the event of the queue, and no thread has read it.
-    assert_eq!(queue.event.read().unwrap(), 1);
-    assert!(Arc::ptr_eq(&queue.event, &driver.transport.queue_events()[0]));
 }
 
 #[test]

@@ -49,9 +49,6 @@ pub struct Vsock {
 
 impl Vsock {
     /// Creates the device of a VM with the CID of `backend`.
-    ///
-    /// # Errors
-    /// The kernel refuses this process, or the host is out of file descriptors.
     pub fn new(backend: VsockBackend) -> Result<Self, BackendError> {
         backend.set_owner()?;
         let event = || EventFd::new(libc::EFD_NONBLOCK).map_err(refused("creating its events"));
