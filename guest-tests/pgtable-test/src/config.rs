@@ -39,14 +39,13 @@ pub struct PhaseSelection(Vec<Phase>);
 
 /// Error returned when a text is not a selection of phases.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "each message describes its variant")]
 pub enum ParsePhasesError {
-    /// The text names an unknown phase.
     #[error(
         "unknown phase '{0}'; expected one of {list}",
         list = Phase::ALL.map(Phase::name).join(", ")
     )]
     Unknown(String),
-    /// The text names no phase.
     #[error("no phase is named; omit the option to select all phases")]
     None,
 }

@@ -191,8 +191,7 @@ impl Vcpu for FakeVcpu {
         if task.access == TaskAccess::WriteAtRandom {
             return self.write_at_random(task);
         }
-        for visit in 0..task.count {
-            let address = task.start.0 + visit * task.stride.0;
+        for GuestAddress(address) in task.addresses() {
             let value = Task::value_at(task.seed, GuestAddress(address));
             match task.access {
                 TaskAccess::Write | TaskAccess::WriteThenRead => self.state.write(address, value),

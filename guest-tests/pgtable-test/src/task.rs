@@ -67,6 +67,11 @@ impl Task {
         }
     }
 
+    /// Returns the addresses, without those of [`Task::inner_count`].
+    pub fn addresses(self) -> impl Iterator<Item = GuestAddress> {
+        (0..self.count).map(move |n| GuestAddress(self.start.0 + n * self.stride.0))
+    }
+
     /// Returns the value that a task with `seed` writes to, and expects at, an address:
     /// `seed ^ address`.
     pub const fn value_at(seed: u64, address: GuestAddress) -> u64 {

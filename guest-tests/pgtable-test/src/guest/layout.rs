@@ -18,7 +18,7 @@
 
 use thiserror::Error;
 
-use super::tables::{GuestVirtAddr, Stage1Format, Stage1MemoryType, TableError, Tables};
+use super::tables::{GuestVirtAddr, Stage1Format, Tables};
 use crate::config::GuestMap;
 use granule_types::{
     guest_mode::GuestMode,
@@ -48,29 +48,15 @@ pub struct Abi {
 /// Error returned when guest memory cannot be laid out.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LayoutError {
-    /// The region exceeds the guest's physical addresses.
     #[error("{size} of memory exceed the guest-physical addresses, which end at {end:#x}")]
-    TooLarge {
-        /// Size of the region.
-        size: Bytes,
-        /// End of the physical addresses.
-        end: u64,
-    },
-    /// The region is empty.
+    TooLarge { size: Bytes, end: u64 },
     #[error("the memory under test is empty; use a size above 0")]
     Empty,
-    /// The region overlaps the test's own memory.
     #[error(
         "a region at {start:#x} overlaps the test's program, mailboxes and tables; \
          use an offset of at least {free:#x}"
     )]
-    Covers {
-        /// Start of the region.
-        start: u64,
-        /// First free address.
-        free: u64,
-    },
-    /// The region's virtual addresses are unusable.
+    Covers { start: u64, free: u64 },
     #[error(
         "guest-virtual addresses have {bits} bits, so a region at {start:#x} has the virtual \
          address {address:#x}, where it {problem}; use an offset whose lower {bits} bits are \
@@ -82,27 +68,17 @@ pub enum LayoutError {
         }
     )]
     Virtual {
-        /// Start of the region.
         start: u64,
-        /// Virtual address of the region.
         address: u64,
-        /// Width of a virtual address.
         bits: u8,
-        /// First free virtual address.
         free: u64,
-        /// Last virtual address at which a region of this size can start.
+        /// The last address at which a region of this size can start.
         last: u64,
     },
-    /// The stage-1 tables cannot be built.
-    #[error("cannot build the guest's stage-1 tables")]
-    Tables(#[from] TableError),
 }
 
 /// Returns the start of the region under test: `offset`, or the highest start below `end` that
 /// keeps the last guest page free, as in the kernel's test; aligned down to a power of two.
-///
-/// # Errors
-/// [`LayoutError::TooLarge`] or [`LayoutError::Empty`].
 pub fn place_region(
     end: GuestAddress,
     granule: Bytes,
@@ -156,17 +132,14 @@ pub struct Layout {
 
 impl Layout {
     /// Lays out a guest with `vcpus` mailboxes, and builds stage-1 tables that map low memory and
-    /// the region, the latter as `map` says.
-    ///
-    /// # Errors
-    /// The region overlaps low memory or exceeds the addresses, or the tables cannot be built.
+    /// the region, the latter as `guest_map` selects. Region and size are aligned to the granule.
     pub fn new(
         abi: Abi,
         host_page: Bytes,
         vcpus: u32,
         region: GuestAddress,
         size: Bytes,
-        map: GuestMap,
+        guest_map: GuestMap,
     ) -> Result<Self, LayoutError> {
         let granule = abi.mode.page_size();
         // No two parts share a page of host or guest.
@@ -174,7 +147,7 @@ impl Layout {
         let vcpus = u64::from(vcpus);
         let tables_at = GuestAddress(MAILBOXES + vcpus * unit);
         let free =
-            (tables_at.0 + max_tables(size, granule, map) * granule.0).next_multiple_of(unit);
+            (tables_at.0 + max_tables(size, granule, guest_map) * granule.0).next_multiple_of(unit);
         if region.0 < free {
             return Err(LayoutError::Covers { start: region.0, free });
         }
@@ -184,24 +157,18 @@ impl Layout {
         if address < free || address > last {
             return Err(LayoutError::Virtual { start: region.0, address, bits, free, last });
         }
-        let low = Bytes(tables_at.0 - LOW_MEMORY.0);
-        let blocks = GuestMap::Blocks;
-        let doorbells = abi.doorbells.map(|doorbells| {
+        let mut tables = Tables::new(tables_at, abi.format);
+        let mut map = |start: GuestAddress, size, memory, map| {
+            tables.map(GuestVirtAddr(start.0 & mask(bits)), start, size, memory, map);
+        };
+        if let Some(doorbells) = abi.doorbells {
             let page = GuestAddress(doorbells.0 & !(granule.0 - 1));
-            (page, granule, Stage1MemoryType::Device, blocks)
-        });
-        let mut layout =
-            Self { unit, vcpus, region, size, tables: Tables::new(tables_at, abi.format), abi };
-        let memory = [
-            (LOW_MEMORY, low, Stage1MemoryType::Normal, blocks),
-            (region, size, Stage1MemoryType::Normal, map),
-        ];
-        for (start, size, kind, map) in doorbells.into_iter().chain(memory) {
-            let virtual_start = layout.virtual_of(start);
-            layout.tables.map_by(map);
-            layout.tables.map(virtual_start, start, size, kind)?;
+            map(page, granule, abi.format.device, GuestMap::Blocks);
         }
-        Ok(layout)
+        let low = Bytes(tables_at.0 - LOW_MEMORY.0);
+        map(LOW_MEMORY, low, abi.format.normal, GuestMap::Blocks);
+        map(region, size, abi.format.normal, guest_map);
+        Ok(Self { unit, vcpus, region, size, tables, abi })
     }
 
     /// Returns the guest mode.

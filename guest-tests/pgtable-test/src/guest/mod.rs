@@ -16,7 +16,9 @@ mod tests;
 pub mod arch {
     //! The guest's architectures.
 
+    #[cfg_attr(not(any(test, target_arch = "aarch64")), expect(dead_code, reason = "only tested"))]
     pub mod aarch64;
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only tested"))]
     pub mod x86_64;
 }
 

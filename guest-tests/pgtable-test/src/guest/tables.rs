@@ -8,23 +8,12 @@
 
 use std::collections::BTreeMap;
 
-use thiserror::Error;
-
 use crate::config::GuestMap;
 use granule_types::units::{Bytes, GuestAddress};
 
 /// A guest-virtual address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestVirtAddr(pub u64);
-
-/// The memory type of a mapping.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage1MemoryType {
-    /// Normal, write-back cacheable, shareable, executable memory.
-    Normal,
-    /// Device memory: uncached, unbuffered, not executable.
-    Device,
-}
 
 /// An architecture's format of table entries. An entry is a physical address and attribute bits.
 #[derive(Debug, Clone, Copy)]
@@ -58,28 +47,17 @@ impl Stage1Format {
         aligned
     }
 
-    /// Returns an entry that maps a block, or a page at level 3.
-    const fn leaf(&self, physical: u64, level: u8, kind: Stage1MemoryType) -> u64 {
-        let size = if level == 3 { self.page } else { self.block };
-        let memory = match kind {
-            Stage1MemoryType::Normal => self.normal,
-            Stage1MemoryType::Device => self.device,
-        };
-        self.address(physical) | size | memory
+    /// Returns an entry that maps a block, or a page at level 3, of this memory type.
+    const fn leaf(&self, physical: u64, level: u8, memory: u64) -> u64 {
+        self.address(physical) | if level == 3 { self.page } else { self.block } | memory
     }
 }
-
-/// Error returned when a range cannot be mapped.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct TableError(String);
 
 /// Stage-1 tables under construction, contiguous from [`Tables::base`] on, the root first.
 #[derive(Debug, Clone)]
 pub struct Tables {
     base: GuestAddress,
     format: Stage1Format,
-    map: GuestMap,
     words: Vec<u64>,
     /// Index of the first word of a table by that of the word that links it.
     linked: BTreeMap<usize, usize>,
@@ -89,12 +67,7 @@ impl Tables {
     /// Returns empty tables at guest-physical `base`, which must be aligned to the granule.
     pub fn new(base: GuestAddress, format: Stage1Format) -> Self {
         let words = vec![0; 1 << (format.page_shift - 3)];
-        Self { base, format, map: GuestMap::Blocks, words, linked: BTreeMap::new() }
-    }
-
-    /// Selects blocks or pages for subsequent mappings.
-    pub const fn map_by(&mut self, map: GuestMap) {
-        self.map = map;
+        Self { base, format, words, linked: BTreeMap::new() }
     }
 
     /// Returns the address of the root.
@@ -116,45 +89,43 @@ impl Tables {
         self.format.page_shift - 3
     }
 
-    /// Maps `size` bytes of guest-physical memory from `physical` at guest-virtual `address`.
+    /// Maps `size` bytes of guest-physical memory from `physical` at guest-virtual `address`, as
+    /// memory of the type [`Stage1Format::normal`] or [`Stage1Format::device`].
     ///
-    /// # Errors
+    /// # Panics
     /// The range is not aligned to the granule, exceeds the virtual addresses or is mapped.
     pub fn map(
         &mut self,
         GuestVirtAddr(address): GuestVirtAddr,
         physical: GuestAddress,
         size: Bytes,
-        kind: Stage1MemoryType,
-    ) -> Result<(), TableError> {
-        let granule = Bytes(1 << self.format.page_shift);
-        if (address | physical.0 | size.0) & (granule.0 - 1) != 0 {
-            return Err(TableError(format!(
-                "{size} at {address:#x} are not aligned to the guest's granule of {granule}"
-            )));
-        }
-        let bits = self.format.address_bits;
-        let end = address.checked_add(size.0);
-        if end.is_none_or(|end| end > 1 << bits) {
-            return Err(TableError(format!(
-                "{size} at {address:#x} exceed the guest's {bits} bits of virtual address"
-            )));
-        }
+        memory: u64,
+        map: GuestMap,
+    ) {
+        let unaligned = (address | physical.0 | size.0) & ((1 << self.format.page_shift) - 1);
+        assert_eq!(unaligned, 0, "the range is aligned to the granule");
+        assert!(address + size.0 <= 1 << self.format.address_bits, "the range is addressable");
+        let first_leaf = match map {
+            GuestMap::Blocks => self.format.first_block_level,
+            GuestMap::Pages => 3,
+        };
         let mut done = 0;
         while done < size.0 {
-            done += self.map_largest(address + done, physical.0 + done, size.0 - done, kind)?;
+            let left = size.0 - done;
+            done += self.map_largest(address + done, physical.0 + done, left, memory, first_leaf);
         }
-        Ok(())
     }
 
-    /// Maps the largest block that starts at `address` and fits in `left`, and returns its size.
+    /// Maps the largest block from level `first_leaf` on that starts at `address` and fits in
+    /// `left`, and returns its size.
     fn map_largest(
         &mut self,
         address: u64,
         physical: u64,
         left: u64,
-        kind: Stage1MemoryType,
-    ) -> Result<u64, TableError> {
+        memory: u64,
+        first_leaf: u8,
+    ) -> u64 {
         let resolved = self.format.address_bits - self.format.page_shift;
         let mut level = 4 - resolved.div_ceil(self.index_bits());
         let mut table = 0;
@@ -165,15 +136,16 @@ impl Tables {
             let index = (address >> shift) & ((1 << self.index_bits()) - 1);
             let at = table + usize::try_from(index).unwrap_or(usize::MAX);
             let is_empty = self.words[at] == 0;
-            let blocks = level >= self.format.first_block_level && self.map == GuestMap::Blocks;
-            if fits && is_empty && (level == 3 || blocks) {
-                self.words[at] = self.format.leaf(physical, level, kind);
-                return Ok(span);
+            if fits && is_empty && level >= first_leaf {
+                self.words[at] = self.format.leaf(physical, level, memory);
+                return span;
             }
             table = match self.linked.get(&at) {
                 Some(&linked) => linked,
-                None if is_empty && level < 3 => self.new_table(at),
-                None => return Err(TableError(format!("{address:#x} is already mapped"))),
+                None => {
+                    assert!(is_empty && level < 3, "{address:#x} is not mapped yet");
+                    self.new_table(at)
+                }
             };
             level += 1;
         }

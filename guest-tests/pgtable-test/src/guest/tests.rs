@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The layout of guests of every mode, and arm64's tables against an independent walker, written
-//! from the Arm manual.
+//! The layout of guests of every mode, and their tables against an independent walker, written from
+//! the manuals.
 
 use super::{
-    arch::aarch64::{MAIR, abi, format},
-    layout::{LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, max_tables, place_region},
-    tables::{GuestVirtAddr, Stage1MemoryType, Tables},
+    arch::{
+        aarch64::{MAIR, abi},
+        x86_64,
+    },
+    layout::{Abi, LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, max_tables, place_region},
+    tables::{GuestVirtAddr, Tables},
 };
 use crate::config::GuestMap;
 use granule_types::{
@@ -138,29 +141,31 @@ const BASE: GuestAddress = GuestAddress(0x10_0000);
 /// Tables of one mode under test.
 struct TestTables {
     tables: Tables,
+    abi: Abi,
     /// Base-2 logarithm of the granule.
     shift: u32,
-    bits: u32,
 }
+
+/// The guest mode of x86_64; other modes are of arm64.
+const X86_64: &str = "PXXV48_4K";
 
 impl TestTables {
     fn new(mode: &str) -> Self {
-        let mode: GuestMode = mode.parse().unwrap();
-        let tables = Tables::new(BASE, format(mode));
-        Self { tables, shift: mode.page_shift.into(), bits: mode.va_bits.into() }
+        let of_architecture = if mode == X86_64 { x86_64::abi } else { abi };
+        let abi = of_architecture(mode.parse().unwrap());
+        Self { tables: Tables::new(BASE, abi.format), abi, shift: abi.format.page_shift.into() }
     }
 
-    fn map(&mut self, address: u64, physical: u64, size: u64) {
-        let physical = GuestAddress(physical);
-        self.tables
-            .map(GuestVirtAddr(address), physical, Bytes(size), Stage1MemoryType::Normal)
-            .unwrap();
+    fn map(&mut self, address: u64, physical: u64, size: u64, map: GuestMap) {
+        let (address, physical) = (GuestVirtAddr(address), GuestAddress(physical));
+        self.tables.map(address, physical, Bytes(size), self.abi.format.normal, map);
     }
 
     /// Returns the output address, the attributes and the size of the leaf that a walk reaches.
     fn walk(&self, address: u64) -> Option<(u64, u64, u64)> {
-        let Self { tables, shift, bits } = self;
+        let Self { tables, abi, shift } = self;
         let index_bits = shift - 3;
+        let bits = u32::from(abi.mode.va_bits);
         let mut physical = BASE.0;
         let mut low = shift + (bits - shift - 1) / index_bits * index_bits;
         loop {
@@ -172,18 +177,21 @@ impl TestTables {
                 14 => entry & 0xffff_ffff_c000,
                 _ => entry & 0xffff_ffff_0000 | ((entry >> 12) & 0xf) << 48,
             };
-            match (entry & 3, low == *shift) {
-                (3, true) | (1, false) => {
-                    let span = 1 << low;
-                    let attributes = entry & 0xfff0_0000_0000_0ffc;
-                    return Some((output | (address & (span - 1)), attributes, span));
-                }
-                (3, false) => {
-                    physical = output;
-                    low -= index_bits;
-                }
+            let is_last = low == *shift;
+            let is_leaf = match (entry & 3, abi.mode.name) {
+                (0, _) => return None,
+                // P, R/W and at other levels than the last, PS.
+                (3, X86_64) => is_last || entry & 1 << 7 != 0,
+                (3, _) => is_last,
+                (1, _) if !is_last => true,
                 _ => return None,
+            };
+            if is_leaf {
+                let span = 1 << low;
+                return Some((output | address & (span - 1), entry & !output, span));
             }
+            physical = output;
+            low -= index_bits;
         }
     }
 
@@ -196,13 +204,13 @@ impl TestTables {
 
 #[test]
 fn every_granule_of_the_range_is_mapped_and_none_outside() {
-    for mode in ["P48V48_4K", "P48V48_16K", "P36V47_16K", "P48V48_64K"] {
+    for mode in ["P48V48_4K", "P48V48_16K", "P36V47_16K", "P48V48_64K", X86_64] {
         let mut tables = TestTables::new(mode);
         let granule = 1 << tables.shift;
-        let start = (1 << tables.bits) - 40 * granule;
+        let start = (1 << tables.abi.format.address_bits) - 40 * granule;
         let physical = 0x40_0000_0000 - 40 * granule;
 
-        tables.map(start, physical, 39 * granule);
+        tables.map(start, physical, 39 * granule, GuestMap::Blocks);
 
         for offset in (0..39).map(|n| n * granule) {
             assert_eq!(tables.leaf(start + offset + 8).0, physical + offset + 8);
@@ -220,6 +228,8 @@ fn leaves_are_the_largest_that_fit_or_pages() {
         ("P48V48_4K", GuestMap::Pages, (gib, 4 * mib), gib + 0x2348, 4 << 10),
         ("P48V48_16K", GuestMap::Pages, (gib, 16 * mib), gib + 0x2348, 16 << 10),
         ("P48V48_64K", GuestMap::Pages, (gib, 64 * mib), gib + 0x2348, 64 << 10),
+        (X86_64, GuestMap::Pages, (gib, 4 * mib), gib + 0x2348, 4 << 10),
+        (X86_64, blocks, (gib, gib), gib + 0x12_3458, 2 * mib),
         ("P48V48_4K", blocks, (gib, gib), gib + 0x12_3458, gib),
         ("P48V48_4K", blocks, (2 * mib, 2 * mib), 2 * mib + 0x12_3458, 2 * mib),
         ("P48V48_16K", blocks, (32 * mib, 32 * mib), 33 * mib + 8, 32 * mib),
@@ -229,9 +239,8 @@ fn leaves_are_the_largest_that_fit_or_pages() {
         ("P48V48_4K", blocks, ends, 4 * mib, 0x1000),
     ] {
         let mut tables = TestTables::new(mode);
-        tables.tables.map_by(map);
 
-        tables.map(start, start, size);
+        tables.map(start, start, size, map);
 
         assert_eq!(tables.leaf(address), (address, span), "{mode} {address:#x}");
     }
@@ -240,14 +249,15 @@ fn leaves_are_the_largest_that_fit_or_pages() {
 #[test]
 fn attributes_differ_between_normal_and_device_memory() {
     let mut tables = TestTables::new("P48V48_4K");
-    tables
-        .tables
-        .map(GuestVirtAddr(0), GuestAddress(0), Bytes::kib(4), Stage1MemoryType::Device)
-        .unwrap();
-    tables.map(0x1000, 0x1000, 0x1000);
+    let (zero, size, device) = (GuestVirtAddr(0), Bytes::kib(4), tables.abi.format.device);
+    tables.tables.map(zero, GuestAddress(0), size, device, GuestMap::Blocks);
+    tables.map(0x1000, 0x1000, 0x1000, GuestMap::Blocks);
+    let mut x86_64 = TestTables::new(X86_64);
+    x86_64.map(2 << 20, 2 << 20, 2 << 20, GuestMap::Blocks);
 
     let (_, device, _) = tables.walk(0).unwrap();
     let (_, normal, _) = tables.walk(0x1000).unwrap();
+    let (_, x86_64, _) = x86_64.walk(3 << 20).unwrap();
 
     // AttrIndx[4:2], AP[7:6], SH[9:8], AF[10], PXN[53] of Arm manual D8.3.
     assert_eq!((device >> 2) & 7, 0);
@@ -261,6 +271,8 @@ fn attributes_differ_between_normal_and_device_memory() {
         assert_eq!((entry >> 10) & 1, 1);
         assert_eq!((entry >> 6) & 3, 0);
     }
+    // P, R/W, A, D, PS; not PWT, PCD, XD.
+    assert_eq!(x86_64 & (1 << 63 | 0xff), 0b1110_0011);
 }
 
 #[test]
@@ -268,26 +280,19 @@ fn entries_with_64k_granules_hold_52_bit_addresses() {
     let mut tables = TestTables::new("P52V48_64K");
     let physical = 0xf_fff0_0000_0000;
 
-    tables.map(0x10_0000, physical, 0x1_0000);
+    tables.map(0x10_0000, physical, 0x1_0000, GuestMap::Blocks);
 
     assert_eq!(tables.leaf(0x10_0000).0, physical);
 }
 
 #[test]
 fn unaligned_unreachable_and_mapped_ranges_are_refused() {
-    let mut tables = TestTables::new("P48V48_4K");
-    tables.map(2 << 20, 2 << 20, 2 << 20);
-
-    for (address, reason) in
-        [(0x10, "not aligned"), (1 << 48, "exceed"), ((2 << 20) + 0x1000, "already mapped")]
-    {
-        let size = Bytes::kib(4);
-        let error = tables.tables.map(
-            GuestVirtAddr(address),
-            GuestAddress(0),
-            size,
-            Stage1MemoryType::Normal,
-        );
-        assert!(error.unwrap_err().to_string().contains(reason), "{reason}");
+    for address in [0x10, 1 << 48, (2 << 20) + 0x1000] {
+        let refused = std::panic::catch_unwind(|| {
+            let mut tables = TestTables::new("P48V48_4K");
+            tables.map(2 << 20, 2 << 20, 2 << 20, GuestMap::Blocks);
+            tables.map(address, 0, 0x1000, GuestMap::Blocks);
+        });
+        assert!(refused.is_err(), "{address:#x}");
     }
 }

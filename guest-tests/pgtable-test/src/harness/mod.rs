@@ -26,7 +26,7 @@ use std::{error::Error, time::Duration};
 use crate::{
     config::{Migration, PhaseSelection},
     machine::{Machine, Region},
-    task::Task,
+    task::{Task, TaskAccess},
 };
 use granule_types::{
     backing::Backing,
@@ -38,7 +38,6 @@ use granule_types::{
 pub use error::HarnessError;
 use error::host_error;
 use runner::Runner;
-use tasks::WrittenRange;
 
 /// The plan of a run.
 #[derive(Debug, Clone)]
@@ -144,7 +143,7 @@ fn run_iteration(runner: &mut Runner<'_, '_>, iteration: u32) -> Result<(), Harn
     }
     if let Some(written) = written {
         runner.untimed_step("verifying contents", |tasks, vcpu| match vcpu {
-            0 => tasks.verify(written),
+            0 => Task { access: TaskAccess::Verify, ..written },
             _ => tasks.nothing(),
         })?;
         check_contents(runner.machine, written)?;
@@ -152,8 +151,8 @@ fn run_iteration(runner: &mut Runner<'_, '_>, iteration: u32) -> Result<(), Harn
     runner.finish()
 }
 
-/// Runs the phases up to `logging-off` and returns the addresses that were written last.
-fn create_and_update(runner: &mut Runner<'_, '_>) -> Result<Option<WrittenRange>, HarnessError> {
+/// Runs the phases up to `logging-off` and returns the task that wrote last.
+fn create_and_update(runner: &mut Runner<'_, '_>) -> Result<Option<Task>, HarnessError> {
     let mut written = None;
     if runner.selects(Phase::Create) {
         runner.guest_phase(Phase::Create)?;
@@ -180,11 +179,7 @@ fn create_and_update(runner: &mut Runner<'_, '_>) -> Result<Option<WrittenRange>
 }
 
 /// Checks that the dirty bitmap contains every written page; it may contain more.
-fn check_dirty_log(
-    region: &Region,
-    written: WrittenRange,
-    log: &[u64],
-) -> Result<(), HarnessError> {
+fn check_dirty_log(region: &Region, written: Task, log: &[u64]) -> Result<(), HarnessError> {
     let is_clean = |address: &GuestAddress| {
         let page = (address.0 - region.start.0) / region.host_page.0;
         let word = usize::try_from(page / 64).ok().and_then(|at| log.get(at));
@@ -202,7 +197,7 @@ fn check_dirty_log(
 }
 
 /// Checks that the host reads the values that the guest wrote.
-fn check_contents(machine: &dyn Machine, written: WrittenRange) -> Result<(), HarnessError> {
+fn check_contents(machine: &dyn Machine, written: Task) -> Result<(), HarnessError> {
     for address in written.addresses() {
         let found = machine.read_u64(address);
         let found = found.map_err(host_error("reading the region"))?;

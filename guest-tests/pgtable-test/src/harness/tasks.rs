@@ -19,21 +19,6 @@ use granule_types::{
     units::{Bytes, GuestAddress},
 };
 
-/// Addresses that hold known values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct WrittenRange {
-    pub(super) start: GuestAddress,
-    pub(super) count: u64,
-    pub(super) stride: Bytes,
-    pub(super) seed: u64,
-}
-
-impl WrittenRange {
-    pub(super) fn addresses(self) -> impl Iterator<Item = GuestAddress> {
-        (0..self.count).map(move |n| GuestAddress(self.start.0 + n * self.stride.0))
-    }
-}
-
 /// The tasks of one iteration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tasks {
@@ -48,9 +33,9 @@ impl Tasks {
 
     /// Returns a vCPU's task in a phase; [`TaskAccess::Nothing`] in phases in which no vCPU works.
     pub(super) fn of(self, phase: Phase, vcpu: usize) -> Task {
-        let blocks = self.walk(self.region.backing_page, self.written_by(phase).seed);
+        let blocks = self.written_by(phase);
         match phase {
-            Phase::Create if vcpu.is_multiple_of(2) => with(TaskAccess::Write, blocks),
+            Phase::Create if vcpu.is_multiple_of(2) => blocks,
             Phase::Create => with(TaskAccess::Read, blocks),
             Phase::Update => self.update(),
             Phase::Rebuild => with(TaskAccess::Read, self.walk(self.region.host_page, 0)),
@@ -85,33 +70,17 @@ impl Tasks {
         }
     }
 
-    /// Returns the task that verifies written values.
-    pub(super) fn verify(self, written: WrittenRange) -> Task {
-        Task {
-            access: TaskAccess::Verify,
-            start: written.start,
-            count: written.count,
-            stride: written.stride,
-            ..self.walk(self.region.host_page, written.seed)
-        }
-    }
-
-    /// Returns the addresses that `create` or `update` writes.
-    pub(super) fn written_by(self, phase: Phase) -> WrittenRange {
-        let stride = self.region.backing_page;
-        WrittenRange {
-            start: self.region.start,
-            count: self.region.size.0 / stride.0,
-            stride,
-            seed: mix(self.seed ^ phase as u64),
-        }
+    /// Returns the task that writes what a vCPU writes in `create` or `update`.
+    pub(super) fn written_by(self, phase: Phase) -> Task {
+        let seed = mix(self.seed ^ phase as u64);
+        with(TaskAccess::Write, self.walk(self.region.backing_page, seed))
     }
 
     fn update(self) -> Task {
         let Region { host_page, backing_page, .. } = self.region;
-        let blocks = self.walk(backing_page, self.written_by(Phase::Update).seed);
+        let blocks = self.written_by(Phase::Update);
         if backing_page <= host_page {
-            return with(TaskAccess::Write, blocks);
+            return blocks;
         }
         Task {
             access: TaskAccess::WriteThenRead,

@@ -205,9 +205,6 @@ const LIMIT: Nanoseconds = Nanoseconds(200);
 
 /// Measures the time of one iteration of the guest's loop of four instructions: the least of three
 /// measurements.
-///
-/// # Errors
-/// The guest does not run.
 pub fn time_per_read(
     vcpu: &mut dyn Vcpu,
     address: GuestAddress,

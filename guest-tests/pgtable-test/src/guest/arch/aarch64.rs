@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The arm64 guest: doorbells, entries of stage-1 tables (Arm manual, D8.2 and D8.3: VMSAv8-64, one
-//! privilege level in use), system registers that enable the MMU and caches before the
-//! first instruction (D19.2) and descriptions of exceptions (`ESR_EL1`, D19.2.37).
+//! privilege level in use), values of system registers that enable the MMU and caches before the
+//! first instruction (D19.2), and descriptions of exceptions (`ESR_EL1`, D19.2.37).
 
 use thiserror::Error;
 
 use crate::guest::{
     layout::Abi,
     mailbox::{GuestException, Mailbox},
-    tables::{GuestVirtAddr, Stage1Format},
+    tables::Stage1Format,
 };
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
-use granule_vmm::arch::aarch64::SystemRegister;
 
 /// Address of the doorbells: no memory is there, so every store exits to the host.
 pub const DOORBELL: GuestAddress = GuestAddress(0x8000);
@@ -20,8 +19,7 @@ pub const DOORBELL: GuestAddress = GuestAddress(0x8000);
 const VALID: u64 = 1 << 0;
 /// A table at levels 0 to 2, a page at level 3; a block where clear.
 const TABLE_OR_PAGE: u64 = 1 << 1;
-/// Attribute 1 of `MAIR_EL1`, which [`initial_registers`] sets: write-back cacheable. Attribute 0
-/// is Device-nGnRnE.
+/// Attribute 1 of [`MAIR`]: write-back cacheable.
 const WRITE_BACK: u64 = 1 << 2;
 /// Inner shareable.
 const INNER_SHAREABLE: u64 = 3 << 8;
@@ -110,27 +108,6 @@ fn fault(syndrome: u64) -> String {
     }
 }
 
-const fn register(name: &'static str, encoding: [u8; 5]) -> SystemRegister {
-    SystemRegister { name, encoding }
-}
-
-/// System control: MMU and caches.
-pub const SCTLR_EL1: SystemRegister = register("SCTLR_EL1", [3, 0, 1, 0, 0]);
-/// Access to floating point.
-pub const CPACR_EL1: SystemRegister = register("CPACR_EL1", [3, 0, 1, 0, 2]);
-/// Base of the stage-1 tables of low addresses.
-pub const TTBR0_EL1: SystemRegister = register("TTBR0_EL1", [3, 0, 2, 0, 0]);
-/// Translation control: widths, granule and attributes of table walks.
-pub const TCR_EL1: SystemRegister = register("TCR_EL1", [3, 0, 2, 0, 2]);
-/// Memory attributes by index.
-pub const MAIR_EL1: SystemRegister = register("MAIR_EL1", [3, 0, 10, 2, 0]);
-/// Base of the exception vectors.
-pub const VBAR_EL1: SystemRegister = register("VBAR_EL1", [3, 0, 12, 0, 0]);
-/// Software thread ID: the address of the mailbox.
-pub const TPIDR_EL1: SystemRegister = register("TPIDR_EL1", [3, 0, 13, 0, 4]);
-/// Memory features: granules and physical address width.
-pub const ID_AA64MMFR0_EL1: SystemRegister = register("ID_AA64MMFR0_EL1", [3, 0, 0, 7, 0]);
-
 /// Value of `MAIR_EL1`: attribute 0 is Device-nGnRnE, attribute 1 write-back cacheable.
 pub const MAIR: u64 = 0xff << 8;
 
@@ -140,9 +117,6 @@ pub const MAIR: u64 = 0xff << 8;
 pub struct ModeError(String);
 
 /// Returns the default guest mode: the widest of 48, 40 and 36 bits within `limit`.
-///
-/// # Errors
-/// No mode fits.
 pub fn default_mode(limit: u8) -> Result<GuestMode, ModeError> {
     [
         GuestMode::P48V48_4K,
@@ -160,9 +134,6 @@ pub fn default_mode(limit: u8) -> Result<GuestMode, ModeError> {
 
 /// Checks that the arm64 guest of this test and a host with `limit` bits of guest-physical address
 /// support the mode.
-///
-/// # Errors
-/// They do not.
 pub fn check_mode(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
     let (name, bits) = (mode.name, mode.pa_bits);
     let too_wide = bits > 48 && mode.page_shift != 16;
@@ -185,9 +156,6 @@ pub fn check_mode(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
 
 /// Checks that the CPU supports the mode's granule: fields TGran4 (31:28), TGran64 (27:24) and
 /// TGran16 (23:20) of `ID_AA64MMFR0_EL1`.
-///
-/// # Errors
-/// It does not.
 pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), ModeError> {
     let field = |shift: u32| (mmfr0 >> shift) & 0xf;
     let has = match mode.page_shift {
@@ -232,24 +200,6 @@ pub const fn tcr(mode: GuestMode) -> u64 {
         _ => 6,
     };
     size | walks | granule << 14 | 1 << 23 | physical << 32
-}
-
-/// Returns the initial values of a vCPU's registers, except `SCTLR_EL1`, which [`sctlr`] computes
-/// and which is set last.
-pub const fn initial_registers(
-    mode: GuestMode,
-    tables: GuestAddress,
-    vectors: GuestVirtAddr,
-    mailbox: GuestVirtAddr,
-) -> [(SystemRegister, u64); 6] {
-    [
-        (CPACR_EL1, 3 << 20),
-        (MAIR_EL1, MAIR),
-        (TCR_EL1, tcr(mode)),
-        (TTBR0_EL1, tables.0),
-        (VBAR_EL1, vectors.0),
-        (TPIDR_EL1, mailbox.0),
-    ]
 }
 
 #[cfg(test)]

@@ -117,67 +117,6 @@ fn page_fault(error: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        config::GuestMap,
-        guest::tables::{GuestVirtAddr, Stage1MemoryType, Tables},
-    };
-    use granule_types::units::{Bytes, GuestAddress};
-
-    const BASE: GuestAddress = GuestAddress(0x10_0000);
-
-    /// Returns tables that map a range to the same physical addresses.
-    fn mapped(map: GuestMap, start: u64, size: Bytes) -> Tables {
-        let mut tables = Tables::new(BASE, LONG_MODE);
-        tables.map_by(map);
-        tables
-            .map(GuestVirtAddr(start), GuestAddress(start), size, Stage1MemoryType::Normal)
-            .unwrap();
-        tables
-    }
-
-    /// Returns the output address and the leaf entry that a walk reaches; written from the manual,
-    /// independent of the builder.
-    fn walk(tables: &Tables, address: u64) -> Option<(u64, u64)> {
-        let mut table = BASE.0;
-        for shift in [39, 30, 21, 12] {
-            let index = (address >> shift) & 511;
-            let word = usize::try_from((table - BASE.0) / 8 + index).unwrap();
-            let entry = tables.words()[word];
-            if entry & 1 == 0 {
-                return None;
-            }
-            table = entry & 0x000f_ffff_ffff_f000;
-            if shift == 12 || entry & (1 << 7) != 0 {
-                return Some((table | address & ((1 << shift) - 1), entry));
-            }
-        }
-        None
-    }
-
-    #[test]
-    fn every_page_of_the_range_is_mapped_and_none_outside() {
-        for map in [GuestMap::Blocks, GuestMap::Pages] {
-            let start = (1 << 46) - 0x1000 - (5 << 20);
-
-            let tables = mapped(map, start, Bytes::mib(5));
-
-            for offset in (0..5 << 20).step_by(0x1000) {
-                assert_eq!(walk(&tables, start + offset + 8).unwrap().0, start + offset + 8);
-            }
-            assert_eq!(walk(&tables, start - 8), None);
-            assert_eq!(walk(&tables, start + (5 << 20)), None);
-        }
-    }
-
-    #[test]
-    fn leaves_are_writable_and_executable_with_accessed_and_dirty_set() {
-        let tables = mapped(GuestMap::Blocks, 2 << 20, Bytes::mib(2));
-
-        let (_, leaf) = walk(&tables, 3 << 20).unwrap();
-
-        // P, R/W, A, D, PS; not PWT, PCD, XD.
-        assert_eq!(leaf & (1 << 63 | 0xff), 0b1110_0011);
-    }
 
     #[test]
     fn a_gate_holds_its_entry_point() {

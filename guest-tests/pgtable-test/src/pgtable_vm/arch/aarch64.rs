@@ -15,10 +15,7 @@ use super::super::during;
 pub use crate::guest::arch::aarch64::{abi, explain};
 use crate::{
     guest::{
-        arch::aarch64::{
-            DOORBELL, ID_AA64MMFR0_EL1, SCTLR_EL1, check_granule, check_mode, default_mode,
-            initial_registers, sctlr,
-        },
+        arch::aarch64::{DOORBELL, MAIR, check_granule, check_mode, default_mode, sctlr, tcr},
         entry,
         layout::{LOW_MEMORY, Layout},
         mailbox::Doorbell,
@@ -27,15 +24,17 @@ use crate::{
 };
 
 /// Features that affect the fault path. User space can read them from a vCPU only.
-const ISAR0: SystemRegister =
-    SystemRegister { name: "ID_AA64ISAR0_EL1", encoding: [3, 0, 0, 6, 0] };
-const MMFR2: SystemRegister =
-    SystemRegister { name: "ID_AA64MMFR2_EL1", encoding: [3, 0, 0, 7, 2] };
+const ISAR0: SystemRegister = register("ID_AA64ISAR0_EL1", [3, 0, 0, 6, 0]);
+const MMFR2: SystemRegister = register("ID_AA64MMFR2_EL1", [3, 0, 0, 7, 2]);
+/// Granules and physical address width.
+const MMFR0: SystemRegister = register("ID_AA64MMFR0_EL1", [3, 0, 0, 7, 0]);
+const SCTLR: SystemRegister = register("SCTLR_EL1", [3, 0, 1, 0, 0]);
+
+const fn register(name: &'static str, encoding: [u8; 5]) -> SystemRegister {
+    SystemRegister { name, encoding }
+}
 
 /// Returns the configured guest mode or the host's default, and the end of its physical addresses.
-///
-/// # Errors
-/// The host cannot run the mode.
 pub fn choose_mode(
     kvm: &Kvm,
     requested: Option<GuestMode>,
@@ -56,9 +55,6 @@ pub const fn extra(_layout: &Layout) -> Vec<u64> {
 }
 
 /// Creates a vCPU that starts at the guest's program, with MMU and caches enabled.
-///
-/// # Errors
-/// KVM refuses, or the CPU does not support the mode.
 pub fn make_vcpu(
     _kvm: &Kvm,
     vm: &VmFd,
@@ -68,20 +64,22 @@ pub fn make_vcpu(
     let mode = layout.mode();
     let fd = create(vm, index).map_err(during("creating a vCPU"))?;
     let setting = "setting a vCPU's registers";
-    let mmfr0 = registers::get(&fd, ID_AA64MMFR0_EL1).map_err(during(setting))?;
+    let mmfr0 = registers::get(&fd, MMFR0).map_err(during(setting))?;
     check_granule(mode, mmfr0).map_err(during("choosing the guest mode"))?;
     let program = layout.virtual_of(LOW_MEMORY);
-    let initial = initial_registers(
-        mode,
-        layout.tables().base(),
-        program,
-        layout.virtual_of(layout.mailbox(index)),
-    );
-    for (register, value) in initial {
+    // SCTLR_EL1 enables the MMU, so it is set last.
+    let reset = registers::get(&fd, SCTLR).map_err(during(setting))?;
+    for (register, value) in [
+        (register("CPACR_EL1", [3, 0, 1, 0, 2]), 3 << 20), // floating point is not trapped
+        (register("MAIR_EL1", [3, 0, 10, 2, 0]), MAIR),
+        (register("TCR_EL1", [3, 0, 2, 0, 2]), tcr(mode)),
+        (register("TTBR0_EL1", [3, 0, 2, 0, 0]), layout.tables().base().0),
+        (register("VBAR_EL1", [3, 0, 12, 0, 0]), program.0),
+        (register("TPIDR_EL1", [3, 0, 13, 0, 4]), layout.virtual_of(layout.mailbox(index)).0),
+        (SCTLR, sctlr(reset)),
+    ] {
         registers::set(&fd, register, value).map_err(during(setting))?;
     }
-    let reset = registers::get(&fd, SCTLR_EL1).map_err(during(setting))?;
-    registers::set(&fd, SCTLR_EL1, sctlr(reset)).map_err(during(setting))?;
     registers::set_pc(&fd, program.0 + entry()).map_err(during(setting))?;
     Ok(fd)
 }
@@ -97,9 +95,6 @@ fn create(vm: &VmFd, index: usize) -> Result<VcpuFd, KvmError> {
 }
 
 /// Returns the CPU features that affect the fault path.
-///
-/// # Errors
-/// KVM refuses.
 pub fn features(fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
     Ok(stage2_features(registers::get(fd, ISAR0)?, registers::get(fd, MMFR2)?))
 }

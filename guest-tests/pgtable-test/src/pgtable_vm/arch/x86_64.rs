@@ -26,9 +26,6 @@ use crate::{
 };
 
 /// Returns the only guest mode of this architecture, and the end of its physical addresses.
-///
-/// # Errors
-/// Another mode is configured.
 pub fn choose_mode(
     kvm: &Kvm,
     requested: Option<GuestMode>,
@@ -54,9 +51,6 @@ pub fn extra(layout: &Layout) -> Vec<u64> {
 }
 
 /// Creates a vCPU that starts at the guest's program in long mode.
-///
-/// # Errors
-/// KVM refuses.
 pub fn make_vcpu(
     kvm: &Kvm,
     vm: &VmFd,
@@ -81,9 +75,6 @@ fn set_up(kvm: &Kvm, fd: &VcpuFd, index: usize, layout: &Layout) -> Result<(), K
 }
 
 /// Returns no features: none of this architecture affects results.
-///
-/// # Errors
-/// Never.
 pub const fn features(_fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
     Ok(BTreeMap::new())
 }
