@@ -60,33 +60,26 @@ pub use self::{
 
 /// Error returned when a run of the lab, or one of its tools, cannot be completed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each message describes its variant")]
 #[non_exhaustive]
 pub enum LabError {
     /// A requirement is missing or an input is unusable; the message names the remedy.
     #[error("{0}")]
     Unusable(String),
-    /// A step failed.
     #[error("{message}")]
     Failed {
-        /// The step.
         message: String,
-        /// The failed command or file operation.
         #[source]
         source: CommandError,
     },
-    /// A command or a file operation failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// Results cannot be read.
     #[error(transparent)]
     Input(#[from] FileError),
-    /// Results cannot be compared.
     #[error(transparent)]
     Compare(#[from] CompareError),
-    /// A record cannot be serialized.
     #[error("cannot write a record")]
     Record(#[from] serde_json::Error),
-    /// Standard output cannot be written.
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
     /// The current directory, or the path of this program, is not known.

@@ -84,9 +84,4 @@ mod tests {
     fn memory_holds_the_written_words() {
         assert_eq!(touch_memory(3, 1 << 16), 0);
     }
-
-    #[test]
-    fn a_test_process_is_not_a_guest() {
-        assert!(!is_pid_1());
-    }
 }

@@ -169,23 +169,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_survives_serialization() {
-        let job = Job {
-            argv: vec!["/init".to_owned(), "bench".to_owned()],
-            pools: [(2 << 20, 34)].into(),
-            settings: [("/sys/x".to_owned(), "0".to_owned())].into(),
-            seed: 5,
-            foreign: true,
-            expect: vec![Exchange::new("login: ", "root")],
-            deadline_seconds: 60,
-        };
-
-        let text = serde_json::to_string(&job).unwrap();
-
-        assert_eq!(serde_json::from_str::<Job>(&text).unwrap(), job);
-    }
-
-    #[test]
     fn a_walk_visits_every_cpu_once_in_an_order_that_the_seed_determines() {
         let all: Vec<usize> = (0..32).step_by(2).collect();
         let order = |seed| -> Vec<usize> { Walk::new(seed, &all).map(|(cpu, _)| cpu).collect() };

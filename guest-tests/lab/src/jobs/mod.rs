@@ -10,8 +10,10 @@ pub mod outcome;
 pub mod run_directory;
 
 use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Instant,
 };
 
@@ -51,40 +53,33 @@ pub type JobResults = Vec<Vec<JobResult>>;
 impl JobQueue<'_> {
     /// Runs every job on every kernel. A failed job does not stop the others.
     pub fn run(&self, kernels: &[Kernel], jobs: &[PlannedJob]) -> JobResults {
-        let queue: VecDeque<(usize, usize)> = (0..jobs.len())
-            .flat_map(|job| (0..kernels.len()).map(move |kernel| (kernel, job)))
-            .collect();
+        let boots = jobs.len() * kernels.len();
         self.progress.stage(format!(
             "{} on {}",
             counted(jobs.len(), "job"),
             counted(kernels.len(), "kernel")
         ));
-        self.progress.jobs(queue.len());
-        let queue = Mutex::new(queue);
-        let failed_boots = Mutex::new(vec![0; kernels.len()]);
+        self.progress.jobs(boots);
+        let next = AtomicUsize::new(0);
+        let failed_boots: Vec<_> = kernels.iter().map(|_| AtomicUsize::new(0)).collect();
         let results: JobResults =
             kernels.iter().map(|_| jobs.iter().map(|_| None).collect()).collect();
         let results = Mutex::new(results);
-        let workers = if self.shell.is_dry() { 1 } else { self.parallel };
-        std::thread::scope(|scope| {
-            for _ in 0..workers {
-                scope.spawn(|| {
-                    loop {
-                        // In the condition of a `while let`, the lock would be held for the job.
-                        let next = lock(&queue).pop_front();
-                        let Some((kernel, job)) = next else { break };
-                        if lock(&failed_boots)[kernel] >= MAX_FAILED_BOOTS {
-                            continue;
-                        }
-                        let result = self.run_one(&kernels[kernel], &jobs[job]);
-                        if let Some(Err(JobError::NoEnding { .. })) = &result {
-                            lock(&failed_boots)[kernel] += 1;
-                        }
-                        lock(&results)[kernel][job] = result;
-                    }
-                });
+        let worker = || {
+            while let Some(index) = Some(next.fetch_add(1, Relaxed)).filter(|next| *next < boots) {
+                let (job, kernel) = (index / kernels.len(), index % kernels.len());
+                if failed_boots[kernel].load(Relaxed) >= MAX_FAILED_BOOTS {
+                    continue;
+                }
+                let result = self.run_one(&kernels[kernel], &jobs[job]);
+                if let Some(Err(JobError::NoEnding { .. })) = &result {
+                    failed_boots[kernel].fetch_add(1, Relaxed);
+                }
+                results.lock().unwrap_or_else(PoisonError::into_inner)[kernel][job] = result;
             }
-        });
+        };
+        let workers = if self.shell.is_dry() { 1 } else { self.parallel };
+        std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(worker))));
         results.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -98,8 +93,4 @@ impl JobQueue<'_> {
         }
         result
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

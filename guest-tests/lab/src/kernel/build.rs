@@ -106,7 +106,7 @@ impl<'a> Builder<'a> {
         let mismatches = mismatches(&self.fragment_texts, &config);
         let required: Vec<&str> = mismatches
             .iter()
-            .map(|mismatch| mismatch.symbol.as_str())
+            .map(|(symbol, _)| symbol.as_str())
             .filter(|symbol| REQUIRED.contains(symbol))
             .collect();
         if !required.is_empty() {
@@ -234,32 +234,20 @@ const REQUIRED: [&str; 14] = [
     "CONFIG_TRANSPARENT_HUGEPAGE",
 ];
 
-/// A symbol whose value differs from the requested one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mismatch {
-    pub symbol: String,
-    pub requested: String,
-    pub actual: String,
-}
+/// A symbol whose value differs from the requested one, and a message about it.
+pub type Mismatch = (String, String);
 
 /// Returns the symbols whose value differs between fragments (later ones override) and `config`.
 fn mismatches(fragments: &[impl AsRef<str>], config: &str) -> Vec<Mismatch> {
-    let mut requested = BTreeMap::new();
-    for fragment in fragments {
-        requested.extend(settings(fragment.as_ref()));
-    }
+    let requested: BTreeMap<_, _> =
+        fragments.iter().flat_map(|fragment| settings(fragment.as_ref())).collect();
     let actual = settings(config);
-    requested
-        .into_iter()
-        .filter_map(|(symbol, requested)| {
-            let actual = actual.get(symbol).copied().unwrap_or("n");
-            (actual != requested).then(|| Mismatch {
-                symbol: symbol.to_owned(),
-                requested: requested.to_owned(),
-                actual: actual.to_owned(),
-            })
-        })
-        .collect()
+    let mismatch = |(symbol, requested): (&str, &str)| {
+        let actual = actual.get(symbol).copied().unwrap_or("n");
+        let message = format!("{symbol} is {actual} instead of {requested}");
+        (actual != requested).then(|| (symbol.to_owned(), message))
+    };
+    requested.into_iter().filter_map(mismatch).collect()
 }
 
 /// Parses `CONFIG_X=value` and `# CONFIG_X is not set` (`n`).
@@ -283,13 +271,14 @@ mod tests {
         let debug = "# CONFIG_SMP is not set\n";
         let config = "CONFIG_NR_CPUS=64\nCONFIG_OTHER=y\n# CONFIG_KVM is not set\n";
 
-        let found: Vec<_> = mismatches(&[lab, debug], config)
-            .into_iter()
-            .map(|mismatch| (mismatch.symbol, mismatch.actual))
-            .collect();
+        let found = mismatches(&[lab, debug], config);
 
-        let expected = [("CONFIG_KVM", "n"), ("CONFIG_NEW", "n"), ("CONFIG_NR_CPUS", "64")];
-        assert_eq!(found, expected.map(|(symbol, actual)| (symbol.to_owned(), actual.to_owned())));
+        let expected = [
+            ("CONFIG_KVM", "CONFIG_KVM is n instead of y"),
+            ("CONFIG_NEW", "CONFIG_NEW is n instead of y"),
+            ("CONFIG_NR_CPUS", "CONFIG_NR_CPUS is 64 instead of 128"),
+        ];
+        assert_eq!(found, expected.map(|(symbol, text)| (symbol.to_owned(), text.to_owned())));
         assert!(REQUIRED.contains(&"CONFIG_KVM") && !REQUIRED.contains(&"CONFIG_NR_CPUS"));
     }
 }

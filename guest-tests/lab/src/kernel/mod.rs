@@ -176,11 +176,8 @@ fn built(
         }
         let (kernel, mismatches) = builder.kernel(stack)?;
         // All kernels of a run have the same configuration.
-        for mismatch in mismatches.iter().filter(|_| found.is_empty()) {
-            progress.note(&format!(
-                "{} is {} instead of {}",
-                mismatch.symbol, mismatch.actual, mismatch.requested
-            ));
+        for (_, message) in mismatches.iter().filter(|_| found.is_empty()) {
+            progress.note(message);
         }
         found.push(kernel);
     }
