@@ -17,7 +17,7 @@ use granule_types::{
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "each message describes its variant")]
 pub enum HarnessError {
-    /// Nothing was tested.
+    /// Failure before the first phase.
     #[error("cannot start the vCPUs")]
     Start(#[source] TaskThreadsError),
     #[error("the vCPUs failed {0}")]
