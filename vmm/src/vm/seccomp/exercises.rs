@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs the components of this crate in the threads and under the filters that `granule run` uses,
-//! so that a [recorder](super::tests) sees their system calls. KVM is not needed.
+//! Runs the components of this crate in the threads and under the filters that `granule run` uses.
+//! KVM is not needed.
 
 use std::{
     fs,
@@ -45,44 +45,27 @@ use crate::{
     },
 };
 
-/// Everything that `granule run` opens before it confines itself.
-pub(super) struct OpenResources {
-    socket: BoundSocket,
-    socket_path: PathBuf,
-    disk: Disk,
-    stats: StatsFile,
-}
-
-impl OpenResources {
-    pub(super) fn new(folder: &Path) -> Self {
-        let (socket_path, disk) = (folder.join("socket"), folder.join("disk"));
-        fs::write(&disk, vec![0; 1 << 20]).unwrap();
-        Self {
-            socket: BoundSocket::new(&socket_path).unwrap(),
-            socket_path,
-            disk: Disk::open(&disk, false).unwrap(),
-            stats: StatsFile::open(&folder.join("stats"), Host::of_this_machine().unwrap())
-                .unwrap(),
-        }
-    }
-}
-
-/// Starts a client of the control socket, outside the recorded thread.
-pub(super) fn start_client(opened: &OpenResources) -> thread::JoinHandle<String> {
-    let path = opened.socket_path.clone();
-    thread::spawn(move || {
-        let mut client = UnixStream::connect(path).unwrap();
+/// Opens files as `granule run` does, confines the calling thread and runs all components. A client
+/// of the control socket is not confined.
+pub(super) fn run_components(folder: &Path) {
+    let (socket, disk) = (folder.join("socket"), folder.join("disk"));
+    let bound = BoundSocket::new(&socket).unwrap();
+    fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let disk = Disk::open(&disk, false).unwrap();
+    let stats = StatsFile::open(&folder.join("stats"), Host::of_this_machine().unwrap()).unwrap();
+    let client = thread::spawn(move || {
+        let mut client = UnixStream::connect(socket).unwrap();
         client.write_all(b"GET /v1/state HTTP/1.1\r\n\r\n").unwrap();
-        let mut response = String::new();
-        client.read_to_string(&mut response).unwrap();
-        response
-    })
+        io::read_to_string(client).unwrap()
+    });
+    run_confined(bound, disk, stats);
+    assert!(client.join().unwrap().contains("running"));
 }
 
 /// Runs all components. The calling thread becomes the confined main thread.
-pub(super) fn run_components(opened: OpenResources) {
+fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile) {
     let signals = Signals::block().unwrap();
-    let api = Api::serve(opened.socket, || confine_if(true, ThreadRole::Api)).unwrap();
+    let api = Api::serve(socket, || confine_if(true, ThreadRole::Api)).unwrap();
     ThreadRole::Main.confine().unwrap();
 
     drop(signals.terminate_on_signal(|_| {}).unwrap());
@@ -96,16 +79,15 @@ pub(super) fn run_components(opened: OpenResources) {
     request.respond((200, json!({ "state": "running" })));
     console();
     guest_memory();
-    let disk = Driver::new(Box::new(Block::new(opened.disk, "disk0")));
+    let disk = Driver::new(Box::new(Block::new(disk, "disk0")));
     let entropy = Driver::new(Box::new(Rng));
     let balloon = Driver::new(Box::new(Balloon::new().unwrap()));
-    let vcpu = thread::Builder::new().name("vcpu-0".to_owned());
-    let vcpu = vcpu.spawn(move || {
+    let vcpu = thread::spawn(move || {
         ThreadRole::Vcpu.confine().unwrap();
         devices(disk, entropy, balloon);
     });
-    vcpu.unwrap().join().unwrap();
-    statistics(opened.stats);
+    vcpu.join().unwrap();
+    statistics(stats);
     c_library();
     issue_directly();
     signals.release();
