@@ -20,8 +20,6 @@ mod console_io;
 mod control;
 mod device_manager;
 mod event_loop;
-#[cfg(test)]
-mod killed;
 mod open_files;
 pub mod outcome;
 pub mod privileges;

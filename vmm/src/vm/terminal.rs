@@ -17,8 +17,7 @@ use std::{
 };
 
 use rustix::termios::{
-    InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr,
-    tcsetattr,
+    InputModes, LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcsetattr,
 };
 
 /// The settings to restore, and whether the terminal is raw.
@@ -91,15 +90,9 @@ fn usable(mut found: Termios) -> Termios {
 
 /// Returns the settings with raw input and unchanged output.
 fn raw(mut settings: Termios) -> Termios {
-    settings.local_modes &= !(COOKED | LocalModes::ECHONL);
-    settings.input_modes &= !(InputModes::BRKINT
-        | InputModes::ICRNL
-        | InputModes::IGNCR
-        | InputModes::INLCR
-        | InputModes::ISTRIP
-        | InputModes::IXON);
-    settings.special_codes[SpecialCodeIndex::VMIN] = 1;
-    settings.special_codes[SpecialCodeIndex::VTIME] = 0;
+    let output_modes = settings.output_modes;
+    settings.make_raw();
+    settings.output_modes = output_modes;
     settings
 }
 
@@ -147,7 +140,10 @@ impl EscapeKey {
 
 #[cfg(test)]
 mod tests {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
     use super::*;
+    use crate::devices::virtio::testing::child_test;
 
     #[test]
     fn control_a_x_stops_and_control_a_a_sends_control_a() {
@@ -171,20 +167,37 @@ mod tests {
         }
     }
 
-    #[test]
-    fn usable_changes_a_raw_terminal_only() {
-        let Ok(mut found) = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR)
-            .and_then(|terminal| tcgetattr(&terminal))
-        else {
-            return granule_types::testing::skip("this host provides no pseudo-terminal");
-        };
-        found.local_modes |= COOKED;
-        let left = raw(found.clone());
+    const CHILD: &str = "GRANULE_TEST_TERMINAL";
 
-        assert!(!left.local_modes.intersects(COOKED));
-        assert!(usable(left).local_modes.contains(COOKED));
-        let kept = usable(found.clone());
-        assert_eq!(kept.local_modes, found.local_modes);
-        assert_eq!(kept.output_modes, found.output_modes);
+    /// Runs in child processes with a terminal as standard input, one of which ends abnormally.
+    #[test]
+    fn a_run_restores_a_usable_terminal_even_if_an_earlier_run_was_killed() {
+        if let Some(end) = std::env::var_os(CHILD) {
+            let _terminal = Terminal::raw().unwrap().unwrap();
+            assert!(!tcgetattr(io::stdin()).unwrap().local_modes.intersects(COOKED));
+            return if end == "abort" {
+                std::process::abort()
+            };
+        }
+        let main = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&main).and_then(|()| unlockpt(&main)).unwrap();
+        let name = ptsname(&main, Vec::new()).unwrap();
+        let mut options = std::fs::OpenOptions::new();
+        let terminal = options.read(true).write(true).open(name.to_str().unwrap()).unwrap();
+        let found = tcgetattr(&terminal).unwrap();
+        let name = "a_run_restores_a_usable_terminal_even_if_an_earlier_run_was_killed";
+        let test = format!("vm::terminal::tests::{name}");
+
+        for (end, cooked) in [("exit", true), ("abort", false), ("exit", true), ("exit", true)] {
+            let mut child = child_test(&test);
+            child.env(CHILD, end).stdin(terminal.try_clone().unwrap());
+            let output = child.output().unwrap();
+
+            let modes = tcgetattr(&terminal).unwrap();
+            assert_eq!(output.status.success(), cooked, "{output:?}");
+            assert_eq!(modes.local_modes.contains(COOKED), cooked);
+            assert_eq!(modes.local_modes.intersects(COOKED), cooked);
+            assert_eq!(modes.output_modes, found.output_modes);
+        }
     }
 }
