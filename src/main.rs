@@ -53,14 +53,8 @@ pub enum CommandOutcome {
 pub type CommandResult = Result<CommandOutcome, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    // The lab's emulated host starts this program as its init.
-    if granule_lab::init::is_pid_1() {
-        granule_lab::init::run();
-        return ExitCode::FAILURE;
-    }
-    // A guest that the lab boots with `granule run` also starts this program as its init.
-    if granule_lab::guest_init::is_pid_1() {
-        granule_lab::guest_init::run();
+    // The lab's emulated host, and a guest in it, start this program as their init.
+    if granule_lab::run_as_pid_1() {
         return ExitCode::FAILURE;
     }
     env_logger::Builder::from_env(

@@ -31,12 +31,6 @@ const TAIL_LINES: usize = 20;
 pub enum CommandError {
     #[error("cannot run '{0}': it is not installed; run scripts/setup")]
     Missing(String),
-    #[error("cannot run '{program}'")]
-    Start {
-        program: String,
-        #[source]
-        source: io::Error,
-    },
     #[error("{task} failed ({status}); log: {log}\n{tail}")]
     Failed { task: String, status: String, log: PathBuf, tail: String },
     #[error("{task} exceeded its deadline of {seconds} s of real time; log: {log}\n{tail}")]
@@ -51,7 +45,6 @@ pub enum CommandError {
 }
 
 impl CommandError {
-    /// Returns the error of a file operation.
     pub fn file(operation: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::File { operation, path: path.into(), source }
     }
@@ -83,28 +76,24 @@ impl Command {
         }
     }
 
-    /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().to_owned());
         self
     }
 
-    /// Adds arguments.
     #[must_use]
     pub fn args<T: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = T>) -> Self {
         self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
-    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.envs.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
         self
     }
 
-    /// Sets the working directory.
     #[must_use]
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = Some(directory.into());
@@ -136,7 +125,6 @@ impl Command {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs the command.
     pub fn run(&self) -> Result<(), CommandError> {
         let mut command = self.prepared();
         if let Some(log) = &self.log {
@@ -182,10 +170,11 @@ impl Command {
     }
 
     fn start_error(&self, source: io::Error) -> CommandError {
-        let program = self.program.to_string_lossy().into_owned();
         match source.kind() {
-            io::ErrorKind::NotFound => CommandError::Missing(program),
-            _ => CommandError::Start { program, source },
+            io::ErrorKind::NotFound => {
+                CommandError::Missing(self.program.to_string_lossy().into_owned())
+            }
+            _ => CommandError::file("run", &self.program, source),
         }
     }
 

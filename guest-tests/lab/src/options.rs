@@ -311,13 +311,10 @@ impl Locations {
 pub(crate) struct Paths {
     /// The series and configurations of the repository.
     pub linux: PathBuf,
-    /// The static arm64 `granule`.
     pub init: PathBuf,
-    /// The counting plugin.
     pub plugin: PathBuf,
     /// Sources, objects and kernels that outlast a run.
     pub cache: PathBuf,
-    /// The run directory.
     pub out: PathBuf,
 }
 

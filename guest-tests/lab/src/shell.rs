@@ -37,7 +37,6 @@ impl Shell {
         }
     }
 
-    /// Runs a command.
     pub fn run(self, command: &Command) -> Result<(), CommandError> {
         if self.dry {
             self.print(command);
@@ -46,13 +45,11 @@ impl Shell {
         command.run()
     }
 
-    /// Creates a directory and its parents.
     pub fn create_dir(self, path: &Path) -> Result<(), CommandError> {
         self.print(format_args!("mkdir -p {}", quote(path)));
         self.act("create the directory", path, || fs::create_dir_all(path))
     }
 
-    /// Writes a file.
     pub fn write(self, path: &Path, content: impl AsRef<[u8]>) -> Result<(), CommandError> {
         if self.dry {
             let text = String::from_utf8_lossy(content.as_ref()).into_owned();
@@ -61,13 +58,11 @@ impl Shell {
         self.act("write", path, || fs::write(path, content))
     }
 
-    /// Copies a file.
     pub fn copy(self, from: &Path, to: &Path) -> Result<(), CommandError> {
         self.print(format_args!("cp {} {}", quote(from), quote(to)));
         self.act("copy", from, || fs::copy(from, to).map(drop))
     }
 
-    /// Renames a file or a directory.
     pub fn rename(self, from: &Path, to: &Path) -> Result<(), CommandError> {
         self.print(format_args!("mv -T {} {}", quote(from), quote(to)));
         self.act("rename", from, || fs::rename(from, to))
@@ -102,12 +97,10 @@ pub fn partial(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Returns an absolute path.
 pub fn absolute(path: &Path) -> Result<PathBuf, CommandError> {
     std::path::absolute(path).map_err(|e| CommandError::file("find", path, e))
 }
 
-/// Reads a file.
 pub fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
     fs::read(path).map_err(|e| CommandError::file("read", path, e))
 }

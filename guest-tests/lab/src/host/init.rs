@@ -28,7 +28,7 @@ use rustix::{
 use crate::{
     command::wait_for_exit,
     host::{
-        expect,
+        expect, guest_init,
         job::{self, Ending, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, Walk},
     },
 };
@@ -47,21 +47,26 @@ impl<T, E: fmt::Display> Context<T> for Result<T, E> {
     }
 }
 
-/// Returns whether this process is PID 1 of the emulated host: process 1, and a job exists.
-pub fn is_pid_1() -> bool {
-    getpid() == Pid::INIT && Path::new(JOB_PATH).exists()
-}
-
-/// Runs the job and powers the machine off; returns only if that fails.
-pub fn run() {
-    let ending =
-        mount_all().and_then(|()| run_job()).unwrap_or_else(|error| Ending::Init { error });
-    if let Err(error) = send(ending) {
-        eprintln!("granule: cannot send the report: {error}");
+/// Runs as PID 1 of the emulated host or of its guest and powers the machine off. Returns `false`
+/// if this process is neither, and `true` if the machine is still on.
+pub fn run_as_pid_1() -> bool {
+    if getpid() != Pid::INIT {
+        return false;
+    } else if Path::new(JOB_PATH).exists() {
+        let ending =
+            mount_all().and_then(|()| run_job()).unwrap_or_else(|error| Ending::Init { error });
+        if let Err(error) = send(ending) {
+            eprintln!("granule: cannot send the report: {error}");
+        }
+    } else if Path::new(guest_init::MARKER).exists() {
+        guest_init::check();
+    } else {
+        return false;
     }
     if let Err(error) = reboot(RebootCommand::PowerOff) {
         eprintln!("granule: cannot power off: {error}");
     }
+    true
 }
 
 fn mount_all() -> Result<(), String> {

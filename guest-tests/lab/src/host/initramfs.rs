@@ -47,22 +47,18 @@ enum Content<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Returns a copy of an executable file.
     pub fn program(path: &'static str, file: &Path) -> Self {
         Self { path, mode: PROGRAM, content: Content::File(file.to_owned()) }
     }
 
-    /// Returns a copy of a file.
     pub fn file(path: &'static str, file: &Path) -> Self {
         Self { path, mode: DATA, content: Content::File(file.to_owned()) }
     }
 
-    /// Returns a file with this text.
     pub fn text(path: &'static str, text: &'a str) -> Self {
         Self { path, mode: DATA, content: Content::Text(text) }
     }
 
-    /// Returns an archive of these entries.
     pub fn archive(path: &'static str, entries: Vec<Self>) -> Self {
         Self { path, mode: DATA, content: Content::Archive(entries) }
     }

@@ -108,7 +108,6 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Returns the walk of a seed.
     pub fn new(seed: u64, cpus: &[usize]) -> Self {
         Self { generator: SplitMix64::seed_from_u64(seed), remaining: cpus.to_vec() }
     }
@@ -143,7 +142,6 @@ pub enum ReportError {
     Version(#[source] serde_json::Error),
 }
 
-/// Sends a report.
 pub fn send(to: &mut impl Write, report: &JobReport) -> io::Result<()> {
     let json = serde_json::to_string(report)?;
     writeln!(to, "\n{REPORT}{} {json}", sha256(json.as_bytes()))?;

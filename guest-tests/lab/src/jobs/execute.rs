@@ -51,7 +51,6 @@ pub struct Executor {
     pub init: PathBuf,
     /// The counting plugin.
     pub plugin: PathBuf,
-    /// Version of the emulator.
     pub emulator: String,
     /// Real time after which an emulator is terminated.
     pub deadline: Duration,
@@ -100,7 +99,6 @@ impl Executor {
         self.collect(job, directory, ended).map(Some)
     }
 
-    /// Returns the command that boots.
     fn command(&self, kernel: &Kernel, job: &PlannedJob, directory: &Path) -> Command {
         let hardware = &job.hardware;
         let mut plugin = with_path("file=", &self.plugin);
@@ -128,7 +126,6 @@ impl Executor {
             .deadline(self.deadline)
     }
 
-    /// Returns the contents of the initramfs.
     fn contents<'a>(
         &self,
         kernel: &Kernel,
@@ -152,7 +149,6 @@ impl Executor {
         contents
     }
 
-    /// Collects the outcome of a boot.
     fn collect(
         &self,
         job: &PlannedJob,

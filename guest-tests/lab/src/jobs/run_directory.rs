@@ -31,7 +31,6 @@ use crate::{
     with_causes,
 };
 
-/// A run directory.
 #[derive(Debug)]
 pub struct RunDirectory {
     path: PathBuf,
@@ -66,7 +65,6 @@ impl RunDirectory {
         Ok(run_directory)
     }
 
-    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -75,12 +73,10 @@ impl RunDirectory {
         self.path.join(&kernel.name)
     }
 
-    /// Returns the directory of a job.
     pub fn job(&self, kernel: &Kernel, job: &PlannedJob) -> PathBuf {
         self.kernel(kernel).join(&job.name)
     }
 
-    /// Returns the path of a kernel's results.
     pub fn results(&self, kernel: &Kernel) -> PathBuf {
         self.kernel(kernel).join("results.jsonl")
     }
@@ -123,7 +119,6 @@ impl RunDirectory {
         )))
     }
 
-    /// Writes the printed report.
     pub fn write_report(&self, report: &str) -> Result<(), CommandError> {
         write(&self.path.join("comparison.txt"), report)
     }

@@ -122,7 +122,6 @@ fn kernel_tests(
         .collect())
 }
 
-/// Opens the images of `--image`.
 fn open_images(images: &[PathBuf]) -> Result<Vec<Kernel>, LabError> {
     let kernel = |(index, image): (usize, &PathBuf)| {
         let name = match (index, images.len()) {

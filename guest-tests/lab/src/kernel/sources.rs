@@ -27,7 +27,6 @@ pub struct Tree {
     pub id: String,
     /// The directory of the tree in the cache.
     pub directory: PathBuf,
-    /// The tree.
     pub path: PathBuf,
 }
 

@@ -43,7 +43,6 @@ pub fn report(
     Ok(status)
 }
 
-/// Returns the headings of the figures.
 fn headings() -> [&'static str; COLUMNS.len()] {
     COLUMNS.map(|(heading, _)| heading)
 }
@@ -77,7 +76,6 @@ fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
     (table + &failures, status)
 }
 
-/// Returns the report as HTML.
 fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     let (mut costs, mut memory) = (Vec::new(), Vec::new());
     let mut failures: Vec<Failure> = Vec::new();

@@ -18,34 +18,24 @@ use crate::task::{Task, TaskAccess, first_state};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mailbox {
-    /// Task: the access, a [`TaskAccess`] as a number.
+    // The task: fields of [`Task`], with a guest-virtual address and distances in bytes.
     pub access: u64,
-    /// Task: the first guest-virtual address.
     pub start: u64,
-    /// Task: the number of addresses.
     pub count: u64,
-    /// Task: the distance between addresses, in bytes.
     pub stride: u64,
-    /// Task: the distance from a write to the first read after it, in bytes.
     pub inner_first: u64,
-    /// Task: the number of reads after each write.
     pub inner_count: u64,
-    /// Task: the distance between these reads, in bytes.
     pub inner_stride: u64,
-    /// Task: the seed. A written value is `seed ^ guest-virtual address`;
-    /// [`TaskAccess::WriteAtRandom`] uses the seed as the first state of its random walk.
+    /// A written value is `seed ^ guest-virtual address`; [`TaskAccess::WriteAtRandom`] uses the
+    /// seed as the first state of its random walk.
     pub seed: u64,
-    /// Reply: the guest-virtual address of the first difference.
+    // The reply: the guest-virtual address of the first difference and the value there.
     pub differs_at: u64,
-    /// Reply: the value found there.
     pub differs_found: u64,
-    /// Reply: the exception vector.
+    // The reply: vector and syndrome or error code of an exception, and its addresses.
     pub vector: u64,
-    /// Reply: the exception's syndrome or error code.
     pub syndrome: u64,
-    /// Reply: the address of the faulting instruction.
     pub pc: u64,
-    /// Reply: the faulting guest-virtual address.
     pub fault_address: u64,
     /// The doorbells' guest-virtual address or first port.
     pub doorbell: u64,
