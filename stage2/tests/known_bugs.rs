@@ -8,7 +8,7 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use granule_stage2::check::{Outcome, Rule, Trace};
+use granule_stage2::check::{Rule, Trace};
 use support::script::{first_line, replay};
 
 /// Returns the rules that a script violates on CPUs without FEAT_S2FWB and CTR_EL0.DIC.
@@ -184,25 +184,6 @@ fn the_rest_of_a_run_may_return_a_page_to_the_tlbs() {
     ));
 
     assert_eq!(found, [Rule::MakeBeforeInvalidated].into());
-}
-
-#[test]
-fn the_outcomes_of_accesses_are_counted() {
-    let outcomes = |script: &str| -> Vec<_> {
-        let checker = replay("", &format!("{TWO_PAGES}; {script}"));
-        checker.outcomes().iter().map(|(o, n)| (*o, *n)).collect()
-    };
-    let access = "1 access 0x0 read uncached";
-    let unmapped = "lock exclusive; UNMAP0";
-    let written = "write PHYS 0x40; store ENTRY0 0 PAGE0 release";
-    for (script, expected) in [
-        (format!("{access}; {access}"), &[(Outcome::RightData, 2)][..]),
-        (format!("{unmapped}; {access}"), &[(Outcome::StaleTranslation, 1), (Outcome::Fault, 1)]),
-        (format!("{unmapped}; FLUSH; {access}"), &[(Outcome::Fault, 1)]),
-        (format!("{unmapped}; FLUSH; {written}; {access}"), &[(Outcome::StaleData, 1)]),
-    ] {
-        assert_eq!(outcomes(&script), expected, "{script}");
-    }
 }
 
 #[test]

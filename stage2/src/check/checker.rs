@@ -12,7 +12,7 @@ use core::fmt;
 
 use super::{
     cache_model::{CacheModel, Ranges},
-    event::{Action, Event, Outcome, Setup},
+    event::{Action, Event, Setup},
     rule::Rule,
     stale_entry::Effect,
     table_model::TableModel,
@@ -110,7 +110,6 @@ pub struct Checker {
     cpu_now: u8,
     violations: Vec<Violation>,
     violated: BTreeSet<Rule>,
-    outcomes: BTreeMap<Outcome, u64>,
 }
 
 impl Checker {
@@ -133,7 +132,6 @@ impl Checker {
             cpu_now: 0,
             violations: Vec::new(),
             violated: BTreeSet::new(),
-            outcomes: BTreeMap::new(),
         }
     }
 
@@ -145,12 +143,6 @@ impl Checker {
     /// Returns the rules that are violated.
     pub const fn violated(&self) -> &BTreeSet<Rule> {
         &self.violated
-    }
-
-    /// Returns the outcomes that the guest's accesses may have, and the number of accesses with
-    /// each; one access may have several.
-    pub const fn outcomes(&self) -> &BTreeMap<Outcome, u64> {
-        &self.outcomes
     }
 
     /// Returns the number of events so far.
@@ -215,11 +207,6 @@ impl Checker {
             Action::RemoveMemory { ipa, size } => self.remove_memory(ipa, size),
             Action::Logging { ipa, size, on } => self.set_logging(ipa, size, on),
             Action::ReadLog { ipa, size } => self.read_log(ipa, size),
-            Action::Access { ipa, access, uncached } => {
-                for outcome in self.possible_outcomes(cpu, ipa, access, uncached) {
-                    *self.outcomes.entry(outcome).or_default() += 1;
-                }
-            }
             Action::Resume { ipa, access, status: FaultStatus::Permission, level } => {
                 self.resume(cpu, ipa, access, level)
             }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The events that the checker takes, in the order in which they happened, and the outcomes of a
-//! guest's access.
+//! The events that the checker takes, in the order in which they happened.
 
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
@@ -86,24 +85,6 @@ pub enum Action {
     Logging { ipa: Ipa, size: u64, on: bool },
     /// Reads and clears the dirty bitmap of a range.
     ReadLog { ipa: Ipa, size: u64 },
-    /// Accesses memory as the guest, past the caches if `uncached` (stage 1 is off, or its
-    /// attributes say so); the possible [outcomes](super::Checker::outcomes) are counted.
-    Access { ipa: Ipa, access: Access, uncached: bool },
     /// Resumes a vCPU after its fault was handled.
     Resume { ipa: Ipa, access: Access, status: FaultStatus, level: Level },
-}
-
-/// An outcome that the architecture allows for an access of the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Outcome {
-    /// The data that was written last.
-    RightData,
-    /// Data that the host has not cleaned, or an older instruction.
-    StaleData,
-    /// The mapping or the permission of an entry that was removed.
-    StaleTranslation,
-    /// A TLB conflict abort: two entries of different size translate the address.
-    ConflictAbort,
-    /// A stage-2 fault.
-    Fault,
 }

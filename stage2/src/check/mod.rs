@@ -13,7 +13,6 @@
 //! Not modelled: stage 1 by itself, hardware updates of the access flag and the dirty state, the
 //! reordering of plain stores other than by the rules, tables of more than one VMID.
 
-mod access;
 mod cache_model;
 mod checker;
 mod event;
@@ -45,7 +44,7 @@ mod rules {
 }
 
 pub use checker::{Checker, Violation};
-pub use event::{Action, Event, Outcome, Setup, StoreKind};
+pub use event::{Action, Event, Setup, StoreKind};
 pub use operation_hooks::{Call, Hook, Hooked, RecordHook, Recorder, Reply, Sink};
 pub use rule::Rule;
 pub use stale_entry::Effect;

@@ -226,21 +226,6 @@ impl TableModel {
         }
     }
 
-    /// Returns the entry that ends the walk of an address, and its level.
-    pub(super) fn walk(&self, ipa: Ipa) -> Option<(Descriptor, Level)> {
-        let mut at = self.root;
-        let mut level = self.geometry.start();
-        loop {
-            let index = self.geometry.index(ipa, level);
-            let table = self.all.get(&at)?;
-            let entry = table.entries.get(&index).copied().unwrap_or_default();
-            match (entry.kind(level), level.down()) {
-                (EntryKind::Table(child), Some(below)) => (at, level) = (child, below),
-                _ => return Some((entry, level)),
-            }
-        }
-    }
-
     /// Returns the first writable leaf that overlaps a range.
     pub(super) fn writable_in(&self, ipa: Ipa, size: u64) -> Option<Ipa> {
         let leaves = self.subtree(self.root).leaves.into_iter();

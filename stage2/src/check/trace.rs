@@ -29,7 +29,6 @@
 //! | `logging` | guest address, bytes, `on` or `off` |
 //! | `write` | host address, bytes |
 //! | `add-memory` | guest address, host address, bytes \[`device`\] |
-//! | `access` | guest address, `read` `write` or `fetch`, `cached` or `uncached` |
 //! | `resume` | guest address, `read` `write` or `fetch`, `translation` `access-flag` or `permission`, level |
 //!
 //! Numbers are decimal, or hexadecimal with `0x`. Empty lines and text after `#` are ignored.
@@ -140,9 +139,6 @@ grammar! {
     "remove-memory" [ipa: HEX, size: HEX] => { Action::RemoveMemory { ipa: Ipa(ipa), size } }
     "logging" [ipa: HEX, size: HEX, on: SWITCH] => { Action::Logging { ipa: Ipa(ipa), size, on } }
     "read-log" [ipa: HEX, size: HEX] => { Action::ReadLog { ipa: Ipa(ipa), size } }
-    "access" [ipa: HEX, access: ACCESSES, uncached: CACHING] => {
-        Action::Access { ipa: Ipa(ipa), access, uncached }
-    }
     "resume" [ipa: HEX, access: ACCESSES, status: STATUSES, level: DECIMAL] => {
         Action::Resume { ipa: Ipa(ipa), access, status, level }
     }
@@ -159,7 +155,6 @@ const STORE_KINDS: Keyword<StoreKind> = Keyword(&[
     ("swap", StoreKind::Swap),
 ]);
 const DEVICE: Keyword<bool> = Keyword(&[("", false), ("device", true)]);
-const CACHING: Keyword<bool> = Keyword(&[("cached", false), ("uncached", true)]);
 const WALKS: Keyword<bool> = Keyword(&[("begin", true), ("end", false)]);
 const LOCKS: Keyword<bool> = Keyword(&[("exclusive", true), ("shared", false)]);
 const SWITCH: Keyword<bool> = Keyword(&[("on", true), ("off", false)]);

@@ -174,11 +174,7 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         let host = VmHost { vm: self.vm, recorder: &self.recorder };
         for faults in 0..MAX_FAULTS {
             let translated = self.vm.mmu.walker().translate(&self.ops, ipa, access);
-            let Err(fault) = translated else {
-                let uncached = true;
-                self.recorder.record(Action::Access { ipa, access, uncached });
-                return Ok(faults);
-            };
+            let Err(fault) = translated else { return Ok(faults) };
             let handled = self.vm.mmu.fault(&self.ops, &host, &mut self.memcache, fault)?;
             if handled == Resolution::Resolved {
                 let Fault { ipa, access, status, level } = fault;
