@@ -11,9 +11,10 @@ const TABLES: usize = 16;
 static WORDS: [AtomicU64; TABLES * 512] = [const { AtomicU64::new(0) }; TABLES * 512];
 static META: [AtomicU64; TABLES * 2] = [const { AtomicU64::new(0) }; TABLES * 2];
 
-struct El2(TablePool<&'static [AtomicU64]>);
+/// The tables' memory, and the instructions of EL2.
+struct El2<'a>(NoMaintenance<'a, &'static [AtomicU64]>);
 
-impl Operations for El2 {
+impl Operations for El2<'_> {
     fn load(&self, e: EntryAddress) -> Descriptor {
         self.0.load(e)
     }
@@ -70,8 +71,8 @@ impl Operations for El2 {
 fn main() -> Result<(), MapError> {
     let geometry = const { Geometry::new(Granule::K4, 40) }.expect("40 bits are from 32 to 48");
     let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, &WORDS[..], &META[..]);
-    let ops = El2(pool.expect("enough tables for a root"));
-    let (root, mut memcache) = (ops.0.root(), Memcache::new());
+    let pool = pool.expect("enough tables for a root");
+    let (ops, root, mut memcache) = (El2(NoMaintenance(&pool)), pool.root(), Memcache::new());
     let (cpus, policy) = (Features::default(), Policy::GRANULE);
     let mut guest = Stage2::new(geometry, cpus, policy, Vmid(1), root);
     let request = |ipa: u64, size| {

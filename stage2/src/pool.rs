@@ -153,68 +153,6 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
     fn word(&self, entry: EntryAddress) -> &AtomicU64 {
         &self.words[index((entry.0 - self.base) >> 3)]
     }
-
-    /// Reads an entry.
-    #[inline]
-    pub fn load(&self, entry: EntryAddress) -> Descriptor {
-        Descriptor(self.word(entry).load(Ordering::Acquire))
-    }
-
-    /// Writes an entry.
-    #[inline]
-    pub fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
-        let ordering = match order {
-            Order::Plain => Ordering::Relaxed,
-            Order::Release => Ordering::Release,
-        };
-        self.word(entry).store(new.0, ordering);
-    }
-
-    /// Writes adjacent entries, each `span` bytes of memory further.
-    pub fn store_adjacent(
-        &self,
-        first: EntryAddress,
-        count: u64,
-        leaf: Descriptor,
-        span: u64,
-        order: Order,
-    ) {
-        let from = index((first.0 - self.base) >> 3);
-        store_adjacent(&self.words[from..from + index(count)], leaf, span, order);
-    }
-
-    /// Writes an entry if it equals `old`.
-    ///
-    /// # Errors
-    /// The entry if it differs from `old`.
-    #[inline]
-    pub fn compare_exchange(
-        &self,
-        entry: EntryAddress,
-        old: Descriptor,
-        new: Descriptor,
-    ) -> Result<(), Descriptor> {
-        self.word(entry)
-            .compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire)
-            .map(drop)
-            .map_err(Descriptor)
-    }
-
-    /// Adds references to a table.
-    pub fn take_references(&self, table: TableAddress, count: u32) {
-        self.count(table).fetch_add(count.into(), Ordering::Relaxed);
-    }
-
-    /// Drops references of a table and returns the remaining number.
-    pub fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
-        let before = self.count(table).fetch_sub(count.into(), Ordering::AcqRel);
-        u32::try_from(before.saturating_sub(count.into())).unwrap_or(u32::MAX)
-    }
-
-    /// Returns the references of a table.
-    pub fn references(&self, table: TableAddress) -> u32 {
-        u32::try_from(self.count(table).load(Ordering::Acquire)).unwrap_or(u32::MAX)
-    }
 }
 
 /// Writes adjacent entries in memory, each `span` bytes of memory further, as
@@ -245,24 +183,27 @@ pub fn words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// Operations on a pool that no CPU walks: they access entries and maintain nothing.
+/// Operations on a pool that access entries and maintain nothing.
 ///
-/// They serve a table that is built before its guest first runs, tests, and benchmarks of the
-/// engine. Once a CPU may walk the table, operations must invalidate and clean as the architecture
-/// requires. Shared walks must not coalesce: deferred tables
-/// ([`Operations::defer`]) are never freed.
+/// They serve a table that is built before its guest first runs, and tests. Once a CPU may walk the
+/// table, operations that wrap these must invalidate and clean as the architecture requires. Shared
+/// walks must not coalesce: deferred tables ([`Operations::defer`]) are never freed.
 #[derive(Debug)]
 pub struct NoMaintenance<'a, M>(pub &'a TablePool<M>);
 
 impl<M: Deref<Target = [AtomicU64]>> Operations for NoMaintenance<'_, M> {
     #[inline]
     fn load(&self, entry: EntryAddress) -> Descriptor {
-        self.0.load(entry)
+        Descriptor(self.0.word(entry).load(Ordering::Acquire))
     }
 
     #[inline]
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
-        self.0.store(entry, new, order);
+        let ordering = match order {
+            Order::Plain => Ordering::Relaxed,
+            Order::Release => Ordering::Release,
+        };
+        self.0.word(entry).store(new.0, ordering);
     }
 
     fn store_adjacent(
@@ -273,7 +214,8 @@ impl<M: Deref<Target = [AtomicU64]>> Operations for NoMaintenance<'_, M> {
         span: u64,
         order: Order,
     ) {
-        self.0.store_adjacent(first, count, leaf, span, order);
+        let from = index((first.0 - self.0.base) >> 3);
+        store_adjacent(&self.0.words[from..from + index(count)], leaf, span, order);
     }
 
     #[inline]
@@ -283,7 +225,11 @@ impl<M: Deref<Target = [AtomicU64]>> Operations for NoMaintenance<'_, M> {
         old: Descriptor,
         new: Descriptor,
     ) -> Result<(), Descriptor> {
-        self.0.compare_exchange(entry, old, new)
+        self.0
+            .word(entry)
+            .compare_exchange(old.0, new.0, Ordering::AcqRel, Ordering::Acquire)
+            .map(drop)
+            .map_err(Descriptor)
     }
 
     fn allocate(&self) -> Option<TableAddress> {
@@ -302,17 +248,18 @@ impl<M: Deref<Target = [AtomicU64]>> Operations for NoMaintenance<'_, M> {
 
     #[inline]
     fn take_references(&self, table: TableAddress, count: u32) {
-        self.0.take_references(table, count);
+        self.0.count(table).fetch_add(count.into(), Ordering::Relaxed);
     }
 
     #[inline]
     fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
-        self.0.drop_references(table, count)
+        let before = self.0.count(table).fetch_sub(count.into(), Ordering::AcqRel);
+        u32::try_from(before.saturating_sub(count.into())).unwrap_or(u32::MAX)
     }
 
     #[inline]
     fn references(&self, table: TableAddress) -> u32 {
-        self.0.references(table)
+        u32::try_from(self.0.count(table).load(Ordering::Acquire)).unwrap_or(u32::MAX)
     }
 
     #[inline]

@@ -52,11 +52,12 @@ impl LockedEntry {
         let geometry = Geometry::new(Granule::K4, 40).unwrap();
         let (pool, mut table, mut memcache) = fixture_with(geometry, ALL_FEATURES, policy, 16);
         let request = MapRequest::new(Ipa(0), MEMORY, BLOCK, Attributes::READ);
-        table.map(&NoMaintenance(&pool), &mut memcache, &request).unwrap();
-        memcache.drain(&NoMaintenance(&pool));
-        let level_2 = pool.load(pool.root().entry(0));
+        let ops = NoMaintenance(&pool);
+        table.map(&ops, &mut memcache, &request).unwrap();
+        memcache.drain(&ops);
+        let level_2 = ops.load(pool.root().entry(0));
         let entry = level_2.next_table().unwrap().entry(0);
-        pool.store(entry, Descriptor::LOCKED, Order::Plain);
+        ops.store(entry, Descriptor::LOCKED, Order::Plain);
         Self { pool, table, entry }
     }
 
@@ -92,8 +93,8 @@ impl LockedEntry {
         self.while_other_stores(new, |ops, _| self.table.relax_shared(ops, Ipa(PAGE), by))
     }
 
-    fn load(&self) -> Descriptor {
-        self.pool.load(self.entry)
+    fn load(&self, entry: EntryAddress) -> Descriptor {
+        NoMaintenance(&self.pool).load(entry)
     }
 }
 
@@ -114,7 +115,7 @@ fn a_walker_descends_into_the_table_that_it_waited_for() {
     let done = locked.map(Descriptor::table(child), (5 * PAGE, PAGE), READ);
 
     assert_eq!(done, (Ok(()), 2));
-    let found = locked.pool.load(child.entry(5));
+    let found = locked.load(child.entry(5));
     assert_eq!(found.address(), MEMORY + 5 * PAGE);
 }
 
@@ -132,7 +133,11 @@ fn a_walker_leaves_a_block_that_permits_the_access_and_an_entry_that_stays_locke
 
         let done = locked.map(new, range, READ);
 
-        assert_eq!((done, locked.load()), ((Err(MapError::Again), pauses), new), "{name}");
+        assert_eq!(
+            (done, locked.load(locked.entry)),
+            ((Err(MapError::Again), pauses), new),
+            "{name}"
+        );
     }
 }
 
@@ -143,8 +148,8 @@ fn a_block_that_does_not_permit_the_access_is_split() {
     let (done, _) = locked.map(block(READ), (PAGE, PAGE), READ_WRITE);
 
     assert_eq!(done, Ok(()));
-    let table = locked.load().next_table().unwrap();
-    assert!(locked.pool.load(table.entry(1)).attributes().write);
+    let table = locked.load(locked.entry).next_table().unwrap();
+    assert!(locked.load(table.entry(1)).attributes().write);
 }
 
 #[test]
@@ -152,7 +157,7 @@ fn a_walker_that_relaxes_permissions_waits_for_the_leaf_if_the_policy_says_so() 
     let locked = LockedEntry::new(WAITING_POLICY);
 
     assert_eq!(locked.relax(block(READ), READ_WRITE), (Ok(()), 2));
-    assert!(locked.load().attributes().write);
+    assert!(locked.load(locked.entry).attributes().write);
 
     let locked = LockedEntry::new(Policy::LINUX_6_12);
     assert_eq!(locked.relax(block(READ), READ), (Err(MapError::Again), 0));

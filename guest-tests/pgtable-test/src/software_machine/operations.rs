@@ -19,7 +19,7 @@ use granule_stage2::{
     epoch::EpochReclaim,
     fault::{Mmu, Page},
     operations::{Dsb, Note, Order, Scope, Tlbi, Unlinked, Vmid},
-    pool::TablePool,
+    pool::{NoMaintenance, TablePool},
 };
 use parking_lot::lock_api::RawRwLock;
 
@@ -145,6 +145,11 @@ impl<P: Platform> CpuOperations<P> {
         self.state.reclaim.drain(&self.state.mmu, self);
     }
 
+    /// Returns the entries and counts of the tables, without maintenance.
+    fn tables(&self) -> NoMaintenance<'_, Box<[AtomicU64]>> {
+        NoMaintenance(&self.state.pool)
+    }
+
     pub(super) fn perform(&self, event: PlatformEvent) {
         self.state.platform.perform(self.initiator, event);
     }
@@ -153,12 +158,12 @@ impl<P: Platform> CpuOperations<P> {
 impl<P: Platform> Operations for CpuOperations<P> {
     fn load(&self, entry: EntryAddress) -> Descriptor {
         self.perform(PlatformEvent::LoadEntry);
-        self.state.pool.load(entry)
+        self.tables().load(entry)
     }
 
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order) {
         self.perform(PlatformEvent::StoreEntry);
-        self.state.pool.store(entry, new, order);
+        self.tables().store(entry, new, order);
     }
 
     fn compare_exchange(
@@ -168,7 +173,7 @@ impl<P: Platform> Operations for CpuOperations<P> {
         new: Descriptor,
     ) -> Result<(), Descriptor> {
         self.perform(PlatformEvent::ExchangeEntry);
-        self.state.pool.compare_exchange(entry, old, new)
+        self.tables().compare_exchange(entry, old, new)
     }
 
     fn allocate(&self) -> Option<TableAddress> {
@@ -202,16 +207,16 @@ impl<P: Platform> Operations for CpuOperations<P> {
 
     fn take_references(&self, table: TableAddress, count: u32) {
         self.perform(PlatformEvent::ChangeReferences(count));
-        self.state.pool.take_references(table, count);
+        self.tables().take_references(table, count);
     }
 
     fn drop_references(&self, table: TableAddress, count: u32) -> u32 {
         self.perform(PlatformEvent::ChangeReferences(count));
-        self.state.pool.drop_references(table, count)
+        self.tables().drop_references(table, count)
     }
 
     fn references(&self, table: TableAddress) -> u32 {
-        self.state.pool.references(table)
+        self.tables().references(table)
     }
 
     fn dsb(&self, kind: Dsb) {
