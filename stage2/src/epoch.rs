@@ -135,17 +135,4 @@ mod tests {
         assert_eq!(epochs.take(), Some(UNLINKED));
         assert!(!epochs.is_waiting());
     }
-
-    #[test]
-    fn a_walk_inside_another_does_not_end_it() {
-        let epochs = EpochReclaim::new(1);
-        epochs.begin(0);
-        epochs.begin(0);
-        epochs.defer(UNLINKED);
-
-        epochs.end(0);
-        assert_eq!(epochs.take(), None);
-        epochs.end(0);
-        assert_eq!(epochs.take(), Some(UNLINKED));
-    }
 }

@@ -34,37 +34,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Log dirty pages, and recover blocks
-//!
-//! ```
-//! use granule_stage2::{descriptor::Attributes, geometry::*, operations::Vmid, pool::*, *};
-//!
-//! # let geometry = Geometry::new(Granule::K4, 40)?;
-//! # let pool = TablePool::new(PhysAddr(0x8000_0000), &geometry, words(16 * 512), words(2 * 16)).unwrap();
-//! # let (ops, mut memcache) = (NoMaintenance(&pool), Memcache::new());
-//! # let mut guest = Stage2::new(geometry, Features::default(), Policy::GRANULE, Vmid(1), pool.root());
-//! # memcache.top_up(&ops, 4, 8);
-//! # let memory = MapRequest::new(Ipa(0x4000_0000), PhysAddr(0x1_0000_0000), 2 << 20, Attributes::READ_WRITE);
-//! # guest.map(&ops, &mut memcache, &memory)?;
-//! // Dirty logging starts: the first write to each page faults.
-//! guest.write_protect(&ops, Ipa(0x4000_0000), 2 << 20)?;
-//! let fault = guest.translate(&ops, Ipa(0x4000_5678), Access::Write).unwrap_err();
-//! assert_eq!(fault.status, FaultStatus::Permission);
-//!
-//! // The first write splits the block: its page becomes writable, the others stay read-only.
-//! let page = MapRequest::new(Ipa(0x4000_5000), PhysAddr(0x1_0000_5000), 4096, Attributes::READ_WRITE);
-//! guest.map(&ops, &mut memcache, &page)?;
-//! assert!(guest.translate(&ops, Ipa(0x4000_5678), Access::Write).is_ok());
-//! assert!(guest.translate(&ops, Ipa(0x4000_6000), Access::Write).is_err());
-//! assert_eq!(guest.look_up(&ops, Ipa(0x4000_6000)).1, Level::PAGE);
-//!
-//! // Dirty logging stops: one block again, with the permissions that all parts have.
-//! guest.recover_blocks(&ops, Ipa(0x4000_0000), 2 << 20, 2 << 20)?;
-//! let (block, level) = guest.look_up(&ops, Ipa(0x4000_5678));
-//! assert_eq!(level, Level::new(2).unwrap());
-//! assert!(!block.attributes().write);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! `examples/bare_metal.rs` logs dirty pages and recovers blocks.
 #![no_std]
 
 #[cfg(any(test, feature = "alloc"))]

@@ -169,17 +169,7 @@ mod tests {
 
     #[test]
     fn encodable_ranges_have_a_scale_and_a_factor() {
-        assert!(
-            Tlbi::is_encodable(2)
-                && Tlbi::is_encodable(64)
-                && Tlbi::is_encodable(512)
-                && Tlbi::is_encodable(MAX_PAGES)
-        );
-        assert!(
-            !Tlbi::is_encodable(0)
-                && !Tlbi::is_encodable(1)
-                && !Tlbi::is_encodable(66)
-                && !Tlbi::is_encodable(MAX_PAGES * 2)
-        );
+        assert!([2, 64, 512, MAX_PAGES].into_iter().all(Tlbi::is_encodable));
+        assert!(![0, 1, 66, MAX_PAGES * 2].into_iter().any(Tlbi::is_encodable));
     }
 }
