@@ -19,6 +19,10 @@ fn violated(script: &str) -> BTreeSet<Rule> {
 /// Two clean pages, mapped.
 const TWO_PAGES: &str = "LINKED; CLEAN; TWO_PAGES";
 
+/// A run of 16 contiguous pages.
+const RUN: &str =
+    "LINKED; CLEAN; ref T3 16; 0..16 * store ENTRY# 0 HINTED# release; unlock; lock exclusive";
+
 /// A row: name, events before, scripts and the rules that each violates. Memory that is reachable
 /// when it is cleaned, or never cleaned, also violates `returned-unclean`.
 type Defect = (&'static str, &'static str, &'static [(&'static str, &'static [Rule])]);
@@ -98,6 +102,24 @@ const DEFECTS: &[Defect] = &[
         "LINKED; CLEAN; TWO_PAGES; lock shared; 1 lock shared; store ENTRY0 PAGE0 0 swap; 1 store ENTRY0 0 LOCKED swap", &[
         ("FLUSH; 1 store ENTRY0 LOCKED RPAGE0 release; unlock; 1 unlock", &[]),
     ]),
+    ("a change to a contiguous page needs a break of the whole run", RUN, &[
+        ("BREAK_RUN; FLUSH; 0..16 * store ENTRY# 0 RPAGE# release; unlock", &[]),
+        // HINTED0 without write permission.
+        ("store ENTRY0 HINTED0 0x005000010000077f plain; FLUSH; unlock", &[Rule::ContiguousRun]),
+        ("BREAK_RUN; 0..16 * store ENTRY# 0 RPAGE# release; unlock",
+            &[Rule::MakeBeforeInvalidated, Rule::ReductionNotComplete]),
+        ("store ENTRY0 HINTED0 0 plain; ref T3 -1; FLUSH; unlock",
+            &[Rule::ContiguousRun, Rule::ReductionNotComplete, Rule::ReturnedUnclean]),
+        // While the rest of the run is there, a CPU may fetch the first page again.
+        ("store ENTRY0 HINTED0 0 plain; FLUSH; store ENTRY0 0 RPAGE0 release; 1..16 * store ENTRY# HINTED# 0 plain; \
+          FLUSH; 1..16 * store ENTRY# 0 PAGE# release; unlock", &[Rule::MakeBeforeInvalidated]),
+    ]),
+    // A TLB need not hold a run as one entry.
+    ("each page of a contiguous run needs its own invalidation", RUN, &[
+        ("BREAK_RUN; ref T3 -16; ENTER; 0..16 * tlbi ipas2e1is IPA# ttl=3; STAGE1; LEAVE; CLEAN; unlock", &[]),
+        ("BREAK_RUN; ref T3 -16; ENTER; 0..15 * tlbi ipas2e1is IPA# ttl=3; STAGE1; LEAVE; CLEAN; unlock",
+            &[Rule::ReductionNotComplete, Rule::ReturnedUnclean]),
+    ]),
 ];
 
 #[test]
@@ -108,82 +130,6 @@ fn known_defects_violate_the_expected_rules() {
             assert_eq!(violated(&format!("{before}; {script}")), expected, "{name}: {script}");
         }
     }
-}
-
-/// Returns one event for each page of a run of 16.
-fn for_run(event: impl Fn(u64) -> String) -> String {
-    (0..16).map(|n| event(n) + "; ").collect()
-}
-
-/// Returns the events that map a run of 16 contiguous pages.
-fn contiguous_run() -> String {
-    let pages = for_run(|n| format!("store ENTRY{n} 0 HINTED{n} release"));
-    format!("LINKED; CLEAN; ref T3 16; {pages} unlock; lock exclusive")
-}
-
-fn break_page(n: u64) -> String {
-    format!("store ENTRY{n} HINTED{n} 0 plain")
-}
-
-/// Makes a page again without the Contiguous bit; page 0 is read-only.
-fn make_page(n: u64) -> String {
-    let page = if n == 0 { "RPAGE" } else { "PAGE" };
-    format!("store ENTRY{n} 0 {page}{n} release")
-}
-
-#[test]
-fn a_change_to_a_contiguous_page_needs_a_break_of_the_whole_run() {
-    let (broken, made) = (for_run(break_page), for_run(make_page));
-    // HINTED0 without write permission.
-    let in_place = "store ENTRY0 HINTED0 0x005000010000077f plain";
-    let violated = |script: &str| violated(&format!("{}; {script}", contiguous_run()));
-
-    let right = violated(&format!("{broken} FLUSH; {made} unlock"));
-    let without_break = violated(&format!("{in_place}; FLUSH; unlock"));
-    let without_tlbi = violated(&format!("{broken} {made} unlock"));
-    let hole = violated(&format!("{}; ref T3 -1; FLUSH; unlock", break_page(0)));
-
-    assert_eq!(right, BTreeSet::new());
-    assert_eq!(without_break, [Rule::ContiguousRun].into());
-    assert!(without_tlbi.contains(&Rule::MakeBeforeInvalidated));
-    assert!(hole.contains(&Rule::ContiguousRun));
-    assert!(hole.contains(&Rule::ReductionNotComplete));
-}
-
-/// A TLB need not hold a run as one entry.
-#[test]
-fn each_page_of_a_contiguous_run_needs_its_own_invalidation() {
-    let broken = for_run(break_page);
-    let invalidated = |from: u64| -> String {
-        let pages = (from..16).map(|n| format!("tlbi ipas2e1is {:#x} ttl=3; ", n * 0x1000));
-        pages.collect()
-    };
-    let violated = |from| {
-        violated(&format!(
-            "{}; {broken} ref T3 -16; ENTER; {} STAGE1; LEAVE; CLEAN; unlock",
-            contiguous_run(),
-            invalidated(from)
-        ))
-    };
-
-    let missing_one = [Rule::ReductionNotComplete, Rule::ReturnedUnclean];
-    assert_eq!(violated(0), BTreeSet::new());
-    assert_eq!(violated(1), missing_one.into());
-}
-
-#[test]
-fn the_rest_of_a_run_may_return_a_page_to_the_tlbs() {
-    let rest: String = (1..16).map(|n| break_page(n) + "; ").collect();
-    let made: String = (1..16).map(|n| make_page(n) + "; ").collect();
-    let (first_broken, first_made) = (break_page(0), make_page(0));
-
-    // The first page is made while a TLB may still cache the run from its other entries.
-    let found = violated(&format!(
-        "{}; {first_broken}; FLUSH; {first_made}; {rest} FLUSH; {made} unlock",
-        contiguous_run()
-    ));
-
-    assert_eq!(found, [Rule::MakeBeforeInvalidated].into());
 }
 
 #[test]

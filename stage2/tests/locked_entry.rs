@@ -38,8 +38,6 @@ impl<O: Operations> Hook<O> for OtherWalker {
     }
 }
 
-type Ops<'a> = Hooked<NoMaintenance<'a, Box<[std::sync::atomic::AtomicU64]>>, OtherWalker>;
-
 /// A table whose entry for the first 2M is locked.
 struct LockedEntry {
     pool: Pool,
@@ -61,36 +59,25 @@ impl LockedEntry {
         Self { pool, table, entry }
     }
 
-    /// Runs `act` while another walker stores `new` at the second pause; returns its result and the
-    /// number of pauses.
-    fn while_other_stores<T>(
+    /// Maps or relaxes while another walker stores `new` at the second pause; returns the result and
+    /// the number of pauses.
+    fn run(
         &self,
         new: Descriptor,
-        act: impl Fn(&Ops<'_>, &mut Memcache) -> T,
-    ) -> (T, u32) {
+        (operation, ipa, size, attributes): Request,
+    ) -> (Result<(), MapError>, u32) {
         let ops = Hooked {
             inner: NoMaintenance(&self.pool),
             hook: OtherWalker { entry: self.entry, new, pauses: Cell::new(0) },
         };
         let mut memcache = Memcache::new();
         memcache.top_up(&ops, 4, 8);
-        let result = act(&ops, &mut memcache);
-        (result, ops.hook.pauses.get())
-    }
-
-    /// Maps memory concurrently with the other walker.
-    fn map(
-        &self,
-        new: Descriptor,
-        (ipa, size): (u64, u64),
-        attributes: Attributes,
-    ) -> (Result<(), MapError>, u32) {
         let request = MapRequest::new(Ipa(ipa), MEMORY + ipa, size, attributes);
-        self.while_other_stores(new, |ops, memcache| self.table.map_shared(ops, memcache, &request))
-    }
-
-    fn relax(&self, new: Descriptor, by: Attributes) -> (Result<(), MapError>, u32) {
-        self.while_other_stores(new, |ops, _| self.table.relax_shared(ops, Ipa(PAGE), by))
+        let done = match operation {
+            Operation::Map => self.table.map_shared(&ops, &mut memcache, &request),
+            Operation::Relax => self.table.relax_shared(&ops, request.ipa, attributes),
+        };
+        (done, ops.hook.pauses.get())
     }
 
     fn load(&self, entry: EntryAddress) -> Descriptor {
@@ -98,67 +85,68 @@ impl LockedEntry {
     }
 }
 
+#[derive(Clone, Copy)]
+enum Operation {
+    Map,
+    Relax,
+}
+
+/// Operation, address, size and attributes.
+type Request = (Operation, u64, u64, Attributes);
+
 fn block(attributes: Attributes) -> Descriptor {
     Descriptor::leaf(MEMORY, Level::new(2).unwrap(), attributes, true)
 }
 
 /// 6.12 with the wait as the only difference.
-const WAITING_POLICY: Policy = Policy::LINUX_6_12_WAIT;
+const WAITS: Policy = Policy::LINUX_6_12_WAIT;
+const NO_WAIT: Policy = Policy::LINUX_6_12;
 const READ: Attributes = Attributes::READ;
 const READ_WRITE: Attributes = Attributes::READ_WRITE;
+const LOCKED: Descriptor = Descriptor::LOCKED;
+const MAP_PAGE: Request = (Operation::Map, PAGE, PAGE, READ);
+const MAP_BLOCK: Request = (Operation::Map, 0, BLOCK, READ);
 
 #[test]
-fn a_walker_descends_into_the_table_that_it_waited_for() {
-    let locked = LockedEntry::new(WAITING_POLICY);
-    let child = locked.pool.allocate().unwrap();
-
-    let done = locked.map(Descriptor::table(child), (5 * PAGE, PAGE), READ);
-
-    assert_eq!(done, (Ok(()), 2));
-    let found = locked.load(child.entry(5));
-    assert_eq!(found.address(), MEMORY + 5 * PAGE);
-}
-
-#[test]
-fn a_walker_leaves_a_block_that_permits_the_access_and_an_entry_that_stays_locked() {
-    let turns = WAITING_POLICY.locked_entry_turns - 1;
-    for (name, policy, new, range, pauses) in [
-        ("the same permissions", WAITING_POLICY, block(READ), (PAGE, PAGE), 2),
-        ("more permissions", WAITING_POLICY, block(READ_WRITE), (PAGE, PAGE), 2),
-        ("a map of the block itself", WAITING_POLICY, block(READ), (0, BLOCK), 2),
-        ("the wait is bounded", WAITING_POLICY, Descriptor::LOCKED, (PAGE, PAGE), turns),
-        ("no wait", Policy::LINUX_6_12, Descriptor::LOCKED, (PAGE, PAGE), 0),
+fn a_walker_continues_with_the_entry_that_it_waited_for() {
+    let turns = WAITS.locked_entry_turns - 1;
+    let again = Err(MapError::Again);
+    let relax = |attributes| (Operation::Relax, PAGE, PAGE, attributes);
+    for (name, policy, new, request, expected, left) in [
+        ("the same permissions", WAITS, block(READ), MAP_PAGE, (again, 2), block(READ)),
+        ("more permissions", WAITS, block(READ_WRITE), MAP_PAGE, (again, 2), block(READ_WRITE)),
+        ("a map of the block itself", WAITS, block(READ), MAP_BLOCK, (again, 2), block(READ)),
+        ("the wait is bounded", WAITS, LOCKED, MAP_PAGE, (again, turns), LOCKED),
+        ("no wait", NO_WAIT, LOCKED, MAP_PAGE, (again, 0), LOCKED),
+        ("relax", WAITS, block(READ), relax(READ_WRITE), (Ok(()), 2), block(READ_WRITE)),
+        ("relax without a wait", NO_WAIT, block(READ), relax(READ), (again, 0), LOCKED),
     ] {
         let locked = LockedEntry::new(policy);
 
-        let done = locked.map(new, range, READ);
+        let done = locked.run(new, request);
 
-        assert_eq!(
-            (done, locked.load(locked.entry)),
-            ((Err(MapError::Again), pauses), new),
-            "{name}"
-        );
+        assert_eq!((done, locked.load(locked.entry)), (expected, left), "{name}");
     }
 }
 
 #[test]
-fn a_block_that_does_not_permit_the_access_is_split() {
-    let locked = LockedEntry::new(WAITING_POLICY);
+fn a_walker_descends_into_the_table_that_it_waited_for() {
+    let locked = LockedEntry::new(WAITS);
+    let child = locked.pool.allocate().unwrap();
 
-    let (done, _) = locked.map(block(READ), (PAGE, PAGE), READ_WRITE);
+    let done = locked.run(Descriptor::table(child), (Operation::Map, 5 * PAGE, PAGE, READ));
+
+    assert_eq!(done, (Ok(()), 2));
+    assert_eq!(locked.load(child.entry(5)).address(), MEMORY + 5 * PAGE);
+}
+
+#[test]
+fn a_block_that_does_not_permit_the_access_is_split() {
+    let locked = LockedEntry::new(WAITS);
+
+    let (done, _) = locked.run(block(READ), (Operation::Map, PAGE, PAGE, READ_WRITE));
 
     assert_eq!(done, Ok(()));
     let table = locked.load(locked.entry).next_table().unwrap();
     assert!(locked.load(table.entry(1)).attributes().write);
-}
-
-#[test]
-fn a_walker_that_relaxes_permissions_waits_for_the_leaf_if_the_policy_says_so() {
-    let locked = LockedEntry::new(WAITING_POLICY);
-
-    assert_eq!(locked.relax(block(READ), READ_WRITE), (Ok(()), 2));
-    assert!(locked.load(locked.entry).attributes().write);
-
-    let locked = LockedEntry::new(Policy::LINUX_6_12);
-    assert_eq!(locked.relax(block(READ), READ), (Err(MapError::Again), 0));
 }

@@ -23,7 +23,6 @@ use support::{
     test_vm::{TestVm, Vcpu},
 };
 
-/// Returns the map of a range to writable memory.
 fn request(ipa: u64, size: u64) -> MapRequest {
     MapRequest::new(Ipa(ipa), MEMORY + ipa, size, Attributes::READ_WRITE)
 }
@@ -227,7 +226,6 @@ fn checked(features: Features, act: impl FnOnce(&mut Stage2, &CheckedOps<'_>, &m
     assert_eq!(checker.lock().unwrap().violations(), []);
 }
 
-/// Runs `act` with the lock held exclusively.
 fn locked<T>(ops: &CheckedOps<'_>, act: impl FnOnce() -> T) -> T {
     ops.note(Note::Lock { exclusive: true });
     let result = act();

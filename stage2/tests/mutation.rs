@@ -52,7 +52,6 @@ use support::{
 /// A way to make an operation wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Mutation {
-    /// The operation is missing.
     Drop,
     /// It affects only this CPU, or orders only stores.
     Weaken,
@@ -67,7 +66,6 @@ enum Mutation {
 const MUTATIONS: [Mutation; 5] =
     [Mutation::Drop, Mutation::Weaken, Mutation::Shorten, Mutation::Misplace, Mutation::Late];
 
-/// The hook, shared by all CPUs of a run.
 #[derive(Debug, Default)]
 struct Mutator {
     /// The operation to mutate, counted among those that can be; without one, `effects` are noted.

@@ -34,7 +34,6 @@ use support::{
 
 const CPUS: u8 = 4;
 
-/// Performs random steps on a CPU.
 fn random_steps<O: Operations, S: Sink, L: RawRwLock>(
     vcpu: &mut Vcpu<'_, O, S, L>,
     seed: u64,
@@ -82,7 +81,6 @@ fn thousands_of_operations_violate_no_rule() {
     run_all(Policy::PRESETS, steps, seeds);
 }
 
-/// Changes one choice of a policy.
 macro_rules! choices {
     ($($name:literal: $base:ident { $($field:ident: $value:expr),* };)*) => {
         [$(($name, Policy { $($field: $value,)* ..Policy::$base }),)*]

@@ -43,12 +43,10 @@ const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
 
 /// A table to benchmark. The default of an operation is that the table cannot do it.
 trait Table: Sized {
-    /// Name in the results.
     const NAME: &'static str;
     const CAN_SPLIT: bool = true;
     const CAN_COALESCE: bool = true;
 
-    /// Creates an empty table.
     fn new() -> Self;
     /// Maps `size` bytes at `ipa` to the same distance from [`PHYS`], by pages or by 2M blocks.
     fn map(&mut self, ipa: u64, size: u64, blocks: bool);
@@ -178,7 +176,6 @@ fn split_all<T: Table>(table: &mut T) {
     split_each(table);
 }
 
-/// Translates random addresses.
 fn translate<T: Table>(table: &mut T) {
     let mut random = SplitMix64::seed_from_u64(1);
     for _ in 0..SINGLE {

@@ -38,7 +38,6 @@ pub fn page() -> usize {
     free().pop().expect("the pool is large enough")
 }
 
-/// Takes a page and zeroes it.
 pub fn zeroed_page() -> usize {
     let page = page();
     // SAFETY: the page came from the pool and has no other owner.
@@ -46,12 +45,10 @@ pub fn zeroed_page() -> usize {
     page
 }
 
-/// Returns a page to the pool.
 pub fn return_page(page: usize) {
     free().push(page);
 }
 
-/// Returns pages to the pool together.
 pub fn return_pages(pages: impl Iterator<Item = usize>) {
     free().extend(pages);
 }

@@ -40,7 +40,6 @@ impl Translation<Stage2Attributes> for Pages {
     }
 }
 
-/// Table of aarch64-paging.
 pub struct Aarch64Paging(Mapping<Pages, Stage2>);
 
 fn region(ipa: u64, size: u64) -> MemoryRegion {
@@ -120,7 +119,6 @@ impl Entry {
 }
 
 impl generic::PageTableEntry for Entry {
-    /// Write permission.
     type PteConfig = bool;
     fn new_page(paddr: generic::PhysAddr, writable: bool, is_huge: bool) -> Self {
         Self::leaf(paddr.as_usize(), writable, is_huge)
@@ -230,7 +228,6 @@ impl PagingHandler for Pages {
     }
 }
 
-/// Table of page-table-generic.
 pub struct PageTableGeneric {
     table: generic::PageTable<Shape, Pages>,
     /// Receipts of splits, in the order of blocks.
@@ -286,7 +283,6 @@ impl Table for PageTableGeneric {
     }
 }
 
-/// Table of page_table_multiarch.
 pub struct PageTableMultiarch(PageTable64<Shape, Entry, Pages>);
 
 const READ_WRITE: MappingFlags = MappingFlags::READ.union(MappingFlags::WRITE);

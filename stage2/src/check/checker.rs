@@ -48,7 +48,6 @@ impl fmt::Display for Violation {
 /// Reports after which a checker keeps only the rules that are violated.
 const MAX_VIOLATIONS: usize = 1000;
 
-/// State of one CPU.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CpuState {
     pub(super) vmid: Vmid,
@@ -71,7 +70,6 @@ impl CpuState {
     }
 }
 
-/// The lock as one CPU holds it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeldLock {
     pub(super) is_exclusive: bool,
@@ -79,7 +77,6 @@ pub(super) struct HeldLock {
     pub(super) vmid: Vmid,
 }
 
-/// Memory of the guest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemslotModel {
     pub(super) phys: PhysAddr,
@@ -96,15 +93,12 @@ pub struct Checker {
     pub(super) tlbs: TlbModel,
     pub(super) caches: CacheModel,
     pub(super) memslots: BTreeMap<Ipa, MemslotModel>,
-    /// Ranges with dirty logging.
     pub(super) logged: Ranges<Ipa>,
-    /// Ranges that are marked dirty.
     pub(super) marked: Ranges<Ipa>,
     /// Writable ranges that are not marked dirty.
     pub(super) unmarked: Ranges<Ipa>,
     /// The number of mmu_notifier invalidations.
     pub(super) sequence: u64,
-    /// The number of the current event.
     pub(super) now: u64,
     pub(super) effect: Effect,
     cpu_now: u8,

@@ -52,39 +52,65 @@ pub struct Event {
 )]
 pub enum Action {
     /// Writes an entry from `old` to `new`.
-    Store { entry: EntryAddress, old: Descriptor, new: Descriptor, kind: StoreKind },
-    /// Executes a data synchronization barrier.
+    Store {
+        entry: EntryAddress,
+        old: Descriptor,
+        new: Descriptor,
+        kind: StoreKind,
+    },
     Dsb(Dsb),
-    /// Executes an instruction synchronization barrier.
     Isb,
-    /// Issues a TLB invalidation.
     Tlbi(Tlbi),
     /// Writes another VMID to VTTBR_EL2.
     Vmid(Vmid),
     /// Issues `DC CIVAC` over a range.
-    Clean { phys: PhysAddr, size: u64 },
+    Clean {
+        phys: PhysAddr,
+        size: u64,
+    },
     /// Issues `IC IVAU` over a range, or `IC IALLUIS`.
     Instructions(Option<(PhysAddr, u64)>),
     /// Allocates a zeroed table.
     Allocate(TableAddress),
-    /// Frees a table.
     Free(TableAddress),
-    /// Begins or ends a shared walk.
-    Walk { begins: bool },
-    /// Changes the reference count of a table.
+    Walk {
+        begins: bool,
+    },
     References(TableAddress, i64),
-    /// Notes a software event of the engine.
     Note(Note),
     /// Writes memory as the host.
-    HostWrite { phys: PhysAddr, size: u64 },
+    HostWrite {
+        phys: PhysAddr,
+        size: u64,
+    },
     /// Adds memory that the host has just written to the guest; a device is not memory.
-    AddMemory { ipa: Ipa, phys: PhysAddr, size: u64, device: bool },
+    AddMemory {
+        ipa: Ipa,
+        phys: PhysAddr,
+        size: u64,
+        device: bool,
+    },
     /// Removes memory from the guest; the host reuses it.
-    RemoveMemory { ipa: Ipa, size: u64 },
+    RemoveMemory {
+        ipa: Ipa,
+        size: u64,
+    },
     /// Starts or stops dirty logging of a range.
-    Logging { ipa: Ipa, size: u64, on: bool },
+    Logging {
+        ipa: Ipa,
+        size: u64,
+        on: bool,
+    },
     /// Reads and clears the dirty bitmap of a range.
-    ReadLog { ipa: Ipa, size: u64 },
+    ReadLog {
+        ipa: Ipa,
+        size: u64,
+    },
     /// Resumes a vCPU after its fault was handled.
-    Resume { ipa: Ipa, access: Access, status: FaultStatus, level: Level },
+    Resume {
+        ipa: Ipa,
+        access: Access,
+        status: FaultStatus,
+        level: Level,
+    },
 }

@@ -105,9 +105,7 @@ impl InvalidationProgress {
 /// The difference between an entry's old value and its new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EntryChange {
-    /// The mapping is removed.
     Removed,
-    /// Permissions are removed.
     Restricted,
     /// Permissions are added: a CPU with the old value takes a fault.
     Relaxed,
@@ -121,7 +119,6 @@ pub(super) struct ChangedEntry {
     /// The bytes that the entry maps.
     pub(super) size: u64,
     pub(super) change: EntryChange,
-    /// The child table, if the entry links one.
     pub(super) table: Option<TableAddress>,
     /// Set if a table above the leaf was unlinked, not the leaf itself.
     pub(super) below_table: bool,
@@ -131,9 +128,7 @@ pub(super) struct ChangedEntry {
 #[derive(Debug, Clone)]
 pub(super) struct StaleEntry {
     pub(super) entry: ChangedEntry,
-    /// The event of the change.
     pub(super) since: u64,
-    /// The CPU that made the change.
     pub(super) by: usize,
     /// Set while the rest of its contiguous run is in the table, so that CPUs may fetch it again.
     pub(super) run_remains: bool,

@@ -18,9 +18,7 @@ use loom::sync::{
 
 use crate::{PAGE, ROOT, TABLES};
 
-/// The memory of all tables.
 pub struct Memory {
-    /// The entries that loom tracks.
     hot: Vec<[AtomicU64; 2]>,
     counts: Vec<AtomicU64>,
     cold: Mutex<BTreeMap<EntryAddress, Descriptor>>,

@@ -35,7 +35,6 @@ const ROOT: u64 = 0x8000_0000;
 /// Tables below the root's four: one for each CPU, one from before.
 const TABLES: u64 = 3;
 
-/// An operation of one CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Op {
     Read(u64),
@@ -53,7 +52,6 @@ enum Op {
     Recover,
 }
 
-/// The mapping before the operations.
 #[derive(Debug, Clone, Copy)]
 enum InitialMapping {
     Nothing,

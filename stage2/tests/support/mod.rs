@@ -55,7 +55,6 @@ impl<O: Operations> Hook<O> for CpuState<'_> {
     }
 }
 
-/// Returns the operations of CPU `index`.
 pub fn cpu<'a>(pool: &'a Pool, reclaim: &'a EpochReclaim, index: u8) -> Cpu<'a> {
     Hooked {
         inner: NoMaintenance(pool),
@@ -69,7 +68,6 @@ pub fn pool(geometry: &Geometry, tables: usize) -> Pool {
     Pool::new(TABLES, geometry, words(tables * entries), words(2 * tables)).unwrap()
 }
 
-/// Returns an empty table in a pool.
 pub fn stage2(geometry: Geometry, features: Features, policy: Policy, pool: &Pool) -> Stage2 {
     Stage2::new(geometry, features, policy, VMID, pool.root())
 }
@@ -108,12 +106,10 @@ pub fn features() -> [Features; 3] {
     [Features::default(), some, ALL_FEATURES]
 }
 
-/// Returns the generator of a seed.
 pub fn generator(seed: u64) -> SplitMix64 {
     SplitMix64::seed_from_u64(seed)
 }
 
-/// Returns a number below `end`.
 pub fn below(random: &mut SplitMix64, end: u64) -> u64 {
     random.next_u64() % end
 }

@@ -2,7 +2,8 @@
 //! Short scripts in place of traces.
 //!
 //! A script is a list of events in the format of a trace, separated by `;`. An event without a CPU
-//! is CPU 0's. A word in capitals is a value, or a list of events by itself:
+//! is CPU 0's. `0..16 * EVENT` repeats an event with a number in place of `#`. A word in capitals is
+//! a value, or a list of events by itself:
 //!
 //! | word | value or events |
 //! |---|---|
@@ -11,7 +12,7 @@
 //! | `LINK2` `LINK3` | descriptors of `T2` and `T3` |
 //! | `PAGEn` `RPAGEn` `XPAGEn` `HINTEDn` | page n: writable, read-only, executable, contiguous |
 //! | `BLOCK` `RBLOCK` `XBLOCK` `NTBLOCK` | the block of these pages: writable, read-only, executable, with nT |
-//! | `PHYS` | the memory of the guest, 2M |
+//! | `PHYS` `IPAn` | the memory of the guest, 2M; the address of page n |
 //! | `LINKED` `TWO_PAGES` `FLUSH` … | the events that [`EVENTS`] lists |
 
 use granule_stage2::check::{Checker, Trace};
@@ -38,6 +39,7 @@ const SERIES: &[(&str, u64, u64)] = &[
     ("RPAGE", 0x0040_0001_0000_077f, 0x1000),
     ("XPAGE", 0x0000_0001_0000_07ff, 0x1000),
     ("HINTED", 0x0050_0001_0000_07ff, 0x1000),
+    ("IPA", 0, 0x1000),
 ];
 
 /// Lists of events, which may contain others.
@@ -51,6 +53,7 @@ const EVENTS: &[(&str, &str)] = &[
     ("ONE_BLOCK", "TABLES; LINK_T2; store T2 0 BLOCK release; ref T2 1; unlock"),
     ("UNMAP0", "store ENTRY0 PAGE0 0 plain; ref T3 -1"),
     ("UNMAP1", "store ENTRY1 PAGE1 0 plain; ref T3 -1"),
+    ("BREAK_RUN", "0..16 * store ENTRY# HINTED# 0 plain"),
     ("UNLINK_T3", "store T2 LINK3 0 plain; ref T2 -1"),
     ("PROTECT0", "lock exclusive; store ENTRY0 PAGE0 RPAGE0 plain; FLUSH; unlock"),
     // CPUs 0 and 1 make the pages that each has broken.
@@ -98,6 +101,13 @@ fn expand(script: &str, cpu: &str, out: &mut String) {
             Some((number, rest)) if number.parse::<u8>().is_ok() => (number, rest),
             _ => (cpu, event),
         };
+        if let Some((range, event)) = event.split_once(" * ") {
+            let (from, to) = range.split_once("..").expect("a range");
+            for n in from.parse::<u8>().unwrap()..to.parse().unwrap() {
+                expand(&event.replace('#', &n.to_string()), cpu, out);
+            }
+            continue;
+        }
         if let Some((_, events)) = EVENTS.iter().find(|(name, _)| *name == event) {
             expand(events, cpu, out);
             continue;

@@ -192,7 +192,6 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         panic!("{ipa:#x}: no progress in {MAX_FAULTS} faults");
     }
 
-    /// Frees tables whose grace period has ended.
     pub fn drain(&self) {
         self.vm.reclaim.drain(&self.vm.mmu, &self.ops);
     }
@@ -320,7 +319,6 @@ impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
         self.memcache.drain(&self.ops);
     }
 
-    /// Performs a random step.
     pub fn random_step(&mut self, random: &mut SplitMix64) {
         let block = below(random, self.vm.blocks);
         let ipa = block * BLOCK + below(random, 512) * PAGE;

@@ -91,7 +91,6 @@ impl Checker {
         }
     }
 
-    /// Handles a valid entry that replaces a valid one.
     fn replace(
         &mut self,
         cpu: usize,
@@ -140,7 +139,6 @@ impl Checker {
         }
     }
 
-    /// Handles a change of permissions, access flag or software bits.
     fn change_in_place(
         &mut self,
         cpu: usize,
