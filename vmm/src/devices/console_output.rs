@@ -10,7 +10,6 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
     io::{self, Write},
     mem,
     os::fd::AsFd,
@@ -38,10 +37,10 @@ const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Handle of the buffer; clones share it.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct ConsoleOutput(Arc<OutputBuffer>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct OutputBuffer {
     pending: Mutex<PendingOutput>,
     /// Signals new bytes, or the end of output.
@@ -50,17 +49,11 @@ struct OutputBuffer {
     progress: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct PendingOutput {
     /// Bytes that the thread has not yet written.
     bytes: VecDeque<u8>,
     closed: bool,
-}
-
-impl fmt::Debug for ConsoleOutput {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConsoleOutput").finish_non_exhaustive()
-    }
 }
 
 impl ConsoleOutput {

@@ -213,31 +213,16 @@ impl VirtioDevice for Balloon {
 /// Discards the pages that the request names, consecutive pages in one call. Returns the number of
 /// bytes discarded.
 fn inflate(chain: &DescriptorChain) -> u64 {
-    let mut discarded = 0;
-    let mut discard = |first: u64, end: u64| {
-        let size = Bytes((end - first) * PAGE);
-        discarded += chain.memory.discard(GuestAddress(first * PAGE), size).0;
+    let mut bytes = vec![0; chain.length(Direction::Readable)];
+    let count = chain.read(0, &mut bytes);
+    let numbers = bytes[..count].as_chunks().0.iter();
+    let pages: Vec<u64> = numbers.map(|number| u32::from_le_bytes(*number).into()).collect();
+    let runs = pages.chunk_by(|page, next| page + 1 == *next);
+    let discard = |run: &[u64]| {
+        let size = Bytes(run.len() as u64 * PAGE);
+        chain.memory.discard(GuestAddress(run[0] * PAGE), size).0
     };
-    let (mut first, mut end) = (0, 0);
-    let mut numbers = [0; 1024];
-    let mut offset = 0;
-    loop {
-        let count = chain.read(offset, &mut numbers);
-        for number in numbers[..count].as_chunks().0 {
-            let page = u64::from(u32::from_le_bytes(*number));
-            if page != end || first == end {
-                discard(first, end);
-                first = page;
-            }
-            end = page + 1;
-        }
-        offset += count;
-        if count < numbers.len() {
-            break;
-        }
-    }
-    discard(first, end);
-    discarded
+    runs.map(discard).sum()
 }
 
 #[cfg(test)]

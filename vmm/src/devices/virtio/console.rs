@@ -147,7 +147,7 @@ mod tests {
     use crate::devices::virtio::testing::{Buffer, Driver, EVENT_IDX};
 
     #[test]
-    fn output_and_input_are_transferred() {
+    fn output_and_input_are_transferred_until_the_input_ends() {
         let (input, mut keyboard) = std::io::pipe().unwrap();
         let (mut reader, writer) = std::io::pipe().unwrap();
         let console = Box::new(Console::new(Some(input.into()), Box::new(writer), None));
@@ -156,20 +156,6 @@ mod tests {
         driver.request(TRANSMIT, &[Buffer::Out(vec![b'x'; 5000])]);
         let mut shown = vec![0; 5000];
         reader.read_exact(&mut shown).unwrap();
-        keyboard.write_all(b"typed").unwrap();
-        let (answers, written) = driver.request(RECEIVE, &[Buffer::In(100)]);
-
-        assert_eq!(shown, [b'x'; 5000]);
-        assert_eq!((&answers[0][..5], written), (&b"typed"[..], 5));
-    }
-
-    #[test]
-    fn input_waits_for_buffers_and_may_end() {
-        let (input, mut keyboard) = std::io::pipe().unwrap();
-        let sink = Box::new(std::io::sink());
-        let console = Box::new(Console::new(Some(input.into()), sink, None));
-        let mut driver = Driver::start(console, EVENT_IDX);
-
         keyboard.write_all(b"abcdef").unwrap();
         let first = driver.request(RECEIVE, &[Buffer::In(4)]);
         let second = driver.request(RECEIVE, &[Buffer::In(4)]);
@@ -178,6 +164,7 @@ mod tests {
         driver.notify(RECEIVE);
         std::thread::sleep(Duration::from_millis(50));
 
+        assert_eq!(shown, [b'x'; 5000]);
         assert_eq!(first, (vec![b"abcd".to_vec()], 4));
         assert_eq!((&second.0[0][..2], second.1), (&b"ef"[..], 2));
         assert!(!driver.has_used(RECEIVE));

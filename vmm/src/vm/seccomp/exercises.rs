@@ -223,7 +223,6 @@ const DIRECT: &[(i64, &str)] = &[
     (libc::SYS_nanosleep, "the C library may sleep by clock_nanosleep"),
     (libc::SYS_newfstatat, "the C library may use statx"),
     (libc::SYS_perf_event_open, "tracepoints need root and tracefs"),
-    (libc::SYS_pwrite64, "the file system may support fallocate"),
     (libc::SYS_readlinkat, "only a panic reads links"),
     (libc::SYS_restart_syscall, "only the kernel restarts calls"),
     (libc::SYS_rseq, "the C library may not use rseq"),

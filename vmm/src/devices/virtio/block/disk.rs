@@ -6,8 +6,7 @@
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
-    io::{self, Seek as _, SeekFrom},
-    os::unix::fs::FileExt as _,
+    io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -109,21 +108,17 @@ impl Disk {
             false => FallocateFlags::ZERO_RANGE,
         };
         match fallocate(&self.file, mode | FallocateFlags::KEEP_SIZE, offset, length) {
-            Err(Errno::OPNOTSUPP) => self.write_zero_buffers(offset, length),
+            Err(Errno::OPNOTSUPP) => self.write_zero_bytes(offset, length),
             result => Ok(result?),
         }
     }
 
     /// Writes zeros, for file systems that support neither holes nor zero ranges.
-    fn write_zero_buffers(&self, offset: u64, length: u64) -> io::Result<()> {
-        const ZEROS: &[u8] = &[0; 1 << 16];
-        let mut done = 0;
-        while done < length {
-            let count = usize::try_from(length - done).map_or(ZEROS.len(), |l| l.min(ZEROS.len()));
-            self.file.write_all_at(&ZEROS[..count], offset + done)?;
-            done += count as u64;
-        }
-        Ok(())
+    fn write_zero_bytes(&self, offset: u64, length: u64) -> io::Result<()> {
+        let mut writer = BufWriter::with_capacity(1 << 16, &self.file);
+        writer.seek(SeekFrom::Start(offset))?;
+        io::copy(&mut io::repeat(0).take(length), &mut writer)?;
+        writer.flush()
     }
 }
 
