@@ -35,7 +35,6 @@ const PLATFORM_STEP: u64 = 0x1_0000;
 /// Address of the first virtio device.
 const VIRTIO: u64 = 0xa00_0000;
 const VIRTIO_STEP: u64 = 0x1000;
-/// Size of the disk.
 pub const DISK_SIZE: usize = 1 << 16;
 
 pub fn run(data: &[u8]) {

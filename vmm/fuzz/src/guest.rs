@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arbitrary::{Result, Unstructured};
 use granule_types::units::{Bytes, GuestAddress};
 use granule_vmm::{
-    devices::virtio::{DeviceProperties, Interrupt, QueueConfig, Queues, VirtioDevice},
+    devices::virtio::{DeviceProperties, Interrupt, Queue, QueueState, Queues, VirtioDevice},
     memory::{GuestMemory, GuestRam, HostPages, Plan},
 };
 use vm_memory::Bytes as _;
@@ -43,7 +43,6 @@ pub fn memory() -> Arc<GuestMemory> {
     memory
 }
 
-/// Returns an event.
 pub fn event() -> EventFd {
     EventFd::new(libc::EFD_NONBLOCK).expect("an event file descriptor")
 }
@@ -65,7 +64,7 @@ pub struct Guest<'a, 'b, D> {
     memory: Arc<GuestMemory>,
     interrupt: Arc<Interrupt>,
     u: &'a mut Unstructured<'b>,
-    queues: Vec<QueueConfig>,
+    queues: Vec<QueueState>,
 }
 
 impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
@@ -125,24 +124,26 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
     /// Takes the device from reset to `DRIVER_OK`. Returns `None` if the device refuses.
     fn activate(&mut self) -> Result<Option<Queues>> {
         let features = self.properties.features & self.u.arbitrary::<u64>()?;
-        let event_idx = self.u.arbitrary()?;
+        let event_idx_enabled = self.u.arbitrary()?;
         self.queues.clear();
         let mut queues = Vec::new();
         for (index, &max_size) in (0..).zip(self.properties.queue_sizes) {
             let area = START + index * QUEUE_AREA;
-            let mut config = QueueConfig {
-                size: u32::from(max_size).min(1 << self.u.int_in_range(0..=8)?),
+            let mut config = QueueState {
+                max_size,
+                size: max_size.min(1 << self.u.int_in_range(0..=8)?),
                 ready: true,
-                desc_table: GuestAddress(area),
-                avail_ring: GuestAddress(area + 0x2000),
-                used_ring: GuestAddress(area + 0x3000),
-                ..QueueConfig::new(max_size)
+                event_idx_enabled,
+                desc_table: area,
+                avail_ring: area + 0x2000,
+                used_ring: area + 0x3000,
+                ..QueueState::default()
             };
             match self.u.int_in_range(0..=31u8)? {
-                0 => config.size = self.u.arbitrary()?,
-                1 => config.desc_table = GuestAddress(self.address()?),
-                2 => config.avail_ring = GuestAddress(self.address()?),
-                3 => config.used_ring = GuestAddress(self.address()?),
+                0 => config.size = u16::try_from(self.u.arbitrary::<u32>()?).unwrap_or(0),
+                1 => config.desc_table = self.address()?,
+                2 => config.avail_ring = self.address()?,
+                3 => config.used_ring = self.address()?,
                 4 => config.ready = false,
                 _ => {}
             }
@@ -151,7 +152,7 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
                 queues.push(None);
                 continue;
             }
-            match config.build(event_idx, &self.memory, &Arc::new(event()), &self.interrupt) {
+            match Queue::new(config, &self.memory, &Arc::new(event()), &self.interrupt) {
                 Ok(queue) => queues.push(Some(queue)),
                 Err(_) => return Ok(None),
             }
@@ -190,7 +191,7 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         let Some(config) = self.queues.get(queue).copied() else {
             return Ok(());
         };
-        let size = config.size.clamp(1, 256);
+        let size = u32::from(config.size.clamp(1, 256));
         let first = self.u.int_in_range(0..=size - 1)?;
         let count = self.u.int_in_range(1..=6u32)?;
         let readable = self.u.int_in_range(0..=count)?;
@@ -216,12 +217,12 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
             bytes.extend(flags.to_le_bytes());
             bytes.extend(&next.to_le_bytes()[..2]);
             let slot = u64::from((first + index) % size);
-            self.write(config.desc_table.0.wrapping_add(slot * 16), &bytes);
+            self.write(config.desc_table.wrapping_add(slot * 16), &bytes);
         }
-        let available = GuestAddress(config.avail_ring.0.wrapping_add(2));
+        let available = GuestAddress(config.avail_ring.wrapping_add(2));
         let index: u16 = self.memory.map().read_obj(available).unwrap_or(0);
         let slot = u64::from(index) % u64::from(size);
-        let entry = config.avail_ring.0.wrapping_add(4 + slot * 2);
+        let entry = config.avail_ring.wrapping_add(4 + slot * 2);
         self.write(entry, &first.to_le_bytes()[..2]);
         let next = match self.u.int_in_range(0..=31u8)? {
             0 => self.u.arbitrary()?,
@@ -246,7 +247,6 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
         Ok(())
     }
 
-    /// Writes random bytes to a random address.
     fn write_anywhere(&mut self) -> Result<()> {
         let address = match self.u.arbitrary()? {
             true => START + u64::from(self.u.arbitrary::<u16>()?),

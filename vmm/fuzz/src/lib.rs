@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Fuzz targets: functions that process untrusted input of `granule run`.
 //!
-//! A [`Target`] takes any bytes and must not panic, hang, or violate a rule that it checks. Three
-//! programs run it:
-//!
-//! * `scripts/fuzz`: libFuzzer, which searches for inputs that reach further code. A minimal set of
-//!   them is the corpus, one archive `corpus/TARGET.tar.gz` per target;
-//! * `tests/corpus.rs`: each input of the corpus, and mutations of it from a fixed seed for a few
-//!   seconds, as a part of `cargo test`;
-//! * `scripts/fuzz TARGET FILE`: one input, to reproduce a finding. A fixed finding is added to the
-//!   corpus.
+//! A [`Target`] takes any bytes and must not panic, hang, or violate a rule that it checks.
+//! `scripts/fuzz` runs it on libFuzzer, `tests/corpus.rs` on its corpus and mutations of it;
+//! `docs/fuzzing.md` describes both.
 //!
 //! The device targets run without worker threads, so that an input always has the same effect.
 

@@ -15,7 +15,6 @@ use granule_fuzz::{TARGETS, Target};
 use rand_core::{Rng as _, SeedableRng as _};
 use rand_xoshiro::Xoshiro256StarStar;
 
-/// Maximum size of a corpus.
 const MAX_SIZE: usize = 64 << 10;
 
 /// Returns the inputs in the archive of a target.
@@ -32,7 +31,6 @@ fn corpus(target: &Target) -> Vec<Vec<u8>> {
     entries.map(|entry| entry.and_then(read).expect("a whole entry")).collect()
 }
 
-/// Returns a number from the environment.
 fn number(name: &str, default: u64) -> u64 {
     env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }

@@ -45,7 +45,6 @@ struct OutputBuffer {
     pending: Mutex<PendingOutput>,
     /// Signals new bytes, or the end of output.
     changed: Condvar,
-    /// Signals written bytes.
     progress: Condvar,
 }
 
@@ -175,7 +174,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns an output and the reader of its pipe.
     fn output_to_pipe(nonblocking: bool) -> (ConsoleOutput, io::PipeReader) {
         let (reader, writer) = io::pipe().unwrap();
         rustix::io::ioctl_fionbio(&writer, nonblocking).unwrap();

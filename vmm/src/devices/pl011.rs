@@ -179,7 +179,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns a port, its output and its interrupt.
     fn port() -> (Pl011, io::PipeReader, EventFd) {
         let (screen, output) = io::pipe().unwrap();
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();

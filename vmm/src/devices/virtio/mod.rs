@@ -31,9 +31,10 @@ use std::{fmt, io, os::fd::BorrowedFd};
 use thiserror::Error;
 
 use descriptor_chain::{DescriptorChain, Direction};
-pub use queue::{Queue, QueueConfig, Queues};
+pub use queue::{Queue, Queues};
 pub use shared_state::{ConfigSpace, Interrupt};
 pub use transport::Transport;
+pub use virtio_queue::QueueState;
 
 /// Error that stops a device until the driver resets it.
 #[derive(Debug, Error)]
@@ -137,12 +138,10 @@ pub trait VirtioDevice: Send {
     fn reset(&mut self) {}
 }
 
-/// Returns the bit of a feature.
 const fn feature_bit(feature: u32) -> u64 {
     1 << feature
 }
 
-/// Returns the bits of these features.
 fn feature_bits(features: &[u32]) -> u64 {
     features.iter().fold(0, |bits, feature| bits | feature_bit(*feature))
 }

@@ -7,8 +7,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use granule_types::units::GuestAddress;
-use virtio_queue::{QueueOwnedT as _, QueueT as _};
+use virtio_queue::{QueueOwnedT as _, QueueState, QueueT as _};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{DescriptorChain, DeviceError, Interrupt};
@@ -18,75 +17,11 @@ use crate::memory::GuestMemory;
 /// cannot keep the device from being stopped.
 const BATCH: usize = 1024;
 
-/// Configuration of a queue by the driver.
-#[derive(Debug, Clone, Copy)]
-pub struct QueueConfig {
-    /// Maximum size that the device accepts.
-    pub max_size: u16,
-    /// Size in descriptors.
-    pub size: u32,
-    /// Set when the driver uses the queue.
-    pub ready: bool,
-    /// Address of the descriptor table.
-    pub desc_table: GuestAddress,
-    /// Address of the available ring.
-    pub avail_ring: GuestAddress,
-    /// Address of the used ring.
-    pub used_ring: GuestAddress,
-}
-
-impl QueueConfig {
-    /// Returns the configuration after a reset.
-    pub fn new(max_size: u16) -> Self {
-        Self {
-            max_size,
-            size: max_size.into(),
-            ready: false,
-            desc_table: GuestAddress(0),
-            avail_ring: GuestAddress(0),
-            used_ring: GuestAddress(0),
-        }
-    }
-
-    /// Validates the configuration and builds the queue.
-    ///
-    /// # Errors
-    /// The size is invalid, or a ring is misaligned or outside of guest memory.
-    pub fn build(
-        &self,
-        event_idx: bool,
-        memory: &Arc<GuestMemory>,
-        event: &Arc<EventFd>,
-        interrupt: &Arc<Interrupt>,
-    ) -> Result<Queue, DeviceError> {
-        let size = u16::try_from(self.size).map_err(|_| virtio_queue::Error::InvalidSize)?;
-        let mut rings = virtio_queue::Queue::new(self.max_size)?;
-        rings.try_set_size(size)?;
-        rings.try_set_desc_table_address(self.desc_table)?;
-        rings.try_set_avail_ring_address(self.avail_ring)?;
-        rings.try_set_used_ring_address(self.used_ring)?;
-        rings.set_event_idx(event_idx);
-        rings.set_ready(true);
-        if !rings.is_valid(memory.map()) {
-            return Err(virtio_queue::Error::FindMemoryRegion.into());
-        }
-        Ok(Queue {
-            rings,
-            memory: Arc::clone(memory),
-            event: Arc::clone(event),
-            interrupt: Arc::clone(interrupt),
-            stop_flag: Arc::default(),
-        })
-    }
-}
-
 /// Queue that the driver has configured.
 #[derive(Debug)]
 pub struct Queue {
     pub(super) rings: virtio_queue::Queue,
-    /// Guest memory that holds the requests.
     pub(super) memory: Arc<GuestMemory>,
-    /// Signalled by the driver's notifications.
     pub(super) event: Arc<EventFd>,
     pub(super) interrupt: Arc<Interrupt>,
     /// Set when the device must stop; a backend that blocks within a request polls it.
@@ -94,7 +29,29 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Takes the next chain from the available ring.
+    /// Builds the queue that the driver has configured.
+    ///
+    /// # Errors
+    /// The size is invalid, or a ring is misaligned or outside of guest memory.
+    pub fn new(
+        config: QueueState,
+        memory: &Arc<GuestMemory>,
+        event: &Arc<EventFd>,
+        interrupt: &Arc<Interrupt>,
+    ) -> Result<Self, DeviceError> {
+        let rings = virtio_queue::Queue::try_from(config)?;
+        if !rings.is_valid(memory.map()) {
+            return Err(virtio_queue::Error::FindMemoryRegion.into());
+        }
+        Ok(Self {
+            rings,
+            memory: Arc::clone(memory),
+            event: Arc::clone(event),
+            interrupt: Arc::clone(interrupt),
+            stop_flag: Arc::default(),
+        })
+    }
+
     pub(super) fn pop(&mut self) -> Result<Option<DescriptorChain>, DeviceError> {
         let next = self.rings.iter(self.memory.map())?.next();
         next.map(|chain| DescriptorChain::parse(chain, &self.memory)).transpose()

@@ -28,12 +28,10 @@ impl Interrupt {
         Self { line, status: AtomicU32::new(0), needs_reset: AtomicBool::new(false) }
     }
 
-    /// Reports used buffers in a queue.
     pub(super) fn signal_used(&self) {
         self.raise(VIRTIO_MMIO_INT_VRING);
     }
 
-    /// Reports a change of the configuration space.
     pub(super) fn signal_config(&self) {
         self.raise(VIRTIO_MMIO_INT_CONFIG);
     }

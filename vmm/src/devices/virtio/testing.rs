@@ -14,7 +14,7 @@ use virtio_bindings::virtio_mmio as reg;
 use vm_memory::{ByteValued, Bytes as _};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Transport, VirtioDevice};
+use super::{QueueState, Transport, VirtioDevice};
 use crate::{
     devices::MmioDevice as _,
     memory::{GuestMemory, GuestRam, HostPages, Plan},
@@ -33,10 +33,7 @@ pub const EVENT_IDX: u64 = 1 << 29;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// Calls `condition` until it holds.
-///
-/// # Panics
-/// It does not hold within ten seconds.
+/// Calls `condition` until it holds, or panics after ten seconds.
 pub fn wait_until(expected: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !condition() {
@@ -66,24 +63,10 @@ impl Buffer {
     }
 }
 
-/// Addresses of a queue, and its state from the view of the driver.
-#[derive(Debug, Clone, Copy)]
-pub struct DriverQueue {
-    pub desc_table: u64,
-    pub avail_ring: u64,
-    pub used_ring: u64,
-    pub size: u16,
-    /// Number of chains received from the used ring.
-    received: u16,
-    next_free: u16,
-}
-
-impl DriverQueue {
-    /// Returns a queue whose descriptor table is at `start`.
-    pub const fn new(start: u64, size: u16) -> Self {
-        let (avail_ring, used_ring) = (start + 0x1000, start + 0x2000);
-        Self { desc_table: start, avail_ring, used_ring, size, received: 0, next_free: 0 }
-    }
+/// Returns a queue whose descriptor table is at `start`.
+pub fn queue_at(start: u64, size: u16) -> QueueState {
+    let (avail_ring, used_ring) = (start + 0x1000, start + 0x2000);
+    QueueState { desc_table: start, avail_ring, used_ring, size, ..QueueState::default() }
 }
 
 /// Driver of one device, with its guest memory.
@@ -91,7 +74,8 @@ pub struct Driver {
     pub transport: Transport,
     pub irq: EventFd,
     pub memory: Arc<GuestMemory>,
-    pub queues: Vec<DriverQueue>,
+    /// Queues; `next_avail` is the next free descriptor, `next_used` counts chains received.
+    pub queues: Vec<QueueState>,
     next_buffer: u64,
 }
 
@@ -152,7 +136,7 @@ impl Driver {
     pub fn activate(&mut self, features: u64) {
         let memory = Arc::clone(&self.memory);
         self.activate_with(features, |index| {
-            let queue = DriverQueue::new(START + u64::from(index) * QUEUE_AREA, QUEUE_SIZE);
+            let queue = queue_at(START + u64::from(index) * QUEUE_AREA, QUEUE_SIZE);
             for ring in [queue.avail_ring, queue.used_ring] {
                 memory.map().write_obj(0_u32, GuestAddress(ring)).unwrap();
             }
@@ -161,7 +145,7 @@ impl Driver {
     }
 
     /// Takes the device from reset to `DRIVER_OK` with the queues that `queue` returns by index.
-    pub fn activate_with(&mut self, features: u64, mut queue: impl FnMut(u32) -> DriverQueue) {
+    pub fn activate_with(&mut self, features: u64, mut queue: impl FnMut(u32) -> QueueState) {
         self.negotiate(features | VERSION_1);
         self.queues.clear();
         for index in 0.. {
@@ -186,12 +170,10 @@ impl Driver {
         self.set(reg::VIRTIO_MMIO_STATUS, 15);
     }
 
-    /// Writes to guest memory.
     pub fn store(&self, address: u64, value: impl ByteValued) {
         self.memory.map().write_obj(value, GuestAddress(address)).unwrap();
     }
 
-    /// Reads from guest memory.
     pub fn load<T: ByteValued>(&self, address: u64) -> T {
         self.memory.map().read_obj(GuestAddress(address)).unwrap()
     }
@@ -199,7 +181,7 @@ impl Driver {
     /// Adds a request to a queue without a notification. Returns the addresses of its buffers.
     pub fn add(&mut self, index: usize, buffers: &[Buffer]) -> Vec<u64> {
         let queue = self.queues[index];
-        let first = queue.next_free;
+        let first = queue.next_avail;
         let end = first + u16::try_from(buffers.len()).unwrap();
         let mut addresses = Vec::new();
         for (slot, buffer) in (first..).zip(buffers) {
@@ -227,7 +209,7 @@ impl Driver {
         self.store(queue.avail_ring + 4 + u64::from(available % queue.size) * 2, first);
         self.store(queue.avail_ring + 2, available.wrapping_add(1));
         // Tests have few requests in flight: descriptors are reused without a check.
-        self.queues[index].next_free = if end + 4 >= queue.size { 0 } else { end };
+        self.queues[index].next_avail = if end + 4 >= queue.size { 0 } else { end };
         addresses
     }
 
@@ -239,15 +221,15 @@ impl Driver {
     pub fn wait_used(&mut self, index: usize) -> u32 {
         wait_until("a used chain", || self.has_used(index));
         let queue = &mut self.queues[index];
-        let slot = u64::from(queue.received % queue.size);
-        queue.received = queue.received.wrapping_add(1);
+        let slot = u64::from(queue.next_used % queue.size);
+        queue.next_used = queue.next_used.wrapping_add(1);
         let entry = queue.used_ring + 4 + slot * 8;
         self.load(entry + 4)
     }
 
     pub fn has_used(&self, index: usize) -> bool {
         let queue = &self.queues[index];
-        self.load::<u16>(queue.used_ring + 2) != queue.received
+        self.load::<u16>(queue.used_ring + 2) != queue.next_used
     }
 
     /// Adds a request and waits for it. Returns the contents of its device-writable buffers and the
@@ -275,7 +257,6 @@ impl Driver {
     }
 }
 
-/// Returns the low and the high word.
 fn halves(value: u64) -> [u32; 2] {
     [value, value >> 32].map(|half| u32::try_from(half & 0xffff_ffff).unwrap())
 }

@@ -29,7 +29,7 @@ use virtio_bindings::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    ConfigSpace, DeviceError, Interrupt, QueueConfig, Queues, RateLimitedLog, VirtioDevice,
+    ConfigSpace, DeviceError, Interrupt, Queue, QueueState, Queues, RateLimitedLog, VirtioDevice,
     feature_bit,
     worker::{Worker, WorkerContext},
 };
@@ -50,7 +50,7 @@ pub struct Transport {
     interrupt: Arc<Interrupt>,
     memory: Arc<GuestMemory>,
     queue_events: Vec<Arc<EventFd>>,
-    queues: Vec<QueueConfig>,
+    queues: Vec<QueueState>,
     device: DeviceState,
     registers: Registers,
 }
@@ -99,7 +99,7 @@ impl Transport {
             interrupt,
             memory,
             queue_events,
-            queues: sizes.map(|size| QueueConfig::new(*size)).collect(),
+            queues: sizes.map(|size| inactive_queue(*size)).collect(),
             device: DeviceState::Inactive(WorkerContext {
                 name: name.to_owned(),
                 device,
@@ -157,7 +157,6 @@ impl Transport {
         true
     }
 
-    /// Activates the device and moves it into its worker.
     fn activate(&mut self) {
         let queues = self.build_queues();
         let DeviceState::Inactive(mut context) = mem::replace(&mut self.device, DeviceState::Lost)
@@ -190,7 +189,8 @@ impl Transport {
         let event_idx = self.registers.driver_features & feature_bit(VIRTIO_RING_F_EVENT_IDX) != 0;
         let queues = self.queues.iter().zip(&self.queue_events);
         let queues = queues.map(|(config, event)| {
-            let build = || config.build(event_idx, &self.memory, event, &self.interrupt);
+            let config = QueueState { event_idx_enabled: event_idx, ..*config };
+            let build = || Queue::new(config, &self.memory, event, &self.interrupt);
             config.ready.then(build).transpose()
         });
         Ok(Queues::new(queues.collect::<Result<_, _>>()?))
@@ -208,7 +208,7 @@ impl Transport {
             other => other,
         };
         for queue in &mut self.queues {
-            *queue = QueueConfig::new(queue.max_size);
+            *queue = inactive_queue(queue.max_size);
         }
         for event in &self.queue_events {
             // Fails if no notification is pending.
@@ -217,6 +217,11 @@ impl Transport {
         self.interrupt.clear();
         self.registers = Registers::default();
     }
+}
+
+/// Returns the configuration of a queue after a reset.
+fn inactive_queue(max_size: u16) -> QueueState {
+    QueueState { max_size, size: max_size, ..QueueState::default() }
 }
 
 impl Drop for Transport {

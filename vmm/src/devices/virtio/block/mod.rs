@@ -25,7 +25,6 @@ pub use disk::Disk;
 /// Bytes per sector, independent of the block size of the disk (section 5.2.4).
 pub const SECTOR: u64 = 512;
 
-/// Size of the queue.
 const QUEUE_SIZE: u16 = 256;
 /// Maximum number of data buffers per request.
 const MAX_SEGMENTS: u32 = 254;

@@ -50,7 +50,6 @@ const GUEST_OFFLOADS: [(u32, libc::c_uint); 5] = [
     (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
 ];
 
-/// Size of each queue.
 const QUEUE_SIZE: u16 = 256;
 
 /// Bytes of the header, `struct virtio_net_hdr_v1`.
@@ -278,7 +277,6 @@ fn has_disappeared(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBADFD | libc::ENODEV | libc::ENXIO))
 }
 
-/// Returns the bytes of the status field in the configuration space.
 fn link_status(up: bool) -> [u8; 2] {
     let status = if up { VIRTIO_NET_S_LINK_UP } else { 0 };
     let [low, high, ..] = status.to_le_bytes();

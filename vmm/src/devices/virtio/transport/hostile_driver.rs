@@ -24,7 +24,7 @@ use crate::{
         console::Console,
         net::{Net, Tap, mac_for},
         rng::Rng,
-        testing::{Buffer, Driver, DriverQueue, EVENT_IDX, SIZE, START},
+        testing::{Buffer, Driver, EVENT_IDX, SIZE, START, queue_at},
     },
     memory::GuestMemory,
 };
@@ -79,7 +79,7 @@ fn activate_randomly(driver: &mut Driver, random: &mut Generator) {
     let features = driver.offered_features() & choose(random, &[u64::MAX, any, 0, EVENT_IDX]);
     driver.activate_with(features, |_| {
         let start = START + random.next_u64() % 0x3_0000 / 16 * 16;
-        DriverQueue::new(start, 1 << below(random, 9))
+        queue_at(start, 1 << below(random, 9))
     });
     for _ in 0..below(random, 8) {
         driver.notify(below(random, 5).into());

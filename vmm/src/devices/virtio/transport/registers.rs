@@ -76,14 +76,15 @@ impl Transport {
             return false;
         }
         match offset {
-            reg::VIRTIO_MMIO_QUEUE_NUM => queue.size = value,
+            // The activation refuses a size of 0.
+            reg::VIRTIO_MMIO_QUEUE_NUM => queue.size = u16::try_from(value).unwrap_or(0),
             reg::VIRTIO_MMIO_QUEUE_READY => queue.ready = value == 1,
-            reg::VIRTIO_MMIO_QUEUE_DESC_LOW => set_half(&mut queue.desc_table.0, 0, value),
-            reg::VIRTIO_MMIO_QUEUE_DESC_HIGH => set_half(&mut queue.desc_table.0, 1, value),
-            reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW => set_half(&mut queue.avail_ring.0, 0, value),
-            reg::VIRTIO_MMIO_QUEUE_AVAIL_HIGH => set_half(&mut queue.avail_ring.0, 1, value),
-            reg::VIRTIO_MMIO_QUEUE_USED_LOW => set_half(&mut queue.used_ring.0, 0, value),
-            reg::VIRTIO_MMIO_QUEUE_USED_HIGH => set_half(&mut queue.used_ring.0, 1, value),
+            reg::VIRTIO_MMIO_QUEUE_DESC_LOW => set_half(&mut queue.desc_table, 0, value),
+            reg::VIRTIO_MMIO_QUEUE_DESC_HIGH => set_half(&mut queue.desc_table, 1, value),
+            reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW => set_half(&mut queue.avail_ring, 0, value),
+            reg::VIRTIO_MMIO_QUEUE_AVAIL_HIGH => set_half(&mut queue.avail_ring, 1, value),
+            reg::VIRTIO_MMIO_QUEUE_USED_LOW => set_half(&mut queue.used_ring, 0, value),
+            reg::VIRTIO_MMIO_QUEUE_USED_HIGH => set_half(&mut queue.used_ring, 1, value),
             _ => return false,
         }
         true

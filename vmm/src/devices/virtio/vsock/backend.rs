@@ -5,8 +5,7 @@
 //! activation passes the features, the location of guest memory in this process and the location of
 //! the queues; then the kernel runs. The kernel checks for a stop ([`ActiveBackend`]) under the lock
 //! of each queue before it accesses the queue, and the stop takes these locks: no queue or buffer is
-//! accessed afterwards. No other request is necessary: `VHOST_GET_VRING_BASE` only reads a number,
-//! and this device lacks `VHOST_RESET_OWNER`.
+//! accessed afterwards.
 //!
 //! Descriptors contain guest addresses, which the kernel looks up in the memory table. Rings are
 //! passed as addresses of this process, and the kernel trusts them from their first byte to their
@@ -180,7 +179,6 @@ pub(super) struct ActiveBackend {
 }
 
 impl ActiveBackend {
-    /// Returns the interrupt of the device.
     pub(super) fn interrupt(&self) -> &Interrupt {
         &self.queues[RECEIVE].interrupt
     }
@@ -223,7 +221,7 @@ impl<'a> VhostKernBackend for BoundBackend<'a> {
 }
 
 /// Returns whether each part of the queue lies within one memory region, so that the kernel can
-/// access it through an address of this process. [`super::super::QueueConfig::build`] has validated
+/// access it through an address of this process. [`Queue::new`] has validated
 /// everything else.
 pub(super) fn is_within_one_region(memory: &GuestMemoryMmap, config: &VringConfigData) -> bool {
     let size = usize::from(config.queue_size);

@@ -10,13 +10,10 @@
 //! for events, stays empty: its only event is for a migrated guest.
 //!
 //! The kernel is stopped before a reset completes, before the device is dropped, and when it reports
-//! an invalid ring or packet; it accesses no guest memory from then on. (It also reports a packet
-//! for which it has no memory. As with any device, the driver must reset the device then.) A paused
-//! VM only stops its vCPUs: data that arrives meanwhile is written to the buffers that the guest has
-//! provided. Like all writes of devices, these are not in the dirty log of KVM.
-//!
-//! Connections are in the kernel too. Peers on the host notice a reboot of the guest when they next
-//! send, and when this process ends.
+//! an invalid ring or packet; it accesses no guest memory from then on. A paused VM only stops its
+//! vCPUs: data that arrives meanwhile is written to the buffers that the guest has provided. Like
+//! all writes of devices, these are not in the dirty log of KVM. Peers on the host notice a reboot
+//! of the guest when they next send, and when this process ends.
 
 mod backend;
 
@@ -31,9 +28,7 @@ use crate::scoped_thread::borrow_event;
 pub use backend::VsockBackend;
 use backend::{ActiveBackend, refused};
 
-/// Index of the receive queue.
 const RECEIVE: usize = 0;
-/// Index of the transmit queue.
 const TRANSMIT: usize = 1;
 
 /// Vsock device.
