@@ -29,7 +29,7 @@ pub fn block(data: &[u8]) {
     let Ok(read_only) = u.arbitrary() else { return };
     let contents: Vec<u8> = (0..=u8::MAX).cycle().take(DISK_SIZE).collect();
     let (disk, mut file) = bus::disk(read_only, &contents);
-    let _ = Guest::new(Block::new(disk, "a disk"), &mut u).run(|_, _| Ok(()));
+    let _ = Guest::new(Block::new(disk, "a disk"), u).run(|_| Ok(()));
     let mut after = Vec::new();
     file.seek(SeekFrom::Start(0)).expect("a file");
     file.read_to_end(&mut after).expect("a file");
@@ -41,7 +41,7 @@ pub fn net(data: &[u8]) {
     let (tap, host) = bus::tap();
     host.set_nonblocking(true).expect("a socket");
     let mut host = Some(host);
-    run_guest(Net::new(tap, mac_for("tap")), data, |_, u| {
+    run_guest(Net::new(tap, mac_for("tap")), data, |u| {
         let Some(socket) = &host else { return Ok(()) };
         let mut packet = [0; 2048];
         match u.int_in_range(0..=7u8)? {
@@ -58,7 +58,7 @@ pub fn net(data: &[u8]) {
 }
 
 pub fn entropy(data: &[u8]) {
-    run_guest(Rng, data, |_, _| Ok(()));
+    run_guest(Rng, data, |_| Ok(()));
 }
 
 pub fn console(data: &[u8]) {
@@ -67,7 +67,7 @@ pub fn console(data: &[u8]) {
     rustix::io::ioctl_fionbio(&input, true).expect("a pipe");
     let device = Console::new(Some(OwnedFd::from(input)), Box::new(std::io::sink()), None);
     let mut keyboard = Some(keyboard);
-    run_guest(device, data, |_, u| {
+    run_guest(device, data, |u| {
         match (u.int_in_range(0..=7u8)?, &mut keyboard) {
             (0, _) => keyboard = None,
             (_, Some(keyboard)) => {
@@ -84,7 +84,7 @@ pub fn console(data: &[u8]) {
 pub fn balloon(data: &[u8]) {
     let balloon = Balloon::new().expect("an event file descriptor");
     let handle = balloon.handle();
-    run_guest(balloon, data, |_, u| {
+    run_guest(balloon, data, |u| {
         match u.arbitrary()? {
             true => handle.set_target(Bytes(u.arbitrary()?)),
             false => assert!(handle.statistics().len() <= 32),
@@ -94,10 +94,10 @@ pub fn balloon(data: &[u8]) {
 }
 
 /// Runs a guest on `device`; `host` acts on the backend of the device.
-fn run_guest<D: VirtioDevice>(
-    device: D,
-    data: &[u8],
-    host: impl FnMut(&mut D, &mut Unstructured<'_>) -> Result<()>,
+fn run_guest<'a>(
+    device: impl VirtioDevice + 'static,
+    data: &'a [u8],
+    host: impl FnMut(&mut Unstructured<'a>) -> Result<()>,
 ) {
-    let _ = Guest::new(device, &mut Unstructured::new(data)).run(host);
+    let _ = Guest::new(device, Unstructured::new(data)).run(host);
 }

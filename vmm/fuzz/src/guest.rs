@@ -58,20 +58,20 @@ fn map_regions() -> Arc<GuestMemory> {
 }
 
 /// Guest with the device that it uses and the queues that it has configured.
-pub struct Guest<'a, 'b, D> {
-    pub device: D,
+pub struct Guest<'a> {
+    device: Box<dyn VirtioDevice>,
     properties: DeviceProperties,
     memory: Arc<GuestMemory>,
     interrupt: Arc<Interrupt>,
-    u: &'a mut Unstructured<'b>,
+    u: Unstructured<'a>,
     queues: Vec<QueueState>,
 }
 
-impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
-    pub fn new(device: D, u: &'a mut Unstructured<'b>) -> Self {
+impl<'a> Guest<'a> {
+    pub fn new(device: impl VirtioDevice + 'static, u: Unstructured<'a>) -> Self {
         Self {
             properties: device.properties(),
-            device,
+            device: Box::new(device),
             memory: memory(),
             interrupt: Arc::new(Interrupt::new(event())),
             u,
@@ -80,10 +80,7 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
     }
 
     /// Activates, uses and resets the device until the input ends. `host` acts on its backend.
-    pub fn run(
-        &mut self,
-        mut host: impl FnMut(&mut D, &mut Unstructured<'b>) -> Result<()>,
-    ) -> Result<()> {
+    pub fn run(&mut self, mut host: impl FnMut(&mut Unstructured<'a>) -> Result<()>) -> Result<()> {
         while !self.u.is_empty() {
             let Some(mut queues) = self.activate()? else {
                 continue;
@@ -100,7 +97,7 @@ impl<'a, 'b, D: VirtioDevice> Guest<'a, 'b, D> {
                         done = self.device.process_backend(&mut queues);
                     }
                     5 => self.write_anywhere()?,
-                    6 => host(&mut self.device, self.u)?,
+                    6 => host(&mut self.u)?,
                     7 => {
                         let offset = self.u.arbitrary::<u16>()?;
                         self.properties.config.read(offset.into(), &mut [0; 8]);

@@ -182,22 +182,14 @@ mod tests {
         *,
     };
 
-    /// Serial port with its sink, its interrupt, and an input pipe.
-    struct Setup {
-        port: Arc<Mutex<Serial>>,
-        sink: SerialSink,
-        irq: EventFd,
-        input: io::PipeReader,
-        keyboard: io::PipeWriter,
-    }
-
-    fn setup() -> Setup {
+    /// Returns a serial port with its interrupt, its sink, and an input pipe.
+    fn setup() -> ((Arc<Mutex<Serial>>, EventFd), SerialSink, io::PipeReader, io::PipeWriter) {
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let port = Serial::new(irq.try_clone().unwrap(), Box::new(io::sink())).unwrap();
         let port = Arc::new(Mutex::new(port));
-        let (input, keyboard) = io::pipe().unwrap();
         let sink = SerialSink::new(Arc::clone(&port) as _);
-        Setup { port, sink, irq, input, keyboard }
+        let (input, keyboard) = io::pipe().unwrap();
+        ((port, irq), sink, input, keyboard)
     }
 
     /// Reads `count` bytes from the port as a guest driver does.
@@ -225,31 +217,31 @@ mod tests {
     #[test]
     fn input_larger_than_the_fifo_arrives_in_order_after_the_end_of_the_file() {
         for overflow in [Overflow::Drop, Overflow::Wait] {
-            let mut setup = setup();
-            assert!(setup.port.lock().write(1, &[1]));
-            let thread = forward_input(setup.sink, setup.input, overflow, |bytes| {
+            let ((port, irq), sink, input, mut keyboard) = setup();
+            assert!(port.lock().write(1, &[1]));
+            let thread = forward_input(sink, input, overflow, |bytes| {
                 bytes.retain(|byte| *byte != 100);
                 true
             });
 
             let typed: Vec<u8> = (0..200).collect();
-            setup.keyboard.write_all(&typed).unwrap();
-            drop(setup.keyboard);
-            let received = read_port(&setup.port, 199);
+            keyboard.write_all(&typed).unwrap();
+            drop(keyboard);
+            let received = read_port(&port, 199);
 
             assert!(received.into_iter().eq((0..200).filter(|byte| *byte != 100)));
-            assert!(setup.irq.read().unwrap() > 0);
+            assert!(irq.read().unwrap() > 0);
             drop(thread.unwrap());
         }
     }
 
     #[test]
     fn a_file_of_any_length_waits_for_the_guest() {
-        let mut setup = setup();
-        let _thread = forward_input(setup.sink, setup.input, Overflow::Wait, |_| true).unwrap();
-        let writer = thread::spawn(move || setup.keyboard.write_all(&long_input()).unwrap());
+        let ((port, _irq), sink, input, mut keyboard) = setup();
+        let _thread = forward_input(sink, input, Overflow::Wait, |_| true).unwrap();
+        let writer = thread::spawn(move || keyboard.write_all(&long_input()).unwrap());
 
-        let received = read_port(&setup.port, long_input().len());
+        let received = read_port(&port, long_input().len());
 
         writer.join().unwrap();
         assert!(received == long_input());
@@ -257,16 +249,16 @@ mod tests {
 
     #[test]
     fn the_filter_sees_input_that_the_guest_does_not_read() {
-        let mut setup = setup();
+        let (_port, sink, input, mut keyboard) = setup();
         let (sender, found) = mpsc::channel();
-        let thread = forward_input(setup.sink, setup.input, Overflow::Drop, move |bytes| {
+        let thread = forward_input(sink, input, Overflow::Drop, move |bytes| {
             let is_end = bytes.contains(&1);
             sender.send(is_end).unwrap();
             !is_end
         });
 
-        setup.keyboard.write_all(&vec![7; 3 * CAPACITY]).unwrap();
-        setup.keyboard.write_all(&[1]).unwrap();
+        keyboard.write_all(&vec![7; 3 * CAPACITY]).unwrap();
+        keyboard.write_all(&[1]).unwrap();
 
         while !found.recv_timeout(Duration::from_secs(10)).unwrap() {}
         // The thread ends although bytes wait for the guest.
@@ -275,13 +267,13 @@ mod tests {
 
     #[test]
     fn dropping_the_handle_ends_a_thread_that_waits_for_the_guest() {
-        let mut setup = setup();
-        let thread = forward_input(setup.sink, setup.input, Overflow::Wait, |_| true).unwrap();
-        setup.keyboard.write_all(&[7; 500]).unwrap();
+        let (_port, sink, input, mut keyboard) = setup();
+        let thread = forward_input(sink, input, Overflow::Wait, |_| true).unwrap();
+        keyboard.write_all(&[7; 500]).unwrap();
 
         drop(thread);
 
-        assert!(setup.keyboard.write_all(&[7]).is_err());
+        assert!(keyboard.write_all(&[7]).is_err());
     }
 
     #[test]

@@ -234,9 +234,13 @@ mod tests {
 
     const PAGES: u64 = START + 0x80_0000;
 
-    fn fill(driver: &Driver) {
-        let map = driver.memory.map();
-        map.write_slice(&[7; 1 << 16], GuestAddress(PAGES)).unwrap();
+    /// Returns the driver of a balloon, whose pages are filled, and its handle.
+    fn start(features: u64) -> (Driver, BalloonHandle) {
+        let balloon = Box::new(Balloon::new().unwrap());
+        let handle = balloon.handle();
+        let driver = Driver::start(balloon, features);
+        driver.memory.map().write_slice(&[7; 1 << 16], GuestAddress(PAGES)).unwrap();
+        (driver, handle)
     }
 
     fn first_byte(driver: &Driver, page: u64) -> u8 {
@@ -245,10 +249,7 @@ mod tests {
 
     #[test]
     fn only_inflated_pages_are_discarded() {
-        let balloon = Box::new(Balloon::new().unwrap());
-        let handle = balloon.handle();
-        let mut driver = Driver::start(balloon, 0);
-        fill(&driver);
+        let (mut driver, handle) = start(0);
         let pages = [1, 2, 3, 7].map(|page| u32::try_from(PAGES / PAGE + page).unwrap());
         let numbers = pages.into_iter().chain([u32::MAX, 0]);
 
@@ -261,10 +262,7 @@ mod tests {
 
     #[test]
     fn reported_pages_are_discarded() {
-        let balloon = Box::new(Balloon::new().unwrap());
-        let handle = balloon.handle();
-        let mut driver = Driver::start(balloon, feature_bit(F_REPORTING));
-        fill(&driver);
+        let (mut driver, handle) = start(feature_bit(F_REPORTING));
         driver.add(2, &[Buffer::In(1 << 15)]);
         driver.store(driver.queues[2].desc_table, PAGES);
 
@@ -277,9 +275,7 @@ mod tests {
 
     #[test]
     fn target_and_actual_size_are_in_the_configuration_space() {
-        let balloon = Box::new(Balloon::new().unwrap());
-        let handle = balloon.handle();
-        let mut driver = Driver::start(balloon, 0);
+        let (mut driver, handle) = start(0);
 
         handle.set_target(Bytes(10 * PAGE));
         let target = driver.get(0x100);
@@ -291,9 +287,7 @@ mod tests {
 
     #[test]
     fn statistics_arrive_after_a_request() {
-        let balloon = Box::new(Balloon::new().unwrap());
-        let handle = balloon.handle();
-        let mut driver = Driver::start(balloon, feature_bit(F_STATS));
+        let (mut driver, handle) = start(feature_bit(F_STATS));
         let entry = |tag: u16, value: u64| [&tag.to_le_bytes()[..], &value.to_le_bytes()].concat();
 
         driver.add(2, &[Buffer::Out([entry(4, 1000), entry(5, 2000)].concat())]);

@@ -36,7 +36,7 @@ use super::{
 use crate::{devices::MmioDeviceInfo, memory::GuestMemory};
 
 /// Features that every device offers.
-pub(super) const COMMON_FEATURES: u64 = feature_bit(VIRTIO_F_VERSION_1)
+const COMMON_FEATURES: u64 = feature_bit(VIRTIO_F_VERSION_1)
     | feature_bit(VIRTIO_RING_F_EVENT_IDX)
     | feature_bit(VIRTIO_RING_F_INDIRECT_DESC);
 

@@ -30,7 +30,7 @@ use vm_memory::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    super::{BackendError, DeviceError, Interrupt, Queue, feature_bit, transport::COMMON_FEATURES},
+    super::{BackendError, DeviceError, Interrupt, Queue, feature_bit},
     RECEIVE,
 };
 
@@ -53,7 +53,7 @@ fn host_error(error: vhost::Error) -> io::Error {
     }
 }
 
-pub(super) fn advice(source: &io::Error) -> &'static str {
+fn advice(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
             ": this host has no vhost-vsock; try 'modprobe vhost_vsock', as root"
@@ -98,16 +98,6 @@ impl VsockBackend {
             .get_features()
             .map_err(host_error)
             .map_err(refused("reading its features, VHOST_GET_FEATURES"))?;
-        match COMMON_FEATURES & !offered {
-            0 => {}
-            missing => {
-                let message = format!(
-                    "the vsock of this host lacks the virtio features {missing:#x}: its kernel is \
-                     too old"
-                );
-                return Err(BackendError::new(message, None));
-            }
-        }
         device.set_guest_cid(cid.into()).map_err(|error| match host_error(error) {
             source if source.raw_os_error() == Some(libc::EADDRINUSE) => {
                 let message = format!(
