@@ -25,13 +25,15 @@
 //! Elapsed time is meaningless if a CPU that can run has no turn: [`Time::starved`] is the longest
 //! wait of such a CPU, in turns of the other CPUs.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, mem};
 
 use rand_xoshiro::{
     SplitMix64,
     rand_core::{Rng as _, SeedableRng as _},
 };
 use serde::Serialize;
+
+use crate::costs::Costs;
 
 /// Value of a register that holds another value on each CPU: the per-CPU offset of the kernel,
 /// which grows with the number of the CPU.
@@ -107,6 +109,8 @@ struct Cpu {
     may_halt: bool,
     /// Turns of the machine when its last turn ended.
     ended: u64,
+    /// Lines cleaned since its last `DSB`.
+    lines: u64,
 }
 
 impl Cpu {
@@ -163,6 +167,21 @@ impl Clock {
         ends
     }
 
+    /// Accounts a `DC` of a line to the current CPU.
+    pub fn clean_line(&mut self, costs: &Costs) {
+        let Some(current) = self.current else { return };
+        let lines = &mut self.cpus[current].lines;
+        self.turn += costs.line(*lines);
+        *lines += 1;
+    }
+
+    /// Accounts a `DSB` to the current CPU.
+    pub fn complete(&mut self, costs: &Costs) {
+        let Some(current) = self.current else { return };
+        let lines = mem::take(&mut self.cpus[current].lines);
+        self.turn += costs.barrier(lines);
+    }
+
     /// Ends the segment and returns its times.
     pub fn take(&mut self) -> Time {
         let current = self.current;
@@ -172,7 +191,7 @@ impl Clock {
         // The current CPU's turn has just ended.
         let waits = self.cpus.iter().map(|cpu| cpu.wait(self.turns));
         self.time.starved = waits.fold(self.time.starved, u64::max);
-        let mut time = std::mem::take(&mut self.time);
+        let mut time = mem::take(&mut self.time);
         time.cpus = self
             .cpus
             .iter_mut()
@@ -208,7 +227,7 @@ impl Clock {
             Err(index) => {
                 let row = self.cpus.len();
                 let ended = self.turns;
-                let cpu = Cpu { key, row, work: 0, rounds: 0, may_halt: true, ended };
+                let cpu = Cpu { key, row, work: 0, rounds: 0, may_halt: true, ended, lines: 0 };
                 self.cpus.insert(index, cpu);
                 index
             }
@@ -220,7 +239,7 @@ impl Clock {
 
     fn end_turn(&mut self) {
         let Some(current) = self.current.take() else { return };
-        let turn = std::mem::take(&mut self.turn);
+        let turn = mem::take(&mut self.turn);
         self.ended = 0;
         let cpu = &mut self.cpus[current];
         cpu.work += turn;
@@ -232,7 +251,7 @@ impl Clock {
     }
 
     fn end_round(&mut self) {
-        let longest = std::mem::take(&mut self.longest);
+        let longest = mem::take(&mut self.longest);
         if longest > 0 {
             self.time.elapsed += longest;
             self.time.rounds += 1;
@@ -246,6 +265,7 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::costs::SHORT_RANGE;
 
     fn block(cost: u64, may_halt: bool) -> Block {
         Block { instructions: cost, cost, may_halt }
@@ -303,6 +323,25 @@ mod tests {
         assert!((95_000..105_000).contains(&seven.iter().sum::<u64>()));
         assert_eq!(lengths(7), seven);
         assert_ne!(lengths(8), seven);
+    }
+
+    #[test]
+    fn cleaning_costs_by_the_range_of_the_cpu() {
+        let mut costs = Costs::default();
+        for cost in ["dc_line:1", "dc_long:10", "dc_completion:100", "dsb:7"] {
+            costs.set(cost).unwrap();
+        }
+        let mut clock = Clock::new(1_000_000, None);
+
+        for cpu in [1, 2] {
+            run(&mut clock, &[(cpu, 0)]);
+            (0..SHORT_RANGE + 3).for_each(|_| clock.clean_line(&costs));
+            clock.complete(&costs);
+            clock.complete(&costs);
+        }
+
+        let work = SHORT_RANGE + 30 + 107;
+        assert_eq!(clock.take().cpus.iter().map(|cpu| cpu.work).collect::<Vec<_>>(), [work; 2]);
     }
 
     #[test]

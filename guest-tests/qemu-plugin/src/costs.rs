@@ -4,8 +4,18 @@
 //! Without a table each instruction costs one nanosecond of virtual time, as under `-icount shift=0`.
 //! A table names the classes whose cost differs. The entry of an exception has no instruction, so
 //! `exception` is the cost of entry and return, accounted at the `ERET`.
+//!
+//! Two costs depend on what the CPU has executed before. A CPU that cleans a range larger than what
+//! its TLB and the caches hold pays more for each line: `dc_long` is the cost of a line after
+//! [`SHORT_RANGE`] others without a `DSB`. A `DSB` waits until the lines before it are cleaned, so
+//! short ranges cost more for each line, too: `dc_completion` is the cost of a `DSB` after cleaning.
+//! Without them such instructions cost as others of their classes.
 
 use crate::decode::{SysOperation, maintenance};
+
+/// Number of lines that a CPU cleans before further ones cost more: 4M of memory, which is what a
+/// TLB of 1,024 pages of 4K covers.
+pub const SHORT_RANGE: u64 = 1 << 16;
 
 /// Class of an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,26 +58,67 @@ const NAMES: [(&str, Class); 10] = [
 
 /// Cost of each class.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Costs([u64; NAMES.len()]);
+pub struct Costs {
+    classes: [u64; NAMES.len()],
+    long: Option<u64>,
+    completion: Option<u64>,
+}
 
 impl Default for Costs {
     fn default() -> Self {
-        Self([1000; NAMES.len()])
+        Self { classes: [1000; NAMES.len()], long: None, completion: None }
     }
+}
+
+/// Cost of an instruction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cost {
+    /// It is always the same.
+    Fixed(u64),
+    /// `DC` of a line, by the length of the range.
+    Line,
+    /// `DSB`, by whether lines were cleaned before.
+    Completion,
 }
 
 impl Costs {
     /// Sets the cost of a class from `CLASS:PICOSECONDS`; `None` if the text is malformed.
     pub fn set(&mut self, text: &str) -> Option<()> {
         let (name, cost) = text.split_once(':')?;
-        let (_, class) = NAMES.iter().find(|(known, _)| *known == name)?;
-        self.0[*class as usize] = cost.parse().ok()?;
+        let cost = cost.parse().ok()?;
+        match name {
+            "dc_long" => self.long = Some(cost),
+            "dc_completion" => self.completion = Some(cost),
+            _ => {
+                let (_, class) = NAMES.iter().find(|(known, _)| *known == name)?;
+                self.classes[*class as usize] = cost;
+            }
+        }
         Some(())
     }
 
     /// Returns the cost of an instruction.
-    pub fn of(&self, word: u32) -> u64 {
-        self.0[class(word) as usize]
+    pub fn of(&self, word: u32) -> Cost {
+        let depends = self.long.or(self.completion).is_some();
+        match class(word) {
+            Class::CacheLine if depends => Cost::Line,
+            Class::Barrier if depends => Cost::Completion,
+            class => Cost::Fixed(self.fixed(class)),
+        }
+    }
+
+    /// Returns the cost of cleaning a line after `lines` others of a range.
+    pub fn line(&self, lines: u64) -> u64 {
+        self.long.filter(|_| lines >= SHORT_RANGE).unwrap_or(self.fixed(Class::CacheLine))
+    }
+
+    /// Returns the cost of a `DSB` after `lines` cleaned ones.
+    pub fn barrier(&self, lines: u64) -> u64 {
+        self.completion.filter(|_| lines > 0).unwrap_or(self.fixed(Class::Barrier))
+    }
+
+    fn fixed(&self, class: Class) -> u64 {
+        self.classes[class as usize]
     }
 }
 
@@ -145,7 +196,16 @@ mod tests {
 
         costs.set("dc_line:584").unwrap();
 
-        assert_eq!((costs.of(0xd50b_7e25), costs.of(0xd65f_03c0)), (584, 1000));
+        let (clean, dsb, ret) = (0xd50b_7e25, 0xd503_3b9f, 0xd65f_03c0);
+        let fixed = Cost::Fixed;
+        assert_eq!([clean, dsb, ret].map(|w| costs.of(w)), [fixed(584), fixed(1000), fixed(1000)]);
+
+        costs.set("dc_long:7").unwrap();
+        costs.set("dc_completion:9").unwrap();
+        let dependent = [Cost::Line, Cost::Completion, fixed(1000)];
+        assert_eq!([clean, dsb, ret].map(|w| costs.of(w)), dependent);
+        assert_eq!([0, SHORT_RANGE - 1, SHORT_RANGE].map(|lines| costs.line(lines)), [584, 584, 7]);
+        assert_eq!([0, 1].map(|lines| costs.barrier(lines)), [1000, 9]);
         for malformed in ["dc_line", "dc_line:x", "line:1"] {
             assert_eq!(costs.set(malformed), None, "{malformed}");
         }

@@ -24,7 +24,7 @@ use qemu_plugin_sys as sys;
 use crate::{
     arguments::Arguments,
     clock::{Block, Clock, CpuKey},
-    costs::Costs,
+    costs::{Cost, Costs},
     decode::{Decoded, decode, may_halt},
     running_cpu::{self, EndTurn},
     segments::{Clocked, Event, Segments},
@@ -227,7 +227,13 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
             }
         }
         let word = plugin.word(insn);
-        block.cost += plugin.elapsed.as_ref().map_or(0, |elapsed| elapsed.costs.of(word));
+        if let Some(elapsed) = &plugin.elapsed {
+            match elapsed.costs.of(word) {
+                Cost::Fixed(cost) => block.cost += cost,
+                Cost::Line => on_execution(insn, on_line, 0),
+                Cost::Completion => on_execution(insn, on_barrier, 0),
+            }
+        }
         block.may_halt = may_halt(word);
         match decode(word) {
             Some(Decoded::Maintenance(operation)) => {
@@ -295,6 +301,18 @@ unsafe extern "C" fn on_cpu(_: sys::qemu_plugin_id_t, _: c_uint) {
 unsafe extern "C" fn on_counted(cpu: c_uint, slot: *mut c_void) {
     if let Some(plugin) = PLUGIN.get() {
         plugin.segments.count(plugin.row(cpu), slot.addr(), 1);
+    }
+}
+
+unsafe extern "C" fn on_line(_: c_uint, _: *mut c_void) {
+    if let Some(elapsed) = PLUGIN.get().and_then(|plugin| plugin.elapsed.as_ref()) {
+        elapsed.clock().clean_line(&elapsed.costs);
+    }
+}
+
+unsafe extern "C" fn on_barrier(_: c_uint, _: *mut c_void) {
+    if let Some(elapsed) = PLUGIN.get().and_then(|plugin| plugin.elapsed.as_ref()) {
+        elapsed.clock().complete(&elapsed.costs);
     }
 }
 
