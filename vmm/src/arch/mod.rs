@@ -31,15 +31,6 @@ pub mod aarch64 {
     pub mod guest;
     #[cfg(target_arch = "aarch64")]
     pub mod vcpu;
-
-    /// A system register by its encoding: the operands of `MRS`.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct SystemRegister {
-        /// Name in the Arm manual.
-        pub name: &'static str,
-        /// The operands op0, op1, CRn, CRm, op2.
-        pub encoding: [u8; 5],
-    }
 }
 
 /// x86_64.

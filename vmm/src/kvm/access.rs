@@ -11,6 +11,8 @@ use std::{ffi::CString, fs, io, os::unix::fs::MetadataExt};
 
 use kvm_ioctls::Kvm;
 
+use super::KvmError;
+
 const KVM_DEVICE: &str = "/dev/kvm";
 
 /// The KVM API version since Linux 2.6.22.
@@ -21,8 +23,8 @@ const MISC: u32 = 10;
 
 /// Opens `/dev/kvm` and checks the API version. `explain_missing_driver` is called when no KVM
 /// driver is loaded.
-pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, String> {
-    open_at(KVM_DEVICE, explain_missing_driver)
+pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, KvmError> {
+    open_at(KVM_DEVICE, explain_missing_driver).map_err(KvmError::Open)
 }
 
 fn open_at(path: &str, explain_missing_driver: fn() -> String) -> Result<Kvm, String> {
@@ -61,7 +63,7 @@ fn explain(error: &io::Error, explain_missing_driver: fn() -> String) -> String 
             let (group, mode) =
                 fs::metadata(KVM_DEVICE).map_or((0, 0), |file| (file.gid(), file.mode()));
             let hint = match rustix::process::geteuid().is_root() {
-                true => root_denied_hint().to_owned(),
+                true => ROOT_DENIED.to_owned(),
                 false => denied_hint(group, mode, &groups),
             };
             format!("this user may not open {KVM_DEVICE}: {hint}")
@@ -96,11 +98,10 @@ fn node_hint(missing: bool, minor: u32) -> String {
     )
 }
 
-/// Returns the hint for root without access.
-const fn root_denied_hint() -> &'static str {
-    "root may not either: the file system is mounted nodev, or a security module (SELinux, \
-     AppArmor) forbids access; read the kernel's log (sudo dmesg)"
-}
+/// The hint for root without access.
+const ROOT_DENIED: &str = "root may not either: the file system is mounted nodev, or a security \
+                           module (SELinux, AppArmor) forbids access; read the kernel's log (sudo \
+                           dmesg)";
 
 /// Returns the hint for a user without access, from the device's group and mode and `/etc/group`.
 fn denied_hint(group: u32, mode: u32, groups: &str) -> String {

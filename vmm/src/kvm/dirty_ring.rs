@@ -71,9 +71,6 @@ unsafe impl Send for VcpuRing {}
 
 impl DirtyRings {
     /// Enables dirty rings; call it before the VM has vCPUs or memslots.
-    ///
-    /// # Errors
-    /// [`KvmError::Unsupported`], or the kernel's error.
     pub fn enable(vm: &VmFd) -> Result<Self, KvmError> {
         let supported = vm.check_extension_raw(KVM_CAP_DIRTY_LOG_RING_ACQ_REL.into());
         let bytes = u64::try_from(supported).unwrap_or(0).min(MAX_RING_SIZE);
@@ -101,9 +98,6 @@ impl DirtyRings {
     }
 
     /// Maps the ring of a vCPU.
-    ///
-    /// # Errors
-    /// The ring cannot be mapped.
     pub fn add_vcpu(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
         let offset = PAGE_OFFSET * rustix::param::page_size() as u64;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -128,17 +122,11 @@ impl DirtyRings {
     }
 
     /// Harvests all rings, so that a vCPU with a full ring can continue.
-    ///
-    /// # Errors
-    /// [`KvmError::DirtyRingOverrun`], or the kernel's error.
     pub fn drain(&self) -> Result<(), KvmError> {
         self.collect(&mut self.harvest.lock())
     }
 
     /// Returns the pages of a memslot written since the last call, one bit each.
-    ///
-    /// # Errors
-    /// [`KvmError::DirtyRingOverrun`], or the kernel's error.
     pub fn take(&self, slot: u32) -> Result<Vec<u64>, KvmError> {
         let mut harvest = self.harvest.lock();
         self.collect(&mut harvest)?;

@@ -15,14 +15,10 @@ use vmm_sys_util::{
 
 ioctl_iow_nr!(KVM_ENABLE_CAP, KVMIO, 0xa3, kvm_enable_cap);
 ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xc0, kvm_clear_dirty_log);
-
 ioctl_io_nr!(KVM_RESET_DIRTY_RINGS, KVMIO, 0xc7);
 
 /// Write-protects the pages of all harvested entries of a VM's dirty rings and returns the entries
 /// to the kernel (`KVM_RESET_DIRTY_RINGS`).
-///
-/// # Errors
-/// KVM refuses the call.
 pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     // SAFETY: the call takes no argument.
     match unsafe { ioctl(&vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS()) } {
@@ -32,9 +28,6 @@ pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
 }
 
 /// Enables a capability of a VM with its first argument (`KVM_ENABLE_CAP`).
-///
-/// # Errors
-/// KVM does not have the capability or refuses the argument.
 pub fn enable_capability(vm: &VmFd, cap: u32, argument: u64) -> errno::Result<()> {
     let args = [argument, 0, 0, 0];
     let cap = kvm_enable_cap { cap, args, ..kvm_enable_cap::default() };
@@ -76,66 +69,35 @@ pub fn clear_dirty_log(
     }
 }
 
-/// Names of exit reasons by number (`KVM_EXIT_*` in `linux/kvm.h`).
-const EXIT_REASONS: [&str; 31] = [
-    "KVM_EXIT_UNKNOWN",
-    "KVM_EXIT_EXCEPTION",
-    "KVM_EXIT_IO",
-    "KVM_EXIT_HYPERCALL",
-    "KVM_EXIT_DEBUG",
-    "KVM_EXIT_HLT",
-    "KVM_EXIT_MMIO",
-    "KVM_EXIT_IRQ_WINDOW_OPEN",
-    "KVM_EXIT_SHUTDOWN",
-    "KVM_EXIT_FAIL_ENTRY",
-    "KVM_EXIT_INTR",
-    "KVM_EXIT_SET_TPR",
-    "KVM_EXIT_TPR_ACCESS",
-    "KVM_EXIT_S390_SIEIC",
-    "KVM_EXIT_S390_RESET",
-    "KVM_EXIT_DCR",
-    "KVM_EXIT_NMI",
-    "KVM_EXIT_INTERNAL_ERROR",
-    "KVM_EXIT_OSI",
-    "KVM_EXIT_PAPR_HCALL",
-    "KVM_EXIT_S390_UCONTROL",
-    "KVM_EXIT_WATCHDOG",
-    "KVM_EXIT_S390_TSCH",
-    "KVM_EXIT_EPR",
-    "KVM_EXIT_SYSTEM_EVENT",
-    "KVM_EXIT_S390_STSI",
-    "KVM_EXIT_IOAPIC_EOI",
-    "KVM_EXIT_HYPERV",
-    "KVM_EXIT_ARM_NISV",
-    "KVM_EXIT_X86_RDMSR",
-    "KVM_EXIT_X86_WRMSR",
-];
+/// Names of exit reasons in the order of their numbers (`KVM_EXIT_*` in `linux/kvm.h`).
+const EXIT_REASONS: &str = "UNKNOWN EXCEPTION IO HYPERCALL DEBUG HLT MMIO IRQ_WINDOW_OPEN SHUTDOWN FAIL_ENTRY INTR SET_TPR \
+     TPR_ACCESS S390_SIEIC S390_RESET DCR NMI INTERNAL_ERROR OSI PAPR_HCALL S390_UCONTROL WATCHDOG \
+     S390_TSCH EPR SYSTEM_EVENT S390_STSI IOAPIC_EOI HYPERV ARM_NISV X86_RDMSR X86_WRMSR";
 
 /// Returns the name of an exit reason, or its number if it has no name here.
 pub fn exit_name(reason: u32) -> String {
-    usize::try_from(reason)
-        .ok()
-        .and_then(|index| EXIT_REASONS.get(index))
-        .map_or_else(|| format!("KVM exit reason {reason}"), |name| (*name).to_owned())
+    let index = usize::try_from(reason).unwrap_or(usize::MAX);
+    EXIT_REASONS
+        .split(' ')
+        .nth(index)
+        .map_or_else(|| format!("KVM exit reason {reason}"), |name| format!("KVM_EXIT_{name}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use kvm_bindings::{KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_MMIO, KVM_EXIT_X86_WRMSR};
+
     use super::*;
 
     #[test]
     fn names_match_the_numbers_of_the_bindings() {
-        use kvm_bindings::{
-            KVM_EXIT_ARM_NISV, KVM_EXIT_FAIL_ENTRY, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_MMIO,
-            KVM_EXIT_SYSTEM_EVENT, KVM_EXIT_X86_WRMSR,
-        };
-
-        assert_eq!(exit_name(KVM_EXIT_MMIO), "KVM_EXIT_MMIO");
-        assert_eq!(exit_name(KVM_EXIT_FAIL_ENTRY), "KVM_EXIT_FAIL_ENTRY");
-        assert_eq!(exit_name(KVM_EXIT_INTERNAL_ERROR), "KVM_EXIT_INTERNAL_ERROR");
-        assert_eq!(exit_name(KVM_EXIT_SYSTEM_EVENT), "KVM_EXIT_SYSTEM_EVENT");
-        assert_eq!(exit_name(KVM_EXIT_ARM_NISV), "KVM_EXIT_ARM_NISV");
-        assert_eq!(exit_name(KVM_EXIT_X86_WRMSR), "KVM_EXIT_X86_WRMSR");
-        assert_eq!(exit_name(999), "KVM exit reason 999");
+        for (reason, name) in [
+            (KVM_EXIT_MMIO, "KVM_EXIT_MMIO"),
+            (KVM_EXIT_INTERNAL_ERROR, "KVM_EXIT_INTERNAL_ERROR"),
+            (KVM_EXIT_X86_WRMSR, "KVM_EXIT_X86_WRMSR"),
+            (999, "KVM exit reason 999"),
+        ] {
+            assert_eq!(exit_name(reason), name);
+        }
     }
 }

@@ -36,6 +36,14 @@ struct BoundVcpu {
 // only, under the lock that protects it.
 unsafe impl Send for BoundVcpu {}
 
+impl BoundVcpu {
+    fn set_immediate_exit(&self, value: u8) {
+        // SAFETY: the value is bound and its lock is held, so `kvm_run` is mapped; this module has
+        // the only accesses to this byte, all atomic stores.
+        unsafe { AtomicU8::from_ptr(self.immediate_exit) }.store(value, Ordering::SeqCst);
+    }
+}
+
 #[derive(Debug, Default)]
 struct KickState {
     kicked: AtomicBool,
@@ -56,9 +64,6 @@ pub struct Kicker {
 
 impl KickTarget {
     /// Binds kicks to `vcpu` and to the calling thread, which must be the one that runs it.
-    ///
-    /// # Errors
-    /// The signal handler cannot be installed.
     pub fn bind(&self, vcpu: &mut VcpuFd) -> io::Result<Kicker> {
         install_handler()?;
         let immediate_exit = &raw mut vcpu.get_kvm_run().immediate_exit;
@@ -81,10 +86,8 @@ impl KickTarget {
     pub fn clear_kicks(&self) {
         let target = self.state.vcpu.lock();
         self.state.kicked.store(false, Ordering::Release);
-        if let Some(target) = target.as_ref() {
-            // SAFETY: the lock is held and the vCPU is bound, as in [`Kicker::kick`].
-            let immediate_exit = unsafe { AtomicU8::from_ptr(target.immediate_exit) };
-            immediate_exit.store(0, Ordering::SeqCst);
+        if let Some(vcpu) = target.as_ref() {
+            vcpu.set_immediate_exit(0);
         }
     }
 }
@@ -99,17 +102,13 @@ impl Kicker {
     /// Forces the vCPU out of the guest until [`KickTarget::clear_kicks`].
     pub fn kick(&self) {
         self.state.kicked.store(true, Ordering::Release);
-        let guard = self.state.vcpu.lock();
-        let Some(target) = guard.as_ref() else {
-            return;
-        };
-        // SAFETY: while the lock is held and the vCPU is bound, its `kvm_run` is mapped; this
-        // module has the only accesses to this byte, all atomic stores.
-        let immediate_exit = unsafe { AtomicU8::from_ptr(target.immediate_exit) };
-        immediate_exit.store(1, Ordering::SeqCst);
-        let process = std::process::id();
-        // SAFETY: the signal has an empty handler; if the thread has ended, the call returns ESRCH.
-        unsafe { libc::syscall(libc::SYS_tgkill, process, target.thread, SIGRTMIN()) };
+        if let Some(vcpu) = self.state.vcpu.lock().as_ref() {
+            vcpu.set_immediate_exit(1);
+            let process = std::process::id();
+            // SAFETY: the signal has an empty handler; if the thread has ended, the call returns
+            // ESRCH.
+            unsafe { libc::syscall(libc::SYS_tgkill, process, vcpu.thread, SIGRTMIN()) };
+        }
     }
 }
 

@@ -42,22 +42,9 @@ impl Memslot {
         Ok(slot)
     }
 
-    /// Returns the memslot's number.
-    pub const fn number(&self) -> u32 {
-        self.number
-    }
-
     /// Returns the memory behind the memslot.
     pub const fn ram(&self) -> &Arc<GuestRam> {
         &self.ram
-    }
-
-    /// Starts or stops dirty logging of the memslot.
-    ///
-    /// # Errors
-    /// KVM refuses to change the memslot.
-    pub fn set_logging(&self, vm: &VmFd, on: bool) -> Result<(), KvmError> {
-        self.set(vm, if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })
     }
 
     fn set(&self, vm: &VmFd, flags: u32) -> Result<(), KvmError> {
@@ -144,27 +131,21 @@ impl DirtyLog {
     }
 
     /// Starts or stops logging of `slot`.
-    ///
-    /// # Errors
-    /// KVM refuses to change the memslot or to reset the rings.
     pub fn switch(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
-        slot.set_logging(vm, on)?;
+        slot.set(vm, if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })?;
         if let Some(rings) = &self.rings {
             // Discards pages of an earlier logging session.
-            rings.take(slot.number())?;
+            rings.take(slot.number)?;
         }
         self.seen = on.then(Vec::new);
         if on && self.mode == DirtyMode::ManualInitiallySet {
-            self.clear(vm, slot)?;
+            self.collect(vm, slot)?;
         }
         Ok(())
     }
 
     /// Returns the pages written since logging started or was last cleared, one bit each, lowest
-    /// first.
-    ///
-    /// # Errors
-    /// The kernel refuses, or logging is off.
+    /// first. Logging must be on.
     pub fn read(&mut self, vm: &VmFd, slot: &Memslot) -> Result<Vec<u64>, KvmError> {
         let Some(seen) = self.seen.as_mut() else {
             return Err(KvmError::NotLogging);
@@ -173,30 +154,19 @@ impl DirtyLog {
         let log = match &self.rings {
             Some(rings) => {
                 let base = usize::try_from(slot.ram().plan().base_page().0).unwrap_or(usize::MAX);
-                let mut log = rings.take(slot.number())?;
+                let mut log = rings.take(slot.number)?;
                 log.resize((size / base).div_ceil(64), 0);
                 log
             }
             None => vm
-                .get_dirty_log(slot.number(), size)
+                .get_dirty_log(slot.number, size)
                 .map_err(|error| KvmError::call("KVM_GET_DIRTY_LOG", error))?,
         };
         merge(seen, &log);
         Ok(seen.clone())
     }
 
-    /// Clears the log. Later writes are logged.
-    ///
-    /// # Errors
-    /// The kernel refuses, or logging is off.
-    pub fn clear(&mut self, vm: &VmFd, slot: &Memslot) -> Result<(), KvmError> {
-        self.collect(vm, slot).map(drop)
-    }
-
-    /// Returns the log and clears it. Later writes are in the next log.
-    ///
-    /// # Errors
-    /// The kernel refuses, or logging is off.
+    /// Returns the log and clears it. Later writes are in the next log. Logging must be on.
     pub fn collect(&mut self, vm: &VmFd, slot: &Memslot) -> Result<Vec<u64>, KvmError> {
         let mut dirty = self.read(vm, slot)?;
         if matches!(self.mode, DirtyMode::Manual | DirtyMode::ManualInitiallySet) {
@@ -207,7 +177,7 @@ impl DirtyLog {
             while pages > 0 {
                 let now = u32::try_from(pages).unwrap_or(1 << 31);
                 let words = usize::try_from(first / 64).unwrap_or(usize::MAX);
-                clear_dirty_log(vm, slot.number(), first, now, &mut dirty[words..])
+                clear_dirty_log(vm, slot.number, first, now, &mut dirty[words..])
                     .map_err(|error| KvmError::call("KVM_CLEAR_DIRTY_LOG", error))?;
                 first += u64::from(now);
                 pages -= u64::from(now);

@@ -12,6 +12,8 @@ pub mod stage2_tables;
 pub mod stats;
 pub mod tracepoints;
 
+pub use access::open;
+
 use std::io;
 
 use kvm_ioctls::{Cap, Kvm};
@@ -79,19 +81,7 @@ impl KvmError {
     }
 }
 
-/// Opens `/dev/kvm`. `explain_missing_driver` is called when no driver is loaded, to say why on
-/// this architecture.
-///
-/// # Errors
-/// The device is missing or not accessible, or has another API version.
-pub fn open(explain_missing_driver: fn() -> String) -> Result<Kvm, KvmError> {
-    access::open(explain_missing_driver).map_err(KvmError::Open)
-}
-
 /// Checks a number of vCPUs against `KVM_CAP_MAX_VCPUS`.
-///
-/// # Errors
-/// The number is 0 or above the limit.
 pub fn check_vcpus(kvm: &Kvm, requested: u32) -> Result<(), KvmError> {
     let limit = u32::try_from(kvm.check_extension_int(Cap::MaxVcpus)).unwrap_or(0);
     if requested == 0 || requested > limit {

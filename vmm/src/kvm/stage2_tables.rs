@@ -11,11 +11,14 @@
 
 use std::{collections::BTreeMap, fs, os::fd::AsRawFd, path::Path};
 
+use crate::memory::kib_field;
+
 /// Returns the size of the stage-2 tables of all guests of this host in bytes, if the kernel counts
 /// them.
 #[must_use]
 pub fn stage2_table_bytes() -> Option<u64> {
-    parse_kib(&fs::read_to_string("/proc/meminfo").ok()?, "SecPageTables:")
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    kib_field(&text, "SecPageTables").map(|size| size.0)
 }
 
 /// KVM's debugfs folder; a VM's folder in it is named by process and file descriptor.
@@ -50,22 +53,9 @@ fn leaf(line: &str) -> Option<(u8, u64)> {
     maps.then_some((level, bytes))
 }
 
-/// Parses the bytes of a line `Name: number kB`.
-fn parse_kib(text: &str, name: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let kib: u64 = value.trim().strip_suffix(" kB")?.trim().parse().ok()?;
-    Some(kib << 10)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_missing_line_has_no_value() {
-        assert_eq!(parse_kib("MemTotal: 5 kB\n", "SecPageTables:"), None);
-        assert_eq!(parse_kib("SecPageTables:     12 kB\n", "SecPageTables:"), Some(12288));
-    }
 
     #[test]
     fn leaves_sums_the_bytes_of_each_level() {

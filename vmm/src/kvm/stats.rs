@@ -88,9 +88,6 @@ impl Statistics {
 
     /// Removes statistics that this KVM does not count: faults (`pf_*`) or mapped pages (`pages_*`)
     /// that are all 0. Call it after the guest has run.
-    ///
-    /// # Errors
-    /// A file cannot be read.
     pub fn leave_out_uncounted(&mut self) -> Result<(), KvmError> {
         for (kind, family) in
             [(StatisticKind::Cumulative, ".pf_"), (StatisticKind::Instant, ".pages_")]
@@ -108,9 +105,6 @@ impl Statistics {
     }
 
     /// Returns every statistic of a type, summed by name.
-    ///
-    /// # Errors
-    /// A file cannot be read.
     pub fn read(&self, kind: StatisticKind) -> Result<BTreeMap<String, u64>, KvmError> {
         let mut sums = BTreeMap::new();
         for file in &self.files {

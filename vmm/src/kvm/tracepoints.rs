@@ -65,9 +65,6 @@ impl EventCounters {
 
     /// Removes tracepoints that this KVM has and does not reach because it has its own entry path:
     /// a guest has run and no exit was counted. Call it after the guest has run.
-    ///
-    /// # Errors
-    /// A counter cannot be read.
     pub fn leave_out_uncounted(&mut self) -> Result<(), KvmError> {
         if self.read()?.get("kvm_exit") == Some(&0) {
             let on_entry_path = |name: &str| name == "kvm_exit" || name.ends_with("_fault");
@@ -78,9 +75,6 @@ impl EventCounters {
     }
 
     /// Returns the counts since the counters were opened.
-    ///
-    /// # Errors
-    /// A counter cannot be read.
     pub fn read(&mut self) -> Result<EventCounts, KvmError> {
         self.counters
             .iter_mut()

@@ -56,9 +56,6 @@ impl GuestRam {
     }
 
     /// As [`GuestRam::new`], with further options.
-    ///
-    /// # Errors
-    /// As [`GuestRam::new`]; or the NUMA node does not exist.
     pub fn with_options(
         plan: Plan,
         host: &HostPages,
@@ -127,9 +124,6 @@ impl GuestRam {
     }
 
     /// Reads back the mapped pages by size and verifies that they are the requested ones.
-    ///
-    /// # Errors
-    /// The kernel does not report them, or has mapped other pages.
     pub fn obtained(&self) -> Result<ResidentPages, MemoryError> {
         let residency = Residency::of_range(self.host_range())?;
         self.plan().check(&residency)?;
@@ -150,18 +144,12 @@ impl GuestRam {
     }
 
     /// Reads back the mapped pages by size, without verifying them.
-    ///
-    /// # Errors
-    /// The kernel does not report them.
     pub fn resident(&self) -> Result<ResidentPages, MemoryError> {
         Ok(self.by_page_size(&Residency::of_range(self.host_range())?))
     }
 
     /// Collapses small pages into huge ones where the kernel can, and reads back the result. A
     /// partial discard of a huge page, for example, splits it.
-    ///
-    /// # Errors
-    /// The backing has no transparent huge pages, or the kernel lacks the call.
     pub fn collapse(&self) -> Result<ResidentPages, MemoryError> {
         if self.plan().page_type() != PageType::Transparent {
             return Err(MemoryError::Invalid(format!(
@@ -190,17 +178,11 @@ impl GuestRam {
     }
 
     /// Drops the backing of the whole region: the next access to each page is a first touch.
-    ///
-    /// # Errors
-    /// The host refuses to discard the memory.
     pub fn drop_backing(&self) -> Result<(), MemoryError> {
         self.mapping.drop_backing()
     }
 
     /// Prepares the region for a first touch after [`GuestRam::drop_backing`].
-    ///
-    /// # Errors
-    /// The kernel refuses, or maps other pages than requested.
     pub fn restore_backing(&self) -> Result<(), MemoryError> {
         if self.plan().remap_after_drop() {
             self.mapping.map()?;
@@ -222,7 +204,9 @@ impl GuestRam {
         if first >= last {
             return 0;
         }
-        match self.mapping.discard_range(first, last - first) {
+        let range = usize::try_from(first).and_then(|first| Ok((first, usize::try_from(last)?)));
+        let Ok((start, end)) = range else { return 0 };
+        match self.mapping.discard_range(start, end - start) {
             Ok(()) => last - first,
             // The memory stays resident, without harm to the guest.
             Err(error) => {
@@ -258,9 +242,6 @@ pub struct GuestMemory {
 
 impl GuestMemory {
     /// Combines regions of memory.
-    ///
-    /// # Errors
-    /// A region exceeds 64 bits or overlaps another.
     pub fn new(rams: Vec<Arc<GuestRam>>) -> Result<Self, MemoryError> {
         let regions = rams.iter().map(|ram| region(ram)).collect::<Result<_, _>>()?;
         let map = GuestMemoryMmap::from_regions(regions).map_err(|error| {
@@ -278,6 +259,11 @@ impl GuestMemory {
         let end = start.0.saturating_add(length.0);
         let discarded = self.rams.iter().map(|ram| ram.discard(start.0, end)).sum();
         Bytes(discarded)
+    }
+
+    /// Returns the regions, in the order in which they were combined.
+    pub fn regions(&self) -> &[Arc<GuestRam>] {
+        &self.rams
     }
 
     /// Returns the memory by guest-physical address.

@@ -8,7 +8,7 @@ use std::{
 
 use granule_types::units::Bytes;
 
-use super::MemoryError;
+use super::{MemoryError, kib_field};
 
 /// Directory of memory settings.
 const SYS_MM: &str = "/sys/kernel/mm";
@@ -38,47 +38,30 @@ pub(super) const fn block_above(page: Bytes) -> Bytes {
 
 impl HostPages {
     /// Reads the page sizes of this host.
-    ///
-    /// # Errors
-    /// A file exists and cannot be read or has unexpected contents.
     pub fn of_this_host() -> Result<Self, MemoryError> {
         let meminfo = PathBuf::from("/proc/meminfo");
-        let text = read(&meminfo)?;
-        Self::from_files(base_page(), Path::new(SYS_MM), &text)
+        Self::from_files(base_page(), Path::new(SYS_MM), &read(&meminfo)?)
     }
 
     /// Reads the page sizes from `root`, laid out as `/sys/kernel/mm`, and the text of `meminfo`.
-    ///
-    /// # Errors
-    /// As [`HostPages::of_this_host`].
     pub fn from_files(base: Bytes, root: &Path, meminfo: &str) -> Result<Self, MemoryError> {
         let mut hugetlb = Vec::new();
         let folder = root.join("hugepages");
         match fs::read_dir(&folder) {
-            Ok(entries) => {
-                hugetlb.extend(
-                    entries.flatten().filter_map(|entry| folder_size(entry.file_name().to_str()?)),
-                );
-                hugetlb.sort_unstable();
-            }
+            Ok(entries) => hugetlb.extend(
+                entries.flatten().filter_map(|entry| folder_size(entry.file_name().to_str()?)),
+            ),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => {
-                return Err(MemoryError::Read { path: folder, source });
-            }
+            Err(source) => return Err(MemoryError::Read { path: folder, source }),
         }
+        hugetlb.sort_unstable();
         let enabled = fs::read_to_string(root.join("transparent_hugepage/enabled"));
         let thp_on = enabled.is_ok_and(|text| !text.contains("[never]"));
-        let default_hugetlb = meminfo
-            .lines()
-            .find_map(|line| line.strip_prefix("Hugepagesize:"))
-            .and_then(|value| value.trim().strip_suffix(" kB"))
-            .and_then(|kib| kib.trim().parse().ok())
-            .map(Bytes::kib);
         Ok(Self {
             base,
             thp: thp_on.then(|| block_above(base)),
             hugetlb,
-            default_hugetlb,
+            default_hugetlb: kib_field(meminfo, "Hugepagesize"),
             root: root.to_owned(),
             nodes: PathBuf::from(SYS_NODES),
         })
@@ -86,9 +69,6 @@ impl HostPages {
 
     /// Checks that a NUMA node has free hugetlb pages for a mapping: the pool of all nodes reserves
     /// them, and a touch takes them from this node.
-    ///
-    /// # Errors
-    /// [`MemoryError::Unavailable`] with a remedy.
     pub fn check_node(&self, node: u32, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
         let pool = format!("node{node}/hugepages/hugepages-{}kB", page.0 >> 10);
         let pool = self.nodes.join(pool);
@@ -115,9 +95,6 @@ impl HostPages {
     /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes: unused ones
     /// that no mapping has reserved, and the surplus that the pool may still add
     /// (`Documentation/admin-guide/mm/hugetlbpage.rst`).
-    ///
-    /// # Errors
-    /// [`MemoryError::Unavailable`] with a remedy; or a file has unexpected contents.
     pub fn check_pool(&self, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
         let kib = page.0 >> 10;
         let folder = self.root.join(format!("hugepages/hugepages-{kib}kB"));
@@ -218,12 +195,15 @@ mod tests {
     }
 
     #[test]
-    fn page_sizes_are_read() {
-        let (_root, pages) = host("always [madvise] never", [0; 5]);
+    fn page_sizes_are_read_unless_they_are_disabled() {
+        let enabled = ("always [madvise] never", Some(Bytes::mib(2)));
+        for (setting, thp) in [enabled, ("always madvise [never]", None)] {
+            let (_root, pages) = host(setting, [0; 5]);
 
-        assert_eq!(pages.hugetlb, [Bytes::mib(2), Bytes::gib(1)]);
-        assert_eq!(pages.default_hugetlb, Some(Bytes::mib(2)));
-        assert_eq!(pages.thp, Some(Bytes::mib(2)));
+            assert_eq!(pages.hugetlb, [Bytes::mib(2), Bytes::gib(1)]);
+            assert_eq!(pages.default_hugetlb, Some(Bytes::mib(2)));
+            assert_eq!(pages.thp, thp);
+        }
     }
 
     #[test]
@@ -247,13 +227,6 @@ mod tests {
             assert!(text.contains("32 hugetlb pages of 2M") && text.contains(&counts), "{text}");
             assert!(text.contains(&format!("echo {total} > {file}")), "{text}");
         }
-    }
-
-    #[test]
-    fn disabled_transparent_huge_pages_are_not_offered() {
-        let (_root, pages) = host("always madvise [never]", [0; 5]);
-
-        assert_eq!(pages.thp, None);
     }
 
     #[test]

@@ -45,12 +45,10 @@ impl Mapping {
         guest: GuestAddress,
         block: Bytes,
     ) -> Result<Self, MemoryError> {
-        let failed = |source| call_error(&plan, size, "reserving address space (mmap)", source);
-        let too_large = || failed(io::ErrorKind::OutOfMemory.into());
-        let base = plan.base_page().0;
-        let length = reservation(size.0, block.0, base).ok_or_else(too_large)?;
-        let reserved_len = usize::try_from(length).map_err(|_| too_large())?;
-        let len = usize::try_from(size.0).map_err(|_| too_large())?;
+        let base = plan.base_page();
+        // A length beyond the address space fails in `mmap`.
+        let reserved_len = saturate(reservation(size, block, base).0);
+        let len = saturate(size.0);
         // SAFETY: a mapping at an address that the kernel chooses overlaps no other memory.
         let reserved = unsafe {
             libc::mmap(
@@ -63,16 +61,14 @@ impl Mapping {
             )
         };
         if reserved == libc::MAP_FAILED {
-            return Err(failed(io::Error::last_os_error()));
+            let (operation, source) =
+                ("reserving address space (mmap)", io::Error::last_os_error());
+            return Err(MemoryError::Call { operation, size, backing: plan.backing(), source });
         }
+        let address = congruent_from(reserved.addr() as u64 + base.0, guest.0, block.0);
+        let memory = reserved.with_addr(saturate(address));
         // From here on, dropping `mapping` releases the reservation.
-        let mut mapping = Self { plan, reserved, reserved_len, memory: reserved, len, file: None };
-        let address = congruent_from(reserved.addr() as u64 + base, guest.0, block.0)
-            .and_then(|address| usize::try_from(address).ok())
-            .ok_or_else(|| {
-                mapping.error("placing the memory", io::ErrorKind::OutOfMemory.into())
-            })?;
-        mapping.memory = reserved.with_addr(address);
+        let mut mapping = Self { plan, reserved, reserved_len, memory, len, file: None };
         if let Some(flags) = mapping.plan.memfd_flags() {
             mapping.file = Some(mapping.memory_file(flags)?);
         }
@@ -86,7 +82,8 @@ impl Mapping {
     }
 
     fn error(&self, operation: &'static str, source: io::Error) -> MemoryError {
-        call_error(&self.plan, Bytes(self.len as u64), operation, source)
+        let (size, backing) = (Bytes(self.len as u64), self.plan.backing());
+        MemoryError::Call { operation, size, backing, source }
     }
 
     /// Creates a memory file of the size of the mapping.
@@ -244,28 +241,21 @@ impl Mapping {
 
     /// Drops the contents of the whole mapping.
     pub fn drop_backing(&self) -> Result<(), MemoryError> {
-        if self.plan.remap_to_drop() { self.map() } else { self.discard_range(0, self.len as u64) }
+        if self.plan.remap_to_drop() { self.map() } else { self.discard_range(0, self.len) }
     }
 
-    /// Discards `length` bytes from `offset` on, by a hole in the file or by advice.
-    pub fn discard_range(&self, offset: u64, length: u64) -> Result<(), MemoryError> {
-        let end = offset.checked_add(length);
-        let range = (usize::try_from(offset), usize::try_from(length));
-        let (true, (Ok(start), Ok(size))) = (end.is_some_and(|end| end <= self.len as u64), range)
-        else {
-            return Err(
-                self.error("dropping a part of the memory", io::ErrorKind::InvalidInput.into())
-            );
-        };
+    /// Discards `length` bytes from `offset` on, by a hole in the file or by advice. The range must
+    /// lie in the memory.
+    pub fn discard_range(&self, offset: usize, length: usize) -> Result<(), MemoryError> {
         match &self.file {
             Some(file) => {
                 let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                fallocate(file, mode, offset, length).map_err(|error| {
+                fallocate(file, mode, offset as u64, length as u64).map_err(|error| {
                     self.error("dropping the memory (fallocate with a hole)", error.into())
                 })
             }
             None => self
-                .madvise(start, size, libc::MADV_DONTNEED)
+                .madvise(offset, length, libc::MADV_DONTNEED)
                 .map_err(|error| self.error("dropping the memory (MADV_DONTNEED)", error)),
         }
     }
@@ -289,65 +279,41 @@ impl Drop for Mapping {
     }
 }
 
-fn call_error(plan: &Plan, size: Bytes, operation: &'static str, source: io::Error) -> MemoryError {
-    MemoryError::Call { operation, size, backing: plan.backing(), source }
+/// Returns a size or address of this process; one that exceeds it becomes the largest.
+fn saturate(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
 }
 
 /// Returns the first address not below `from` that equals `to` modulo `block`, a power of two.
-/// Returns `None` if it exceeds 64 bits.
-const fn congruent_from(from: u64, to: u64, block: u64) -> Option<u64> {
-    let mask = block - 1;
-    from.checked_add((to.wrapping_sub(from)) & mask)
+const fn congruent_from(from: u64, to: u64, block: u64) -> u64 {
+    from + (to.wrapping_sub(from) & (block - 1))
 }
 
 /// Returns the size of a reservation that fits `size` bytes at a congruent address with a guard
 /// page on each side, which prevents a merge with neighbours and faults on an overrun.
-const fn reservation(size: u64, block: u64, page: u64) -> Option<u64> {
-    match size.checked_add(block) {
-        Some(sum) => sum.checked_add(2 * page),
-        None => None,
-    }
+const fn reservation(size: Bytes, block: Bytes, page: Bytes) -> Bytes {
+    Bytes(size.0.saturating_add(block.0).saturating_add(2 * page.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use granule_types::units::Bytes;
-
-    const BLOCKS: [Bytes; 5] =
-        [Bytes::kib(4), Bytes::mib(2), Bytes::mib(32), Bytes::mib(512), Bytes::gib(1)];
 
     #[test]
-    fn the_address_is_congruent_and_less_than_a_block_away() {
-        for Bytes(block) in BLOCKS {
+    fn a_reservation_fits_the_mapping_at_a_congruent_address_and_its_guards() {
+        let page = Bytes::kib(4);
+        for block in [page, Bytes::mib(2), Bytes::mib(32), Bytes::mib(512), Bytes::gib(1)] {
+            let size = Bytes(3 * block.0);
             for from in [0, 0x1000, 0x7fff_f7a0_1000, 0xffff_8000_0000] {
-                for to in [0, 0x1_0000, 0xfffb_ff00_0000, 0xffff_fbff_f000] {
-                    let address = congruent_from(from, to, block).unwrap();
+                for to in [0, 0x5000, block.0 - page.0, 0xfffb_ff00_0000, 0xffff_fbff_f000] {
+                    let address = congruent_from(from + page.0, to, block.0);
 
-                    assert_eq!(address % block, to % block);
-                    assert!(address >= from && address - from < block);
+                    assert_eq!(address % block.0, to % block.0);
+                    assert!(address >= from + page.0 && address - from - page.0 < block.0);
+                    let end = from + reservation(size, block, page).0;
+                    assert!(address + size.0 + page.0 <= end);
                 }
             }
         }
-    }
-
-    #[test]
-    fn a_reservation_fits_the_mapping_and_its_guards() {
-        for Bytes(block) in BLOCKS {
-            let (page, size, base) = (4096, 3 * block, 0x7f12_3456_7000);
-            let length = reservation(size, block, page).unwrap();
-
-            for to in [0, 0x5000, block - page] {
-                let address = congruent_from(base + page, to, block).unwrap();
-
-                assert!(address + size + page <= base + length);
-            }
-        }
-    }
-
-    #[test]
-    fn sums_beyond_64_bits_are_refused() {
-        assert_eq!(congruent_from(u64::MAX - 5, 4, 4096), None);
-        assert_eq!(reservation(u64::MAX, 4096, 4096), None);
     }
 }

@@ -31,9 +31,6 @@ pub(super) enum PageType {
 
 impl Plan {
     /// Plans `backing` on `host`.
-    ///
-    /// # Errors
-    /// The host does not offer its pages.
     pub fn new(backing: Backing, host: &HostPages) -> Result<Self, MemoryError> {
         let (page_type, shared) = match backing {
             Backing::Anonymous => (PageType::Base, false),
@@ -148,9 +145,6 @@ impl Plan {
     }
 
     /// Checks that all resident pages are of the requested type.
-    ///
-    /// # Errors
-    /// [`MemoryError::Unexpected`] with a remedy.
     pub(super) fn check(&self, residency: &Residency) -> Result<(), MemoryError> {
         let resident = residency.resident();
         let wrong_pages = |wrong: Bytes, pages: &str, advice: &str| {

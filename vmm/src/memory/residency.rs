@@ -43,9 +43,6 @@ impl Residency {
     }
 
     /// Reads the resident pages of `range` of this process, which consists of whole mappings.
-    ///
-    /// # Errors
-    /// The file cannot be read, or does not list the whole range.
     pub fn of_range(range: Range<HostVirtAddr>) -> Result<Self, MemoryError> {
         let path = PathBuf::from("/proc/self/smaps");
         match fs::read_to_string(&path) {
@@ -124,6 +121,11 @@ fn head(line: &str) -> Option<Range<HostVirtAddr>> {
     let (start, end) = range.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok().map(HostVirtAddr);
     Some(number(start)?..number(end)?)
+}
+
+/// Returns the field `name` of a text with lines `name: number kB`.
+pub(crate) fn kib_field(text: &str, name: &str) -> Option<Bytes> {
+    text.lines().filter_map(field).find(|field| field.0 == name).map(|field| Bytes(field.1))
 }
 
 /// Returns the name and the bytes of a field.
@@ -250,21 +252,18 @@ Private_Hugetlb:    8192 kB
     }
 
     #[test]
-    fn only_mappings_in_the_range_are_summed_up() {
-        let residency = Residency::parse(TEXT, range(0xffff_8000_0000, 0xffff_8040_0000)).unwrap();
+    fn only_mappings_in_the_range_are_summed_up_and_hugetlb_separately() {
+        for (range, [kernel_page, small, huge, hugetlb]) in [
+            (range(0xffff_8000_0000, 0xffff_8040_0000), [4 << 10, 8 << 10, 2 << 20, 0]),
+            (range(0xffff_9000_0000, 0xffff_9400_0000), [2 << 20, 0, 0, 8 << 20]),
+        ] {
+            let residency = Residency::parse(TEXT, range).unwrap();
 
-        assert_eq!(residency.kernel_page, Bytes::kib(4));
-        assert_eq!(residency.huge, Bytes::mib(2));
-        assert_eq!(residency.small, Bytes::kib(8));
-    }
-
-    #[test]
-    fn hugetlb_is_counted_separately() {
-        let residency = Residency::parse(TEXT, range(0xffff_9000_0000, 0xffff_9400_0000)).unwrap();
-
-        assert_eq!(residency.kernel_page, Bytes::mib(2));
-        assert_eq!(residency.resident(), Bytes::mib(8));
-        assert_eq!(residency.small, Bytes(0));
+            let Residency { kernel_page: page, small: base, huge: thp, hugetlb: pool } = residency;
+            assert_eq!([page, base, thp, pool], [kernel_page, small, huge, hugetlb].map(Bytes));
+        }
+        assert_eq!(kib_field(TEXT, "Private_Hugetlb"), Some(Bytes::mib(8)));
+        assert_eq!(kib_field(TEXT, "SecPageTables"), None);
     }
 
     #[test]
@@ -286,32 +285,23 @@ Private_Hugetlb:    8192 kB
         (first..first + 512).map(|frame| PRESENT | frame).collect()
     }
 
-    fn counted(entries: &[u64], flags: u64) -> BlockBacking {
-        let mut blocks = BlockBacking::default();
-        blocks.count(entries, flags);
-        blocks
-    }
-
     #[test]
-    fn an_aligned_huge_page_is_whole() {
-        for flags in [HUGE, TRANSPARENT] {
-            assert_eq!(counted(&contiguous(1024), flags).whole, 1);
-        }
-    }
-
-    #[test]
-    fn gaps_misalignment_and_small_pages_break_a_block() {
+    fn only_an_aligned_contiguous_huge_page_is_whole() {
         let mut gap = contiguous(1024);
         gap[7] = 0;
+        for (entries, flags, [whole, zero, broken]) in [
+            (contiguous(1024), HUGE, [1, 0, 0]),
+            (contiguous(1024), TRANSPARENT, [1, 0, 0]),
+            (contiguous(512), ZERO | TRANSPARENT, [0, 1, 0]),
+            (gap, TRANSPARENT, [0, 0, 1]),
+            (contiguous(1025), TRANSPARENT, [0, 0, 1]),
+            (contiguous(1024), 0, [0, 0, 1]),
+        ] {
+            let mut blocks = BlockBacking::default();
+            blocks.count(&entries, flags);
 
-        assert_eq!(counted(&gap, TRANSPARENT).broken, 1);
-        assert_eq!(counted(&contiguous(1025), TRANSPARENT).broken, 1);
-        assert_eq!(counted(&contiguous(1024), 0).broken, 1);
-    }
-
-    #[test]
-    fn the_zero_page_is_counted_by_its_flag() {
-        assert_eq!(counted(&contiguous(512), ZERO | TRANSPARENT).zero, 1);
+            assert_eq!(blocks, BlockBacking { whole, zero, broken });
+        }
     }
 
     #[test]

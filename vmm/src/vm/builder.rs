@@ -28,8 +28,8 @@ use super::{
 use crate::{
     arch::{
         VmDescription,
-        guest::{self, BootLayout, Image, InterruptController},
-        place_memory, vm as arch_vm,
+        guest::{self, BootLayout, Image},
+        place_memory,
     },
     devices::{
         BootTimer, Rtc,
@@ -71,15 +71,6 @@ pub struct VmConnections {
     pub statistics: bool,
 }
 
-/// The memory of a VM.
-#[derive(Debug)]
-pub struct VmMemory {
-    /// The zones in the order of the configuration, which is that of their addresses.
-    pub zones: Vec<Arc<GuestRam>>,
-    /// Memory map of all zones, for devices.
-    pub map: GuestMemory,
-}
-
 /// A VM. The order of its fields is the order in which they are dropped: users before their
 /// resources.
 pub struct Vm {
@@ -91,11 +82,11 @@ pub struct Vm {
     pub rings: Option<Arc<DirtyRings>>,
     /// Memslots, in the order of the memory zones.
     pub slots: Vec<Memslot>,
-    _controller: InterruptController,
-    pub fd: Arc<VmFd>,
+    pub fd: VmFd,
     /// Width of guest-physical addresses.
     pub ipa_bits: u8,
-    pub memory: VmMemory,
+    /// Memory, one region for each zone of the configuration.
+    pub memory: GuestMemory,
     pub statistics: Statistics,
 }
 
@@ -111,26 +102,24 @@ pub fn build(
     let initrd_size = files.initrd.as_ref().map(initrd_size).transpose()?;
     let memory =
         allocate_memory(&config.memory).map_err(failed("guest memory cannot be allocated"))?;
-    let first = memory.zones.first().map_or(Bytes(0), |ram| ram.size());
+    let first = memory.regions().first().map_or(Bytes(0), |ram| ram.size());
     let layout = BootLayout::new(&image, initrd_size, first)?;
 
-    let ipa_bits = guest::choose_ipa_bits(&files.kvm, &memory.zones, config.ipa_bits)?;
-    let vm = Arc::new(arch_vm::create_vm(&files.kvm, ipa_bits)?);
+    let (vm, ipa_bits) =
+        guest::create_vm(&files.kvm, memory.regions(), config.ipa_bits, config.eager_split)?;
     let rings = (config.dirty == DirtyMode::Ring)
         .then(|| DirtyRings::enable(&vm).map(Arc::new))
         .transpose()?;
-    guest::configure_vm(&vm, config.eager_split)?;
     let slots = (0..)
-        .zip(&memory.zones)
+        .zip(memory.regions())
         .map(|(number, ram)| Memslot::new(&vm, number, Arc::clone(ram)))
         .collect::<Result<Vec<_>, _>>()?;
-    let vcpus = guest::create_vcpus(&vm, config.vcpus)?;
+    let vcpus = guest::create_vcpus(&vm, config.vcpus, DEVICE_INTERRUPTS)?;
     if let Some(rings) = &rings {
         vcpus.fds.iter().try_for_each(|vcpu| rings.add_vcpu(vcpu))?;
     }
-    let controller = guest::create_interrupt_controller(&vm, &vcpus, DEVICE_INTERRUPTS)?;
 
-    let mut devices = DeviceManager::new(&vm, Arc::new(memory.map.clone()));
+    let mut devices = DeviceManager::new(&vm, Arc::new(memory.clone()));
     let (serial, serial_registers) =
         devices.add_serial(config.serial, connections.serial_output)?;
     devices.add_platform_device(Rtc::describe, Rtc::default())?;
@@ -139,14 +128,20 @@ pub fn build(
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;
     let bus = Arc::new(devices.finish());
 
-    load_images(&memory, &image, files.initrd.as_ref(), &layout)?;
-    let ranges = memory.zones.iter().map(|ram| (ram.start(), ram.size()));
+    if let (Some(initrd), Some(range)) = (&files.initrd, &layout.initrd) {
+        let length = usize::try_from(range.end.0 - range.start.0).unwrap_or(usize::MAX);
+        let map = memory.map();
+        initrd
+            .read(|mut file| Ok(map.read_exact_volatile_from(range.start, &mut file, length)))?
+            .map_err(failed("the initramfs cannot be copied into guest memory"))?;
+    }
+    let ranges = memory.regions().iter().map(|ram| (ram.start(), ram.size()));
     let description = VmDescription {
         memory: ranges.collect(),
         devices: bus.infos().cloned().collect(),
         command_line,
     };
-    guest::write_boot_data(memory.map.map(), &description, &vcpus, &controller, &layout)?;
+    guest::write_boot_data(memory.map(), &image, &description, &vcpus, &layout)?;
 
     let mut statistics = Statistics::default();
     if connections.statistics {
@@ -166,22 +161,11 @@ pub fn build(
     };
     let vcpus = VcpuThreads::start(vcpus.fds, context, connections.confine_vcpus)
         .map_err(failed("the vCPU threads cannot be started"))?;
-    Ok(Vm {
-        vcpus,
-        serial,
-        balloon,
-        rings,
-        slots,
-        _controller: controller,
-        fd: vm,
-        ipa_bits,
-        memory,
-        statistics,
-    })
+    Ok(Vm { vcpus, serial, balloon, rings, slots, fd: vm, ipa_bits, memory, statistics })
 }
 
 /// Allocates the memory zones and places them in the guest-physical address space.
-pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<VmMemory, VmError> {
+pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmError> {
     let host = HostPages::of_this_host()?;
     let name = |index: usize, zone: &MemoryZone| {
         format!("--memory {}: {} of {}", index + 1, zone.size, zone.backing)
@@ -212,8 +196,7 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<VmMemory, VmError>
         let ram = GuestRam::with_options(plan, &host, start, size, options);
         rams.push(ram.map_err(failed(name(index, zone)))?);
     }
-    let map = GuestMemory::new(rams.clone())?;
-    Ok(VmMemory { zones: rams, map })
+    Ok(GuestMemory::new(rams)?)
 }
 
 fn read_kernel(kernel: &BootFile) -> Result<Image, VmError> {
@@ -227,22 +210,4 @@ fn read_kernel(kernel: &BootFile) -> Result<Image, VmError> {
 
 fn initrd_size(initrd: &BootFile) -> Result<Bytes, VmError> {
     initrd.read(|file| Ok(Bytes(file.metadata()?.len())))
-}
-
-/// Copies kernel and initramfs into guest memory.
-fn load_images(
-    memory: &VmMemory,
-    image: &Image,
-    initrd: Option<&BootFile>,
-    layout: &BootLayout,
-) -> Result<(), VmError> {
-    let map = memory.map.map();
-    guest::load_kernel(map, image, layout)?;
-    if let (Some(initrd), Some(range)) = (initrd, &layout.initrd) {
-        let length = usize::try_from(range.end.0 - range.start.0).unwrap_or(usize::MAX);
-        initrd
-            .read(|mut file| Ok(map.read_exact_volatile_from(range.start, &mut file, length)))?
-            .map_err(failed("the initramfs cannot be copied into guest memory"))?;
-    }
-    Ok(())
 }

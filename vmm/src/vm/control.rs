@@ -81,7 +81,7 @@ impl<'a> VmController<'a> {
             RunState::Paused => "paused",
             RunState::Stopped => "stopping",
         };
-        let size: u64 = self.vm.memory.zones.iter().map(|ram| ram.size().0).sum();
+        let size: u64 = self.vm.memory.regions().iter().map(|ram| ram.size().0).sum();
         json!({
             "state": state,
             "phase": self.boot.phase,
@@ -97,7 +97,7 @@ impl<'a> VmController<'a> {
         let zones: Vec<Value> = self
             .vm
             .memory
-            .zones
+            .regions()
             .iter()
             .map(|ram| {
                 let mut zone = json!({
@@ -131,7 +131,7 @@ impl<'a> VmController<'a> {
 
     /// Collapses the zones; the response has the result of each.
     fn collapse(&self) -> Response {
-        let zones = self.vm.memory.zones.iter();
+        let zones = self.vm.memory.regions().iter();
         let zones = zones.map(|ram| match ram.collapse() {
             Ok(obtained) => json!({ "start": ram.start().0, "resident": obtained.resident }),
             Err(error) => json!({ "start": ram.start().0, "error": error.to_string() }),
@@ -206,7 +206,7 @@ impl<'a> VmController<'a> {
     fn clear(&mut self) -> Result<Value, KvmError> {
         self.require_logging()?;
         for (slot, log) in self.vm.slots.iter().zip(&mut self.dirty) {
-            log.clear(&self.vm.fd, slot)?;
+            log.collect(&self.vm.fd, slot)?;
         }
         Ok(json!({ "dirty_pages": 0 }))
     }

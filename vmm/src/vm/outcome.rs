@@ -5,12 +5,7 @@ use std::error::Error;
 
 use granule_types::host::FactsError;
 
-use crate::{
-    arch::guest::{BootError, GuestError},
-    devices::BusError,
-    kvm::KvmError,
-    memory::MemoryError,
-};
+use crate::{arch::guest::BootError, devices::BusError, kvm::KvmError, memory::MemoryError};
 
 /// The outcome of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,9 +35,6 @@ impl VmOutcome {
 /// Error returned when a VM cannot be built or run.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    /// The architecture's part of the VM cannot be set up.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
     /// The boot data cannot be prepared.
     #[error(transparent)]
     Boot(#[from] BootError),

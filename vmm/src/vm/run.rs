@@ -183,7 +183,7 @@ impl RunContext<'_> {
             counters: counters.unwrap_or_default(),
             statistics: mem::take(&mut vm.statistics),
             exits: Arc::clone(vm.vcpus.exits()),
-            zones: vm.memory.zones.clone(),
+            zones: vm.memory.regions().to_vec(),
             tables_before,
         };
         let mut controller = VmController::new(self.config, &vm, reader, self.boot_count);
@@ -273,7 +273,7 @@ impl RunContext<'_> {
         if self.counted {
             controller.end_phase("end", started.elapsed());
         }
-        for ram in &controller.vm.memory.zones {
+        for ram in controller.vm.memory.regions() {
             if let Err(error) = ram.obtained() {
                 log::warn!("guest memory: {error}");
             }

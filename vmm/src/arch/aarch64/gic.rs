@@ -34,43 +34,32 @@ const GICV2_CPUS: u64 = 8;
 /// Number of SGIs and PPIs, which precede the SPIs.
 const PRIVATE_INTERRUPTS: u32 = 32;
 
-/// An interrupt controller. KVM keeps it as long as the VM.
-#[derive(Debug)]
-pub struct Gic {
-    /// Addresses, for the device tree.
-    pub ranges: GicRanges,
-    _devices: Vec<DeviceFd>,
-}
-
-/// Creates the interrupt controller of a VM, with `interrupts` SPIs for devices. All vCPUs must
-/// exist.
-///
-/// # Errors
-/// The host's GIC does not support the number of vCPUs, or the kernel's error.
-pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
+/// Creates the interrupt controller of a VM, with `interrupts` SPIs for devices, and returns its
+/// addresses. All vCPUs must exist. KVM keeps the controller as long as the VM.
+pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<GicRanges, KvmError> {
     match create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3) {
-        Ok(gic) => v3(vm, gic, vcpus, interrupts),
+        Ok(gic) => v3(vm, &gic, vcpus, interrupts),
         // ENODEV: the host has no GICv3.
         Err(error) if error.errno() == libc::ENODEV => {
             let gic = create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V2)
                 .map_err(|error| KvmError::call("KVM_CREATE_DEVICE (GICv2)", error))?;
-            v2(gic, vcpus, interrupts)
+            v2(&gic, vcpus, interrupts)
         }
         Err(error) => Err(KvmError::call("KVM_CREATE_DEVICE (GICv3)", error)),
     }
 }
 
-fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
+fn v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<GicRanges, KvmError> {
     let limit = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / REDISTRIBUTOR_SIZE;
     if vcpus > limit {
         return Err(KvmError::Unsupported(format!(
             "--vcpus {vcpus}: the address map has space for the redistributors of {limit}"
         )));
     }
-    set_address(&gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
+    set_address(gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
     // One region for all redistributors: their number is in bits 63:52.
     let region = GuestAddress(vcpus << 52 | GIC_REDISTRIBUTORS.start.0);
-    set_address(&gic, KVM_VGIC_V3_ADDR_TYPE_REDIST_REGION, region)?;
+    set_address(gic, KVM_VGIC_V3_ADDR_TYPE_REDIST_REGION, region)?;
     let its = create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_ITS)
         .inspect_err(|error| log::info!("the guest has no ITS: {error}"))
         .ok();
@@ -78,34 +67,28 @@ fn v3(vm: &VmFd, gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmE
         set_address(its, KVM_VGIC_ITS_ADDR_TYPE, GIC_ITS)?;
         initialize(its)?;
     }
-    set_interrupts(&gic, interrupts)?;
-    initialize(&gic)?;
-    Ok(Gic {
-        ranges: GicRanges::V3 {
-            distributor: range(GIC_DISTRIBUTOR, DISTRIBUTOR_SIZE),
-            redistributors: range(GIC_REDISTRIBUTORS.start, vcpus * REDISTRIBUTOR_SIZE),
-            its: its.is_some().then(|| range(GIC_ITS, ITS_SIZE)),
-        },
-        _devices: std::iter::once(gic).chain(its).collect(),
+    set_interrupts(gic, interrupts)?;
+    initialize(gic)?;
+    Ok(GicRanges::V3 {
+        distributor: range(GIC_DISTRIBUTOR, DISTRIBUTOR_SIZE),
+        redistributors: range(GIC_REDISTRIBUTORS.start, vcpus * REDISTRIBUTOR_SIZE),
+        its: its.is_some().then(|| range(GIC_ITS, ITS_SIZE)),
     })
 }
 
-fn v2(gic: DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
+fn v2(gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<GicRanges, KvmError> {
     if vcpus > GICV2_CPUS {
         return Err(KvmError::Unsupported(format!(
             "--vcpus {vcpus}: this host has a GICv2, which supports {GICV2_CPUS} vCPUs"
         )));
     }
-    set_address(&gic, KVM_VGIC_V2_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
-    set_address(&gic, KVM_VGIC_V2_ADDR_TYPE_CPU, GIC_CPU_INTERFACE)?;
-    set_interrupts(&gic, interrupts)?;
-    initialize(&gic)?;
-    Ok(Gic {
-        ranges: GicRanges::V2 {
-            distributor: range(GIC_DISTRIBUTOR, DISTRIBUTOR_SIZE),
-            cpu_interface: range(GIC_CPU_INTERFACE, CPU_INTERFACE_SIZE),
-        },
-        _devices: vec![gic],
+    set_address(gic, KVM_VGIC_V2_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
+    set_address(gic, KVM_VGIC_V2_ADDR_TYPE_CPU, GIC_CPU_INTERFACE)?;
+    set_interrupts(gic, interrupts)?;
+    initialize(gic)?;
+    Ok(GicRanges::V2 {
+        distributor: range(GIC_DISTRIBUTOR, DISTRIBUTOR_SIZE),
+        cpu_interface: range(GIC_CPU_INTERFACE, CPU_INTERFACE_SIZE),
     })
 }
 

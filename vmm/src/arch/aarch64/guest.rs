@@ -6,107 +6,77 @@ use std::{io::Cursor, sync::Arc};
 use granule_types::units::{Bytes, GuestAddress};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use linux_loader::loader::{KernelLoader as _, load_dtb, pe::PE};
-use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
+pub use super::boot::{BootError, BootLayout, image::Image, parse_command_line};
 use super::{
-    boot::{self, fdt::Fdt},
+    boot::{
+        self,
+        fdt::{Fdt, GicRanges},
+    },
     gic,
     vcpu::{self, VcpuFeatures},
     vm,
 };
-pub use super::{
-    boot::{BootError, BootLayout, image::Image, parse_command_line},
-    gic::Gic as InterruptController,
-};
 use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
 
-/// Error returned when an arm64 guest cannot be set up.
-#[derive(Debug, Error)]
-pub enum GuestError {
-    /// The boot data is refused.
-    #[error(transparent)]
-    Boot(#[from] BootError),
-    /// KVM refuses a request.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-}
-
-/// The vCPUs of a guest and their features.
+/// The vCPUs of a guest, their features, and the addresses of their interrupt controller.
 #[derive(Debug)]
 pub struct GuestVcpus {
     /// The vCPUs, the boot vCPU first.
     pub fds: Vec<VcpuFd>,
     features: VcpuFeatures,
+    gic: GicRanges,
 }
 
-/// Returns whether Linux guests are supported.
-///
-/// # Errors
-/// None: this architecture runs guests.
-pub const fn check_supported() -> Result<(), GuestError> {
+/// Returns an error on an architecture without support for Linux guests.
+pub const fn check_supported() -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Chooses the IPA width: `requested`, or the smallest that holds `memory` and has blocks of its
-/// page sizes, as far as the host supports it.
-pub fn choose_ipa_bits(
+/// Creates a VM with eager page splitting, if requested, and exits for undecoded device accesses.
+/// Returns it and its IPA width: `requested`, or the smallest that holds `memory` and has blocks of
+/// its page sizes, as far as the host supports it.
+pub fn create_vm(
     kvm: &Kvm,
     memory: &[Arc<GuestRam>],
     requested: Option<u8>,
-) -> Result<u8, GuestError> {
+    eager_split: Option<Bytes>,
+) -> Result<(VmFd, u8), KvmError> {
     let limit = vm::bits_limit(kvm.get_host_ipa_limit());
     let end = memory.last().map_or(0, |ram| ram.start().0 + ram.size().0);
-    let bits = vm::choose_bits(GuestAddress(end), requested, limit)?;
-    if requested.is_some() {
-        return Ok(bits);
+    let mut bits = vm::choose_bits(GuestAddress(end), requested, limit)?;
+    if requested.is_none() {
+        let for_blocks = memory
+            .iter()
+            .map(|ram| vm::bits_for_blocks(ram.plan().page(), ram.plan().base_page()))
+            .max();
+        bits = bits.max(for_blocks.unwrap_or(0).min(limit));
     }
-    let for_blocks = memory
-        .iter()
-        .map(|ram| vm::bits_for_blocks(ram.plan().page(), ram.plan().base_page()))
-        .max();
-    Ok(bits.max(for_blocks.unwrap_or(0).min(limit)))
-}
-
-/// Enables eager page splitting, if requested, and exits for undecoded device accesses. The VM must
-/// not have memslots yet.
-///
-/// # Errors
-/// KVM does not support the chunk size.
-pub fn configure_vm(fd: &VmFd, eager_split: Option<Bytes>) -> Result<(), GuestError> {
+    let fd = vm::create_vm(kvm, bits)?;
     if let Some(chunk) = eager_split {
-        vm::enable_eager_split(fd, chunk)?;
+        vm::enable_eager_split(&fd, chunk)?;
     }
-    vcpu::enable_nisv_exits(fd);
-    Ok(())
+    vcpu::enable_nisv_exits(&fd);
+    Ok((fd, bits))
 }
 
-/// Creates the vCPUs of a VM, with all features of the host.
-///
-/// # Errors
-/// KVM refuses a vCPU or its features.
-pub fn create_vcpus(vm: &VmFd, count: u32) -> Result<GuestVcpus, GuestError> {
+/// Creates the vCPUs of a VM, with all features of the host, and their interrupt controller with
+/// `interrupts` interrupts for devices.
+pub fn create_vcpus(vm: &VmFd, count: u32, interrupts: u32) -> Result<GuestVcpus, KvmError> {
     let features = VcpuFeatures::of_host(vm);
-    let fds =
+    let fds: Vec<_> =
         (0..count).map(|index| vcpu::create(vm, index, features)).collect::<Result<_, _>>()?;
-    Ok(GuestVcpus { fds, features })
-}
-
-/// Creates the interrupt controller of a VM, and the PMU of its vCPUs, which needs it.
-pub fn create_interrupt_controller(
-    vm: &VmFd,
-    vcpus: &GuestVcpus,
-    interrupts: u32,
-) -> Result<InterruptController, GuestError> {
-    let gic = gic::create(vm, vcpus.fds.len() as u64, interrupts)?;
-    if vcpus.features.pmu {
-        vcpus.fds.iter().try_for_each(vcpu::init_pmu)?;
+    let gic = gic::create(vm, count.into(), interrupts)?;
+    if features.pmu {
+        // The PMU needs the interrupt controller.
+        fds.iter().try_for_each(vcpu::init_pmu)?;
     }
-    Ok(gic)
+    Ok(GuestVcpus { fds, features, gic })
 }
 
 /// Copies the kernel into guest memory.
-pub fn load_kernel(
+fn load_kernel(
     memory: &GuestMemoryMmap,
     image: &Image,
     layout: &BootLayout,
@@ -118,17 +88,15 @@ pub fn load_kernel(
         .map_err(|source| BootError::Load { object: "the kernel", source })
 }
 
-/// Writes the device tree and sets the registers of the boot vCPU.
-///
-/// # Errors
-/// The device tree is too large, or the kernel's error.
+/// Copies the kernel, writes the device tree and sets the registers of the boot vCPU.
 pub fn write_boot_data(
     memory: &GuestMemoryMmap,
+    image: &Image,
     vm: &VmDescription,
     vcpus: &GuestVcpus,
-    controller: &InterruptController,
     layout: &BootLayout,
-) -> Result<(), GuestError> {
+) -> Result<(), BootError> {
+    load_kernel(memory, image, layout)?;
     let cpus = vcpus.fds.iter().map(vcpu::affinity).collect::<Result<Vec<_>, _>>()?;
     let command_line = vm.command_line.as_cstring().map_err(boot::invalid_command_line)?;
     let command_line = command_line.to_string_lossy();
@@ -137,7 +105,7 @@ pub fn write_boot_data(
         memory: &vm.memory,
         cpus: &cpus,
         pmu: vcpus.features.pmu,
-        gic: &controller.ranges,
+        gic: &vcpus.gic,
         devices: &vm.devices,
         command_line: &command_line,
         initrd: layout.initrd.clone(),

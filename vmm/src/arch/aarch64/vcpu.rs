@@ -18,10 +18,10 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
-use super::{SystemRegister, boot::fdt::PMU_PPI};
+use super::boot::fdt::PMU_PPI;
 use crate::kvm::{KvmError, ioctls::enable_capability};
 
-const MPIDR_EL1: SystemRegister = SystemRegister { name: "MPIDR_EL1", encoding: [3, 0, 0, 0, 5] };
+const MPIDR_EL1: u64 = system_register([3, 0, 0, 0, 5]);
 /// The affinity fields of `MPIDR_EL1`: Aff3 and Aff2 to Aff0.
 const AFFINITY_MASK: u64 = 0xff_00ff_ffff;
 /// Interrupt ID of the first PPI.
@@ -72,9 +72,6 @@ pub fn enable_nisv_exits(vm: &VmFd) {
 }
 
 /// Creates vCPU `index`.
-///
-/// # Errors
-/// KVM refuses the vCPU or its features.
 pub fn create(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, KvmError> {
     let fd =
         vm.create_vcpu(index.into()).map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
@@ -92,17 +89,11 @@ pub fn create(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, K
 }
 
 /// Returns the affinity of a vCPU, which identifies it in PSCI calls and the device tree.
-///
-/// # Errors
-/// KVM refuses the access to the vCPU.
 pub fn affinity(fd: &VcpuFd) -> Result<u64, KvmError> {
     Ok(get(fd, MPIDR_EL1)? & AFFINITY_MASK)
 }
 
 /// Connects the PMU of a vCPU to its interrupt; call it after the GIC is initialised.
-///
-/// # Errors
-/// KVM refuses the access to the vCPU.
 pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
     let interrupt = FIRST_PPI + PMU_PPI;
     let attribute = |attr: u32, addr| kvm_device_attr {
@@ -123,11 +114,8 @@ pub fn init_pmu(fd: &VcpuFd) -> Result<(), KvmError> {
 
 /// Sets the entry point of a vCPU, and `x0` to the address of the device tree; all other registers
 /// keep their reset values.
-///
-/// # Errors
-/// KVM refuses the access to the vCPU.
 pub fn set_entry(fd: &VcpuFd, entry: GuestAddress, fdt: GuestAddress) -> Result<(), KvmError> {
-    set_by_id(fd, X0, fdt.0)?;
+    set(fd, X0, fdt.0)?;
     set_pc(fd, entry.0)
 }
 
@@ -143,9 +131,8 @@ const fn core_register(offset: usize) -> u64 {
     KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE as u64 | (offset / 4) as u64
 }
 
-/// Returns the ID of a system register.
-const fn id(register: SystemRegister) -> u64 {
-    let [op0, op1, crn, crm, op2] = register.encoding;
+/// Returns the ID of a system register by the operands op0, op1, CRn, CRm and op2 of `MRS`.
+pub const fn system_register([op0, op1, crn, crm, op2]: [u8; 5]) -> u64 {
     KVM_REG_ARM64
         | KVM_REG_SIZE_U64
         | KVM_REG_ARM64_SYSREG as u64
@@ -156,45 +143,25 @@ const fn id(register: SystemRegister) -> u64 {
         | op2 as u64
 }
 
-/// Returns a system register of a vCPU.
-///
-/// # Errors
-/// KVM refuses the access to the vCPU.
-pub fn get(vcpu: &VcpuFd, register: SystemRegister) -> Result<u64, KvmError> {
-    get_by_id(vcpu, id(register))
-}
-
-/// Sets a system register of a vCPU.
-///
-/// # Errors
-/// KVM refuses the access to the vCPU.
-pub fn set(vcpu: &VcpuFd, register: SystemRegister, value: u64) -> Result<(), KvmError> {
-    set_by_id(vcpu, id(register), value)
-}
-
-/// Returns the program counter of a vCPU.
-///
-/// # Errors
-/// KVM refuses the access to the vCPU.
-pub fn get_pc(vcpu: &VcpuFd) -> Result<u64, KvmError> {
-    get_by_id(vcpu, PC)
+/// Returns the program counter of a vCPU, if KVM returns it.
+pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
+    get(vcpu, PC).ok()
 }
 
 /// Sets the program counter of a vCPU.
-///
-/// # Errors
-/// KVM refuses the access to the vCPU.
 pub fn set_pc(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
-    set_by_id(vcpu, PC, value)
+    set(vcpu, PC, value)
 }
 
-fn get_by_id(vcpu: &VcpuFd, id: u64) -> Result<u64, KvmError> {
+/// Returns the register of a vCPU with this ID.
+pub fn get(vcpu: &VcpuFd, id: u64) -> Result<u64, KvmError> {
     let mut bytes = [0; 8];
     vcpu.get_one_reg(id, &mut bytes).map_err(|error| KvmError::call("KVM_GET_ONE_REG", error))?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-fn set_by_id(vcpu: &VcpuFd, id: u64, value: u64) -> Result<(), KvmError> {
+/// Sets the register of a vCPU with this ID.
+pub fn set(vcpu: &VcpuFd, id: u64, value: u64) -> Result<(), KvmError> {
     vcpu.set_one_reg(id, &value.to_le_bytes())
         .map(drop)
         .map_err(|error| KvmError::call("KVM_SET_ONE_REG", error))

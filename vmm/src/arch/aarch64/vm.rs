@@ -14,10 +14,12 @@
 
 use granule_types::units::{Bytes, GuestAddress};
 use kvm_bindings::{KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES};
-use kvm_ioctls::VmFd;
 #[cfg(target_arch = "aarch64")]
-use kvm_ioctls::{Kvm, VcpuFd};
+use kvm_ioctls::Kvm;
+use kvm_ioctls::VmFd;
 
+#[cfg(target_arch = "aarch64")]
+pub use super::vcpu::program_counter;
 use crate::kvm::{KvmError, ioctls::enable_capability};
 
 /// Smallest IPA width of KVM.
@@ -71,9 +73,6 @@ pub fn bits_for_blocks(page: Bytes, granule: Bytes) -> u8 {
 
 /// Returns the VM's IPA width for memory that ends before `end`: `requested`, or the smallest that
 /// fits.
-///
-/// # Errors
-/// The memory does not fit `requested`, or the host's KVM has fewer bits.
 #[cfg(target_arch = "aarch64")]
 pub fn choose_ipa_bits(
     kvm: &Kvm,
@@ -85,9 +84,6 @@ pub fn choose_ipa_bits(
 
 /// Creates a VM with `ipa_bits` of guest-physical address.
 #[cfg(target_arch = "aarch64")]
-///
-/// # Errors
-/// KVM refuses the call or the width.
 pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     // Without KVM_CAP_ARM_VM_IPA_SIZE every VM has 40 bits, and the type must be 0.
     let vm = if kvm.get_host_ipa_limit() > 0 {
@@ -96,12 +92,6 @@ pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
         kvm.create_vm_with_type(0)
     };
     vm.map_err(|error| KvmError::call("KVM_CREATE_VM", error))
-}
-
-/// Returns a vCPU's program counter, if KVM returns it.
-#[cfg(target_arch = "aarch64")]
-pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
-    super::vcpu::get_pc(vcpu).ok()
 }
 
 /// Enables eager page splitting in chunks of `chunk`; call it before the VM has memslots.

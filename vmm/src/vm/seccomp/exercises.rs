@@ -128,7 +128,7 @@ fn guest_memory() {
     // A kernel without NUMA refuses the node.
     let _ = allocate_memory(&[zone("anonymous", Some(0))]);
     let memory = allocate_memory(&[zone("anonymous_thp", None), zone("shmem", None)]);
-    for ram in &memory.unwrap().zones {
+    for ram in memory.unwrap().regions() {
         assert!(!ram.resident().unwrap().resident.is_empty());
         let _ = ram.collapse();
     }

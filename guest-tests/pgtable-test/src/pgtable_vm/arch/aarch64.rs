@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use granule_types::{guest_mode::GuestMode, host::aarch64::stage2_features, units::GuestAddress};
 use granule_vmm::{
-    arch::aarch64::{SystemRegister, vcpu as registers, vm::bits_limit},
+    arch::aarch64::{
+        vcpu::{self as registers, system_register},
+        vm::bits_limit,
+    },
     kvm::KvmError,
 };
 use kvm_bindings::kvm_vcpu_init;
@@ -24,15 +27,11 @@ use crate::{
 };
 
 /// Features that affect the fault path. User space can read them from a vCPU only.
-const ISAR0: SystemRegister = register("ID_AA64ISAR0_EL1", [3, 0, 0, 6, 0]);
-const MMFR2: SystemRegister = register("ID_AA64MMFR2_EL1", [3, 0, 0, 7, 2]);
+const ISAR0: u64 = system_register([3, 0, 0, 6, 0]);
+const MMFR2: u64 = system_register([3, 0, 0, 7, 2]);
 /// Granules and physical address width.
-const MMFR0: SystemRegister = register("ID_AA64MMFR0_EL1", [3, 0, 0, 7, 0]);
-const SCTLR: SystemRegister = register("SCTLR_EL1", [3, 0, 1, 0, 0]);
-
-const fn register(name: &'static str, encoding: [u8; 5]) -> SystemRegister {
-    SystemRegister { name, encoding }
-}
+const MMFR0: u64 = system_register([3, 0, 0, 7, 0]);
+const SCTLR: u64 = system_register([3, 0, 1, 0, 0]);
 
 /// Returns the configured guest mode or the host's default, and the end of its physical addresses.
 pub fn choose_mode(
@@ -70,12 +69,12 @@ pub fn make_vcpu(
     // SCTLR_EL1 enables the MMU, so it is set last.
     let reset = registers::get(&fd, SCTLR).map_err(during(setting))?;
     for (register, value) in [
-        (register("CPACR_EL1", [3, 0, 1, 0, 2]), 3 << 20), // floating point is not trapped
-        (register("MAIR_EL1", [3, 0, 10, 2, 0]), MAIR),
-        (register("TCR_EL1", [3, 0, 2, 0, 2]), tcr(mode)),
-        (register("TTBR0_EL1", [3, 0, 2, 0, 0]), layout.tables().base().0),
-        (register("VBAR_EL1", [3, 0, 12, 0, 0]), program.0),
-        (register("TPIDR_EL1", [3, 0, 13, 0, 4]), layout.virtual_of(layout.mailbox(index)).0),
+        (system_register([3, 0, 1, 0, 2]), 3 << 20), // CPACR_EL1: floating point is not trapped
+        (system_register([3, 0, 10, 2, 0]), MAIR),   // MAIR_EL1
+        (system_register([3, 0, 2, 0, 2]), tcr(mode)), // TCR_EL1
+        (system_register([3, 0, 2, 0, 0]), layout.tables().base().0), // TTBR0_EL1
+        (system_register([3, 0, 12, 0, 0]), program.0), // VBAR_EL1
+        (system_register([3, 0, 13, 0, 4]), layout.virtual_of(layout.mailbox(index)).0), // TPIDR_EL1
         (SCTLR, sctlr(reset)),
     ] {
         registers::set(&fd, register, value).map_err(during(setting))?;

@@ -74,12 +74,6 @@ pub struct Fdt<'a> {
     pub seed: Option<&'a [u8]>,
 }
 
-impl From<vm_fdt::Error> for BootError {
-    fn from(error: vm_fdt::Error) -> Self {
-        Self::Fdt(error)
-    }
-}
-
 impl Fdt<'_> {
     /// Serialises the device tree.
     ///

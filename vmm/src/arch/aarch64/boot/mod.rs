@@ -25,7 +25,7 @@ use linux_loader::{
 };
 use thiserror::Error;
 
-use crate::arch::MEMORY;
+use crate::{arch::MEMORY, kvm::KvmError};
 use image::Image;
 
 /// Address of the GIC distributor.
@@ -58,8 +58,11 @@ pub enum BootError {
         source: io::Error,
     },
     /// A value is not valid in a device tree.
-    #[error("the device tree cannot be written: {0}")]
-    Fdt(vm_fdt::Error),
+    #[error("the device tree cannot be written")]
+    Fdt(#[from] vm_fdt::Error),
+    /// KVM refuses the access to a vCPU.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
     /// The kernel or the device tree cannot be copied into guest memory.
     #[error("{object} cannot be copied into guest memory")]
     Load {
