@@ -15,13 +15,9 @@ use granule_vmm::{
 };
 
 /// Parses a memory zone.
-///
-/// # Errors
-/// A message for the user.
 pub fn parse_zone(text: &str) -> Result<MemoryZone, String> {
     let mut parts = text.split(',');
-    let size: Bytes =
-        parts.next().unwrap_or_default().parse().map_err(|error| format!("{error}"))?;
+    let size = parse_size(parts.next().unwrap_or_default())?;
     if size.0 == 0 {
         return Err("the size is zero: use at least one page".to_owned());
     }
@@ -38,11 +34,8 @@ pub fn parse_zone(text: &str) -> Result<MemoryZone, String> {
             "shared" => shared = parse_switch(name, value)?,
             "align" => zone.align = Some(parse_alignment(value)?),
             "host-numa-node" => {
-                let node = value.parse();
-                zone.node =
-                    Some(node.map_err(|_| {
-                        format!("host-numa-node={value} is not a NUMA node's number")
-                    })?);
+                let not_a_node = |_| format!("host-numa-node={value} is not a NUMA node's number");
+                zone.node = Some(value.parse().map_err(not_a_node)?);
             }
             _ => {
                 return Err(format!(
@@ -75,6 +68,10 @@ fn shared_backing(backing: Backing) -> Result<Backing, String> {
     }
 }
 
+fn parse_size(text: &str) -> Result<Bytes, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
 fn parse_switch(name: &str, value: &str) -> Result<bool, String> {
     match value {
         "on" => Ok(true),
@@ -84,7 +81,7 @@ fn parse_switch(name: &str, value: &str) -> Result<bool, String> {
 }
 
 fn parse_alignment(value: &str) -> Result<Bytes, String> {
-    let size: Bytes = value.parse().map_err(|error| format!("{error}"))?;
+    let size = parse_size(value)?;
     if !size.0.is_power_of_two() || size > Bytes::gib(512) {
         return Err(format!("align={value} is not valid: use a power of two up to 512G"));
     }
@@ -92,9 +89,6 @@ fn parse_alignment(value: &str) -> Result<Bytes, String> {
 }
 
 /// Parses a disk. A path may contain commas: only a final `readonly=` is an option.
-///
-/// # Errors
-/// A message for the user.
 pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {
     let (path, read_only) = match text.rsplit_once(",readonly=") {
         Some((path, value)) => (path, parse_switch("readonly", value)?),
@@ -107,9 +101,6 @@ pub fn parse_disk(text: &str) -> Result<DiskConfig, String> {
 }
 
 /// Parses a network card.
-///
-/// # Errors
-/// A message for the user.
 pub fn parse_net(text: &str) -> Result<NetConfig, String> {
     let (mut tap, mut mac) = (None, None);
     for part in text.split(',') {
@@ -126,9 +117,6 @@ pub fn parse_net(text: &str) -> Result<NetConfig, String> {
 }
 
 /// Parses the guest's vsock context ID.
-///
-/// # Errors
-/// A message for the user.
 pub fn parse_vsock(text: &str) -> Result<VsockConfig, String> {
     let Some(number) = text.strip_prefix("cid=") else {
         return Err(format!("unknown option '{text}': use cid=N"));
@@ -143,22 +131,15 @@ pub fn parse_vsock(text: &str) -> Result<VsockConfig, String> {
 }
 
 fn parse_mac(text: &str) -> Result<MacAddress, String> {
-    let mut bytes = text.split(':').map(|part| match part.len() {
+    let byte = |part: &str| match part.len() {
         2 => u8::from_str_radix(part, 16).ok(),
         _ => None,
-    });
-    let mut mac = MacAddress::default();
-    let complete = mac.iter_mut().all(|mac_byte| match bytes.next().flatten() {
-        Some(byte) => {
-            *mac_byte = byte;
-            true
-        }
-        None => false,
-    });
-    match complete && bytes.next().is_none() {
-        true if mac[0] & 1 == 0 => Ok(mac),
-        true => Err(format!("mac={text} is a group address: the first byte must be even")),
-        false => Err(format!("mac={text} is not valid: use six bytes as 02:00:00:00:00:01")),
+    };
+    let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
+    match bytes.map(MacAddress::try_from) {
+        Some(Ok(mac)) if mac[0] & 1 == 0 => Ok(mac),
+        Some(Ok(_)) => Err(format!("mac={text} is a group address: the first byte must be even")),
+        _ => Err(format!("mac={text} is not valid: use six bytes as 02:00:00:00:00:01")),
     }
 }
 
@@ -167,104 +148,88 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_zone_has_small_pages_by_default() {
-        let expected = MemoryZone {
-            size: Bytes::mib(512),
-            backing: Backing::Anonymous,
-            prefault: false,
-            align: None,
-            node: None,
+    fn a_zone_has_small_pages_unless_its_options_choose_others() {
+        let (size, backing) = (Bytes::mib(512), Backing::Anonymous);
+        let plain = MemoryZone { size, backing, prefault: false, align: None, node: None };
+        let all = MemoryZone {
+            size: Bytes::gib(4),
+            backing: Backing::AnonymousHugetlb(Some(Bytes::gib(1))),
+            prefault: true,
+            align: Some(Bytes::gib(1)),
+            node: Some(1),
         };
+        let options = "4G,backing=anonymous_hugetlb_1gb,prefault=on,align=1G,host-numa-node=1";
 
-        assert_eq!(parse_zone("512M"), Ok(expected));
-    }
-
-    #[test]
-    fn all_options_are_parsed() {
-        let text = "4G,backing=anonymous_hugetlb_1gb,prefault=on,align=1G,host-numa-node=1";
-
-        let zone = parse_zone(text).unwrap();
-
-        assert_eq!(zone.backing, Backing::AnonymousHugetlb(Some(Bytes::gib(1))));
-        assert!(zone.prefault);
-        assert_eq!((zone.align, zone.node), (Some(Bytes::gib(1)), Some(1)));
-    }
-
-    #[test]
-    fn shared_selects_the_shared_backing_in_any_order() {
-        for text in ["1G,shared=on", "1G,shared=on,backing=shmem"] {
-            assert_eq!(parse_zone(text).unwrap().backing, Backing::Shmem);
-        }
-        let hugetlb = parse_zone("1G,shared=on,backing=anonymous_hugetlb").unwrap();
-        assert_eq!(hugetlb.backing, Backing::SharedHugetlb);
-    }
-
-    #[test]
-    fn each_error_names_its_cause() {
-        for (text, why) in [
-            ("", "not a size"),
-            ("0", "zero"),
-            ("1G,backing=hugepages", "unknown backing"),
-            ("1G,prefault", "prefault=…"),
-            ("1G,prefault=yes", "use on or off"),
-            ("1G,hugepages=on", "unknown option"),
-            ("1G,align=3M", "power of two"),
-            ("1G,host-numa-node=x", "NUMA"),
-            ("1G,backing=anonymous_thp,shared=on", "transparent"),
-            ("1G,backing=anonymous_hugetlb_2mb,shared=on", "shared_hugetlb"),
+        assert_eq!(parse_zone("512M"), Ok(plain));
+        assert_eq!(parse_zone(options), Ok(all));
+        for (text, backing) in [
+            ("1G,shared=on", Backing::Shmem),
+            ("1G,shared=on,backing=shmem", Backing::Shmem),
+            ("1G,shared=on,backing=anonymous_hugetlb", Backing::SharedHugetlb),
         ] {
-            let error = parse_zone(text).unwrap_err();
-            assert!(error.contains(why), "{text}: {error}");
+            assert_eq!(parse_zone(text).unwrap().backing, backing);
         }
     }
 
     #[test]
-    fn a_disk_is_writable_by_default() {
-        let disk = |text| parse_disk(text).map(|disk| (disk.path, disk.read_only));
-
-        assert_eq!(disk("/d/a,b.img"), Ok(("/d/a,b.img".into(), false)));
-        assert_eq!(disk("d.img,readonly=on"), Ok(("d.img".into(), true)));
-        assert!(disk("d.img,readonly=yes").unwrap_err().contains("on or off"));
-        assert!(disk(",readonly=on").unwrap_err().contains("missing"));
+    fn a_disk_is_writable_by_default_and_its_path_may_contain_commas() {
+        for (text, path, read_only) in
+            [("/d/a,b.img", "/d/a,b.img", false), ("d.img,readonly=on", "d.img", true)]
+        {
+            assert_eq!(parse_disk(text), Ok(DiskConfig { path: path.into(), read_only }));
+        }
     }
 
     #[test]
     fn a_vsock_device_has_a_valid_guest_cid() {
-        let last = parse_vsock("cid=4294967294").map(|vsock| vsock.cid);
-
-        assert_eq!(parse_vsock("cid=3"), Ok(VsockConfig { cid: 3 }));
-        assert_eq!(last, Ok(4_294_967_294));
-        for (text, why) in [
-            ("", "use cid=N"),
-            ("42", "use cid=N"),
-            ("cid=", "from 3 to 4294967294"),
-            ("cid=2", "from 3 to 4294967294"),
-            ("cid=4294967295", "from 3 to 4294967294"),
-            ("cid=3,port=1", "from 3 to 4294967294"),
-        ] {
-            let error = parse_vsock(text).unwrap_err();
-            assert!(error.contains(why), "{text}: {error}");
+        for (text, cid) in [("cid=3", 3), ("cid=4294967294", 4_294_967_294)] {
+            assert_eq!(parse_vsock(text), Ok(VsockConfig { cid }));
         }
     }
 
     #[test]
     fn a_network_card_has_a_tap_and_optionally_a_mac() {
-        let plain = parse_net("tap=tap0").unwrap();
-        let full = parse_net("mac=02:00:0a:0b:0c:ff,tap=tap1").unwrap();
+        let full = Some([2, 0, 10, 11, 12, 255]);
+        for (text, mac) in [("tap=t", None), ("mac=02:00:0a:0b:0c:ff,tap=t", full)] {
+            assert_eq!(parse_net(text), Ok(NetConfig { tap: "t".to_owned(), mac }));
+        }
+    }
 
-        assert_eq!((plain.tap.as_str(), plain.mac), ("tap0", None));
-        assert_eq!(full.mac, Some([2, 0, 10, 11, 12, 255]));
-        for (text, why) in [
-            ("", "unknown option"),
-            ("mac=02:00:00:00:00:01", "tap=NAME"),
-            ("tap=t,mac=02:00:00:00:00", "six bytes"),
-            ("tap=t,mac=02:00:00:00:00:01:02", "six bytes"),
-            ("tap=t,mac=2:0:0:0:0:+1", "six bytes"),
-            ("tap=t,mac=01:00:00:00:00:01", "even"),
-            ("tap=t,queues=2", "unknown option"),
+    #[test]
+    fn each_error_names_its_cause() {
+        let zone = |text| parse_zone(text).map(drop);
+        let disk = |text| parse_disk(text).map(drop);
+        let vsock = |text| parse_vsock(text).map(drop);
+        let net = |text| parse_net(text).map(drop);
+        for (result, why) in [
+            (zone(""), "not a size"),
+            (zone("0"), "zero"),
+            (zone("1G,backing=hugepages"), "unknown backing"),
+            (zone("1G,prefault"), "prefault=…"),
+            (zone("1G,prefault=yes"), "use on or off"),
+            (zone("1G,hugepages=on"), "unknown option"),
+            (zone("1G,align=3M"), "power of two"),
+            (zone("1G,host-numa-node=x"), "NUMA"),
+            (zone("1G,backing=anonymous_thp,shared=on"), "transparent"),
+            (zone("1G,backing=anonymous_hugetlb_2mb,shared=on"), "shared_hugetlb"),
+            (disk("d.img,readonly=yes"), "on or off"),
+            (disk(",readonly=on"), "missing"),
+            (vsock(""), "use cid=N"),
+            (vsock("42"), "use cid=N"),
+            (vsock("cid="), "from 3 to 4294967294"),
+            (vsock("cid=2"), "from 3 to 4294967294"),
+            (vsock("cid=4294967295"), "from 3 to 4294967294"),
+            (vsock("cid=3,port=1"), "from 3 to 4294967294"),
+            (net(""), "unknown option"),
+            (net("mac=02:00:00:00:00:01"), "tap=NAME"),
+            (net("tap=t,mac=02:00:00:00:00"), "six bytes"),
+            (net("tap=t,mac=02:00:00:00:00:01:02"), "six bytes"),
+            (net("tap=t,mac=2:0:0:0:0:+1"), "six bytes"),
+            (net("tap=t,mac=01:00:00:00:00:01"), "even"),
+            (net("tap=t,queues=2"), "unknown option"),
         ] {
-            let error = parse_net(text).unwrap_err();
-            assert!(error.contains(why), "{text}: {error}");
+            let error = result.unwrap_err();
+            assert!(error.contains(why), "{why}: {error}");
         }
     }
 }
