@@ -14,7 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_lab::{Initramfs, expect::UnmatchedOutput};
+use granule_lab::{
+    expect::UnmatchedOutput,
+    initramfs::{Entry, pack},
+};
 use tempfile::TempDir;
 
 /// Timeout for nested emulation on a busy machine.
@@ -221,10 +224,10 @@ fn granule() -> PathBuf {
 fn initrd(guest: &Path, files: &Path) -> PathBuf {
     let mut bytes = fs::read(guest.join("initrd.img")).unwrap();
     bytes.resize(bytes.len().next_multiple_of(512), 0);
-    let mut archive = Initramfs::new(bytes).unwrap();
-    archive.program("init", INIT.as_bytes()).unwrap();
     let path = files.join("initrd.img");
-    fs::write(&path, archive.finish().unwrap()).unwrap();
+    fs::write(&path, INIT).unwrap();
+    bytes.extend(pack(&[Entry::program("init", &path)]).unwrap());
+    fs::write(&path, bytes).unwrap();
     path
 }
 

@@ -70,17 +70,18 @@ pub fn clear_dirty_log(
 }
 
 /// Names of exit reasons in the order of their numbers (`KVM_EXIT_*` in `linux/kvm.h`).
-const EXIT_REASONS: &str = "UNKNOWN EXCEPTION IO HYPERCALL DEBUG HLT MMIO IRQ_WINDOW_OPEN SHUTDOWN FAIL_ENTRY INTR SET_TPR \
-     TPR_ACCESS S390_SIEIC S390_RESET DCR NMI INTERNAL_ERROR OSI PAPR_HCALL S390_UCONTROL WATCHDOG \
-     S390_TSCH EPR SYSTEM_EVENT S390_STSI IOAPIC_EOI HYPERV ARM_NISV X86_RDMSR X86_WRMSR";
+const EXIT_REASONS: &str = "UNKNOWN EXCEPTION IO HYPERCALL DEBUG HLT MMIO IRQ_WINDOW_OPEN SHUTDOWN \
+     FAIL_ENTRY INTR SET_TPR TPR_ACCESS S390_SIEIC S390_RESET DCR NMI INTERNAL_ERROR OSI \
+     PAPR_HCALL S390_UCONTROL WATCHDOG S390_TSCH EPR SYSTEM_EVENT S390_STSI IOAPIC_EOI HYPERV \
+     ARM_NISV X86_RDMSR X86_WRMSR";
 
 /// Returns the name of an exit reason, or its number if it has no name here.
 pub fn exit_name(reason: u32) -> String {
     let index = usize::try_from(reason).unwrap_or(usize::MAX);
-    EXIT_REASONS
-        .split(' ')
-        .nth(index)
-        .map_or_else(|| format!("KVM exit reason {reason}"), |name| format!("KVM_EXIT_{name}"))
+    match EXIT_REASONS.split(' ').nth(index) {
+        Some(name) => format!("KVM_EXIT_{name}"),
+        None => format!("KVM exit reason {reason}"),
+    }
 }
 
 #[cfg(test)]

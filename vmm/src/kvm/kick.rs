@@ -13,17 +13,14 @@
 use std::{
     io,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
 };
 
 use kvm_ioctls::VcpuFd;
 use parking_lot::Mutex;
-use vmm_sys_util::{
-    errno,
-    signal::{SIGRTMIN, register_signal_handler},
-};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 /// The bound vCPU and its thread.
 #[derive(Debug)]
@@ -65,7 +62,7 @@ pub struct Kicker {
 impl KickTarget {
     /// Binds kicks to `vcpu` and to the calling thread, which must be the one that runs it.
     pub fn bind(&self, vcpu: &mut VcpuFd) -> io::Result<Kicker> {
-        install_handler()?;
+        register_signal_handler(SIGRTMIN(), ignore_signal)?;
         let immediate_exit = &raw mut vcpu.get_kvm_run().immediate_exit;
         // SAFETY: gettid takes nothing and cannot fail.
         let thread = unsafe { libc::gettid() };
@@ -113,11 +110,3 @@ impl Kicker {
 }
 
 extern "C" fn ignore_signal(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
-
-/// Installs the signal handler once in the process.
-fn install_handler() -> io::Result<()> {
-    static INSTALLED: OnceLock<Result<(), errno::Error>> = OnceLock::new();
-    INSTALLED
-        .get_or_init(|| register_signal_handler(SIGRTMIN(), ignore_signal))
-        .map_err(io::Error::from)
-}

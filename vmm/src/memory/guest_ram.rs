@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Regions of guest memory, each mapped in this process, and all regions as one `vm-memory` map.
 
-use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc, thread};
+use std::{collections::BTreeMap, fmt::Display, ops::Range, path::Path, sync::Arc, thread};
 
 use granule_types::{
     record::ResidentPages,
@@ -9,9 +9,7 @@ use granule_types::{
 };
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
-use super::{
-    BlockBacking, HostPages, MemoryError, PageType, Plan, Residency, block_above, mapping::Mapping,
-};
+use super::{HostPages, MemoryError, PageType, Plan, Residency, block_above, mapping::Mapping};
 
 /// Region of guest memory.
 #[derive(Debug)]
@@ -127,19 +125,6 @@ impl GuestRam {
     pub fn obtained(&self) -> Result<ResidentPages, MemoryError> {
         let residency = Residency::of_range(self.host_range())?;
         self.plan().check(&residency)?;
-        let (page, base) = (self.plan().page(), self.plan().base_page());
-        if page > base
-            && let Some(blocks) = BlockBacking::of_range(self.host_range(), page, base)
-            && blocks.broken > 0
-        {
-            return Err(MemoryError::Unexpected(format!(
-                "{broken} of {present} blocks of {page} of {backing} are not one huge page \
-                 (/proc/kpageflags): the kernel has mapped other pages in their place",
-                broken = blocks.broken,
-                present = blocks.broken + blocks.whole + blocks.zero,
-                backing = self.plan().backing(),
-            )));
-        }
         Ok(self.by_page_size(&residency))
     }
 
@@ -244,10 +229,7 @@ impl GuestMemory {
     /// Combines regions of memory.
     pub fn new(rams: Vec<Arc<GuestRam>>) -> Result<Self, MemoryError> {
         let regions = rams.iter().map(|ram| region(ram)).collect::<Result<_, _>>()?;
-        let map = GuestMemoryMmap::from_regions(regions).map_err(|error| {
-            let start = rams.first().map_or(GuestAddress(0), |ram| ram.start());
-            invalid_range(start, rams.iter().map(|ram| ram.size().0).sum(), &error.to_string())
-        })?;
+        let map = GuestMemoryMmap::from_regions(regions).map_err(|error| invalid(&error))?;
         Ok(Self { map, rams })
     }
 
@@ -274,7 +256,6 @@ impl GuestMemory {
 
 /// Returns a region that refers to the mapping of `ram` without owning it.
 fn region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
-    let range = |why: &str| invalid_range(ram.start(), ram.size().0, why);
     let mapping = &ram.mapping;
     let builder = MmapRegionBuilder::new(mapping.len())
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
@@ -283,11 +264,10 @@ fn region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
     // SAFETY: pointer and length are those of a mapping with this protection; [`GuestMemory`]
     // holds its owner as long as the region.
     let builder = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr()) };
-    let region = builder.build().map_err(|error| range(&error.to_string()))?;
-    GuestRegionMmap::new(region, ram.start()).ok_or_else(|| range("the range exceeds 64 bits"))
+    let region = builder.build().map_err(|error| invalid(&error))?;
+    GuestRegionMmap::new(region, ram.start()).ok_or_else(|| invalid(&"a range exceeds 64 bits"))
 }
 
-fn invalid_range(start: GuestAddress, size: u64, why: &str) -> MemoryError {
-    let text = format!("{} of guest memory at {:#x} is invalid: {why}", Bytes(size), start.0);
-    MemoryError::Invalid(text)
+fn invalid(why: &dyn Display) -> MemoryError {
+    MemoryError::Invalid(format!("guest memory is invalid: {why}"))
 }

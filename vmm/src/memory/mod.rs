@@ -35,7 +35,6 @@ use granule_types::{backing::Backing, units::Bytes};
 use thiserror::Error;
 
 use plan::PageType;
-use residency::BlockBacking;
 
 /// Error returned when guest memory is not available as requested.
 #[derive(Debug, Error)]
@@ -148,18 +147,6 @@ mod tests {
     fn hugetlb_backings_are_touched_dropped_and_restored() {
         for name in ["anonymous_hugetlb", "anonymous_hugetlb_1gb", "shared_hugetlb"] {
             check_touch_drop_and_restore(name, 2);
-        }
-    }
-
-    #[test]
-    fn transparent_huge_pages_are_contiguous() {
-        let Some(ram) = ram("anonymous_thp", 3, true) else {
-            return;
-        };
-
-        match BlockBacking::of_range(ram.host_range(), ram.plan().page(), ram.plan().base_page()) {
-            Some(blocks) => assert_eq!((blocks.whole, blocks.broken), (3, 0)),
-            None => skip("this process may not read physical addresses"),
         }
     }
 

@@ -22,7 +22,7 @@ use super::{
     device_manager::{DEVICE_INTERRUPTS, DeviceManager, SharedSerialPort},
     open_files::{BootFile, OpenFiles},
     outcome::{VmError, failed},
-    vcpu::{ConsoleBackpressure, RunControl, VcpuContext},
+    vcpu::{RunControl, VcpuContext},
     vcpu_threads::VcpuThreads,
 };
 use crate::{
@@ -152,10 +152,8 @@ pub fn build(
         control: RunControl::new(vcpus.fds.len()),
         bus,
         rings: rings.clone(),
-        backpressure: Some(ConsoleBackpressure {
-            registers: serial_registers,
-            output: connections.console_output,
-        }),
+        serial_registers,
+        console_output: connections.console_output,
         exits: Arc::default(),
         guest_exit: connections.guest_exit,
     };

@@ -34,9 +34,6 @@ pub struct Terminal(());
 
 impl Terminal {
     /// Sets standard input to raw mode, if it is a terminal.
-    ///
-    /// # Errors
-    /// The settings of the terminal cannot be changed.
     pub fn raw() -> io::Result<Option<Self>> {
         let input = io::stdin();
         if !isatty(&input) {
@@ -51,9 +48,6 @@ impl Terminal {
     }
 
     /// Sets raw mode again, after another program has used the terminal.
-    ///
-    /// # Errors
-    /// The settings cannot be changed.
     pub fn set_raw(&self) -> io::Result<()> {
         let input = io::stdin();
         let settings = raw(tcgetattr(&input)?);

@@ -63,15 +63,6 @@ pub struct ExitCounters {
     pub other: AtomicU64,
 }
 
-/// Backpressure on vCPUs that write to the serial port faster than the console output is read.
-#[derive(Debug)]
-pub struct ConsoleBackpressure {
-    /// Registers of the serial port.
-    pub registers: Range<GuestAddress>,
-    /// Destination of its output.
-    pub output: ConsoleOutput,
-}
-
 /// The requested run state, and the vCPUs that have paused.
 #[derive(Debug)]
 pub struct RunControl {
@@ -143,11 +134,6 @@ impl RunControl {
         }
     }
 
-    /// Counts a vCPU as paused permanently.
-    pub(super) fn mark_paused(&self) {
-        self.count_paused(&mut self.state.lock());
-    }
-
     fn count_paused(&self, state: &mut MutexGuard<'_, ControlState>) {
         state.paused_vcpus += 1;
         self.changed.notify_all();
@@ -161,8 +147,10 @@ pub struct VcpuContext {
     pub bus: Arc<Bus>,
     /// Dirty rings, which are drained when one is full.
     pub rings: Option<Arc<DirtyRings>>,
-    /// Backpressure of the console, if there is any.
-    pub backpressure: Option<ConsoleBackpressure>,
+    /// Registers of the serial port.
+    pub serial_registers: Range<GuestAddress>,
+    /// Destination of the serial port's output.
+    pub console_output: ConsoleOutput,
     pub exits: Arc<ExitCounters>,
     /// Event that is signalled when the guest's exit is reported.
     pub guest_exit: EventFd,
@@ -172,16 +160,15 @@ impl VcpuContext {
     /// Waits after a store to the serial port until the console has space or the vCPUs are not to
     /// run.
     pub(super) fn wait_for_console(&self, address: GuestAddress) {
-        if let Some(backpressure) = &self.backpressure
-            && backpressure.registers.contains(&address)
-        {
+        if self.serial_registers.contains(&address) {
             let paused = || self.control.requested() != RunState::Running;
-            backpressure.output.wait_for_space(paused);
+            self.console_output.wait_for_space(paused);
         }
     }
 }
 
-/// Reports the guest's exit, or a panic of the thread, to the main thread.
+/// Reports the guest's exit, or a panic of the thread, to the main thread. After a panic the thread
+/// waits until a stop is requested.
 pub(super) struct ExitReporter {
     pub(super) index: usize,
     pub(super) context: Arc<VcpuContext>,
@@ -201,7 +188,7 @@ impl Drop for ExitReporter {
         if thread::panicking() {
             let reason = format!("vCPU {}: its thread panicked", self.index);
             self.report(VmOutcome::Failed(reason));
-            self.context.control.mark_paused();
+            self.context.control.wait_until_stopped();
         }
     }
 }

@@ -112,27 +112,23 @@ mod tests {
     use parking_lot::Mutex;
     use vmm_sys_util::eventfd::EventFd;
 
-    use super::{
-        super::vcpu::{ConsoleBackpressure, RunControl},
-        *,
-    };
+    use super::{super::vcpu::RunControl, *};
     use crate::devices::{
         Bus, REGISTER_SPACE, Serial, console_output::ConsoleOutput, serial::SerialPort as _,
     };
 
     const PORT: GuestAddress = GuestAddress(0x1000);
 
-    /// Returns threads with one vCPU, whose thread the test provides.
-    fn one_vcpu(
-        bus: Bus,
-        backpressure: Option<ConsoleBackpressure>,
-    ) -> (VcpuThreads, ExitReporter) {
+    /// Returns threads with one vCPU, whose thread the test provides. A serial port at [`PORT`]
+    /// writes to `console_output`.
+    fn one_vcpu(bus: Bus, console_output: ConsoleOutput) -> (VcpuThreads, ExitReporter) {
         let (exits, guest_exits) = mpsc::channel();
         let context = Arc::new(VcpuContext {
             control: RunControl::new(1),
             bus: Arc::new(bus),
             rings: None,
-            backpressure,
+            serial_registers: PORT..GuestAddress(PORT.0 + REGISTER_SPACE),
+            console_output,
             exits: Arc::default(),
             guest_exit: EventFd::new(libc::EFD_NONBLOCK).unwrap(),
         });
@@ -145,7 +141,8 @@ mod tests {
 
     #[test]
     fn a_panicking_vcpu_thread_is_reported_and_counts_as_paused() {
-        let (mut vcpus, reporter) = one_vcpu(Bus::default(), None);
+        let output = ConsoleOutput::new(io::pipe().unwrap().1, || Ok(())).unwrap();
+        let (mut vcpus, reporter) = one_vcpu(Bus::default(), output);
 
         vcpus.threads.push(thread::spawn(move || {
             let _reporter = reporter;
@@ -167,11 +164,7 @@ mod tests {
         let serial = Arc::new(Mutex::new(serial));
         let mut bus = Bus::default();
         bus.add(Serial::describe(PORT, 0), Arc::clone(&serial) as _).unwrap();
-        let backpressure = ConsoleBackpressure {
-            registers: PORT..GuestAddress(PORT.0 + REGISTER_SPACE),
-            output: output.clone(),
-        };
-        let (mut vcpus, reporter) = one_vcpu(bus, Some(backpressure));
+        let (mut vcpus, reporter) = one_vcpu(bus, output.clone());
         vcpus.threads.push(thread::spawn(move || {
             let context = &reporter.context;
             while context.control.wait_while_paused() == RunState::Running {

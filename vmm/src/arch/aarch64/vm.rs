@@ -37,9 +37,6 @@ pub fn bits_limit(capability: i32) -> u8 {
 
 /// Returns the IPA width for memory that ends before `end`: the requested one, or the smallest that
 /// fits.
-///
-/// # Errors
-/// The memory does not fit the requested width, or the host does not support it.
 pub fn choose_bits(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, KvmError> {
     let end = end.0;
     let needed = (MIN_BITS..64).find(|bits| end.saturating_sub(1) >> bits == 0).unwrap_or(64);
@@ -95,9 +92,6 @@ pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
 }
 
 /// Enables eager page splitting in chunks of `chunk`; call it before the VM has memslots.
-///
-/// # Errors
-/// The kernel lacks the capability or does not support the chunk size.
 pub fn enable_eager_split(vm: &VmFd, chunk: Bytes) -> Result<(), KvmError> {
     let supported = vm.check_extension_raw(KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES.into());
     check_chunk(chunk, u64::try_from(supported).unwrap_or(0))?;

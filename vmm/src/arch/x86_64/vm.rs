@@ -26,10 +26,10 @@ const ADDRESS_LEAF: u32 = 0x8000_0008;
 /// The CPUID leaf with the number of address bits that memory encryption takes.
 const ENCRYPTION_LEAF: u32 = 0x8000_001f;
 
+/// Size of the HyperTransport range.
+const HYPERTRANSPORT_SIZE: u64 = 12 << 30;
+
 /// Returns the VM's address width for memory that ends before `end`: `requested`, or the CPU's.
-///
-/// # Errors
-/// The memory does not fit `requested`, or the CPU has fewer bits.
 pub fn choose_ipa_bits(
     kvm: &Kvm,
     end: GuestAddress,
@@ -51,9 +51,6 @@ fn choose(end: GuestAddress, requested: Option<u8>, limit: u8) -> Result<u8, Kvm
 }
 
 /// Creates a VM.
-///
-/// # Errors
-/// KVM refuses the call.
 pub fn create_vm(kvm: &Kvm, _ipa_bits: u8) -> Result<VmFd, KvmError> {
     let vm = kvm.create_vm().map_err(|error| KvmError::call("KVM_CREATE_VM", error))?;
     vm.set_tss_address(TASK_SEGMENT).map_err(|error| KvmError::call("KVM_SET_TSS_ADDR", error))?;
@@ -61,9 +58,6 @@ pub fn create_vm(kvm: &Kvm, _ipa_bits: u8) -> Result<VmFd, KvmError> {
 }
 
 /// Returns the CPUID leaves that KVM supports.
-///
-/// # Errors
-/// KVM refuses the call.
 pub fn cpuid(kvm: &Kvm) -> Result<CpuId, KvmError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(|error| KvmError::call("KVM_GET_SUPPORTED_CPUID", error))
@@ -82,17 +76,15 @@ pub fn end_of_memory(cpuid: &CpuId) -> GuestAddress {
 }
 
 /// Returns the host's own CPUID data if its CPU is AMD's, or Hygon's by its licence (leaf 0,
-/// `EBX`).
-///
-/// KVM's list of leaves lacks the bits that encryption takes.
+/// `EBX`). KVM's list of leaves lacks the bits that encryption takes.
 fn amd() -> Option<Amd> {
     let makers = [*b"Auth", *b"Hygo"].map(u32::from_le_bytes);
     let last = __cpuid(0x8000_0000).eax;
     let leaf = |leaf| (leaf <= last).then(|| __cpuid(leaf));
     makers.contains(&__cpuid(0).ebx).then(|| Amd {
-        signature: __cpuid(1).eax,
-        width: leaf(ADDRESS_LEAF).map_or(36, |leaf| leaf.eax.to_le_bytes()[0]),
-        encryption: leaf(ENCRYPTION_LEAF).map_or(0, |leaf| leaf.ebx),
+        family: family(__cpuid(1).eax),
+        width: leaf(ADDRESS_LEAF).map_or(36, |leaf| leaf.eax & 0xff),
+        encryption: leaf(ENCRYPTION_LEAF).map_or(0, |leaf| leaf.ebx >> 6 & 0x3f),
     })
 }
 
@@ -101,15 +93,6 @@ pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
     vcpu.get_regs().ok().map(|registers| registers.rip)
 }
 
-/// Size of the HyperTransport range.
-const HYPERTRANSPORT_SIZE: u64 = 12 << 30;
-
-/// First family with the HyperTransport range at the end of its addresses.
-const RANGE_AT_END: u32 = 0x17;
-
-/// Smallest address width that includes the HyperTransport range.
-const RANGE_VISIBLE: u8 = 40;
-
 /// Returns the address width in `EAX` of leaf `0x8000_0008`: that of the second stage (bits 23:16),
 /// or if it is 0 that of the CPU (bits 7:0).
 const fn width(eax: u32) -> u8 {
@@ -117,46 +100,32 @@ const fn width(eax: u32) -> u8 {
     if guest == 0 { physical } else { guest }
 }
 
+/// Returns the family in `EAX` of leaf 1: bits 11:8, plus bits 27:20 if all of those are set.
+const fn family(eax: u32) -> u32 {
+    let base = eax >> 8 & 0xf;
+    if base == 0xf { base + (eax >> 20 & 0xff) } else { base }
+}
+
 /// CPUID data of an AMD host CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Amd {
-    /// `EAX` of leaf 1, which holds the family.
-    signature: u32,
-    /// Bits 7:0 of `EAX` of leaf `0x8000_0008`: the CPU's address width.
-    width: u8,
-    /// `EBX` of leaf `0x8000_001f`, or 0 without that leaf; it holds the number of address bits
-    /// that memory encryption takes.
+    family: u32,
+    /// The CPU's address width.
+    width: u32,
+    /// Number of address bits that memory encryption takes.
     encryption: u32,
-}
-
-impl Amd {
-    /// Returns the family: bits 11:8, plus bits 27:20 if all of those are set.
-    const fn family(self) -> u32 {
-        let base = self.signature >> 8 & 0xf;
-        if base == 0xf { base + (self.signature >> 20 & 0xff) } else { base }
-    }
-
-    /// Returns the start of the HyperTransport range.
-    const fn hypertransport(self) -> u64 {
-        let end = if self.family() < RANGE_AT_END {
-            1 << 40
-        } else {
-            let width = self.width as u32;
-            let reduced = width.saturating_sub(self.encryption >> 6 & 0x3f);
-            match 1u64.checked_shl(reduced) {
-                Some(end) => end,
-                None => u64::MAX,
-            }
-        };
-        end.saturating_sub(HYPERTRANSPORT_SIZE)
-    }
 }
 
 /// Returns the end of the addresses that memory can have in a VM of `width` bits.
 fn end(width: u8, amd: Option<Amd>) -> GuestAddress {
     let end = 1u64 << width;
     GuestAddress(match amd {
-        Some(amd) if width >= RANGE_VISIBLE => end.min(amd.hypertransport()),
+        // A smaller width does not reach the HyperTransport range.
+        Some(Amd { family, width: cpu, encryption }) if width >= 40 => {
+            let bits = if family < 0x17 { 40 } else { cpu.saturating_sub(encryption) };
+            let range_end = 1u64.checked_shl(bits).unwrap_or(u64::MAX);
+            end.min(range_end.saturating_sub(HYPERTRANSPORT_SIZE))
+        }
         _ => end,
     })
 }
@@ -171,32 +140,23 @@ mod tests {
         assert_eq!(width(0x0030_3034), 48);
     }
 
-    /// Opteron 8347 (family 10h), Ryzen 1700 (17h), EPYC 7763 (19h).
-    const OLD: u32 = 0x0010_0f23;
-    const FIRST: u32 = 0x0080_0f11;
-    const NEWER: u32 = 0x00a0_0f11;
-
-    fn amd(signature: u32, width: u8, encryption: u32) -> Option<Amd> {
-        Some(Amd { signature, width, encryption })
-    }
-
     #[test]
     fn hypertransport_limits_memory_by_family_and_width() {
-        const AT_END: u64 = (1 << 48) - (12 << 30);
+        // Opteron 8347, Ryzen 1700, EPYC 7763.
+        let families = [0x0010_0f23, 0x0080_0f11, 0x00a0_0f11].map(family);
+        assert_eq!(families, [0x10, 0x17, 0x19]);
+        let amd = |family, width, encryption| Some(Amd { family, width, encryption });
         for (width, cpu, expected) in [
             // Not an AMD CPU.
             (46, None, 1 << 46),
             // Before family 17h the range is below 1T; below 40 bits it is out of reach.
-            (40, amd(OLD, 40, 0), 0xfd_0000_0000),
-            (48, amd(OLD, 48, 0), 0xfd_0000_0000),
-            (39, amd(OLD, 39, 0), 1 << 39),
+            (40, amd(0x10, 40, 0), 0xfd_0000_0000),
+            (48, amd(0x10, 48, 0), 0xfd_0000_0000),
+            (39, amd(0x10, 39, 0), 1 << 39),
             // From family 17h on it ends the CPU's addresses, which encryption reduces.
-            (48, amd(FIRST, 48, 0), AT_END),
-            (48, amd(FIRST, 48, 5 << 6), (1 << 43) - (12 << 30)),
-            (48, amd(FIRST, 52, 0), 1 << 48),
-            (48, amd(NEWER, 48, 0), AT_END),
-            (48, amd(NEWER, 48, 5 << 6), (1 << 43) - (12 << 30)),
-            (48, amd(NEWER, 52, 0), 1 << 48),
+            (48, amd(0x17, 48, 0), (1 << 48) - (12 << 30)),
+            (48, amd(0x17, 48, 5), (1 << 43) - (12 << 30)),
+            (48, amd(0x19, 52, 0), 1 << 48),
         ] {
             assert_eq!(end(width, cpu), GuestAddress(expected), "{width} {cpu:?}");
         }

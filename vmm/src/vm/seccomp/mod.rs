@@ -78,7 +78,7 @@ const VCPU: &[AllowedCall] = &[
     (libc::SYS_ioctl, "KVM_RUN, vhost, tap offloads, block device discards"),
     (libc::SYS_lseek, "size of disks, write-zeroes of disks without fallocate"),
     (libc::SYS_prctl, "names of device threads, seccomp"),
-    (libc::SYS_pread64, "pagemap, statistics of KVM"),
+    (libc::SYS_pread64, "statistics of KVM"),
     (libc::SYS_preadv, "disk reads"),
     (libc::SYS_pwritev, "disk writes"),
     (libc::SYS_rseq, "thread start of the C library"),
@@ -179,7 +179,8 @@ impl ThreadRole {
         if !has_seccomp() {
             return Ok(());
         }
-        install_handler()?;
+        register_signal_handler(libc::SIGSYS, report_forbidden_call)
+            .map_err(failed("the handler of SIGSYS cannot be installed"))?;
         let filter = self.filter().map_err(failed("a seccomp filter cannot be compiled"))?;
         apply_filter(&filter)
             .map_err(failed("a seccomp filter cannot be installed; --sandbox off runs without it"))
@@ -204,18 +205,6 @@ fn has_seccomp() -> bool {
         }
         has
     })
-}
-
-/// Installs the handler of SIGSYS once in the process.
-fn install_handler() -> Result<(), VmError> {
-    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
-    INSTALLED
-        .get_or_init(|| {
-            register_signal_handler(libc::SIGSYS, report_forbidden_call)
-                .map_err(|error| error.errno())
-        })
-        .map_err(io::Error::from_raw_os_error)
-        .map_err(failed("the handler of SIGSYS cannot be installed"))
 }
 
 /// The handler of SIGSYS: writes the number of the call and ends the process.

@@ -32,6 +32,12 @@ const MMFR2: u64 = system_register([3, 0, 0, 7, 2]);
 /// Granules and physical address width.
 const MMFR0: u64 = system_register([3, 0, 0, 7, 0]);
 const SCTLR: u64 = system_register([3, 0, 1, 0, 0]);
+const CPACR: u64 = system_register([3, 0, 1, 0, 2]);
+const TTBR0: u64 = system_register([3, 0, 2, 0, 0]);
+const TCR: u64 = system_register([3, 0, 2, 0, 2]);
+const MAIR_EL1: u64 = system_register([3, 0, 10, 2, 0]);
+const VBAR: u64 = system_register([3, 0, 12, 0, 0]);
+const TPIDR: u64 = system_register([3, 0, 13, 0, 4]);
 
 /// Returns the configured guest mode or the host's default, and the end of its physical addresses.
 pub fn choose_mode(
@@ -69,12 +75,12 @@ pub fn make_vcpu(
     // SCTLR_EL1 enables the MMU, so it is set last.
     let reset = registers::get(&fd, SCTLR).map_err(during(setting))?;
     for (register, value) in [
-        (system_register([3, 0, 1, 0, 2]), 3 << 20), // CPACR_EL1: floating point is not trapped
-        (system_register([3, 0, 10, 2, 0]), MAIR),   // MAIR_EL1
-        (system_register([3, 0, 2, 0, 2]), tcr(mode)), // TCR_EL1
-        (system_register([3, 0, 2, 0, 0]), layout.tables().base().0), // TTBR0_EL1
-        (system_register([3, 0, 12, 0, 0]), program.0), // VBAR_EL1
-        (system_register([3, 0, 13, 0, 4]), layout.virtual_of(layout.mailbox(index)).0), // TPIDR_EL1
+        (CPACR, 3 << 20), // floating point is not trapped
+        (MAIR_EL1, MAIR),
+        (TCR, tcr(mode)),
+        (TTBR0, layout.tables().base().0),
+        (VBAR, program.0),
+        (TPIDR, layout.virtual_of(layout.mailbox(index)).0),
         (SCTLR, sctlr(reset)),
     ] {
         registers::set(&fd, register, value).map_err(during(setting))?;

@@ -13,10 +13,7 @@
 //!
 //! Files are untrusted: lengths are checked, and decompression stops at [`MAX_SIZE`] bytes.
 
-use std::{
-    fmt,
-    io::{self, Read},
-};
+use std::io::{self, Read};
 
 use granule_types::units::Bytes;
 
@@ -54,9 +51,6 @@ impl Image {
     }
 
     /// As [`Image::from_file`], with a maximum size of `limit`.
-    ///
-    /// # Errors
-    /// As [`Image::from_file`].
     pub fn with_limit(file: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
         if let Some(payload) = decompress_zboot(&file, limit)? {
             return Self::from_uncompressed(payload, limit);
@@ -69,20 +63,19 @@ impl Image {
 
     fn from_uncompressed(bytes: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
         if bytes.get(MAGIC_OFFSET..MAGIC_OFFSET + MAGIC.len()) != Some(MAGIC) {
-            return refuse(format_args!(
+            return Err(BootError::Refused(format!(
                 "not an arm64 kernel image (Image, Image.gz, or an EFI zboot vmlinuz): the file \
                  starts with {:02x?}",
                 &bytes[..bytes.len().min(4)]
-            ));
+            )));
         }
         let [text_offset, image_size, flags] = match [8, 16, 24].map(|at| read_u64(&bytes, at)) {
             [Some(text_offset), Some(image_size), Some(flags)] => [text_offset, image_size, flags],
             _ => return Err(truncated("header")),
         };
         if flags & 1 != 0 {
-            return refuse(format_args!(
-                "a big-endian kernel (CONFIG_CPU_BIG_ENDIAN) is not supported"
-            ));
+            let text = "a big-endian kernel (CONFIG_CPU_BIG_ENDIAN) is not supported";
+            return Err(BootError::Refused(text.to_owned()));
         }
         let length = bytes.len() as u64;
         let (text_offset, size) = match image_size {
@@ -114,17 +107,13 @@ fn decompress_zboot(file: &[u8], limit: Bytes) -> Result<Option<Vec<u8>>, BootEr
     match name {
         b"gzip" => gunzip(payload, limit),
         b"zstd" | b"zstd22" => unzstd(payload, limit),
-        other => refuse(format_args!(
+        other => Err(BootError::Refused(format!(
             "compression '{}' is not supported: build the kernel with CONFIG_KERNEL_GZIP or \
              CONFIG_KERNEL_ZSTD",
             String::from_utf8_lossy(other)
-        )),
+        ))),
     }
     .map(Some)
-}
-
-fn refuse<T>(why: fmt::Arguments<'_>) -> Result<T, BootError> {
-    Err(BootError::Refused(why.to_string()))
 }
 
 fn truncated(part: &str) -> BootError {
@@ -200,20 +189,16 @@ mod tests {
     }
 
     #[test]
-    fn an_image_header_yields_text_offset_and_size() {
-        let image = Image::from_file(plain(0, 0x10_0000, 0xa)).unwrap();
+    fn an_image_header_yields_text_offset_and_size_or_the_legacy_ones() {
+        for (image_size, text_offset, size) in
+            [(0x10_0000, Bytes(0), Bytes::mib(1)), (0, Bytes::kib(512), Bytes::kib(4))]
+        {
+            let bytes = plain(0, image_size, 0xa);
 
-        assert_eq!(image.text_offset, Bytes(0));
-        assert_eq!(image.size, Bytes::mib(1));
-        assert_eq!(image.bytes.len(), 4096);
-    }
+            let image = Image::from_file(bytes.clone()).unwrap();
 
-    #[test]
-    fn an_image_without_size_has_the_legacy_text_offset() {
-        let image = Image::from_file(plain(0, 0, 0)).unwrap();
-
-        assert_eq!(image.text_offset, Bytes::kib(512));
-        assert_eq!(image.size, Bytes(4096));
+            assert_eq!(image, Image { bytes, text_offset, size });
+        }
     }
 
     #[test]
