@@ -7,6 +7,7 @@
 use std::{
     env, fs,
     io::{Read as _, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{self, Receiver},
@@ -14,10 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use granule_lab::{
-    expect::UnmatchedOutput,
-    initramfs::{Entry, pack},
-};
+use granule_lab::expect::UnmatchedOutput;
 use tempfile::TempDir;
 
 /// Timeout for nested emulation on a busy machine.
@@ -222,11 +220,20 @@ fn granule() -> PathBuf {
 
 /// Returns Debian's initramfs with a second archive, whose init replaces the first.
 fn initrd(guest: &Path, files: &Path) -> PathBuf {
+    let folder = files.join("init");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("init"), INIT).unwrap();
+    fs::set_permissions(folder.join("init"), fs::Permissions::from_mode(0o755)).unwrap();
+    let archive = Command::new("sh")
+        .args(["-c", "echo init | cpio --create --format=newc --quiet"])
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    assert!(archive.status.success());
     let mut bytes = fs::read(guest.join("initrd.img")).unwrap();
     bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes.extend(archive.stdout);
     let path = files.join("initrd.img");
-    fs::write(&path, INIT).unwrap();
-    bytes.extend(pack(&[Entry::program("init", &path)]).unwrap());
     fs::write(&path, bytes).unwrap();
     path
 }

@@ -52,7 +52,7 @@ use self::{
     shell::Shell,
 };
 pub use self::{
-    host::{expect, init::run_as_pid_1, initramfs},
+    host::{expect, init::run_as_pid_1},
     kernel::{host_packages::HostPackages, series_check::check_all as check_series},
     options::{HostOptions, Kernels, Locations, Matrix, Options, OutputOptions, Test, version},
     report::RunStatus,
