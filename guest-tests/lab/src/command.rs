@@ -26,7 +26,6 @@ use thiserror::Error;
 /// Number of log lines in an error.
 const TAIL_LINES: usize = 20;
 
-/// Error of a command or a file operation.
 #[derive(Debug, Error)]
 pub enum CommandError {
     #[error("cannot run '{0}': it is not installed; run scripts/setup")]
@@ -50,7 +49,6 @@ impl CommandError {
     }
 }
 
-/// One external command.
 #[derive(Debug, Clone)]
 pub struct Command {
     task: String,
@@ -265,7 +263,6 @@ pub fn indented(lines: &[&str]) -> String {
     lines.iter().map(|line| format!("    | {line}\n")).collect()
 }
 
-/// Quotes a word for the shell.
 pub fn quote(word: impl AsRef<OsStr>) -> String {
     let word = word.as_ref().to_string_lossy();
     match shlex::try_quote(&word) {

@@ -8,7 +8,6 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Reports the progress of a run.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,

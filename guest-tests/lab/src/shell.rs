@@ -105,6 +105,15 @@ pub fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
     fs::read(path).map_err(|e| CommandError::file("read", path, e))
 }
 
+/// Returns the names of the entries of a directory, sorted.
+pub fn entries(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
 /// Returns the SHA-256 in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()

@@ -22,7 +22,6 @@ use granule_types::{
     units::{Bytes, GuestAddress, Nanoseconds},
 };
 
-/// The injected defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Defect {
     None,
@@ -30,11 +29,8 @@ pub(crate) enum Defect {
     Hangs(usize),
     /// This vCPU fails at once; the others hang.
     Fails(usize),
-    /// The thread of this vCPU panics.
     Panics(usize),
-    /// This vCPU cannot be bound.
     CannotBind(usize),
-    /// Writes to this address are lost.
     LosesWrite(u64),
     /// The dirty bitmap misses this host page.
     LosesDirty(usize),

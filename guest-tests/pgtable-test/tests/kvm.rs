@@ -112,41 +112,25 @@ fn a_difference_is_reported_with_its_address_and_the_vcpu_continues() {
 
 #[test]
 #[ignore = "needs /dev/kvm"]
-fn an_unmapped_stage_1_address_is_reported_as_a_fault() {
-    let (machine, mut vcpu) = machine_and_vcpu(small(1));
-    let outside = GuestAddress(0x4000_0000);
-
-    let failure =
-        vcpu.run(&Task { start: outside, ..task(&machine, TaskAccess::Read) }).unwrap_err();
-
-    assert_eq!(failure.address, Some(outside));
-    assert!(failure.pc.is_some() && failure.syndrome.is_some());
-    assert!(failure.detail.contains("by a read"), "{failure}");
-}
-
-#[test]
-#[ignore = "needs /dev/kvm"]
-fn executing_an_unplanted_page_is_reported_with_its_address() {
+fn a_failed_access_is_reported_with_its_address() {
     // Below the width of virtual addresses, so that they equal the physical ones.
-    let (machine, mut vcpu) =
-        machine_and_vcpu(KvmConfig { phys_offset: Some(GuestAddress(0x4000_0000)), ..small(1) });
+    let start = GuestAddress(0x4000_0000);
+    let config = || KvmConfig { phys_offset: Some(start), ..small(1) };
+    let run = |access, at| {
+        let (machine, mut vcpu) = machine_and_vcpu(config());
+        vcpu.run(&Task { start: at, count: 1, ..task(&machine, access) }).unwrap_err()
+    };
 
-    let failure = vcpu.run(&task(&machine, TaskAccess::Execute)).unwrap_err();
+    let unmapped = run(TaskAccess::Read, GuestAddress(0x5000_0000));
+    let unplanted = run(TaskAccess::Execute, start);
+    let without_memory = run(TaskAccess::Write, GuestAddress(0x8100));
 
-    assert_eq!(failure.pc, Some(machine.region().start.0 + 8));
-    assert!(failure.syndrome.is_some(), "{failure}");
-}
-
-#[test]
-#[ignore = "needs /dev/kvm"]
-fn a_store_without_memory_is_reported_with_its_address() {
-    let (machine, mut vcpu) = machine_and_vcpu(small(1));
-
-    let failure = vcpu
-        .run(&Task { start: GuestAddress(0x8100), count: 1, ..task(&machine, TaskAccess::Write) })
-        .unwrap_err();
-
-    assert!(failure.to_string().contains("0x8100"), "{failure}");
+    assert_eq!(unmapped.address, Some(GuestAddress(0x5000_0000)));
+    assert!(unmapped.pc.is_some() && unmapped.syndrome.is_some());
+    assert!(unmapped.detail.contains("by a read"), "{unmapped}");
+    assert_eq!(unplanted.pc, Some(start.0 + 8));
+    assert!(unplanted.syndrome.is_some(), "{unplanted}");
+    assert!(without_memory.to_string().contains("0x8100"), "{without_memory}");
 }
 
 #[test]

@@ -21,7 +21,6 @@ use crate::{
     host::costs::Costs,
 };
 
-/// The emulated hardware.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hardware {
     /// CPU model, as QEMU names it.
@@ -77,7 +76,6 @@ pub fn with_path(option: &str, path: &Path) -> String {
     format!("{option}{}", path.to_string_lossy().replace(',', ",,"))
 }
 
-/// Returns the emulator's version.
 pub fn version(qemu: &Path) -> Result<String, CommandError> {
     let text = Command::new("querying QEMU's version", qemu).arg("--version").query()?;
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())

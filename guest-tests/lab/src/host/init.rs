@@ -116,7 +116,6 @@ fn restrict_to(cpus: &[usize]) -> Result<(), String> {
         .context(|| format!("cannot set the affinity to the CPUs {cpus:?}"))
 }
 
-/// Walks over the CPUs; see [`Walk`].
 fn walk(seed: u64) -> Result<(), String> {
     let cpus = thread::available_parallelism().context(|| "cannot count the CPUs".to_owned())?;
     let cpus: Vec<usize> = (0..cpus.get()).collect();

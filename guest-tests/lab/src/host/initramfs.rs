@@ -31,7 +31,6 @@ const DIRECTORIES: [&str; 4] = ["dev", "proc", "sys", "tmp"];
 /// Granularity of holes in the file.
 const HOLE: usize = 1 << 16;
 
-/// A file in an archive.
 #[derive(Debug)]
 pub struct Entry<'a> {
     path: &'static str,

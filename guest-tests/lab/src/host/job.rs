@@ -36,11 +36,9 @@ pub const RESULTS_PATH: &str = "/tmp/results.jsonl";
 /// Path of a foreign test in the initramfs.
 pub const FOREIGN_PATH: &str = "/test";
 
-/// Job of one boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
-    /// Program and arguments.
     pub argv: Vec<String>,
     /// Huge pages to reserve: page size in bytes, and number.
     pub pools: BTreeMap<u64, u64>,
@@ -57,34 +55,31 @@ pub struct Job {
     pub deadline_seconds: u64,
 }
 
-/// Report of PID 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobReport {
     pub ending: Ending,
     /// Properties of the emulated host, unless PID 1 could not detect them.
     pub host: Option<Host>,
-    /// Standard output of the test.
     pub stdout: String,
-    /// Standard error of the test.
     pub stderr: String,
     /// Content of the file at [`RESULTS_PATH`].
     pub results: String,
 }
 
-/// Ending of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ending {
-    /// The test exited.
     Exited {
         code: i32,
         /// Duration of the test.
         ns: Nanoseconds,
     },
-    /// A signal killed the test.
-    Killed { signal: i32 },
-    /// The test exceeded its deadline.
-    Deadline { seconds: u64 },
+    Killed {
+        signal: i32,
+    },
+    Deadline {
+        seconds: u64,
+    },
     /// The host has fewer huge pages than the job requires.
     ShortPool {
         /// Page size in bytes.
@@ -93,7 +88,9 @@ pub enum Ending {
         available: u64,
     },
     /// PID 1 failed.
-    Init { error: String },
+    Init {
+        error: String,
+    },
 }
 
 /// Walk of PID 1 over the CPUs before the test, which determines the schedule of a seed.
@@ -131,7 +128,6 @@ impl Iterator for Walk {
 /// Start of the line of a report.
 const REPORT: &str = "@@granule report ";
 
-/// Error returned when the report in a console log cannot be used.
 #[derive(Debug, Error)]
 pub enum ReportError {
     #[error("the console log ends in the report of PID 1: the host crashed")]
@@ -148,7 +144,6 @@ pub fn send(to: &mut impl Write, report: &JobReport) -> io::Result<()> {
     to.flush()
 }
 
-/// Returns the report in a console log.
 pub fn receive(console: &str) -> Result<Option<JobReport>, ReportError> {
     let mut lines = console.split_inclusive('\n');
     let Some(line) = lines.find_map(|line| line.strip_prefix(REPORT)) else {

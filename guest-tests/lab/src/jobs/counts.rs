@@ -33,7 +33,6 @@ pub struct ClockTime {
     pub starved: u64,
 }
 
-/// The end line.
 #[derive(Deserialize)]
 struct End {
     #[expect(dead_code, reason = "its presence distinguishes this line from a segment")]
@@ -41,7 +40,6 @@ struct End {
     segments: u64,
 }
 
-/// Error returned when counts cannot be used.
 #[derive(Debug, Error)]
 pub enum CountError {
     #[error(
@@ -110,7 +108,6 @@ pub fn check_turns(segments: &[Segment], longest: u64) -> Result<(), CountError>
     Ok(())
 }
 
-/// Returns the phase that a mark starts.
 fn phase_of(mark: u8) -> Option<Phase> {
     Phase::TABLE_ORDER.into_iter().find(|phase| mark::immediate(*phase) == mark)
 }

@@ -45,11 +45,8 @@ const INITRAMFS: &str = "initramfs.cpio";
 /// Executes jobs; the properties that all jobs of a run share.
 #[derive(Debug, Clone)]
 pub struct Executor {
-    /// QEMU's program for arm64.
     pub qemu: PathBuf,
-    /// The static arm64 `granule`.
     pub init: PathBuf,
-    /// The counting plugin.
     pub plugin: PathBuf,
     pub emulator: String,
     /// Real time after which an emulator is terminated.
@@ -135,13 +132,13 @@ impl Executor {
     ) -> Vec<Entry<'a>> {
         let init = || Entry::program("/init", &self.init);
         let mut contents = vec![init()];
-        if job.guest == Some(Guest::Own) {
+        if job.guest.as_ref().is_some_and(|guest| guest.files.is_empty()) {
             let inner = vec![init(), Entry::text(guest_init::MARKER, "")];
             contents.push(Entry::file(Guest::IMAGE, &kernel.image));
             contents.push(Entry::archive(Guest::INITRD, inner));
         }
-        for (file, path) in job.guest.iter().flat_map(Guest::files) {
-            contents.push(Entry::file(path, &file));
+        for (file, path) in job.guest.iter().flat_map(|guest| &guest.files) {
+            contents.push(Entry::file(path, file));
         }
         contents.extend(job.foreign.iter().map(|test| Entry::program(FOREIGN_PATH, test)));
         contents.push(Entry::text(JOB_PATH, job_text));

@@ -148,15 +148,15 @@ fn guest_boot(
     vcpus: u32,
     seed: u64,
 ) -> PlannedJob {
-    let guest = matrix.distribution.clone().map_or(Guest::Own, Guest::Distribution);
-    let memory = matrix.memory().unwrap_or(guest.default_memory());
+    let guest = matrix.distribution.as_deref().map_or_else(Guest::own, Guest::distribution);
+    let memory = matrix.memory().unwrap_or(guest.default_memory);
     let memory = page_of(backing).map_or(memory, |page| Bytes(memory.0.next_multiple_of(page)));
     let pools = pools(backing, memory);
     // --no-reboot: a guest that panics and resets must not boot again.
     let argv = ["/init", "run", "--no-reboot"]
         .into_iter()
         .chain(["--kernel", Guest::IMAGE, "--initrd", Guest::INITRD])
-        .chain(guest.arguments().iter().copied())
+        .chain(guest.arguments.iter().copied())
         .map(str::to_owned)
         .chain(["--memory".to_owned(), format!("{memory},backing={backing}")])
         .chain(["--vcpus".to_owned(), vcpus.to_string()])
@@ -168,7 +168,7 @@ fn guest_boot(
     let mut planned = PlannedJob::new(host, name, hardware, argv.collect(), pools);
     planned.job.settings = settings(backing, false);
     planned.job.seed = seed;
-    planned.job.expect = guest.script();
+    planned.job.expect = guest.script.clone();
     planned.guest = Some(guest);
     planned
 }
@@ -237,7 +237,6 @@ pub mod tests {
 
     use super::*;
 
-    /// Parses options of `granule lab`.
     pub fn options(line: &str) -> Options {
         #[derive(Debug, Parser)]
         struct Cli {
@@ -295,6 +294,6 @@ pub mod tests {
         assert_eq!(names(&jobs), expected);
         assert_eq!(jobs[2].job.pools, [(1 << 30, 1)].into());
         assert!(jobs[2].job.argv.contains(&"1G,backing=anonymous_hugetlb_1gb".to_owned()));
-        assert!(jobs.iter().all(|job| job.guest == Some(Guest::Own)));
+        assert!(jobs.iter().all(|job| job.guest == Some(Guest::own())));
     }
 }

@@ -34,7 +34,6 @@ pub const KERNEL_DOES_NOT_BOOT: &str = "not run: this kernel does not boot";
 /// are skipped.
 const MAX_FAILED_BOOTS: usize = 2;
 
-/// Runs all jobs of a run.
 #[derive(Debug)]
 pub struct JobQueue<'a> {
     pub executor: &'a Executor,

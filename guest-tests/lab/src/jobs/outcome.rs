@@ -28,7 +28,6 @@ use crate::{
     },
 };
 
-/// Error returned when a job has no results.
 #[derive(Debug, Error)]
 pub enum JobError {
     #[error(transparent)]
@@ -61,7 +60,6 @@ pub enum JobError {
 #[derive(Debug)]
 pub struct JobOutcome {
     pub report: JobReport,
-    /// Counts between marks.
     pub segments: Vec<Segment>,
 }
 
@@ -125,7 +123,6 @@ pub fn describe(ending: &Ending) -> String {
     }
 }
 
-/// Messages of an oops or a panic.
 const OOPSES: [&str; 4] = [
     "Kernel panic - not syncing",
     "Internal error: Oops",

@@ -31,7 +31,6 @@ use crate::{
 /// Prefix of the cross compiler; Debian names the native compiler with it too.
 const CROSS_COMPILE: &str = "aarch64-linux-gnu-";
 
-/// Builds kernels from one source.
 #[derive(Debug)]
 pub struct Builder<'a> {
     shell: Shell,
@@ -146,7 +145,6 @@ impl<'a> Builder<'a> {
         shell.remove_dir(&objects)
     }
 
-    /// Configures, if necessary, and compiles.
     fn compile(&self, objects: &Path) -> Result<(), CommandError> {
         let shell = self.shell;
         let log = objects.join("build.log");

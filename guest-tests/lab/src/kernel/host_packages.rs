@@ -11,7 +11,7 @@
 //! ```
 
 use std::{
-    env, fs, io,
+    env, fs,
     path::{Path, PathBuf},
 };
 
@@ -23,9 +23,10 @@ use crate::{
     kernel::{
         build,
         series::{DEFAULT_SERIES, all_patches},
+        worktree,
     },
     options::{Kernels, Locations, version},
-    shell::{Shell, absolute},
+    shell::{self, Shell, absolute},
 };
 
 /// Options of `granule lab host-kernel`.
@@ -111,13 +112,7 @@ impl HostPackages {
             shell.remove_dir(&directory)?;
             shell.create_dir(&directory)?;
             self.copy_source(shell, &cache, &tree)?;
-            for patch in patches {
-                let apply = Command::new(format!("applying {}", patch.path.display()), "patch")
-                    .arg(format!("--directory={}", tree.display()))
-                    .args(["--strip=1", "--forward", "--silent"])
-                    .arg(format!("--input={}", patch.path.display()));
-                shell.run(&apply)?;
-            }
+            worktree::apply(shell, &tree, patches, &directory.join("patch.log"))?;
             self.compile(shell, (name, &directory), &config, cross)?;
             packages.extend(images(&directory));
         }
@@ -277,12 +272,9 @@ fn check_source(tree: &Path, base: &str) -> Result<(), LabError> {
 
 /// Returns the packages with a kernel image and without debug data.
 fn images(directory: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(directory).into_iter().flatten();
-    entries
-        .filter_map(|entry: io::Result<_>| Some(entry.ok()?.path()))
-        .filter(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with("linux-image-") && name.ends_with(".deb") && !name.contains("-dbg")
-        })
-        .collect()
+    let image = |name: &String| {
+        name.starts_with("linux-image-") && name.ends_with(".deb") && !name.contains("-dbg")
+    };
+    let names = shell::entries(directory).into_iter().filter(image);
+    names.map(|name| directory.join(name)).collect()
 }

@@ -17,7 +17,6 @@ use crate::{
 const MAGIC: &[u8] = b"ARM\x64";
 const MAGIC_OFFSET: usize = 0x38;
 
-/// A kernel image and its properties.
 #[derive(Debug, Clone)]
 pub struct Kernel {
     /// Name in the run directory: `base`, or the series.

@@ -67,7 +67,6 @@ pub fn plain_tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathB
     Ok(tree.path)
 }
 
-/// Returns the kernels and the tests of a run.
 pub fn prepare(
     shell: Shell,
     options: &Options,

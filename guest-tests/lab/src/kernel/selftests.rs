@@ -18,7 +18,6 @@ use crate::{
     shell::{Shell, partial},
 };
 
-/// The page-table test.
 pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
 
 /// The selftests of a version.
@@ -35,7 +34,6 @@ pub struct Suite {
 pub type Invocation = (PathBuf, Vec<String>);
 
 impl Suite {
-    /// Returns all selftests: name and arguments.
     fn tests(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let tests = COMMON.split(',').chain(self.own.split(','));
         tests.map(|test| test.trim().split_once(' ').unwrap_or((test.trim(), "")))
@@ -116,12 +114,10 @@ impl Suite {
     }
 }
 
-/// Returns the suite of a base.
 pub fn suite(base: &str) -> &'static Suite {
     [&LINUX_6_12, &LINUX_7_3].into_iter().find(|suite| suite.version == base).unwrap_or(&LINUX_6_1)
 }
 
-/// Tests of every version.
 const COMMON: &str = "kvm_page_table_test -m MODE -v 4 -b 16M -s anonymous, \
     dirty_log_test -m MODE -i 3 -I 10, dirty_log_perf_test -m MODE -v 2 -b 16M -i 2, \
     demand_paging_test -m MODE -v 2 -b 16M, memslot_perf_test -l 1 -s 100, \

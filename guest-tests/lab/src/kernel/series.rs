@@ -29,7 +29,6 @@ pub struct SeriesFile {
 }
 
 impl SeriesFile {
-    /// Reads the file of a series.
     pub fn read(linux: &Path, base: &str, name: &str) -> Result<Self, LabError> {
         let path = linux.join(base).join(name).join("series");
         let text = fs::read_to_string(path).map_err(|_| {
@@ -53,31 +52,19 @@ impl SeriesFile {
     }
 }
 
-/// Returns the names of all series for a version.
 pub fn names(linux: &Path, base: &str) -> Vec<String> {
     let versions = linux.join(base);
-    let mut names = entries(&versions);
+    let mut names = shell::entries(&versions);
     names.retain(|name| versions.join(name).join("series").is_file());
     names
 }
 
-/// Returns the versions that have a series.
 pub fn bases(linux: &Path) -> Vec<String> {
-    let mut bases = entries(linux);
+    let mut bases = shell::entries(linux);
     bases.retain(|base| !names(linux, base).is_empty());
     bases
 }
 
-/// Returns the names of the entries of a directory, sorted.
-pub fn entries(path: &Path) -> Vec<String> {
-    let entries = fs::read_dir(path).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
-}
-
-/// One patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patch {
     pub path: PathBuf,
@@ -136,7 +123,6 @@ pub struct Stack {
     pub name: String,
     /// The series and the number of patches of each, for the records.
     pub series: Vec<Series>,
-    /// The patches, in order.
     pub patches: Vec<Patch>,
 }
 

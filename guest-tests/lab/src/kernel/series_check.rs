@@ -17,9 +17,10 @@ use crate::{
     kernel::{
         fetch,
         series::{self, Patch, SeriesFile, all_patches},
+        worktree,
     },
     options::Kernels,
-    shell::{Shell, absolute},
+    shell::{self, Shell},
 };
 
 const MAX_SUBJECT: usize = 72;
@@ -59,7 +60,6 @@ pub fn check_all(linux: &Path, cache: &Path, source: Option<&Path>) -> Result<bo
     Ok(clean)
 }
 
-/// One series and the source of its base.
 struct SeriesCheck<'a> {
     linux: &'a Path,
     base: &'a str,
@@ -93,7 +93,6 @@ impl SeriesCheck<'_> {
     fn apply_problem(&self) -> Result<Option<String>, LabError> {
         let patches = all_patches(self.linux, self.base, self.name)?;
         let tree = self.scratch.join("tree");
-        Command::new("creating a repository", "git").args(["init", "-q"]).arg(&tree).run()?;
         let shell = Shell::new(false);
         let files: BTreeSet<PathBuf> = patches.iter().flat_map(Patch::files).collect();
         for file in files {
@@ -103,18 +102,8 @@ impl SeriesCheck<'_> {
                 shell.copy(&from, &to)?;
             }
         }
-        for patch in &patches {
-            let path = absolute(&patch.path)?;
-            let apply = Command::new(format!("applying {}", path.display()), "git")
-                .arg("apply")
-                .arg(path)
-                .directory(&tree)
-                .log(self.scratch.join("log"));
-            if let Err(error) = apply.run() {
-                return Ok(Some(error.to_string()));
-            }
-        }
-        Ok(None)
+        let applied = worktree::apply(shell, &tree, &patches, &self.scratch.join("log"));
+        Ok(applied.err().map(|error| error.to_string()))
     }
 
     /// Runs checkpatch on an untracked copy: it treats a tracked file as kernel source.
@@ -139,7 +128,7 @@ impl SeriesCheck<'_> {
 /// Returns the patches of the directory that `series` does not list.
 fn unlisted_patches(directory: &Path, file: &SeriesFile) -> Vec<String> {
     let unlisted = |name: &String| name.ends_with(".patch") && !file.patches.contains(name);
-    let entries = series::entries(directory).into_iter().filter(unlisted);
+    let entries = shell::entries(directory).into_iter().filter(unlisted);
     entries.map(|name| format!("'series' does not list {name}")).collect()
 }
 

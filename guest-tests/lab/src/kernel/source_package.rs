@@ -19,7 +19,7 @@ use std::{
 use crate::{
     LabError,
     command::{Command, CommandError},
-    shell::Shell,
+    shell::{self, Shell},
 };
 
 const NO_KEYRING: &str = "Debian's archive keyring is missing, so packages cannot be verified: \
@@ -98,16 +98,11 @@ fn apt_get(task: &str, private: &Path) -> Command {
 /// Returns the package of that name that was downloaded last.
 fn newest(directory: &Path, name: &str) -> Option<PathBuf> {
     let prefix = format!("{name}_");
-    fs::read_dir(directory)
-        .ok()?
-        .flatten()
-        .filter(|entry| {
-            let file = entry.file_name();
-            let file = file.to_string_lossy();
-            file.starts_with(&prefix) && file.ends_with(".deb")
-        })
-        .max_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok())
-        .map(|entry| entry.path())
+    let is_package = |file: &String| file.starts_with(&prefix) && file.ends_with(".deb");
+    let packages = shell::entries(directory).into_iter().filter(is_package);
+    packages
+        .map(|file| directory.join(file))
+        .max_by_key(|path| path.metadata().and_then(|file| file.modified()).ok())
 }
 
 /// The package configuration of this machine.
@@ -115,7 +110,6 @@ fn newest(directory: &Path, name: &str) -> Option<PathBuf> {
 pub struct Apt {
     os_release: PathBuf,
     keyrings: PathBuf,
-    /// Additional arguments of `apt-get`.
     arguments: Vec<String>,
 }
 
@@ -130,7 +124,6 @@ impl Default for Apt {
 }
 
 impl Apt {
-    /// Returns the suite of this machine.
     pub fn codename(&self) -> Result<String, LabError> {
         fs::read_to_string(&self.os_release)
             .unwrap_or_default()

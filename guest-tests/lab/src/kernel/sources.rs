@@ -126,13 +126,9 @@ fn unpack(shell: Shell, tree: &Tree, origin: &Path) -> Result<(), CommandError> 
 
 /// Returns the tarball in Debian's source package.
 fn inner_tarball(directory: &Path) -> PathBuf {
-    fs::read_dir(directory)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .find(|path| path.to_string_lossy().contains(".tar."))
-        .unwrap_or_else(|| directory.join("linux-source-*.tar.xz"))
+    let names = shell::entries(directory);
+    let tarball = names.into_iter().find(|name| name.contains(".tar."));
+    directory.join(tarball.as_deref().unwrap_or("linux-source-*.tar.xz"))
 }
 
 #[cfg(test)]

@@ -32,22 +32,27 @@ pub fn switch_to(shell: Shell, tree: &Tree, patches: &[Patch]) -> Result<(), Com
         return Ok(());
     }
     copy_originals(shell, tree, patches)?;
+    if let Err(error) = apply(shell, &tree.path, patches, &tree.directory.join("patch.log")) {
+        restore(shell, tree)?;
+        return Err(error);
+    }
+    Ok(())
+}
+
+/// Applies patches to a tree; the log has the output of the last one.
+pub fn apply(shell: Shell, tree: &Path, patches: &[Patch], log: &Path) -> Result<(), CommandError> {
     for patch in patches {
         let name = patch.path.file_name().unwrap_or_default();
-        let log = tree.directory.join("patch.log");
         if !shell.is_dry() {
-            let _ = fs::remove_file(&log);
+            let _ = fs::remove_file(log);
         }
         let apply = Command::new(format!("applying {}", name.display()), "patch")
-            .args(["-p1", "-N", "-F0", "--no-backup-if-mismatch"])
-            .args(["-r", "-", "-i"])
+            .args(["--strip=1", "--forward", "--fuzz=0", "--no-backup-if-mismatch"])
+            .args(["--reject-file=-", "-i"])
             .arg(&patch.path)
-            .directory(&tree.path)
-            .log(&log);
-        if let Err(error) = shell.run(&apply) {
-            restore(shell, tree)?;
-            return Err(error);
-        }
+            .directory(tree)
+            .log(log);
+        shell.run(&apply)?;
     }
     Ok(())
 }
@@ -72,7 +77,6 @@ fn copy_originals(shell: Shell, tree: &Tree, patches: &[Patch]) -> Result<(), Co
     shell.rename(&partial, &tree.directory.join("touched"))
 }
 
-/// Reverts all patches.
 pub fn restore(shell: Shell, tree: &Tree) -> Result<(), CommandError> {
     let touched = tree.directory.join("touched");
     let list = match fs::read_to_string(&touched) {

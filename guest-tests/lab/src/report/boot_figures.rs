@@ -76,7 +76,6 @@ pub const FAULTS: usize = 4;
 pub const LINES: usize = 5;
 
 impl BootFigures {
-    /// Returns the figures of a successful boot.
     pub fn of(job: &PlannedJob, outcome: &JobOutcome) -> Result<Self, JobError> {
         outcome.success()?;
         let failed = |reason: &str| outcome.failure(reason.to_owned());
@@ -145,7 +144,6 @@ impl BootFigures {
         })
     }
 
-    /// Returns the figures as text.
     pub fn cells(&self) -> [String; COLUMNS.len()] {
         let mut values = self.values.iter();
         COLUMNS.map(|(_, format)| {

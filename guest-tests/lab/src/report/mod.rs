@@ -27,7 +27,6 @@ pub enum RunStatus {
     Failed,
 }
 
-/// Prints to standard output.
 pub fn print(text: &str) -> Result<(), LabError> {
     match io::stdout().write_all(text.as_bytes()) {
         // A reader may close the pipe early (`| head`).
@@ -50,12 +49,10 @@ fn publish_html(run_directory: &RunDirectory, html: &str) -> Result<(), LabError
     Ok(())
 }
 
-/// Kernels, jobs and emulator of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct RunInfo<'a> {
     pub kernels: &'a [Kernel],
     pub jobs: &'a [PlannedJob],
-    /// Version of the emulator.
     pub emulator: &'a str,
 }
 

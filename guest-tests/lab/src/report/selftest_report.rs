@@ -19,7 +19,6 @@ use crate::{
 /// Exit code of a selftest that cannot run on this host (`KSFT_SKIP`).
 const SKIP: i32 = 4;
 
-/// Verdict of a selftest on one kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SelftestVerdict {
     Pass,

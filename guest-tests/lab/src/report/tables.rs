@@ -12,7 +12,6 @@ use granule_types::{
 /// A heading and the predicate of the counts that it sums.
 type CountColumn = (&'static str, fn(&str) -> bool);
 
-/// Counts in the table.
 const COLUMNS: [CountColumn; 4] = [
     ("aborts", |name| name == "guest_aborts"),
     ("DC lines", |name| name.starts_with("DC C")),

@@ -27,25 +27,20 @@ use granule_types::{
 
 /// Start of low memory and address of the program, aligned to every granule and host page.
 pub const LOW_MEMORY: GuestAddress = GuestAddress(0x1_0000);
-/// Size of the area of the program.
 pub const PROGRAM_AREA_SIZE: u64 = 0x8000;
 /// Address of the architecture's tables, an area of 32 KiB.
 pub const ARCH_TABLES: GuestAddress = GuestAddress(LOW_MEMORY.0 + PROGRAM_AREA_SIZE);
-/// Start of the mailboxes.
 const MAILBOXES: u64 = ARCH_TABLES.0 + 0x8000;
 
 /// Properties of a guest that its architecture determines.
 #[derive(Debug, Clone, Copy)]
 pub struct Abi {
-    /// The guest mode.
     pub mode: GuestMode,
-    /// Format of the stage-1 tables.
     pub format: Stage1Format,
     /// Address of the doorbells; `None` where they are ports.
     pub doorbells: Option<GuestAddress>,
 }
 
-/// Error returned when guest memory cannot be laid out.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LayoutError {
     #[error("{size} of memory exceed the guest-physical addresses, which end at {end:#x}")]
@@ -114,12 +109,10 @@ pub(super) const fn max_tables(size: Bytes, granule: Bytes, map: GuestMap) -> u6
     1 + 3 + 6 + between
 }
 
-/// Returns the mask of a virtual address of this width.
 const fn mask(bits: u8) -> u64 {
     (1 << bits) - 1
 }
 
-/// The layout of one guest.
 #[derive(Debug, Clone)]
 pub struct Layout {
     abi: Abi,
@@ -171,7 +164,6 @@ impl Layout {
         Ok(Self { unit, vcpus, region, size, tables, abi })
     }
 
-    /// Returns the guest mode.
     pub const fn mode(&self) -> GuestMode {
         self.abi.mode
     }
@@ -199,7 +191,6 @@ impl Layout {
         GuestAddress(MAILBOXES + vcpu * self.unit)
     }
 
-    /// Returns the stage-1 tables.
     pub const fn tables(&self) -> &Tables {
         &self.tables
     }

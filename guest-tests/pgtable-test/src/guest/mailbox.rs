@@ -14,7 +14,6 @@ use vm_memory::ByteValued;
 use super::tables::GuestVirtAddr;
 use crate::task::{Task, TaskAccess, first_state};
 
-/// One vCPU's mailbox in guest memory.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mailbox {
@@ -59,7 +58,6 @@ pub const PLANT_OFFSET: u64 = 8;
 /// A doorbell, as its offset from the first one, in bytes or ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doorbell {
-    /// The task is done.
     Done = 0,
     /// A verified value differs.
     Differs = 8,
@@ -77,12 +75,10 @@ impl Doorbell {
     }
 }
 
-/// Description of a guest exception.
 #[derive(Debug)]
 pub struct GuestException {
     /// `true` if the exception has a fault address.
     pub has_address: bool,
-    /// The exception in words.
     pub detail: String,
 }
 

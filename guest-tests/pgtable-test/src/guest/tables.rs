@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 use crate::config::GuestMap;
 use granule_types::units::{Bytes, GuestAddress};
 
-/// A guest-virtual address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestVirtAddr(pub u64);
 
@@ -30,9 +29,7 @@ pub struct Stage1Format {
     pub block: u64,
     /// Attributes of a page, without those of its memory type.
     pub page: u64,
-    /// Attributes of normal memory.
     pub normal: u64,
-    /// Attributes of device memory.
     pub device: u64,
 }
 

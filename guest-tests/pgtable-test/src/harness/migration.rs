@@ -45,7 +45,6 @@ use granule_vmm::kvm::tracepoints::difference;
 /// Measurements of one round, or of the stop, and the number of writes of each vCPU at its end.
 type RoundMeasurement = (PhaseMeasurement, Vec<u64>);
 
-/// Runs an iteration of the workload.
 pub(super) fn run(
     runner: &mut Runner<'_, '_>,
     config: Migration,
@@ -81,7 +80,6 @@ struct RoundStart {
     time: Nanoseconds,
 }
 
-/// Runs all rounds and the stop.
 fn rounds_and_stop(
     runner: &mut Runner<'_, '_>,
     config: Migration,
@@ -216,7 +214,6 @@ pub(super) struct MigrationDestination {
     bytes: Vec<u8>,
     /// For each page the last round whose dirty bitmap contained it; 0 for none.
     logged_in: Vec<u32>,
-    /// Buffer of one page.
     scratch: Vec<u8>,
 }
 
@@ -231,7 +228,6 @@ impl MigrationDestination {
         }
     }
 
-    /// Returns a bitmap of all pages.
     pub(super) fn all_pages(&self) -> Vec<u64> {
         vec![u64::MAX; self.logged_in.len().div_ceil(64)]
     }
@@ -357,7 +353,6 @@ fn read(
     done.map_err(host_error("reading the region"))
 }
 
-/// Returns a word of a page.
 fn value(page: &[u8], word: usize) -> u64 {
     let bytes = page.chunks_exact(8).nth(word);
     let bytes = bytes.and_then(|bytes| bytes.try_into().ok());

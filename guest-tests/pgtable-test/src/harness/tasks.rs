@@ -19,7 +19,6 @@ use granule_types::{
     units::{Bytes, GuestAddress},
 };
 
-/// The tasks of one iteration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tasks {
     region: Region,
@@ -49,7 +48,6 @@ impl Tasks {
         }
     }
 
-    /// Returns a task without accesses.
     pub(super) fn nothing(self) -> Task {
         Task { count: 0, ..self.walk(self.region.host_page, 0) }
     }

@@ -57,7 +57,6 @@ pub struct GuestVcpu {
 
 /// Reason of a guest exit.
 enum GuestExit {
-    /// The guest used a doorbell.
     Doorbell(Doorbell),
     /// A signal interrupted the vCPU, or its dirty ring was full and has been harvested.
     Interrupted,
@@ -79,7 +78,6 @@ fn unexpected(exit: &VcpuExit<'_>) -> String {
 }
 
 impl GuestVcpu {
-    /// Enters the guest once.
     fn enter(&mut self) -> GuestExit {
         let detail = match self.fd.run() {
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if self.rings.is_some() => {
@@ -196,7 +194,6 @@ impl Vcpu for GuestVcpu {
     }
 }
 
-/// Number of reads.
 const READS: u64 = 1000;
 
 /// Limit of the time per read. A CPU takes a few nanoseconds; guest entry and exit, divided by the

@@ -15,20 +15,16 @@ use granule_types::{guest_mode::GuestMode, units::GuestAddress};
 /// Address of the doorbells: no memory is there, so every store exits to the host.
 pub const DOORBELL: GuestAddress = GuestAddress(0x8000);
 
-/// A valid entry.
 const VALID: u64 = 1 << 0;
 /// A table at levels 0 to 2, a page at level 3; a block where clear.
 const TABLE_OR_PAGE: u64 = 1 << 1;
 /// Attribute 1 of [`MAIR`]: write-back cacheable.
 const WRITE_BACK: u64 = 1 << 2;
-/// Inner shareable.
 const INNER_SHAREABLE: u64 = 3 << 8;
 /// The access flag, set so that no access takes an access flag fault.
 const ACCESSED: u64 = 1 << 10;
-/// Execute-never at EL1.
 const PRIVILEGED_EXECUTE_NEVER: u64 = 1 << 53;
 
-/// Returns the format of the stage-1 entries of a mode.
 pub const fn format(mode: GuestMode) -> Stage1Format {
     Stage1Format {
         page_shift: mode.page_shift,
@@ -43,12 +39,10 @@ pub const fn format(mode: GuestMode) -> Stage1Format {
     }
 }
 
-/// Returns the properties of a guest of this mode.
 pub const fn abi(mode: GuestMode) -> Abi {
     Abi { mode, format: format(mode), doorbells: Some(DOORBELL) }
 }
 
-/// Describes the exception in a mailbox.
 pub fn explain(mailbox: &Mailbox) -> GuestException {
     GuestException {
         // Aborts and misaligned program counters store an address in FAR_EL1.

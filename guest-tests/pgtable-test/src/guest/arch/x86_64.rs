@@ -39,16 +39,13 @@ const LONG_MODE: Stage1Format = Stage1Format {
     device: UNCACHED | NO_EXECUTE,
 };
 
-/// Returns the properties of a guest of this mode.
 pub const fn abi(mode: GuestMode) -> Abi {
     Abi { mode, format: LONG_MODE, doorbells: None }
 }
 
-/// Selector of the code segment.
+/// Selectors of the code and data segments.
 pub const CODE: u16 = 1 << 3;
-/// Selector of the data segment.
 pub const DATA: u16 = 2 << 3;
-/// Number of exceptions.
 pub const EXCEPTIONS: u16 = 32;
 /// Distance between the entry points of two exceptions in the program.
 pub const ENTRY_SIZE: u64 = 16;

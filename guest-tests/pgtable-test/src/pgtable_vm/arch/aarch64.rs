@@ -107,7 +107,6 @@ pub fn features(fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
 /// Address of the doorbells in a mailbox.
 pub const DOORBELL_IN_MAILBOX: u64 = DOORBELL.0;
 
-/// Returns the doorbell of an exit.
 pub fn doorbell(exit: &VcpuExit<'_>) -> Option<Doorbell> {
     match exit {
         VcpuExit::MmioWrite(address, _) => Doorbell::at(DOORBELL.0, *address),

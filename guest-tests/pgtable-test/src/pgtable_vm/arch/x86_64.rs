@@ -43,7 +43,6 @@ pub fn choose_mode(
     Ok((GuestMode { pa_bits: physical_width(&cpuid), ..only }, end_of_memory(&cpuid)))
 }
 
-/// Returns the descriptor tables.
 pub fn extra(layout: &Layout) -> Vec<u64> {
     let GuestVirtAddr(entries) = layout.virtual_of(LOW_MEMORY);
     let gates = gates(entries);
@@ -82,7 +81,6 @@ pub const fn features(_fd: &VcpuFd) -> Result<BTreeMap<String, u64>, KvmError> {
 /// The first doorbell port, in a mailbox.
 pub const DOORBELL_IN_MAILBOX: u64 = DOORBELL as u64;
 
-/// Returns the doorbell of an exit.
 pub fn doorbell(exit: &VcpuExit<'_>) -> Option<Doorbell> {
     match exit {
         VcpuExit::IoOut(port, _) => Doorbell::at(DOORBELL.into(), (*port).into()),
@@ -130,7 +128,6 @@ const fn table(base: u64, bytes: u16) -> kvm_dtable {
 /// Size of the segment table, which the gate table follows.
 const SEGMENTS_SIZE: u16 = 3 * 8;
 const _: () = assert!(size_of_val(&SEGMENTS) == SEGMENTS_SIZE as usize);
-/// Size of the gate table.
 const GATES_SIZE: u16 = EXCEPTIONS * 16;
 
 /// Returns the system registers, from their values at reset.
