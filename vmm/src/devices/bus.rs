@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use thiserror::Error;
 use vm_device::bus::{MmioAddress, MmioBus, MmioRange};
 
-use super::{MmioDevice, MmioDeviceInfo};
+use super::{MmioDevice, MmioDeviceInfo, REGISTER_SPACE};
 
-/// Error returned when a device cannot be added to the bus: its registers are empty, exceed the
-/// address space or overlap those of another device.
+/// Error returned when a device cannot be added to the bus: its registers exceed the address space or
+/// overlap those of another device.
 #[derive(Debug, Error)]
 #[error(
-    "'{name}' cannot have {size:#x} bytes of registers at {start:#x}",
-    name = device.name, size = device.size, start = device.start.0
+    "'{name}' cannot have {REGISTER_SPACE:#x} bytes of registers at {start:#x}",
+    name = device.name, start = device.start.0
 )]
 pub struct BusError {
     /// The device.
@@ -48,7 +48,7 @@ impl Bus {
         info: MmioDeviceInfo,
         device: Arc<Mutex<dyn MmioDevice>>,
     ) -> Result<(), BusError> {
-        let range = MmioRange::new(MmioAddress(info.start.0), info.size);
+        let range = MmioRange::new(MmioAddress(info.start.0), REGISTER_SPACE);
         if let Err(source) = range.and_then(|range| self.devices.register(range, device)) {
             return Err(BusError { device: info, source });
         }
@@ -114,8 +114,8 @@ mod tests {
         }
     }
 
-    fn info(name: &str, start: u64, size: u64) -> MmioDeviceInfo {
-        MmioDeviceInfo { size, ..MmioDeviceInfo::new(name, GuestAddress(start), None, &["test"]) }
+    fn info(name: &str, start: u64) -> MmioDeviceInfo {
+        MmioDeviceInfo::new(name, GuestAddress(start), None, &["test"])
     }
 
     fn device() -> Arc<Mutex<RecordingDevice>> {
@@ -126,8 +126,8 @@ mod tests {
     fn an_access_reaches_the_device_at_its_address() {
         let (low, high) = (device(), device());
         let mut bus = Bus::default();
-        bus.add(info("high", 0x2000, 0x10), high.clone()).unwrap();
-        bus.add(info("low", 0x1000, 0x10), low.clone()).unwrap();
+        bus.add(info("high", 0x2000), high.clone()).unwrap();
+        bus.add(info("low", 0x1000), low.clone()).unwrap();
         let mut data = [0; 2];
 
         bus.read(GuestAddress(0x1008), &mut data);
@@ -143,15 +143,15 @@ mod tests {
     fn a_refused_access_reads_as_zero_and_writes_nothing() {
         let device = device();
         let mut bus = Bus::default();
-        bus.add(info("device", 0x1000, 0x10), device.clone()).unwrap();
+        bus.add(info("device", 0x1000), device.clone()).unwrap();
 
-        for (address, size) in [(0x1004, 3), (0x100e, 4), (0x100f, 1), (0xff8, 8), (u64::MAX, 8)] {
+        for (address, size) in [(0x1004, 3), (0x1ffe, 4), (0x100f, 1), (0xff8, 8), (u64::MAX, 8)] {
             let mut data = [9; 8];
             bus.read(GuestAddress(address), &mut data[..size]);
             assert_eq!(data[..size], [0; 8][..size], "{address:#x}");
         }
-        bus.write(GuestAddress(0x1010), &[1]);
-        bus.write(GuestAddress(0x100c), &[1; 8]);
+        bus.write(GuestAddress(0x2000), &[1]);
+        bus.write(GuestAddress(0x1ffc), &[1; 8]);
         bus.write(GuestAddress(0x1000), &[]);
 
         assert_eq!(device.lock().0, []);
@@ -160,17 +160,16 @@ mod tests {
     #[test]
     fn overlapping_and_invalid_ranges_are_refused() {
         let mut bus = Bus::default();
-        bus.add(info("one", 0x1000, 0x100), device()).unwrap();
+        bus.add(info("one", 0x1000), device()).unwrap();
 
-        for (start, size, expected) in [
-            (0x10ff, 1, vm_device::bus::Error::DeviceOverlap),
-            (0xfff, 2, vm_device::bus::Error::DeviceOverlap),
-            (0, 0, vm_device::bus::Error::InvalidRange),
-            (u64::MAX, 2, vm_device::bus::Error::InvalidRange),
+        for (start, expected) in [
+            (0x1fff, vm_device::bus::Error::DeviceOverlap),
+            (1, vm_device::bus::Error::DeviceOverlap),
+            (u64::MAX, vm_device::bus::Error::InvalidRange),
         ] {
-            let error = bus.add(info("two", start, size), device()).unwrap_err();
+            let error = bus.add(info("two", start), device()).unwrap_err();
             assert_eq!(error.source, expected, "{error}");
         }
-        bus.add(info("two", 0x1100, 1), device()).unwrap();
+        bus.add(info("two", 0x2000), device()).unwrap();
     }
 }

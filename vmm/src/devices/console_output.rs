@@ -21,7 +21,7 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::{
     event::{PollFd, PollFlags, poll},
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 
 /// Number of buffered bytes above which writers wait.
@@ -158,10 +158,9 @@ fn write_all(fd: &impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(count) => bytes = &bytes[count..],
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => match poll(&mut [PollFd::new(fd, PollFlags::OUT)], None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            },
+            Err(Errno::AGAIN) => {
+                retry_on_intr(|| poll(&mut [PollFd::new(fd, PollFlags::OUT)], None))?;
+            }
             Err(error) => return Err(error.into()),
         }
     }

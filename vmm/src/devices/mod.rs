@@ -51,10 +51,8 @@ pub trait MmioDevice: Send {
 pub struct MmioDeviceInfo {
     /// Name, unique in the VM: `serial`, `disk0`.
     pub name: String,
-    /// First guest-physical address of its registers.
+    /// First guest-physical address of its registers, which take [`REGISTER_SPACE`] bytes.
     pub start: GuestAddress,
-    /// Size of its registers in bytes.
-    pub size: u64,
     /// Shared peripheral interrupt, counted from 0, if it has one. It is edge-triggered: an irqfd
     /// without a resample event raises a pulse.
     pub irq: Option<u32>,
@@ -63,13 +61,13 @@ pub struct MmioDeviceInfo {
 }
 
 impl MmioDeviceInfo {
-    /// Describes a device whose registers take [`REGISTER_SPACE`] bytes.
+    /// Describes a device with these properties.
     pub fn new(
         name: &str,
         start: GuestAddress,
         irq: Option<u32>,
         compatible: &'static [&'static str],
     ) -> Self {
-        Self { name: name.to_owned(), start, size: REGISTER_SPACE, irq, compatible }
+        Self { name: name.to_owned(), start, irq, compatible }
     }
 }

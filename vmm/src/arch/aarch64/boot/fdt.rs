@@ -11,7 +11,7 @@ use granule_types::units::{Bytes, GuestAddress};
 use vm_fdt::FdtWriter;
 
 use super::{BootError, FDT_MAX_SIZE};
-use crate::devices::MmioDeviceInfo;
+use crate::devices::{MmioDeviceInfo, REGISTER_SPACE};
 
 const GIC_PHANDLE: u32 = 1;
 const CLOCK_PHANDLE: u32 = 2;
@@ -212,7 +212,7 @@ impl Fdt<'_> {
         let open = fdt.begin_node(&node_name(device))?;
         let names = device.compatible.iter().map(|&name| name.to_owned());
         fdt.property_string_list("compatible", names.collect())?;
-        fdt.property_array_u64("reg", &[device.start.0, device.size])?;
+        fdt.property_array_u64("reg", &[device.start.0, REGISTER_SPACE])?;
         if let Some(number) = device.irq {
             fdt.property_array_u32("interrupts", &[SHARED, number, EDGE_RISING])?;
         }

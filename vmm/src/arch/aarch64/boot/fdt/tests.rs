@@ -143,18 +143,13 @@ proptest! {
     #[test]
     fn each_memory_zone_cpu_and_device_has_a_node(
         zones in prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..9),
-        registers in prop::collection::btree_map(any::<u64>(), any::<u64>(), 0..13),
+        starts in prop::collection::btree_set(any::<u64>(), 0..13),
         cpus in 0..601_u64,
         command_line in "[ -~]{0,200}",
     ) {
         let memory: Vec<_> = zones.iter().map(|(&s, &l)| (GuestAddress(s), Bytes(l))).collect();
-        let devices: Vec<_> = registers
-            .iter()
-            .map(|(&start, &size)| MmioDeviceInfo {
-                size,
-                ..MmioDeviceInfo::new("disk", GuestAddress(start), Some(1), &["virtio,mmio"])
-            })
-            .collect();
+        let disk = |&start| MmioDeviceInfo::new("disk", GuestAddress(start), Some(1), &["virtio,mmio"]);
+        let devices: Vec<_> = starts.iter().map(disk).collect();
         let cpus: Vec<u64> = (0..cpus).collect();
         let gic = gicv3();
         let fdt = Fdt { memory: &memory, devices: &devices, ..fdt(&gic, &cpus, &command_line) };
@@ -164,9 +159,9 @@ proptest! {
         let line = format!("bootargs = {command_line}\n");
         prop_assert!(text.contains(&line), "{text}");
         prop_assert_eq!(text.matches("device_type = cpu").count(), cpus.len());
-        let zones = zones.iter().map(|range| ("memory", "device_type = memory", range));
-        let devices = registers.iter().map(|range| ("disk", "compatible = virtio,mmio", range));
-        for (name, property, (start, size)) in zones.chain(devices) {
+        let zones = zones.iter().map(|(s, size)| ("memory", "device_type = memory", s, size));
+        let devices = starts.iter().map(|s| ("disk", "compatible = virtio,mmio", s, &0x1000));
+        for (name, property, start, size) in zones.chain(devices) {
             let cells = [start >> 32, start & 0xffff_ffff, size >> 32, size & 0xffff_ffff];
             let cells = cells.map(|cell| format!("{cell:x}")).join(" ");
             let node = format!("  {name}@{start:x}/\n    {property}\n    reg = <{cells}>\n");
