@@ -90,8 +90,10 @@ impl<'a> Guest<'a> {
                 let mut done = Ok(());
                 match self.u.int_in_range(0..=9u8)? {
                     0..=3 => {
-                        let queue = self.u.choose_index(count)?;
-                        done = self.device.process_queue(queue, &mut queues);
+                        let index = self.u.choose_index(count)?;
+                        if let Some(queue) = queues.get(index) {
+                            done = self.device.process_queue(index, queue);
+                        }
                     }
                     4 if !self.device.backend_fds().is_empty() => {
                         done = self.device.process_backend(&mut queues);

@@ -18,7 +18,6 @@ pub const FAULT_FILTERS: &[(&str, &CStr)] = &[];
 pub const LEGACY_SYSCALLS: &[i64] = &[
     libc::SYS_access,
     libc::SYS_dup2,
-    libc::SYS_epoll_wait,
     libc::SYS_open,
     libc::SYS_poll,
     libc::SYS_readlink,

@@ -21,8 +21,8 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queues, VirtioDevice,
-    feature_bit, feature_bits,
+    ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queue, Queues,
+    VirtioDevice, feature_bit, feature_bits,
 };
 use crate::scoped_thread::borrow_event;
 
@@ -97,10 +97,7 @@ impl Balloon {
         BalloonHandle(Arc::clone(&self.state))
     }
 
-    fn receive_statistics(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        let Some(queue) = queues.get(index) else {
-            return Ok(());
-        };
+    fn receive_statistics(&mut self, queue: &mut Queue) -> Result<(), DeviceError> {
         while let Some(chain) = queue.pop()? {
             let mut bytes = [0; ENTRY * 32];
             let length = chain.read(0, &mut bytes);
@@ -168,12 +165,12 @@ impl VirtioDevice for Balloon {
         Ok(())
     }
 
-    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+    fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError> {
         if Some(index) == self.statistics_queue {
-            return self.receive_statistics(index, queues);
+            return self.receive_statistics(queue);
         }
         let state = &self.state;
-        queues.serve_available(index, |chain| {
+        queue.serve_available(|chain| {
             if index == INFLATE {
                 if chain.length(Direction::Readable) > MAX_NUMBERS {
                     return Err(DeviceError::Request("it names more than 16384 pages"));

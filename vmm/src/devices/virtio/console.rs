@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
 
 use super::{
-    ConfigSpace, DeviceError, DeviceProperties, Direction, Queues, RateLimitedLog, VirtioDevice,
+    ConfigSpace, DeviceError, DeviceProperties, Direction, Queue, Queues, RateLimitedLog,
+    VirtioDevice,
 };
 use crate::devices::console_output::ConsoleOutput;
 
@@ -63,10 +64,7 @@ impl VirtioDevice for Console {
         }
     }
 
-    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        let Some(queue) = queues.get(index) else {
-            return Ok(());
-        };
+    fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError> {
         if index != TRANSMIT {
             self.rx_available = true;
             return Ok(());

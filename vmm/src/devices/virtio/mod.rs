@@ -122,7 +122,7 @@ pub trait VirtioDevice: Send {
     }
 
     /// Called when the driver has notified the queue of this index.
-    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError>;
+    fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError>;
 
     /// Returns the descriptors of the backend to wait for.
     fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -132,17 +132,8 @@ impl Queues {
     }
 
     /// Returns the queue of this index if the driver uses it.
-    pub(super) fn get(&mut self, index: usize) -> Option<&mut Queue> {
+    pub fn get(&mut self, index: usize) -> Option<&mut Queue> {
         self.0.get_mut(index)?.as_mut()
-    }
-
-    /// Serves the queue of this index with [`Queue::serve_available`] if the driver uses it.
-    pub(super) fn serve_available(
-        &mut self,
-        index: usize,
-        serve: impl FnMut(&DescriptorChain) -> Result<usize, DeviceError>,
-    ) -> Result<(), DeviceError> {
-        self.get(index).map_or(Ok(()), |queue| queue.serve_available(serve))
     }
 
     /// Removes a queue, which another thread or the host's kernel serves from here on.

@@ -4,7 +4,7 @@
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
-use super::{ConfigSpace, DeviceError, DeviceProperties, Direction, Queues, VirtioDevice};
+use super::{ConfigSpace, DeviceError, DeviceProperties, Direction, Queue, VirtioDevice};
 
 /// Maximum number of bytes per request, also if its buffers have space for more.
 const MAX_BYTES: usize = 4096;
@@ -23,8 +23,8 @@ impl VirtioDevice for Rng {
         }
     }
 
-    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        queues.serve_available(index, |chain| {
+    fn process_queue(&mut self, _: usize, queue: &mut Queue) -> Result<(), DeviceError> {
+        queue.serve_available(|chain| {
             let mut bytes = [0; MAX_BYTES];
             let requested = chain.length(Direction::Writable).min(MAX_BYTES);
             let mut done = 0;

@@ -92,7 +92,9 @@ fn serve(
         }
         for ((index, event), _) in notifications.iter().zip(&ready[1..]).filter(|(_, is)| **is) {
             let _ = event.read();
-            device.process_queue(*index, queues)?;
+            if let Some(queue) = queues.get(*index) {
+                device.process_queue(*index, queue)?;
+            }
         }
         if backend_ready.contains(&true) {
             device.process_backend(queues)?;

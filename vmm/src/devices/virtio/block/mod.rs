@@ -16,8 +16,8 @@ use std::io;
 use virtio_bindings::{virtio_blk::*, virtio_ids::VIRTIO_ID_BLOCK};
 
 use super::{
-    ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queues, RateLimitedLog,
-    VirtioDevice, feature_bit, feature_bits,
+    ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queue, Queues,
+    RateLimitedLog, VirtioDevice, feature_bit, feature_bits,
 };
 
 pub use disk::Disk;
@@ -224,8 +224,8 @@ impl VirtioDevice for Block {
         Ok(())
     }
 
-    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
-        queues.serve_available(index, |chain| self.serve(chain))
+    fn process_queue(&mut self, _: usize, queue: &mut Queue) -> Result<(), DeviceError> {
+        queue.serve_available(|chain| self.serve(chain))
     }
 }
 

@@ -122,9 +122,9 @@ impl Net {
         self.config.update(STATUS, &link_status(false));
     }
 
-    fn transmit(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
+    fn transmit(&mut self, queue: &mut Queue) -> Result<(), DeviceError> {
         let mut lost = None;
-        queues.serve_available(TRANSMIT, |chain| {
+        queue.serve_available(|chain| {
             let Some(tap) = self.tap.as_ref().filter(|_| lost.is_none()) else {
                 return Ok(0);
             };
@@ -144,6 +144,21 @@ impl Net {
             self.take_link_down(&error);
         }
         Ok(())
+    }
+
+    /// Passes packets to the guest until the tap has none or the guest has no buffer.
+    fn receive(&mut self, queue: &mut Queue) -> Result<(), DeviceError> {
+        for _ in 0..BATCH {
+            if !self.deliver_pending(queue)? {
+                // The tap is not read until the driver adds a buffer.
+                self.rx_available = false;
+                break;
+            }
+            if !self.read_packet() {
+                break;
+            }
+        }
+        queue.signal_used()
     }
 
     /// Copies the pending packet to the guest's buffers. Returns false if they lack space.
@@ -235,12 +250,12 @@ impl VirtioDevice for Net {
         }
     }
 
-    fn process_queue(&mut self, index: usize, queues: &mut Queues) -> Result<(), DeviceError> {
+    fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError> {
         match index {
-            TRANSMIT => self.transmit(queues),
+            TRANSMIT => self.transmit(queue),
             _ => {
                 self.rx_available = true;
-                self.process_backend(queues)
+                self.receive(queue)
             }
         }
     }
@@ -251,20 +266,7 @@ impl VirtioDevice for Net {
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        let Some(queue) = queues.get(RECEIVE) else {
-            return Ok(());
-        };
-        for _ in 0..BATCH {
-            if !self.deliver_pending(queue)? {
-                // The tap is not read until the driver adds a buffer.
-                self.rx_available = false;
-                break;
-            }
-            if !self.read_packet() {
-                break;
-            }
-        }
-        queue.signal_used()
+        queues.get(RECEIVE).map_or(Ok(()), |queue| self.receive(queue))
     }
 
     fn reset(&mut self) {

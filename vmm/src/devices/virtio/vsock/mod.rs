@@ -22,7 +22,9 @@ use std::os::fd::BorrowedFd;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{BackendError, ConfigSpace, DeviceError, DeviceProperties, Queues, VirtioDevice};
+use super::{
+    BackendError, ConfigSpace, DeviceError, DeviceProperties, Queue, Queues, VirtioDevice,
+};
 use crate::scoped_thread::borrow_event;
 
 pub use backend::VsockBackend;
@@ -76,7 +78,7 @@ impl VirtioDevice for Vsock {
     }
 
     /// Leaves the buffers in the event queue: there are no events.
-    fn process_queue(&mut self, _: usize, _: &mut Queues) -> Result<(), DeviceError> {
+    fn process_queue(&mut self, _: usize, _: &mut Queue) -> Result<(), DeviceError> {
         Ok(())
     }
 
