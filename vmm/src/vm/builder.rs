@@ -77,7 +77,7 @@ pub struct Vm {
     pub vcpus: VcpuThreads,
     pub serial: SharedSerialPort,
     /// Handle of the balloon, if there is one.
-    pub balloon: Option<BalloonHandle>,
+    pub balloon: Option<Arc<BalloonHandle>>,
     /// Dirty rings, in that dirty logging mode.
     pub rings: Option<Arc<DirtyRings>>,
     /// Memslots, in the order of the memory zones.

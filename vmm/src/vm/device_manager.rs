@@ -109,7 +109,7 @@ impl<'a> DeviceManager<'a> {
         config: &VirtioConfig,
         files: &OpenFiles,
         console: Option<Console>,
-    ) -> Result<Option<BalloonHandle>, VmError> {
+    ) -> Result<Option<Arc<BalloonHandle>>, VmError> {
         for (index, disk) in files.disks.iter().enumerate() {
             let name = format!("disk{index}");
             let device = Block::new(disk.try_clone().map_err(failed("--disk"))?, &name);

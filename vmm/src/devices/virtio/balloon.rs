@@ -54,7 +54,7 @@ pub type Statistics = Vec<(u16, u64)>;
 /// Balloon device.
 #[derive(Debug)]
 pub struct Balloon {
-    state: Arc<BalloonState>,
+    state: Arc<BalloonHandle>,
     /// Index of the statistics queue, if it is negotiated.
     statistics_queue: Option<usize>,
     /// Index of the reporting queue, if it is negotiated.
@@ -63,9 +63,9 @@ pub struct Balloon {
     statistics_chain: Option<u16>,
 }
 
-/// State that the device shares with its handles.
+/// Handle that controls a balloon: the state that the device shares.
 #[derive(Debug)]
-struct BalloonState {
+pub struct BalloonHandle {
     config: ConfigSpace,
     statistics_request: EventFd,
     statistics: Mutex<Statistics>,
@@ -73,14 +73,10 @@ struct BalloonState {
     inflated: AtomicU64,
 }
 
-/// Handle that controls a balloon.
-#[derive(Debug, Clone)]
-pub struct BalloonHandle(Arc<BalloonState>);
-
 impl Balloon {
     /// Creates an empty balloon.
     pub fn new() -> std::io::Result<Self> {
-        let state = BalloonState {
+        let state = BalloonHandle {
             // Target, actual size, free-page hinting command, poison value.
             config: ConfigSpace::new(vec![0; 16], ACTUAL..ACTUAL + 4),
             statistics_request: EventFd::new(libc::EFD_NONBLOCK)?,
@@ -93,8 +89,8 @@ impl Balloon {
     }
 
     /// Returns a handle, which stays valid while the worker owns the device.
-    pub fn handle(&self) -> BalloonHandle {
-        BalloonHandle(Arc::clone(&self.state))
+    pub fn handle(&self) -> Arc<BalloonHandle> {
+        Arc::clone(&self.state)
     }
 
     fn receive_statistics(&mut self, queue: &mut Queue) -> Result<(), DeviceError> {
@@ -121,29 +117,29 @@ impl BalloonHandle {
     /// refuse; [`BalloonHandle::actual`] returns its progress.
     pub fn set_target(&self, bytes: Bytes) {
         let pages = u32::try_from(bytes.0 / PAGE).unwrap_or(u32::MAX);
-        self.0.config.update(TARGET, &pages.to_le_bytes());
+        self.config.update(TARGET, &pages.to_le_bytes());
     }
 
     /// Returns the size of the balloon as the guest reports it.
     pub fn actual(&self) -> Bytes {
-        Bytes(u64::from(self.0.config.read_u32(ACTUAL as u64)) * PAGE)
+        Bytes(u64::from(self.config.read_u32(ACTUAL as u64)) * PAGE)
     }
 
     /// Returns the number of bytes discarded through free-page reporting.
     pub fn reported(&self) -> Bytes {
-        Bytes(self.0.reported.load(Ordering::Relaxed))
+        Bytes(self.reported.load(Ordering::Relaxed))
     }
 
     /// Returns the number of bytes discarded through the inflate queue.
     pub fn inflated(&self) -> Bytes {
-        Bytes(self.0.inflated.load(Ordering::Relaxed))
+        Bytes(self.inflated.load(Ordering::Relaxed))
     }
 
     /// Returns the latest statistics of the guest, empty if it has sent none, and requests new ones.
     pub fn statistics(&self) -> Statistics {
         // A full counter means that a request is pending.
-        let _ = self.0.statistics_request.write(1);
-        self.0.statistics.lock().clone()
+        let _ = self.statistics_request.write(1);
+        self.statistics.lock().clone()
     }
 }
 
@@ -232,7 +228,7 @@ mod tests {
     const PAGES: u64 = START + 0x80_0000;
 
     /// Returns the driver of a balloon, whose pages are filled, and its handle.
-    fn start(features: u64) -> (Driver, BalloonHandle) {
+    fn start(features: u64) -> (Driver, Arc<BalloonHandle>) {
         let balloon = Box::new(Balloon::new().unwrap());
         let handle = balloon.handle();
         let driver = Driver::start(balloon, features);
@@ -289,7 +285,7 @@ mod tests {
 
         driver.add(2, &[Buffer::Out([entry(4, 1000), entry(5, 2000)].concat())]);
         driver.notify(2);
-        wait_until("statistics", || !handle.0.statistics.lock().is_empty());
+        wait_until("statistics", || !handle.statistics.lock().is_empty());
         let statistics = handle.statistics();
 
         assert_eq!(driver.wait_used(2), 0);
