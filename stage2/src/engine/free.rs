@@ -22,9 +22,6 @@ impl Stage2 {
     /// here once no walker can be in the table.
     #[inline]
     pub fn free_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked) {
-        if self.is_childless(&unlinked) {
-            return ops.free(unlinked.table);
-        }
         let mut batch = TableFreeBatch::new();
         self.collect_tables(ops, unlinked, &mut batch);
         batch.free_all(ops);
@@ -38,7 +35,8 @@ impl Stage2 {
         unlinked: Unlinked,
         batch: &mut TableFreeBatch,
     ) {
-        if !self.is_childless(&unlinked) {
+        // Without tables below it and without references, the contents do not matter.
+        if self.policy.count_references || unlinked.level != Level::PAGE {
             self.collect_children(ops, unlinked, batch);
         }
         batch.push(ops, unlinked.table);
@@ -58,13 +56,6 @@ impl Stage2 {
         } else {
             self.collect_tables(ops, unlinked, batch);
         }
-    }
-
-    /// Returns whether a table has neither tables below it nor references: its contents do not
-    /// matter.
-    #[inline]
-    fn is_childless(&self, unlinked: &Unlinked) -> bool {
-        !self.policy.count_references && unlinked.level == Level::PAGE
     }
 
     #[inline(never)]

@@ -197,15 +197,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
             }
             self.clean_range(&range);
         }
-        if let [one] = &batch.unmapped[..] {
-            match one.unlinked() {
-                Some(Unlinked { table, .. }) if one.empty_table => self.ops.free(table),
-                Some(unlinked) => self.stage2.free_unlinked(self.ops, unlinked),
-                None => {}
-            }
-        } else {
-            self.free_batch(batch);
-        }
+        self.free_batch(batch);
         batch.unmapped.clear();
     }
 

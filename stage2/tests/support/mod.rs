@@ -113,13 +113,3 @@ pub fn generator(seed: u64) -> SplitMix64 {
 pub fn below(random: &mut SplitMix64, end: u64) -> u64 {
     random.next_u64() % end
 }
-
-/// Asserts that a file in `tests/` has this text; `GRANULE_GOLDEN=write` writes it instead.
-pub fn assert_golden(path: &str, text: &str, test: &str) {
-    let path = format!("{}/tests/{path}", env!("CARGO_MANIFEST_DIR"));
-    if std::env::var_os("GRANULE_GOLDEN").is_some_and(|value| value == "write") {
-        std::fs::write(&path, text).unwrap();
-    }
-    let command = format!("GRANULE_GOLDEN=write cargo test -p granule-stage2 --test {test}");
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), text, "{path}: `{command}` writes it");
-}
