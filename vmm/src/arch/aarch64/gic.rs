@@ -6,8 +6,6 @@
 //! KVM requires this order: all vCPUs, the controller, its addresses, the ITS, the number of
 //! interrupts, and the initialisation.
 
-use std::ops::Range;
-
 use granule_types::units::GuestAddress;
 use kvm_bindings::{
     KVM_DEV_ARM_VGIC_CTRL_INIT, KVM_DEV_ARM_VGIC_GRP_ADDR, KVM_DEV_ARM_VGIC_GRP_CTRL,
@@ -20,23 +18,20 @@ use kvm_ioctls::{DeviceFd, VmFd};
 
 use crate::{
     arch::aarch64::boot::{
-        GIC_CPU_INTERFACE, GIC_DISTRIBUTOR, GIC_ITS, GIC_REDISTRIBUTORS, fdt::GicRanges,
+        GIC_CPU_INTERFACE, GIC_DISTRIBUTOR, GIC_ITS, GIC_REDISTRIBUTOR_SIZE, GIC_REDISTRIBUTORS,
+        fdt::Gic,
     },
     kvm::KvmError,
 };
 
-const DISTRIBUTOR_SIZE: u64 = 0x1_0000;
-const REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
-const ITS_SIZE: u64 = 0x2_0000;
-const CPU_INTERFACE_SIZE: u64 = 0x2000;
 /// Maximum number of vCPUs of a GICv2.
 const GICV2_CPUS: u64 = 8;
 /// Number of SGIs and PPIs, which precede the SPIs.
 const PRIVATE_INTERRUPTS: u32 = 32;
 
-/// Creates the interrupt controller of a VM, with `interrupts` SPIs for devices, and returns its
-/// addresses. All vCPUs must exist. KVM keeps the controller as long as the VM.
-pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<GicRanges, KvmError> {
+/// Creates the interrupt controller of a VM, with `interrupts` SPIs for devices. All vCPUs must
+/// exist. KVM keeps the controller as long as the VM.
+pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
     match create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3) {
         Ok(gic) => v3(vm, &gic, vcpus, interrupts),
         // ENODEV: the host has no GICv3.
@@ -49,14 +44,14 @@ pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<GicRanges, KvmEr
     }
 }
 
-fn v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<GicRanges, KvmError> {
-    let limit = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / REDISTRIBUTOR_SIZE;
+fn v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
+    let limit = (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / GIC_REDISTRIBUTOR_SIZE;
     if vcpus > limit {
         return Err(KvmError::Unsupported(format!(
             "--vcpus {vcpus}: the address map has space for the redistributors of {limit}"
         )));
     }
-    set_address(gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
+    set_address(gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR.start)?;
     // One region for all redistributors: their number is in bits 63:52.
     let region = GuestAddress(vcpus << 52 | GIC_REDISTRIBUTORS.start.0);
     set_address(gic, KVM_VGIC_V3_ADDR_TYPE_REDIST_REGION, region)?;
@@ -64,37 +59,25 @@ fn v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<GicRange
         .inspect_err(|error| log::info!("the guest has no ITS: {error}"))
         .ok();
     if let Some(its) = &its {
-        set_address(its, KVM_VGIC_ITS_ADDR_TYPE, GIC_ITS)?;
+        set_address(its, KVM_VGIC_ITS_ADDR_TYPE, GIC_ITS.start)?;
         initialize(its)?;
     }
     set_interrupts(gic, interrupts)?;
     initialize(gic)?;
-    Ok(GicRanges::V3 {
-        distributor: range(GIC_DISTRIBUTOR, DISTRIBUTOR_SIZE),
-        redistributors: range(GIC_REDISTRIBUTORS.start, vcpus * REDISTRIBUTOR_SIZE),
-        its: its.is_some().then(|| range(GIC_ITS, ITS_SIZE)),
-    })
+    Ok(Gic::V3 { its: its.is_some() })
 }
 
-fn v2(gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<GicRanges, KvmError> {
+fn v2(gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
     if vcpus > GICV2_CPUS {
         return Err(KvmError::Unsupported(format!(
             "--vcpus {vcpus}: this host has a GICv2, which supports {GICV2_CPUS} vCPUs"
         )));
     }
-    set_address(gic, KVM_VGIC_V2_ADDR_TYPE_DIST, GIC_DISTRIBUTOR)?;
-    set_address(gic, KVM_VGIC_V2_ADDR_TYPE_CPU, GIC_CPU_INTERFACE)?;
+    set_address(gic, KVM_VGIC_V2_ADDR_TYPE_DIST, GIC_DISTRIBUTOR.start)?;
+    set_address(gic, KVM_VGIC_V2_ADDR_TYPE_CPU, GIC_CPU_INTERFACE.start)?;
     set_interrupts(gic, interrupts)?;
     initialize(gic)?;
-    Ok(GicRanges::V2 {
-        distributor: range(GIC_DISTRIBUTOR, DISTRIBUTOR_SIZE),
-        cpu_interface: range(GIC_CPU_INTERFACE, CPU_INTERFACE_SIZE),
-    })
-}
-
-/// Returns a range of `size` bytes.
-const fn range(start: GuestAddress, size: u64) -> Range<GuestAddress> {
-    start..GuestAddress(start.0 + size)
+    Ok(Gic::V2)
 }
 
 fn create_device(vm: &VmFd, kind: u32) -> Result<DeviceFd, vmm_sys_util::errno::Error> {

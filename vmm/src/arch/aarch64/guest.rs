@@ -12,7 +12,7 @@ pub use super::boot::{BootError, BootLayout, image::Image, parse_command_line};
 use super::{
     boot::{
         self,
-        fdt::{Fdt, GicRanges},
+        fdt::{Fdt, Gic},
     },
     gic,
     vcpu::{self, VcpuFeatures},
@@ -20,13 +20,13 @@ use super::{
 };
 use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
 
-/// The vCPUs of a guest, their features, and the addresses of their interrupt controller.
+/// The vCPUs of a guest, their features, and their interrupt controller.
 #[derive(Debug)]
 pub struct GuestVcpus {
     /// The vCPUs, the boot vCPU first.
     pub fds: Vec<VcpuFd>,
     features: VcpuFeatures,
-    gic: GicRanges,
+    gic: Gic,
 }
 
 /// Returns an error on an architecture without support for Linux guests.
@@ -105,7 +105,7 @@ pub fn write_boot_data(
         memory: &vm.memory,
         cpus: &cpus,
         pmu: vcpus.features.pmu,
-        gic: &vcpus.gic,
+        gic: vcpus.gic,
         devices: &vm.devices,
         command_line: &command_line,
         initrd: layout.initrd.clone(),

@@ -10,7 +10,10 @@ use std::ops::Range;
 use granule_types::units::{Bytes, GuestAddress};
 use vm_fdt::FdtWriter;
 
-use super::{BootError, FDT_MAX_SIZE};
+use super::{
+    BootError, FDT_MAX_SIZE, GIC_CPU_INTERFACE, GIC_DISTRIBUTOR, GIC_ITS, GIC_REDISTRIBUTOR_SIZE,
+    GIC_REDISTRIBUTORS,
+};
 use crate::devices::{MmioDeviceInfo, REGISTER_SPACE};
 
 const GIC_PHANDLE: u32 = 1;
@@ -32,25 +35,16 @@ const SERIAL_CLOCK: u32 = 1_843_200;
 /// Number of CPUs in the CPU mask of a GICv2 interrupt specifier.
 const GICV2_CPUS: usize = 8;
 
-/// Addresses of the interrupt controller.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GicRanges {
+/// The interrupt controller, at the addresses in [`boot`](super).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gic {
     /// GICv3.
     V3 {
-        /// The distributor.
-        distributor: Range<GuestAddress>,
-        /// Range of all redistributors.
-        redistributors: Range<GuestAddress>,
-        /// The interrupt translation service.
-        its: Option<Range<GuestAddress>>,
+        /// Presence of the interrupt translation service.
+        its: bool,
     },
     /// GICv2.
-    V2 {
-        /// The distributor.
-        distributor: Range<GuestAddress>,
-        /// The CPU interface.
-        cpu_interface: Range<GuestAddress>,
-    },
+    V2,
 }
 
 /// The content of a device tree.
@@ -63,7 +57,7 @@ pub struct Fdt<'a> {
     /// Presence of a PMU in the vCPUs.
     pub pmu: bool,
     /// The interrupt controller.
-    pub gic: &'a GicRanges,
+    pub gic: Gic,
     /// Devices, the console first.
     pub devices: &'a [MmioDeviceInfo],
     /// The kernel command line.
@@ -166,30 +160,27 @@ impl Fdt<'_> {
     }
 
     fn write_gic(&self, fdt: &mut FdtWriter) -> Result<(), BootError> {
-        let (distributor, other) = match self.gic {
-            GicRanges::V3 { distributor, redistributors, .. } => (distributor, redistributors),
-            GicRanges::V2 { distributor, cpu_interface } => (distributor, cpu_interface),
+        let start = GIC_REDISTRIBUTORS.start;
+        let end = GuestAddress(start.0 + self.cpus.len() as u64 * GIC_REDISTRIBUTOR_SIZE);
+        let (compatible, other) = match self.gic {
+            Gic::V3 { .. } => ("arm,gic-v3", start..end),
+            Gic::V2 => ("arm,cortex-a15-gic", GIC_CPU_INTERFACE),
         };
-        let node = fdt.begin_node(&format!("intc@{:x}", distributor.start.0))?;
-        let compatible = match self.gic {
-            GicRanges::V3 { .. } => "arm,gic-v3",
-            GicRanges::V2 { .. } => "arm,cortex-a15-gic",
-        };
+        let node = fdt.begin_node(&format!("intc@{:x}", GIC_DISTRIBUTOR.start.0))?;
         fdt.property_string("compatible", compatible)?;
         fdt.property_null("interrupt-controller")?;
         fdt.property_u32("#interrupt-cells", 3)?;
-        let [first, second] = [distributor, other].map(|range| [range.start.0, length(range)]);
-        fdt.property_array_u64("reg", &[first, second].concat())?;
+        fdt.property_array_u64("reg", &[registers(&GIC_DISTRIBUTOR), registers(&other)].concat())?;
         fdt.property_phandle(GIC_PHANDLE)?;
         fdt.property_u32("#address-cells", 2)?;
         fdt.property_u32("#size-cells", 2)?;
         fdt.property_null("ranges")?;
-        if let GicRanges::V3 { its: Some(its), .. } = self.gic {
-            let node = fdt.begin_node(&format!("msi-controller@{:x}", its.start.0))?;
+        if self.gic == (Gic::V3 { its: true }) {
+            let node = fdt.begin_node(&format!("msi-controller@{:x}", GIC_ITS.start.0))?;
             fdt.property_string("compatible", "arm,gic-v3-its")?;
             fdt.property_null("msi-controller")?;
             fdt.property_u32("#msi-cells", 1)?;
-            fdt.property_array_u64("reg", &[its.start.0, length(its)])?;
+            fdt.property_array_u64("reg", &registers(&GIC_ITS))?;
             fdt.property_phandle(ITS_PHANDLE)?;
             fdt.end_node(node)?;
         }
@@ -234,8 +225,8 @@ impl Fdt<'_> {
     /// Returns the flags of a private interrupt; the GICv2 binding adds a CPU mask.
     fn ppi_flags(&self, trigger: u32) -> u32 {
         match self.gic {
-            GicRanges::V3 { .. } => trigger,
-            GicRanges::V2 { .. } => {
+            Gic::V3 { .. } => trigger,
+            Gic::V2 => {
                 let cpus = self.cpus.len().min(GICV2_CPUS);
                 trigger | ((1 << cpus) - 1) << 8
             }
@@ -248,8 +239,9 @@ fn node_name(device: &MmioDeviceInfo) -> String {
     format!("{}@{:x}", device.name, device.start.0)
 }
 
-const fn length(range: &Range<GuestAddress>) -> u64 {
-    range.end.0 - range.start.0
+/// Returns start and size of a register range.
+const fn registers(range: &Range<GuestAddress>) -> [u64; 2] {
+    [range.start.0, range.end.0 - range.start.0]
 }
 
 #[cfg(test)]

@@ -28,15 +28,19 @@ use thiserror::Error;
 use crate::{arch::MEMORY, kvm::KvmError};
 use image::Image;
 
-/// Address of the GIC distributor.
-pub const GIC_DISTRIBUTOR: GuestAddress = GuestAddress(0x0800_0000);
-/// Address of the GICv2 CPU interface.
-pub const GIC_CPU_INTERFACE: GuestAddress = GuestAddress(0x0801_0000);
-/// Address of the GICv3 interrupt translation service.
-pub const GIC_ITS: GuestAddress = GuestAddress(0x0808_0000);
+/// Registers of the GIC distributor.
+pub const GIC_DISTRIBUTOR: Range<GuestAddress> =
+    GuestAddress(0x0800_0000)..GuestAddress(0x0801_0000);
+/// Registers of the GICv2 CPU interface.
+pub const GIC_CPU_INTERFACE: Range<GuestAddress> =
+    GuestAddress(0x0801_0000)..GuestAddress(0x0801_2000);
+/// Registers of the GICv3 interrupt translation service.
+pub const GIC_ITS: Range<GuestAddress> = GuestAddress(0x0808_0000)..GuestAddress(0x080a_0000);
 /// Range of the GICv3 redistributors.
 pub const GIC_REDISTRIBUTORS: Range<GuestAddress> =
     GuestAddress(0x1000_0000)..GuestAddress(0x4000_0000);
+/// Size of the registers of a vCPU's redistributor.
+pub const GIC_REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
 /// Maximum size of the device tree (the arm64 kernel maps one 2M block).
 pub const FDT_MAX_SIZE: Bytes = Bytes::mib(2);
 /// Alignment of kernel, device tree and initramfs.
@@ -173,9 +177,11 @@ mod tests {
 
     // The redistributor range holds 512 vCPUs, the limit of KVM, and no ranges overlap.
     const _: () = {
-        assert!((GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / 0x2_0000 >= 512);
+        assert!(
+            (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / GIC_REDISTRIBUTOR_SIZE >= 512
+        );
         assert!(GIC_REDISTRIBUTORS.end.0 <= MEMORY.0);
-        assert!(GIC_ITS.0 < PLATFORM_DEVICES.start.0);
+        assert!(GIC_ITS.end.0 <= PLATFORM_DEVICES.start.0);
         assert!(VIRTIO_DEVICES.end.0 <= GIC_REDISTRIBUTORS.start.0);
     };
 
