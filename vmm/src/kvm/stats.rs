@@ -194,26 +194,26 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_yields_name_type_and_offset() {
-        let taken = field("vcpu", 0x100, &descriptor(KVM_STATS_TYPE_CUMULATIVE, 1, 8, "pf_taken"));
-        let pages = field("vm", 0x80, &descriptor(KVM_STATS_TYPE_INSTANT, 1, 16, "pages_2m"));
-
-        let expected =
+    fn counters_and_gauges_of_faults_and_mappings_are_selected() {
+        let selected =
             |name: &str, kind, offset| Some(StatisticField { name: name.to_owned(), kind, offset });
-        assert_eq!(taken, expected("vcpu.pf_taken", StatisticKind::Cumulative, 0x108));
-        assert_eq!(pages, expected("vm.pages_2m", StatisticKind::Instant, 0x90));
-    }
-
-    #[test]
-    fn histograms_and_other_statistics_are_not_selected() {
-        let histogram = descriptor(KVM_STATS_TYPE_CUMULATIVE, 32, 0, "pf_hist");
-        let other = descriptor(KVM_STATS_TYPE_CUMULATIVE, 1, 0, "halt_wakeup");
-        let peak = descriptor(2, 1, 0, "pages_peak");
-
-        for bytes in [histogram, other, peak] {
-            assert_eq!(field("vcpu", 0, &bytes), None);
+        let (counter, gauge) = (KVM_STATS_TYPE_CUMULATIVE, KVM_STATS_TYPE_INSTANT);
+        for (descriptor, expected) in [
+            (
+                descriptor(counter, 1, 8, "pf_taken"),
+                selected("vcpu.pf_taken", StatisticKind::Cumulative, 0x108),
+            ),
+            (
+                descriptor(gauge, 1, 16, "pages_2m"),
+                selected("vcpu.pages_2m", StatisticKind::Instant, 0x110),
+            ),
+            (descriptor(counter, 32, 0, "pf_hist"), None),
+            (descriptor(counter, 1, 0, "halt_wakeup"), None),
+            (descriptor(2, 1, 0, "pages_peak"), None),
+            (vec![0; 3], None),
+        ] {
+            assert_eq!(field("vcpu", 0x100, &descriptor), expected);
         }
-        assert_eq!(field("vcpu", 0, &[0; 3]), None);
     }
 
     /// Returns statistics with these values.

@@ -84,7 +84,6 @@ impl BoundSocket {
         Ok(Self { listener, file })
     }
 
-    /// Changes the owner of the file.
     pub fn set_owner(&self, identity: Identity) -> io::Result<()> {
         let Identity { user, group } = identity;
         lchown(&self.file.path, Some(user), Some(group))
@@ -99,7 +98,6 @@ pub struct PendingRequest {
 }
 
 impl PendingRequest {
-    /// Sends the response.
     pub fn respond(self, response: Response) {
         // The client may have disconnected.
         let _ = self.response.send(response);

@@ -22,29 +22,19 @@ const MAX_HEADERS: usize = 32;
 
 /// A request of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the table above describes each request")]
 pub enum Request {
-    /// Report the state.
     State,
-    /// Pause the vCPUs.
     Pause,
-    /// Resume the vCPUs.
     Resume,
-    /// Stop the VM.
     Stop,
-    /// Report the backing and the resident memory.
     Memory,
-    /// Collapse small pages into huge pages.
     Collapse,
-    /// Report all counters.
     Counters,
-    /// Start or stop dirty logging.
     DirtyLogging(bool),
-    /// Report the dirty pages.
     Dirty,
-    /// Clear the dirty log.
     DirtyClear,
-    /// Set the size of the balloon in bytes.
-    Balloon(u64),
+    Balloon(Bytes),
 }
 
 /// A response: HTTP status and body.
@@ -108,7 +98,7 @@ fn route(method: &str, path: &str) -> Result<Request, Response> {
         "/v1/dirty/stop" => ("POST", Request::DirtyLogging(false)),
         "/v1/dirty/clear" => ("POST", Request::DirtyClear),
         _ => match path.strip_prefix("/v1/balloon/").map(str::parse::<Bytes>) {
-            Some(Ok(size)) => ("POST", Request::Balloon(size.0)),
+            Some(Ok(size)) => ("POST", Request::Balloon(size)),
             Some(Err(error)) => return Err(error_response(400, &format!("{path}: {error}"))),
             None => {
                 let paths = "unknown path; expected one of /v1/state, pause, resume, stop, \

@@ -24,13 +24,11 @@ use crate::kvm::tracepoints;
 /// Schema name of the objects in the file.
 const SCHEMA: &str = "granule.run/1";
 
-/// Duration of the phase `first-minute`.
 pub const FIRST_MINUTE: Duration = Duration::from_secs(60);
 
 /// Maximum number of marks of the boot timer that are recorded.
 const MAX_MARKS: usize = 64;
 
-/// A completed phase.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BootPhase {
     pub name: &'static str,
@@ -45,9 +43,7 @@ pub struct BootPhase {
 #[derive(Debug)]
 pub struct BootStats {
     phases: Vec<BootPhase>,
-    /// Name of the current phase.
     pub(super) phase: &'static str,
-    /// Start of the current phase.
     pub(super) since: Duration,
     last: Option<Snapshot>,
     marks: Vec<(u8, u64)>,
@@ -128,7 +124,6 @@ impl StatsFile {
         })
     }
 
-    /// Writes the record of a boot.
     pub(super) fn write(
         &mut self,
         config: &VmConfig,

@@ -6,11 +6,7 @@
 //! devices, boot data and vCPU threads. [`crate::arch::guest`] has the architecture's part of each
 //! step.
 
-use std::{
-    io::Read as _,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io::Read as _, sync::Arc};
 
 use granule_types::units::Bytes;
 use kvm_ioctls::VmFd;
@@ -49,25 +45,17 @@ use crate::{
 /// Largest kernel file that is read: above the maximum size of an uncompressed kernel.
 const MAX_KERNEL_FILE: u64 = (512 << 20) + 1;
 
-/// Callback for marks that the guest writes to the boot timer.
-pub type BootMarkCallback = Box<dyn FnMut(u8, Duration) + Send>;
-
 /// Connections of a VM to the rest of the process.
 pub struct VmConnections {
     pub serial_output: SerialOutput,
     /// Destination of the console output, for backpressure on the vCPUs that write to the serial
     /// port.
     pub console_output: ConsoleOutput,
-    /// The virtio console, if there is one.
     pub console: Option<Console>,
-    /// Callback for the boot timer.
-    pub on_boot_mark: BootMarkCallback,
-    pub started: Instant,
+    pub boot_timer: BootTimer,
     /// Event that is signalled when the guest exits.
     pub guest_exit: EventFd,
-    /// Confines the vCPU threads by seccomp.
     pub confine_vcpus: bool,
-    /// Opens KVM's statistics if set.
     pub statistics: bool,
 }
 
@@ -76,14 +64,12 @@ pub struct VmConnections {
 pub struct Vm {
     pub vcpus: VcpuThreads,
     pub serial: SharedSerialPort,
-    /// Handle of the balloon, if there is one.
     pub balloon: Option<Arc<BalloonHandle>>,
     /// Dirty rings, in that dirty logging mode.
     pub rings: Option<Arc<DirtyRings>>,
     /// Memslots, in the order of the memory zones.
     pub slots: Vec<Memslot>,
     pub fd: VmFd,
-    /// Width of guest-physical addresses.
     pub ipa_bits: u8,
     /// Memory, one region for each zone of the configuration.
     pub memory: GuestMemory,
@@ -123,8 +109,7 @@ pub fn build(
     let (serial, serial_registers) =
         devices.add_serial(config.serial, connections.serial_output)?;
     devices.add_platform_device(Rtc::describe, Rtc::default())?;
-    let timer = BootTimer::new(connections.started, connections.on_boot_mark);
-    devices.add_platform_device(BootTimer::describe, timer)?;
+    devices.add_platform_device(BootTimer::describe, connections.boot_timer)?;
     let balloon = devices.add_virtio_devices(&config.devices, files, connections.console)?;
     let bus = Arc::new(devices.finish());
 

@@ -76,7 +76,7 @@ pub struct VirtioConfig {
 }
 
 /// The configuration of a VM.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct VmConfig {
     /// Kernel file: an `Image`, optionally compressed.
     pub kernel: PathBuf,

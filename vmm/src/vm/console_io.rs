@@ -95,9 +95,7 @@ impl<W: Write> Write for PatternMatcher<W> {
 /// The ends of the channels between a VM and the terminal.
 pub struct ConsoleChannels {
     pub serial_output: SerialOutput,
-    /// The virtio console, if there is one.
     pub console: Option<Console>,
-    /// Input of the virtio console, if there is one.
     pub console_input: Option<PipeSink>,
 }
 

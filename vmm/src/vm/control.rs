@@ -21,13 +21,11 @@ pub struct VmController<'a> {
     pub config: &'a VmConfig,
     pub vm: &'a Vm,
     pub reader: StatsReader,
-    /// Statistics of this boot.
     pub boot: BootStats,
     /// Number of this boot, from 1.
     boot_count: u32,
     /// Dirty logs, one for each memslot; empty while logging is off.
     dirty: Vec<DirtyLog>,
-    /// Set when a client has requested a stop.
     pub stop_requested: bool,
 }
 
@@ -56,7 +54,6 @@ impl<'a> VmController<'a> {
         }
     }
 
-    /// Carries out a request.
     pub fn handle(&mut self, request: Request) -> Response {
         match request {
             Request::State => {}
@@ -69,7 +66,7 @@ impl<'a> VmController<'a> {
             Request::DirtyLogging(on) => return to_response(self.set_logging(on)),
             Request::Dirty => return to_response(self.dirty_pages()),
             Request::DirtyClear => return to_response(self.clear()),
-            Request::Balloon(bytes) => return self.set_balloon(Bytes(bytes)),
+            Request::Balloon(size) => return self.set_balloon(size),
         }
         (200, self.state())
     }

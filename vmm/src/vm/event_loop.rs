@@ -31,7 +31,6 @@ pub(super) struct EventLoop<'a> {
     pub(super) wake: &'a EventFd,
     /// Signalled by the escape key.
     pub(super) quit: &'a EventFd,
-    /// Marks of the boot timer.
     pub(super) marks: &'a mpsc::Receiver<(u8, Duration)>,
     pub(super) started: Instant,
     pub(super) counted: bool,

@@ -53,17 +53,14 @@ impl BootFile {
     }
 }
 
-/// The open files and devices of a VM.
+/// The open files and devices of a VM, in the order of the configuration.
 #[derive(Debug)]
 pub struct OpenFiles {
     pub kvm: Kvm,
     pub kernel: BootFile,
     pub initrd: Option<BootFile>,
-    /// Disks, in the order of the configuration.
     pub disks: Vec<Disk>,
-    /// Tap interfaces of the network cards, in the order of the configuration.
     pub taps: Vec<Tap>,
-    /// Vsock backend of the host kernel.
     pub vsock: Option<VsockBackend>,
 }
 

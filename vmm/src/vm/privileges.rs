@@ -129,40 +129,32 @@ fn find(
             "{option} {name}: no such name in {file}; use another name or a number"
         ))
     };
-    let unknown_group = |user| {
-        VmError::Refused(format!(
-            "--user {user} is not in /etc/passwd, so its group is unknown: add --group"
-        ))
+    let number = name.parse::<u32>().ok();
+    let passwd = match (number, group) {
+        (Some(_), Some(_)) => String::new(),
+        _ => passwd()?,
     };
     // NAME:PASSWORD:UID:GID:…
-    let (user, own) = match name.parse::<u32>() {
-        Ok(number) if group.is_some() => (number, None),
-        Ok(number) => {
-            let passwd = passwd()?;
-            let row = row(&passwd, |row| row.get(2) == Some(&name));
-            (number, field(&row.ok_or_else(|| unknown_group(number))?, 3))
-        }
-        Err(_) => {
-            let passwd = passwd()?;
-            let row = row(&passwd, |row| row.first() == Some(&name)).unwrap_or_default();
-            let number = field(&row, 2).ok_or_else(|| unknown("--user", name, PASSWD))?;
-            (number, field(&row, 3))
-        }
-    };
+    let matches = |row: &[&str]| row.first() == Some(&name) || row.get(2) == Some(&name);
+    let row = row(&passwd, matches).unwrap_or_default();
+    let user = number.or_else(|| field(&row, 2)).ok_or_else(|| unknown("--user", name, PASSWD))?;
     if user == 0 {
         return refuse(format_args!(
             "--user {name} is root and keeps all privileges: use another user, or remove --user"
         ));
     }
     let group = match group {
-        None => own.ok_or_else(|| unknown_group(user))?,
+        None => field(&row, 3).ok_or_else(|| {
+            VmError::Refused(format!(
+                "--user {user} is not in /etc/passwd, so its group is unknown: add --group"
+            ))
+        })?,
         Some(name) => match name.parse() {
             Ok(number) => number,
             Err(_) => {
                 let groups = groups()?;
-                let row = row(&groups, |row| row.first() == Some(&name));
-                let number = row.and_then(|row| field(&row, 2));
-                number.ok_or_else(|| unknown("--group", name, GROUP))?
+                let row = self::row(&groups, |row| row.first() == Some(&name));
+                row.and_then(|row| field(&row, 2)).ok_or_else(|| unknown("--group", name, GROUP))?
             }
         },
     };

@@ -23,7 +23,6 @@ const SIGNALS: [i32; 5] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQ
 pub enum SignalRequest {
     /// Terminate; the name of the signal.
     Terminate(&'static str),
-    /// Continue after a stop.
     Continue,
 }
 
@@ -99,7 +98,6 @@ fn wait(signals: &Signals, stop: &EventFd) -> bool {
     }
 }
 
-/// Returns the signals to block.
 fn set() -> io::Result<libc::sigset_t> {
     let mut set = create_sigset(&[])?;
     for signal in SIGNALS {
@@ -120,7 +118,6 @@ fn mask(how: libc::c_int, set: &libc::sigset_t) -> io::Result<()> {
     }
 }
 
-/// Returns whether a signal is ignored.
 fn is_ignored(signal: i32) -> io::Result<bool> {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: the number is valid; the call changes nothing and writes the whole action.
@@ -146,6 +143,8 @@ mod tests {
         thread,
         time::Duration,
     };
+
+    use rustix::process::{Pid, Signal, kill_process};
 
     use super::*;
     use crate::devices::virtio::testing::child_test;
@@ -175,12 +174,6 @@ mod tests {
         (child, output)
     }
 
-    fn send(child: &Child, signal: i32) {
-        let process = i32::try_from(child.id()).unwrap();
-        // SAFETY: the child has not been waited for, so its process ID is valid.
-        assert_eq!(unsafe { libc::kill(process, signal) }, 0);
-    }
-
     #[test]
     fn a_blocked_signal_is_read_unless_it_is_ignored_at_the_start() {
         if std::env::var_os(CHILD).is_some() {
@@ -198,10 +191,10 @@ mod tests {
         let name = "a_blocked_signal_is_read_unless_it_is_ignored_at_the_start";
         let (mut child, mut output) = child(name);
 
-        send(&child, libc::SIGHUP);
+        kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
         thread::sleep(Duration::from_millis(100));
         let running = child.try_wait().unwrap().is_none();
-        send(&child, libc::SIGTERM);
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
         let mut rest = String::new();
         output.read_to_string(&mut rest).unwrap();
 
@@ -227,8 +220,8 @@ mod tests {
         let name = "a_signal_terminates_the_process_while_the_main_thread_is_busy";
         let (mut child, mut output) = child(name);
 
-        send(&child, libc::SIGCONT);
-        send(&child, libc::SIGINT);
+        kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
+        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
         let mut rest = String::new();
         output.read_to_string(&mut rest).unwrap();
 

@@ -39,7 +39,6 @@ impl HostCounters {
         Self { events: EventCounters::open(host::TRACEPOINTS), aborts }
     }
 
-    /// Returns whether no event is counted.
     pub const fn is_empty(&self) -> bool {
         self.events.is_empty() && self.aborts.is_empty()
     }
@@ -70,7 +69,6 @@ pub struct Snapshot {
 pub struct StatsReader {
     pub counters: HostCounters,
     pub statistics: Statistics,
-    /// Exit counters of the vCPUs.
     pub exits: Arc<ExitCounters>,
     pub zones: Vec<Arc<GuestRam>>,
     /// [`refreshed_stage2_table_bytes`] before the VM was built.
@@ -78,7 +76,6 @@ pub struct StatsReader {
 }
 
 impl StatsReader {
-    /// Reads all statistics.
     pub fn read(&mut self) -> Result<Snapshot, VmError> {
         let mut events = self.counters.events.read()?;
         events.extend(self.statistics.read(StatisticKind::Cumulative)?);

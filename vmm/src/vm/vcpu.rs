@@ -42,7 +42,6 @@ use crate::{
 /// The run state that is requested of all vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
-    /// Run the guest.
     Running,
     /// Stay out of the guest.
     Paused,
@@ -59,7 +58,6 @@ pub struct ExitCounters {
     pub mmio_writes: AtomicU64,
     /// Exits by a signal.
     pub interrupted: AtomicU64,
-    /// Other exits.
     pub other: AtomicU64,
 }
 
@@ -87,7 +85,6 @@ impl RunControl {
         }
     }
 
-    /// Returns the requested run state.
     pub fn requested(&self) -> RunState {
         self.state.lock().requested
     }
@@ -147,7 +144,6 @@ pub struct VcpuContext {
     pub bus: Arc<Bus>,
     /// Dirty rings, which are drained when one is full.
     pub rings: Option<Arc<DirtyRings>>,
-    /// Registers of the serial port.
     pub serial_registers: Range<GuestAddress>,
     /// Destination of the serial port's output.
     pub console_output: ConsoleOutput,

@@ -65,14 +65,12 @@ impl VcpuThreads {
         Ok(threads)
     }
 
-    /// Requests a run state of all vCPUs.
     pub fn request(&self, state: RunState) {
         if self.context.control.request(state) && state != RunState::Running {
             self.kickers.iter().for_each(Kicker::kick);
         }
     }
 
-    /// Returns the requested run state.
     pub fn requested(&self) -> RunState {
         self.context.control.requested()
     }
@@ -88,7 +86,6 @@ impl VcpuThreads {
         self.guest_exits.try_recv().ok()
     }
 
-    /// Returns the exit counters.
     pub fn exits(&self) -> &Arc<ExitCounters> {
         &self.context.exits
     }

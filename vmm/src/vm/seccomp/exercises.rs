@@ -6,7 +6,7 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     os::unix::net::UnixStream,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -38,7 +38,7 @@ use crate::{
         api::{Api, BoundSocket},
         boot_stats::{BootStats, StatsFile},
         builder::allocate_memory,
-        config::{MemoryZone, SerialModel, VirtioConfig, VmConfig},
+        config::{MemoryZone, VmConfig},
         console_io::{self, ConsoleChannels},
         signals::Signals,
         stats::{HostCounters, StatsReader},
@@ -175,19 +175,7 @@ fn statistics(mut file: StatsFile) {
     };
     let mut boot = BootStats::default();
     boot.end_phase("boot", Instant::now().elapsed(), reader.read().unwrap());
-    let config = VmConfig {
-        kernel: PathBuf::new(),
-        initrd: None,
-        command_line: String::new(),
-        serial: SerialModel::default(),
-        devices: VirtioConfig::default(),
-        vcpus: 1,
-        memory: Vec::new(),
-        ipa_bits: None,
-        eager_split: None,
-        dirty: crate::kvm::memslot::DirtyMode::default(),
-    };
-    file.write(&config, "off", &boot).unwrap();
+    file.write(&VmConfig::default(), "off", &boot).unwrap();
 }
 
 /// Uses the C library as log messages, locks and kicks do.
