@@ -70,12 +70,12 @@ pub struct VmDescription {
 pub const PLATFORM_DEVICES: Range<GuestAddress> =
     GuestAddress(0x0900_0000)..GuestAddress(0x0a00_0000);
 /// Distance between platform devices.
-pub const PLATFORM_DEVICE_STEP: u64 = 0x1_0000;
+pub const PLATFORM_DEVICE_STEP: usize = 0x1_0000;
 /// Range of the virtio devices.
 pub const VIRTIO_DEVICES: Range<GuestAddress> =
     GuestAddress(0x0a00_0000)..GuestAddress(0x0b00_0000);
 /// Distance between virtio devices.
-pub const VIRTIO_DEVICE_STEP: u64 = 0x1000;
+pub const VIRTIO_DEVICE_STEP: usize = 0x1000;
 /// Start of guest memory.
 pub const MEMORY: GuestAddress = GuestAddress(0x4000_0000);
 

@@ -227,22 +227,17 @@ mod tests {
     }
 
     #[test]
-    fn an_unavailable_hugetlb_size_is_refused_with_the_available_ones() {
-        let backing = "anonymous_hugetlb_32mb".parse().unwrap();
-
-        let error = Plan::new(backing, &host()).unwrap_err();
-
-        assert!(error.to_string().ends_with("it offers 64K, 2M, 1G"), "{error}");
-    }
-
-    #[test]
-    fn a_host_without_huge_pages_is_an_error() {
+    fn pages_that_the_host_lacks_are_refused() {
         let mut bare = host();
-        bare.thp = None;
-        bare.default_hugetlb = None;
-
-        for name in ["anonymous_thp", "anonymous_hugetlb", "shared_hugetlb"] {
-            assert!(Plan::new(name.parse().unwrap(), &bare).is_err(), "{name}");
+        (bare.thp, bare.default_hugetlb) = (None, None);
+        for (name, host, why) in [
+            ("anonymous_hugetlb_32mb", host(), "it offers 64K, 2M, 1G"),
+            ("anonymous_thp", bare.clone(), "transparent_hugepage/enabled"),
+            ("anonymous_hugetlb", bare.clone(), "it offers 64K, 2M, 1G"),
+            ("shared_hugetlb", bare, "it offers 64K, 2M, 1G"),
+        ] {
+            let error = Plan::new(name.parse().unwrap(), &host).unwrap_err();
+            assert!(error.to_string().ends_with(why), "{error}");
         }
     }
 

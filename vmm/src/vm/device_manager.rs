@@ -2,7 +2,7 @@
 //! Creates the devices of a VM. Each device gets a register range on the bus and, if it interrupts,
 //! an interrupt with an irqfd. Queue notifications of virtio devices are ioeventfds.
 
-use std::{ops::Range, sync::Arc};
+use std::{iter::StepBy, ops::Range, sync::Arc};
 
 use granule_types::units::GuestAddress;
 use kvm_ioctls::{IoEventAddress, VmFd};
@@ -48,9 +48,9 @@ pub struct DeviceManager<'a> {
     vm: &'a VmFd,
     memory: Arc<GuestMemory>,
     bus: Bus,
-    next_platform: GuestAddress,
-    next_virtio: GuestAddress,
-    next_interrupt: u32,
+    platform_addresses: StepBy<Range<u64>>,
+    virtio_addresses: StepBy<Range<u64>>,
+    interrupts: Range<u32>,
 }
 
 impl<'a> DeviceManager<'a> {
@@ -61,9 +61,9 @@ impl<'a> DeviceManager<'a> {
             vm,
             memory,
             bus: Bus::default(),
-            next_platform: PLATFORM_DEVICES.start,
-            next_virtio: VIRTIO_DEVICES.start,
-            next_interrupt: 0,
+            platform_addresses: addresses(PLATFORM_DEVICES, PLATFORM_DEVICE_STEP),
+            virtio_addresses: addresses(VIRTIO_DEVICES, VIRTIO_DEVICE_STEP),
+            interrupts: 0..DEVICE_INTERRUPTS,
         }
     }
 
@@ -73,19 +73,19 @@ impl<'a> DeviceManager<'a> {
         model: SerialModel,
         output: SerialOutput,
     ) -> Result<(SharedSerialPort, Range<GuestAddress>), VmError> {
-        let start = self.platform_address()?;
+        let start = next(&mut self.platform_addresses)?;
         let (number, irq) = self.interrupt()?;
         let port: SharedSerialPort = match model {
             SerialModel::Ns16550a => {
                 let serial =
                     Arc::new(Mutex::new(Serial::new(irq, output).map_err(failed(EVENTFD))?));
-                self.add(Serial::describe(start, number), Arc::clone(&serial) as _)?;
+                self.bus.add(Serial::describe(start, number), Arc::clone(&serial) as _)?;
                 serial
             }
             SerialModel::Pl011 => {
                 let serial =
                     Arc::new(Mutex::new(Pl011::new(irq, output).map_err(failed(EVENTFD))?));
-                self.add(Pl011::describe(start, number), Arc::clone(&serial) as _)?;
+                self.bus.add(Pl011::describe(start, number), Arc::clone(&serial) as _)?;
                 serial
             }
         };
@@ -98,8 +98,8 @@ impl<'a> DeviceManager<'a> {
         describe: impl FnOnce(GuestAddress) -> MmioDeviceInfo,
         device: impl MmioDevice + 'static,
     ) -> Result<(), VmError> {
-        let info = describe(self.platform_address()?);
-        self.add(info, Arc::new(Mutex::new(device)))
+        let info = describe(next(&mut self.platform_addresses)?);
+        Ok(self.bus.add(info, Arc::new(Mutex::new(device)))?)
     }
 
     /// Adds the virtio devices, with `console` if there is one. Returns the handle of the balloon,
@@ -144,8 +144,7 @@ impl<'a> DeviceManager<'a> {
     }
 
     fn add_virtio(&mut self, name: &str, device: Box<dyn VirtioDevice>) -> Result<(), VmError> {
-        let end = VIRTIO_DEVICES.end;
-        let start = next_address(&mut self.next_virtio, VIRTIO_DEVICE_STEP, end)?;
+        let start = next(&mut self.virtio_addresses)?;
         let (number, irq) = self.interrupt()?;
         let transport =
             Transport::new(name, device, Arc::clone(&self.memory), irq).map_err(failed(EVENTFD))?;
@@ -156,49 +155,26 @@ impl<'a> DeviceManager<'a> {
                 .map_err(|error| KvmError::call("KVM_IOEVENTFD", error))?;
         }
         let info = transport.describe(start, number);
-        self.add(info, Arc::new(Mutex::new(transport)))
-    }
-
-    fn add(
-        &mut self,
-        info: MmioDeviceInfo,
-        device: Arc<Mutex<dyn MmioDevice>>,
-    ) -> Result<(), VmError> {
-        Ok(self.bus.add(info, device)?)
-    }
-
-    fn platform_address(&mut self) -> Result<GuestAddress, VmError> {
-        let end = PLATFORM_DEVICES.end;
-        next_address(&mut self.next_platform, PLATFORM_DEVICE_STEP, end)
+        Ok(self.bus.add(info, Arc::new(Mutex::new(transport)))?)
     }
 
     /// Returns the next interrupt and the irqfd that raises it.
     fn interrupt(&mut self) -> Result<(u32, EventFd), VmError> {
-        let number = self.next_interrupt;
-        if number >= DEVICE_INTERRUPTS {
-            return Err(full());
-        }
+        let number = self.interrupts.next().ok_or_else(full)?;
         let event = EventFd::new(libc::EFD_NONBLOCK).map_err(failed(EVENTFD))?;
         self.vm
             .register_irqfd(&event, number)
             .map_err(|error| KvmError::call("KVM_IRQFD", error))?;
-        self.next_interrupt += 1;
         Ok((number, event))
     }
 }
 
-fn next_address(
-    next: &mut GuestAddress,
-    step: u64,
-    end: GuestAddress,
-) -> Result<GuestAddress, VmError> {
-    let start = *next;
-    let after = GuestAddress(start.0 + step);
-    if after > end {
-        return Err(full());
-    }
-    *next = after;
-    Ok(start)
+fn addresses(range: Range<GuestAddress>, step: usize) -> StepBy<Range<u64>> {
+    (range.start.0..range.end.0).step_by(step)
+}
+
+fn next(addresses: &mut StepBy<Range<u64>>) -> Result<GuestAddress, VmError> {
+    addresses.next().map(GuestAddress).ok_or_else(full)
 }
 
 /// Returns the error of a device for which no address or no interrupt is left.

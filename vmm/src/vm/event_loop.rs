@@ -33,7 +33,6 @@ pub(super) struct EventLoop<'a> {
     pub(super) quit: &'a EventFd,
     pub(super) marks: &'a mpsc::Receiver<(u8, Duration)>,
     pub(super) started: Instant,
-    pub(super) counted: bool,
     pub(super) terminal: Option<&'a Terminal>,
     pub(super) api: Option<&'a Api>,
 }
@@ -46,11 +45,11 @@ impl EventLoop<'_> {
             for (mark, at) in self.marks.try_iter() {
                 log::info!("boot timer mark {mark} after {} ms", at.as_millis());
                 controller.boot.mark(mark, at);
-                if self.counted && mark == BootTimer::INIT && controller.boot.phase == "boot" {
+                if mark == BootTimer::INIT && controller.boot.phase == "boot" {
                     controller.end_phase("first-minute", at);
                 }
             }
-            if self.counted && self.rest_of_first_minute(controller) == Some(Duration::ZERO) {
+            if self.rest_of_first_minute(controller) == Some(Duration::ZERO) {
                 controller.end_phase("run", self.started.elapsed());
             }
             while let Some(pending) = self.api.and_then(Api::next) {

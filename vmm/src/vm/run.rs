@@ -198,7 +198,6 @@ impl RunContext<'_> {
             quit: &quit,
             marks: &marks,
             started,
-            counted: self.counted,
             terminal: terminal.as_ref(),
             api: self.api,
         };
