@@ -28,7 +28,7 @@
 
 use serde::Serialize;
 
-use crate::stats::{self, ALPHA, Design, RankTest, Spread};
+use crate::stats::{self, ALPHA, Design, RankTest, Runs};
 
 /// Nanoseconds that timer ticks may add by chance under emulation: one costs up to 30 us of work,
 /// several times the work of the host's own phases.
@@ -129,8 +129,7 @@ impl TestedRow {
 /// Figures of one row, in the order of runs.
 #[derive(Debug, Clone)]
 pub(crate) struct RowFigures {
-    pub before: Vec<f64>,
-    pub after: Vec<f64>,
+    pub runs: Runs,
     /// Relation between the runs of both sides.
     pub design: Design,
     /// True if an emulator made the figures, so that each is exact for its schedule.
@@ -141,7 +140,7 @@ pub(crate) struct RowFigures {
 
 impl RowFigures {
     fn is_testable(&self) -> bool {
-        self.before.len() >= 2 && self.after.len() >= 2 && (self.time || !self.emulated)
+        self.runs.count() >= 2 && (self.time || !self.emulated)
     }
 
     /// Tests the row as one of `rows` in its table.
@@ -149,7 +148,7 @@ impl RowFigures {
         if !self.is_testable() {
             return None;
         }
-        let Self { before, after, design, .. } = self;
+        let (Runs { before, after }, design) = (&self.runs, &self.design);
         let ratio = stats::ratio(*design, before, after);
         let min_p = || stats::min_p(*design, before.len(), after.len());
         let mut tested = match design {
@@ -172,9 +171,9 @@ impl RowFigures {
 
     /// Tests the differences of logarithms, or of the figures themselves if one has no logarithm.
     fn wilcoxon(&self, on_logarithms: bool) -> RankTest {
-        let [before, after] = [&self.before, &self.after].map(|figures| match on_logarithms {
+        let [before, after] = self.runs.sides().map(|figures| match on_logarithms {
             true => logarithms(figures),
-            false => figures.clone(),
+            false => figures.to_vec(),
         });
         let differences: Vec<f64> = before.iter().zip(&after).map(|(b, a)| a - b).collect();
         stats::wilcoxon(&differences).unwrap_or(RankTest {
@@ -186,8 +185,8 @@ impl RowFigures {
     }
 
     fn verdict(&self, tested: Option<&TestedRow>, effect: f64) -> Verdict {
-        let spread = |figures: &[f64]| Spread::of(figures.iter().copied());
-        let (Some(before), Some(after)) = (spread(&self.before), spread(&self.after)) else {
+        let change = self.runs.change();
+        let (Some(before), Some(after)) = (change.before, change.after) else {
             return Verdict::Inconclusive;
         };
         let (up, down) = (1.0 + effect, 1.0 / (1.0 + effect));
@@ -244,7 +243,7 @@ pub(crate) fn judge(rows: &[RowFigures], effect: f64) -> Vec<(Option<TestedRow>,
     let judged = rows.iter().zip(tested).map(|(row, mut tested)| {
         if let Some(tested) = &mut tested {
             let alpha = tested.enough() / family as f64;
-            tested.detectable = stats::detectable(row.design, &row.before, &row.after, alpha);
+            tested.detectable = stats::detectable(row.design, &row.runs, alpha);
         }
         let verdict = row.verdict(tested.as_ref(), effect);
         (tested, verdict)
@@ -267,8 +266,7 @@ mod tests {
 
     fn row(before: &[f64], after: &[f64]) -> RowFigures {
         RowFigures {
-            before: before.to_vec(),
-            after: after.to_vec(),
+            runs: Runs { before: before.to_vec(), after: after.to_vec() },
             design: Design::Independent,
             emulated: false,
             time: true,

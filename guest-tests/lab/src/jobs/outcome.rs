@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 
 use granule_report::{
-    input::page_table_log,
+    input::page_table_records,
     results::{FileError, read_records},
 };
 use granule_types::{
@@ -74,14 +74,10 @@ impl JobOutcome {
         }
         // The kernel's test does not describe its host; PID 1 does.
         let host = self.report.host.clone().unwrap_or_default();
-        let runs = page_table_log::read(&self.report.stdout).map_err(JobError::Log)?;
-        let mut records = Vec::new();
-        for (iteration, run) in (0..).zip(runs) {
-            records.extend(run.map(|mut record| {
-                record.host = host.clone();
-                (record.config.seed, record.config.iteration) = (job.job.seed, iteration);
-                record
-            }));
+        let mut records = page_table_records(&self.report.stdout).map_err(JobError::Log)?;
+        for record in &mut records {
+            record.host = host.clone();
+            record.config.seed = job.job.seed;
         }
         if let Some(first) = records.first() {
             let mut whole = [Record { phase: Phase::Whole, ns, ..first.clone() }];

@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 
 use super::{
     CompareError, Comparison, ComparisonOptions, GeometricMean, SCHEMA, TIME,
-    configuration::{Configuration, Group, Runs, groups},
+    configuration::{Configuration, Group, groups},
     growth,
 };
 use crate::{
     judge::{self, RowFigures},
     provenance::{self, Difference, Side},
     sample::{AnyPhase, Sample},
-    stats::{self, Design, Resampled},
+    stats::{self, Runs},
 };
 
 /// Default minimum effect: growth by a smaller share is no regression.
@@ -60,7 +60,12 @@ impl Comparison {
             let is_requested = |sample: &&Sample| {
                 phases.is_empty() || phases.iter().any(|phase| phase == sample.phase.name())
             };
-            groups.iter_mut().for_each(|group| group.samples.retain(is_requested));
+            for group in &mut groups {
+                group.samples.retain(is_requested);
+                if options.paired {
+                    group.samples.sort_by_key(|sample| (sample.seed, sample.iteration));
+                }
+            }
             groups
         });
         let partner = |one: &Group| sides[1].iter().find(|other| other.key == one.key);
@@ -71,6 +76,10 @@ impl Comparison {
         if !differences.is_empty() && !options.force {
             return Err(CompareError::Unequal(differences));
         }
+        let unpaired = |(one, two): &&Pair| options.paired && one.runs() != two.runs();
+        if let Some((one, _)) = pairs.iter().find(unpaired) {
+            return Err(CompareError::Unpaired(one.key.setup.name()));
+        }
         let [label_before, label_after] = options.labels.clone();
         let (before, after) = (Side::of(label_before, before), Side::of(label_after, after));
         let is_emulated = before.is_emulated() && after.is_emulated();
@@ -78,75 +87,61 @@ impl Comparison {
             pairs.iter().flat_map(|(one, two)| one.samples.iter().chain(&two.samples));
         let elapsed = is_emulated && compared.all(|sample| sample.elapsed_ns.is_some());
         let default = if is_emulated { MIN_EFFECT_EMULATED } else { MIN_EFFECT };
+        let metric = options.metric.as_deref();
+        let configurations: Vec<Configuration> = pairs
+            .iter()
+            .map(|(one, two)| Configuration::of(one, two, elapsed, metric))
+            .filter(|configuration| !configuration.phases.is_empty())
+            .collect();
+        if configurations.is_empty() {
+            let (sides, phases) = (sides.map(|groups| names(&groups)), options.phases.clone());
+            return Err(CompareError::NothingInCommon { sides, phases });
+        }
         let mut comparison = Self {
             schema: SCHEMA,
             before,
             after,
             min_effect: options.min_effect.unwrap_or(default),
             elapsed,
-            metric: options.metric.clone().unwrap_or_else(|| TIME.to_owned()),
+            metric: metric.unwrap_or(TIME).to_owned(),
             paired: options.paired,
             command: options.command.clone(),
             differences,
             notes: Vec::new(),
             geomeans: Vec::new(),
-            growth: Vec::new(),
-            configurations: Vec::new(),
+            growth: growth::growth(&configurations, is_emulated),
+            configurations,
         };
-        let rows = comparison.add_configurations(&pairs, options)?;
-        if comparison.configurations.is_empty() {
-            let (sides, phases) = (sides.map(|groups| names(&groups)), options.phases.clone());
-            return Err(CompareError::NothingInCommon { sides, phases });
-        }
-        comparison.judge(rows)?;
+        comparison.judge()?;
         comparison.geomeans = geometric_means(&comparison);
-        comparison.growth = growth::growth(&comparison.configurations, is_emulated);
         comparison.notes = notes(&comparison, &sides, raw);
         Ok(comparison)
     }
 
-    /// Adds the configurations of both sides and returns the row to judge of each of their phases.
-    fn add_configurations(
-        &mut self,
-        pairs: &[Pair],
-        options: &ComparisonOptions,
-    ) -> Result<Vec<Option<RowFigures>>, CompareError> {
+    /// Judges the phases that have the metric.
+    fn judge(&mut self) -> Result<(), CompareError> {
+        let (time, design) = (self.judges_time(), self.design());
+        let mut judged = Vec::new();
         let mut rows = Vec::new();
-        for (before, after) in pairs {
-            if options.paired && before.runs() != after.runs() {
-                return Err(CompareError::Unpaired(before.key.setup.name()));
-            }
-            let mut configuration = Configuration::of(before, after, self.elapsed);
+        for configuration in &mut self.configurations {
+            let emulated = configuration.is_emulated;
             for change in &mut configuration.phases {
-                let metric = options.metric.as_deref();
-                let figures = (metric, self.elapsed);
-                let row = row(&change.phase, before, after, figures, self.design());
-                let counted = row.as_ref().filter(|row| !row.time);
-                change.counted = counted
-                    .map(|row| Runs { before: row.before.clone(), after: row.after.clone() });
-                rows.push(row);
-            }
-            if !configuration.phases.is_empty() {
-                self.configurations.push(configuration);
+                let runs = if time { Some(&change.runs) } else { change.counted.as_ref() };
+                if let Some(runs) = runs.cloned() {
+                    rows.push(RowFigures { runs, design, emulated, time });
+                    judged.push(change);
+                }
             }
         }
-        Ok(rows)
-    }
-
-    /// Judges the rows, one for each phase of all configurations.
-    fn judge(&mut self, rows: Vec<Option<RowFigures>>) -> Result<(), CompareError> {
-        let has: Vec<bool> = rows.iter().map(Option::is_some).collect();
-        let rows: Vec<RowFigures> = rows.into_iter().flatten().collect();
         if rows.is_empty() {
             let counts = self.rows().flat_map(|(_, change)| change.counts());
             let known: BTreeSet<String> = counts.map(|(name, _)| name.clone()).collect();
             let known = known.into_iter().collect();
             return Err(CompareError::Metric { name: self.metric.clone(), known });
         }
-        let judged = judge::judge(&rows, self.min_effect);
-        let changes = self.configurations.iter_mut().flat_map(|c| &mut c.phases);
-        let changes = changes.zip(has).filter(|(_, has)| *has);
-        for ((change, _), (tested, verdict)) in changes.zip(judged) {
+        for (change, (tested, verdict)) in
+            judged.into_iter().zip(judge::judge(&rows, self.min_effect))
+        {
             change.tested = tested;
             change.verdict = Some(verdict);
         }
@@ -191,51 +186,14 @@ fn names(groups: &[Group]) -> Vec<String> {
     names
 }
 
-/// Returns the figures to judge of one phase; `None` if the phase lacks the count `metric`, or if
-/// it is 0 in every run. Times are elapsed times, if `elapsed`.
-fn row(
-    phase: &AnyPhase,
-    before: &Group,
-    after: &Group,
-    (metric, elapsed): (Option<&str>, bool),
-    design: Design,
-) -> Option<RowFigures> {
-    let figures = |group: &Group| -> Option<Vec<f64>> {
-        let mut samples: Vec<&Sample> = group.of_phase(phase).collect();
-        if design == Design::Paired {
-            samples.sort_by_key(|sample| (sample.seed, sample.iteration));
-        }
-        let Some(name) = metric else {
-            return Some(samples.iter().map(|sample| sample.time(elapsed)).collect());
-        };
-        let figures = samples.iter().map(|sample| sample.count(name));
-        figures.map(|count| count.map(|count| count as f64)).collect()
-    };
-    let is_emulated = |group: &Group| group.samples.iter().all(|s| s.host.emulator.is_some());
-    let row = RowFigures {
-        before: figures(before)?,
-        after: figures(after)?,
-        design,
-        emulated: is_emulated(before) && is_emulated(after),
-        time: metric.is_none(),
-    };
-    let mut all = row.before.iter().chain(&row.after);
-    (row.time || all.any(|&figure| figure != 0.0)).then_some(row)
-}
-
 /// Returns the means of each phase that several configurations have, and of all phases.
 fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
     let mean = |phase: Option<&AnyPhase>| {
         let changes = comparison.rows().map(|(_, change)| change);
         let changes = changes.filter(|change| phase.is_none_or(|phase| change.phase == *phase));
-        let rows: Vec<Resampled> = changes
-            .map(|change| Resampled {
-                before: &change.runs.before,
-                after: &change.runs.after,
-                design: comparison.design(),
-            })
-            .collect();
-        let (ratio, interval) = stats::geometric_mean(&rows).filter(|_| rows.len() > 1)?;
+        let rows: Vec<&Runs> = changes.map(|change| &change.runs).collect();
+        let mean = stats::geometric_mean(&rows, comparison.design());
+        let (ratio, interval) = mean.filter(|_| rows.len() > 1)?;
         Some(GeometricMean { phase: phase.cloned(), rows: rows.len(), ratio, interval })
     };
     comparison.phases().into_iter().map(Some).chain([None]).filter_map(mean).collect()

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::{
     judge::{TestedRow, Verdict},
     sample::{AnyPhase, RunSetup, Sample},
-    stats::{self, Change, Spread},
+    stats::{Change, Runs, Spread},
 };
 
 /// Counts of one kind in a sample.
@@ -97,6 +97,9 @@ pub struct Configuration {
     pub engine: String,
     #[serde(flatten)]
     pub setup: RunSetup,
+    /// True if an emulator ran every run.
+    #[serde(skip)]
+    pub is_emulated: bool,
     /// Phases that both sides have, in the order in which they run.
     pub phases: Vec<PhaseChange>,
 }
@@ -112,7 +115,8 @@ pub struct PhaseChange {
     pub work: Option<Change>,
     /// Time of every run.
     pub runs: Runs,
-    /// Judged count of every run, where a count is judged and this phase has it.
+    /// Judged count of every run, where a count is judged and this phase has it in every run,
+    /// above 0 in one.
     #[serde(skip)]
     pub counted: Option<Runs>,
     /// Time of every vCPU of every run; empty where only the host worked.
@@ -129,25 +133,20 @@ pub struct PhaseChange {
     pub gauges: BTreeMap<String, Change>,
 }
 
-/// Figures of every run.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Runs {
-    #[serde(serialize_with = "stats::figures")]
-    pub before: Vec<f64>,
-    #[serde(serialize_with = "stats::figures")]
-    pub after: Vec<f64>,
-}
-
 impl Configuration {
     /// Returns the configuration of two groups of the same key, not judged; with elapsed times, if
-    /// `elapsed`.
-    pub fn of(before: &Group, after: &Group, elapsed: bool) -> Self {
+    /// `elapsed`, and with the count `metric`.
+    pub fn of(before: &Group, after: &Group, elapsed: bool, metric: Option<&str>) -> Self {
         let [phases, others] = [before, after].map(|group| group.phases());
         let phases = phases.intersection(&others);
+        let mut samples = before.samples.iter().chain(&after.samples);
         Self {
             engine: before.key.engine.clone(),
             setup: before.key.setup.clone(),
-            phases: phases.map(|phase| PhaseChange::of(phase, before, after, elapsed)).collect(),
+            is_emulated: samples.all(|sample| sample.host.emulator.is_some()),
+            phases: phases
+                .map(|phase| PhaseChange::of(phase, before, after, elapsed, metric))
+                .collect(),
         }
     }
 
@@ -158,16 +157,25 @@ impl Configuration {
 }
 
 impl PhaseChange {
-    fn of(phase: &AnyPhase, before: &Group, after: &Group, elapsed: bool) -> Self {
+    fn of(
+        phase: &AnyPhase,
+        before: &Group,
+        after: &Group,
+        elapsed: bool,
+        metric: Option<&str>,
+    ) -> Self {
         let both = |figures: &dyn Fn(&Sample) -> Vec<f64>| {
             let [before, after] =
                 [before, after].map(|group| group.of_phase(phase).flat_map(figures).collect());
             Runs { before, after }
         };
-        let spread = |values: &[f64]| Spread::of(values.iter().copied());
-        let change = |runs: &Runs| Change::between(spread(&runs.before), spread(&runs.after));
         let runs = both(&|sample| vec![sample.time(elapsed)]);
-        let work = elapsed.then(|| change(&both(&|sample| vec![sample.ns])));
+        let count = |sample: &Sample| Some(sample.count(metric?)? as f64);
+        let counted = both(&|sample| count(sample).into_iter().collect());
+        let is_counted = [before, after]
+            .iter()
+            .all(|group| group.of_phase(phase).all(|sample| count(sample).is_some()))
+            && counted.sides().concat().iter().any(|&count| count != 0.0);
         let changes = |counts: SelectCounts, is_counter: bool| {
             let mut names = before.nonzero_counts(phase, counts);
             names.extend(after.nonzero_counts(phase, counts));
@@ -181,10 +189,10 @@ impl PhaseChange {
         };
         Self {
             phase: phase.clone(),
-            time: change(&runs),
-            work,
+            time: runs.change(),
+            work: elapsed.then(|| both(&|sample| vec![sample.ns]).change()),
             runs,
-            counted: None,
+            counted: is_counted.then_some(counted),
             vcpus: both(&|sample| sample.vcpu_ns.clone()),
             verdict: None,
             tested: None,

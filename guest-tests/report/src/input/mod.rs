@@ -2,11 +2,9 @@
 //! Inputs: reads one side of a comparison from paths.
 //!
 //! ```text
-//! results file, run directory ──────────────── results ─┐
-//! log of kvm_page_table_test ─┐             page_table_log ─┼─ records ─ samples
-//! log of dirty_log_perf_test, ├─── log ──── perf_log ───────┼─────────── samples
-//!        demand_paging_test  ─┘                             │
-//! target/criterion ────────────────────────── criterion ────┘
+//! results file, run directory ── results ─┐
+//! log of a test ──────────────── log ─────┼─ samples
+//! target/criterion ───────────── criterion┘
 //! ```
 //!
 //! A file that begins with `{` holds results; any other file must be a log without results in it.
@@ -15,8 +13,7 @@
 
 mod criterion;
 mod log;
-pub mod page_table_log;
-mod perf_log;
+mod log_line;
 
 #[cfg(test)]
 mod tests;
@@ -79,29 +76,27 @@ pub(crate) fn samples(text: &str) -> Result<Vec<Sample>, FileError> {
     if start.starts_with('{') {
         return Ok(sample::samples(&read_records(text)?));
     }
-    let log = log::plain_text(text);
-    let json = (1..).zip(log.lines()).find(|(_, line)| page_table_log::is_json(line));
-    match (page_table_log::is_log(&log), json) {
-        (true, None) => {}
-        (true, Some((line, _))) => return Err(log::json().at(line)),
-        (false, json) => {
-            if json.is_some() {
-                read_records(text)?;
-            }
-            return Err(FileError::new(format!(
-                "the file is neither results ({SCHEMA}) nor a log of kvm_page_table_test, \
-                 dirty_log_perf_test or demand_paging_test: pass the output of `granule bench \
-                 --json` or of the test"
-            )));
+    let plain = log_line::plain_text(text);
+    if !log::is_log(&plain) {
+        if plain.lines().any(log::is_json) {
+            read_records(text)?;
         }
+        return Err(FileError::new(format!(
+            "the file is neither results ({SCHEMA}) nor a log of kvm_page_table_test, \
+             dirty_log_perf_test or demand_paging_test: pass the output of `granule bench --json` \
+             or of the test"
+        )));
     }
-    page_table_log::check_end(&log)?;
-    let (rest, mut samples) = perf_log::take(&log)?;
-    if samples.is_empty() || page_table_log::is_log(&rest) {
-        let records = page_table_log::records(page_table_log::read(&rest)?);
-        samples.extend(sample::samples(&records));
-    }
-    Ok(samples)
+    let log = log::read(&plain)?;
+    Ok([log.samples, sample::samples(&log.records)].concat())
+}
+
+/// Returns the records of a log of `kvm_page_table_test`, which does not name its host.
+///
+/// # Errors
+/// The log has no run, or one that failed, is damaged or is cut off.
+pub fn page_table_records(text: &str) -> Result<Vec<Record>, FileError> {
+    Ok(log::read(text)?.records)
 }
 
 /// Returns the text of a file, or of the results in a run directory, with its path.

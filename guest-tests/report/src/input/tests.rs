@@ -73,9 +73,8 @@ fn bench(iterations: u32) -> String {
 
 #[test]
 fn every_run_of_a_console_is_read() {
-    let runs = page_table_log::read(CONSOLE).unwrap();
+    let runs = log::read(CONSOLE).unwrap().records;
 
-    let [create, update, rebuild] = &runs[0];
     let config = RunConfig {
         mode: "PA-bits:48,  VA-bits:48, 64K pages".to_owned(),
         backing: "anonymous_hugetlb_2mb".parse().unwrap(),
@@ -83,23 +82,22 @@ fn every_run_of_a_console_is_read() {
         vcpus: 2,
         ..record().config
     };
-    assert_eq!((&create.config, create.engine.as_str()), (&config, engine::PAGE_TABLE_TEST));
-    let times = [create, update, rebuild].map(|record| (record.phase, record.ns.0));
+    assert_eq!((&runs[0].config, runs[0].engine.as_str()), (&config, engine::PAGE_TABLE_TEST));
+    let times: Vec<_> = runs[..3].iter().map(|record| (record.phase, record.ns.0)).collect();
     let expected =
         [(Phase::Create, 1_371_008), (Phase::Update, 3_193_280), (Phase::Rebuild, 1_275_856)];
-    assert_eq!((runs.len(), times), (2, expected));
-    assert_eq!(runs[1][0].config.backing, Backing::Anonymous);
+    assert_eq!((runs.len(), times.as_slice()), (6, &expected[..]));
+    assert_eq!(runs[3].config.backing, Backing::Anonymous);
     let plain = CONSOLE.replace('\r', "");
     for prefix in ["# ", "[   12.345678] ", "<6>[ 1.2][ T9] ", "# # ", "\t"] {
         let prefixed: String = plain.lines().map(|l| format!("{prefix}{l}\n")).collect();
-        assert_eq!(page_table_log::read(&prefixed).unwrap(), runs, "{prefix}");
+        assert_eq!(log::read(&prefixed).unwrap().records, runs, "{prefix}");
     }
 }
 
 #[test]
 fn equal_runs_are_iterations() {
-    let twice = page_table_log::read(&format!("{CONSOLE}\n{CONSOLE}")).unwrap();
-    let records = page_table_log::records(twice);
+    let records = log::read(&format!("{CONSOLE}\n{CONSOLE}")).unwrap().records;
     let iterations: Vec<_> = records.iter().map(|r| r.config.iteration).collect();
     assert_eq!(iterations, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
     assert!(records.iter().all(|r| r.host == Host::default()));
@@ -108,11 +106,11 @@ fn equal_runs_are_iterations() {
 #[test]
 fn iterations_of_the_bench_share_one_head_and_are_complete() {
     let log = bench(8);
-    let runs = page_table_log::read(&log).unwrap();
-    let create: Vec<_> = runs.iter().map(|run| run[0].ns.0).collect();
+    let records = log::read(&log).unwrap().records;
+    let create: Vec<_> = records.iter().step_by(3).map(|record| record.ns.0).collect();
     assert_eq!(create, [1, 2, 3, 4, 5, 6, 7, 8]);
-    assert!(runs.iter().all(|run| run[0].engine == engine::BENCH_LINES));
-    assert_eq!(page_table_log::records(runs)[3].config.iteration, 1);
+    assert!(records.iter().all(|record| record.engine == engine::BENCH_LINES));
+    assert_eq!(records[3].config.iteration, 1);
     let complete = log.rfind("granule: exec").unwrap();
     for (cut, _) in log[..complete - 2].match_indices('\n') {
         assert!(samples(&log[..cut]).is_err(), "{}", &log[..cut]);
@@ -156,16 +154,16 @@ fn a_log_that_ends_within_the_first_words_of_a_run_is_refused() {
         assert!(samples(&format!("{log}a test\n")).is_ok());
         assert!(samples(log.trim_end()).is_ok(), "a terminal's copy has no last line end");
     }
-    let error = page_table_log::read(&format!("{CONSOLE}Testing guest mode: PA-b")).unwrap_err();
+    let error = log::read(&format!("{CONSOLE}Testing guest mode: PA-b")).unwrap_err();
     assert!(error.to_string().starts_with("line 43: "), "{error}");
 }
 
 #[test]
 fn a_log_that_is_cut_off_yields_no_wrong_figure() {
-    let whole = page_table_log::read(CONSOLE).unwrap();
+    let whole = log::read(CONSOLE).unwrap().records;
     for cut in 0..CONSOLE.len() {
-        if let Ok(runs) = page_table_log::read(&CONSOLE[..cut]) {
-            assert!(whole.starts_with(&runs), "cut at {cut}");
+        if let Ok(log) = log::read(&CONSOLE[..cut]) {
+            assert!(whole.starts_with(&log.records), "cut at {cut}");
         }
     }
 }
@@ -189,14 +187,14 @@ fn defects_of_the_page_table_test_are_named_with_their_line() {
         ],
     );
     for text in ["", "hello\nworld\n", "<html>", "KVM_CREATE_MAPPINGS\n"] {
-        let error = page_table_log::read(text).unwrap_err().to_string();
+        let error = log::read(text).unwrap_err().to_string();
         assert!(error.starts_with("holds no run of kvm_page_table_test"), "{error}");
     }
 }
 
 #[test]
 fn both_perf_tests_are_read_from_one_console() {
-    let (rest, samples) = perf_log::take(PERF).unwrap();
+    let log::Log { records, samples } = log::read(PERF).unwrap();
 
     let of = |engine: &str| -> Vec<(&str, f64)> {
         let samples = samples.iter().filter(|s| s.engine == engine);
@@ -217,8 +215,7 @@ fn both_perf_tests_are_read_from_one_console() {
     assert_eq!(of(engine::DEMAND_PAGING_TEST), [("demand-paging", 1_234_567.89)]);
     let last = samples.iter().rfind(|s| s.engine == engine::DIRTY_LOG_TEST);
     assert_eq!(last.unwrap().iteration, 1, "the second run");
-    assert_eq!(rest.lines().count(), PERF.lines().count());
-    assert_eq!(page_table_log::read(&rest).unwrap().len(), 1, "the page-table test's own");
+    assert_eq!(records.len(), 3, "the page-table test's own");
 }
 
 #[test]
@@ -232,10 +229,10 @@ fn a_perf_log_that_is_cut_off_is_refused_with_its_line_and_the_missing_words() {
         let begin = PERF.find(first).unwrap();
         let end = after_line(begin + PERF[begin..].find(last).unwrap());
         for cut in after_line(begin)..end {
-            let error = perf_log::take(&PERF[..cut]).unwrap_err().to_string();
+            let error = log::read(&PERF[..cut]).unwrap_err().to_string();
             assert!(error.starts_with("line "), "{error}");
         }
-        assert!(perf_log::take(&PERF[..end]).is_ok(), "{last}");
+        assert!(log::read(&PERF[..end]).is_ok(), "{last}");
     }
     let clear = "line 4: the run that begins here has no 'Clear dirty log over N iterations took'";
     for (end, expected) in [
@@ -251,7 +248,7 @@ fn a_perf_log_that_is_cut_off_is_refused_with_its_line_and_the_missing_words() {
         (" pgs/sec/vcpu", "line 54: 'Per-vcpu demand paging rate:\t212345.678901' is cut off"),
     ] {
         let end = PERF.find(end).unwrap();
-        let error = perf_log::take(&PERF[..end]).unwrap_err().to_string();
+        let error = log::read(&PERF[..end]).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
 }
@@ -271,7 +268,7 @@ fn defects_of_the_perf_tests_are_named_with_their_line() {
             ("Populate memory time", "Total guest execution time", other_test),
         ],
     );
-    let stray = perf_log::take("Populate memory time: 0.182904752s\n").unwrap_err().to_string();
+    let stray = log::read("Populate memory time: 0.182904752s\n").unwrap_err().to_string();
     assert!(stray.starts_with("line 1: ") && stray.contains("belongs to no run"), "{stray}");
 }
 
@@ -289,7 +286,7 @@ fn results_and_logs_in_one_text_are_refused_with_their_line() {
         let text = refusal(&content);
         assert!(text.contains(expected), "{text}");
     }
-    let error = page_table_log::read(&format!("{CONSOLE}{json}")).unwrap_err().to_string();
+    let error = log::read(&format!("{CONSOLE}{json}")).unwrap_err().to_string();
     assert!(error.starts_with("line 43: the line is JSON in a log"), "{error}");
 }
 
@@ -312,11 +309,11 @@ fn noise_of_a_terminal_or_console_is_removed() {
         ("\u{1b}[3\u{fffd}1m", "\u{fffd}1m"),
         ("vCPUs: 16 \u{b5}s", "vCPUs: 16 \u{b5}s"),
     ] {
-        assert_eq!(log::plain_text(noisy), plain, "{noisy:?}");
+        assert_eq!(log_line::plain_text(noisy), plain, "{noisy:?}");
     }
     let title = "\u{1b}]0;title";
     for noise in ["\u{1b}", "\u{1b}[", "\u{1b}[12;", title, "\u{1b}(", "\u{1b}]\u{1b}"] {
-        let text = log::plain_text(&format!("{noise}\ntext\n"));
+        let text = log_line::plain_text(&format!("{noise}\ntext\n"));
         assert_eq!(text, "\ntext\n", "a broken sequence ends with its line: {noise:?}");
     }
 }

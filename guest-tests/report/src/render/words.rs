@@ -224,8 +224,7 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
 fn inconclusive_line(comparison: &Comparison, inconclusive: usize, rows: usize) -> String {
     let least = judge::min_runs(rows, comparison.design());
     let too_few = |change: &PhaseChange| {
-        change.verdict == Some(Verdict::Inconclusive)
-            && change.runs.before.len().min(change.runs.after.len()) < least
+        change.verdict == Some(Verdict::Inconclusive) && change.runs.count() < least
     };
     let (of, table) = match rows {
         1 => (String::new(), "One phase".to_owned()),

@@ -110,7 +110,7 @@ fn figure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> 
 }
 
 /// Serializes whole numbers without a decimal point.
-pub fn figures<S: Serializer>(values: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
+fn figures<S: Serializer>(values: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
     struct Figure<'a>(&'a f64);
     impl Serialize for Figure<'_> {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -143,6 +143,31 @@ impl Spread {
     /// Reports whether there are enough runs for quartiles.
     pub const fn has_quartiles(&self) -> bool {
         self.runs >= MIN_RUNS_FOR_QUARTILES
+    }
+}
+
+/// Figures of every run of both sides.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Runs {
+    #[serde(serialize_with = "figures")]
+    pub before: Vec<f64>,
+    #[serde(serialize_with = "figures")]
+    pub after: Vec<f64>,
+}
+
+impl Runs {
+    pub fn sides(&self) -> [&[f64]; 2] {
+        [&self.before, &self.after]
+    }
+
+    pub fn change(&self) -> Change {
+        let [before, after] = self.sides().map(|side| Spread::of(side.iter().copied()));
+        Change::between(before, after)
+    }
+
+    /// Returns the number of runs of the side that has fewer.
+    pub fn count(&self) -> usize {
+        self.before.len().min(self.after.len())
     }
 }
 
@@ -215,8 +240,7 @@ mod tests {
     #[test]
     fn a_change_needs_a_base_above_0() {
         let change = |before: &[f64], after: &[f64]| {
-            let [before, after] = [before, after].map(|side| Spread::of(side.iter().copied()));
-            let change = Change::between(before, after);
+            let change = Runs { before: before.to_vec(), after: after.to_vec() }.change();
             (change.ratio, change.gain())
         };
         assert_eq!(change(&[200.0], &[50.0]), (Some(0.25), Some(75.0)));

@@ -24,7 +24,7 @@ use rand_xoshiro::SplitMix64;
 use statrs::distribution::{ContinuousCDF, Normal};
 
 use super::{
-    descriptive::{Ranks, logarithms, mean_and_squares, quantile},
+    descriptive::{Ranks, Runs, logarithms, mean_and_squares, quantile},
     rank_tests::{ALPHA, Design, NullDistribution, min_p},
 };
 
@@ -92,7 +92,8 @@ fn estimate(mut differences: Vec<f64>, null: &NullDistribution) -> Option<Estima
 /// Returns the least ratio above 1 that a two-sided p below `alpha` finds; `None` where there are
 /// too few runs to find any. Holm's correction leaves a part of 5% to the least p of a table, which
 /// is the `alpha` to pass.
-pub fn detectable(design: Design, before: &[f64], after: &[f64], alpha: f64) -> Option<f64> {
+pub fn detectable(design: Design, runs: &Runs, alpha: f64) -> Option<f64> {
+    let [before, after] = runs.sides();
     let (m, n) = (before.len(), after.len());
     let unpaired = design == Design::Paired && m != n;
     if m < 2 || n < 2 || unpaired || min_p(design, m, n) > alpha {
@@ -120,65 +121,40 @@ fn reach(alpha: f64) -> f64 {
     (value_above(alpha / 2.0) + value_above(MISS_PROBABILITY)) / (3.0 / PI).sqrt()
 }
 
-/// Runs of one row.
-#[derive(Debug, Clone, Copy)]
-pub struct Resampled<'a> {
-    /// Runs before, all positive.
-    pub before: &'a [f64],
-    /// Runs after, all positive.
-    pub after: &'a [f64],
-    /// True if a run after is drawn with its run before.
-    pub design: Design,
-}
-
-impl Resampled<'_> {
-    fn draw(&self, random: &mut SplitMix64) -> Sides {
-        let mut below = |count: usize| {
-            let scaled = (u128::from(random.next_u64()) * count as u128) >> 64;
-            usize::try_from(scaled).unwrap_or(0)
-        };
-        let mut places =
-            |runs: &[f64]| -> Vec<usize> { runs.iter().map(|_| below(runs.len())).collect() };
-        let drawn = |runs: &[f64], at: &[usize]| at.iter().map(|&at| runs[at]).collect();
-        let before = places(self.before);
-        let after = match self.design {
-            Design::Paired if self.after.len() == self.before.len() => before.clone(),
-            _ => places(self.after),
-        };
-        (drawn(self.before, &before), drawn(self.after, &after))
-    }
-}
-
-type Sides = (Vec<f64>, Vec<f64>);
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_unstable_by(f64::total_cmp);
-    quantile(&values, 0.5)
+/// Draws as many runs of each side as there are; a run after with its run before, if they are
+/// paired.
+fn draw(runs: &Runs, design: Design, random: &mut SplitMix64) -> Runs {
+    let mut places = |count: usize| -> Vec<usize> {
+        let below = |_| (u128::from(random.next_u64()) * count as u128) >> 64;
+        (0..count).map(below).map(|place| usize::try_from(place).unwrap_or(0)).collect()
+    };
+    let drawn = |runs: &[f64], at: &[usize]| at.iter().map(|&at| runs[at]).collect();
+    let before = places(runs.before.len());
+    let is_paired = design == Design::Paired && runs.after.len() == runs.before.len();
+    let after = if is_paired { before.clone() } else { places(runs.after.len()) };
+    Runs { before: drawn(&runs.before, &before), after: drawn(&runs.after, &after) }
 }
 
 /// Returns the geometric mean of the rows' ratios of medians, and its 95% interval if every row has
 /// at least two runs a side. `None` without rows, or if a row has no runs or runs that are not
 /// positive.
-pub fn geometric_mean(rows: &[Resampled]) -> Option<(f64, Option<[f64; 2]>)> {
-    let sides = || rows.iter().flat_map(|row| [row.before, row.after]);
+pub fn geometric_mean(rows: &[&Runs], design: Design) -> Option<Estimate> {
+    let sides = || rows.iter().flat_map(|row| row.sides());
     if rows.is_empty() || sides().any(|side| side.is_empty() || side.iter().any(|&x| x <= 0.0)) {
         return None;
     }
-    let mean = |pick: &mut dyn FnMut(&Resampled) -> Sides| {
-        let mut sum = 0.0;
-        for row in rows {
-            let (before, after) = pick(row);
-            sum += (median(after)? / median(before)?).ln();
-        }
+    let mean = |pick: &mut dyn FnMut(&Runs) -> Runs| {
+        let ratios = rows.iter().map(|row| pick(row).change().ratio.map(f64::ln));
+        let sum = ratios.sum::<Option<f64>>()?;
         Some((sum / rows.len() as f64).exp())
     };
-    let ratio = mean(&mut |row| (row.before.to_vec(), row.after.to_vec()))?;
+    let ratio = mean(&mut Runs::clone)?;
     if sides().any(|side| side.len() < 2) {
         return Some((ratio, None));
     }
     let mut random = SplitMix64::seed_from_u64(SEED);
     let mut means = (0..RESAMPLES)
-        .map(|_| mean(&mut |row| row.draw(&mut random)))
+        .map(|_| mean(&mut |row| draw(row, design, &mut random)))
         .collect::<Option<Vec<f64>>>()?;
     means.sort_unstable_by(f64::total_cmp);
     let ends = [quantile(&means, ALPHA / 2.0)?, quantile(&means, 1.0 - ALPHA / 2.0)?];
@@ -247,7 +223,7 @@ mod tests {
                 own.map(|own| own.iter().zip(&common).map(|(own, common)| own * common).collect())
             };
             let [before, after] = draw(1.0, 400);
-            let wide = detectable(design, &before, &after, alpha).unwrap();
+            let wide = detectable(design, &row(&before, &after), alpha).unwrap();
             // The ratio for as many runs, from the deviation of 400.
             let ratio = (wide.ln() * (400.0 / runs as f64).sqrt()).exp();
             let found = (0..500).filter(|_| {
@@ -271,25 +247,25 @@ mod tests {
         let runs = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5];
         let other = [1.1, 1.0, 1.3, 1.2, 1.5, 1.4];
         let is_found = |design, count: usize, alpha| {
-            detectable(design, &runs[..count], &other[..count], alpha).is_some()
+            detectable(design, &row(&runs[..count], &other[..count]), alpha).is_some()
         };
         assert_eq!([1, 3, 4].map(|n| is_found(Independent, n, ALPHA)), [false, false, true]);
         assert!(!is_found(Independent, 4, ALPHA / 9.0));
         assert_eq!([5, 6].map(|n| is_found(Paired, n, ALPHA)), [false, true]);
-        assert_eq!(detectable(Paired, &runs, &other[..5], ALPHA), None);
-        assert_eq!(detectable(Paired, &[0.0; 6], &other, ALPHA), None);
+        assert_eq!(detectable(Paired, &row(&runs, &other[..5]), ALPHA), None);
+        assert_eq!(detectable(Paired, &row(&[0.0; 6], &other), ALPHA), None);
     }
 
-    fn row<'a>(before: &'a [f64], after: &'a [f64]) -> Resampled<'a> {
-        Resampled { before, after, design: Independent }
+    fn row(before: &[f64], after: &[f64]) -> Runs {
+        Runs { before: before.to_vec(), after: after.to_vec() }
     }
 
     #[test]
     fn half_and_twice_cancel() {
-        let mean = geometric_mean(&[row(&[1.0], &[2.0]), row(&[4.0], &[2.0])]);
-        assert_eq!(mean, Some((1.0, None)));
-        assert_eq!(geometric_mean(&[]), None);
-        assert_eq!(geometric_mean(&[row(&[0.0], &[1.0])]), None);
+        let mean = |rows: &[&Runs]| geometric_mean(rows, Independent);
+        assert_eq!(mean(&[&row(&[1.0], &[2.0]), &row(&[4.0], &[2.0])]), Some((1.0, None)));
+        assert_eq!(mean(&[]), None);
+        assert_eq!(mean(&[&row(&[0.0], &[1.0])]), None);
     }
 
     #[test]
@@ -297,10 +273,9 @@ mod tests {
         let mut covered = 0;
         for seed in 0..40 {
             let mut normal = Normal::new(seed);
-            let before = normal.sample(20, 100.0, 0.02);
-            let after = normal.sample(20, 90.0, 0.02);
-            let once = geometric_mean(&[row(&before, &after)]).unwrap();
-            assert_eq!(once, geometric_mean(&[row(&before, &after)]).unwrap());
+            let runs = row(&normal.sample(20, 100.0, 0.02), &normal.sample(20, 90.0, 0.02));
+            let once = geometric_mean(&[&runs], Independent).unwrap();
+            assert_eq!(once, geometric_mean(&[&runs], Independent).unwrap());
             let [low, high] = once.1.unwrap();
             covered += u32::from(low <= 0.9 && 0.9 <= high);
         }

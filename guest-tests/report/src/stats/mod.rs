@@ -27,8 +27,8 @@ mod rank_tests;
 mod student;
 
 pub use self::{
-    descriptive::{Change, Spread, figures, holm},
-    effect::{Resampled, detectable, geometric_mean, ratio},
+    descriptive::{Change, Runs, Spread, holm},
+    effect::{detectable, geometric_mean, ratio},
     rank_tests::{ALPHA, Design, RankTest, mann_whitney, min_p, wilcoxon},
     student::{power_law, student},
 };

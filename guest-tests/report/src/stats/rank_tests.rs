@@ -202,37 +202,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn u_counts_every_case() {
-        // The ways to interleave two values with three others.
-        assert_eq!(u_cases(2, 3), [1, 1, 2, 2, 2, 1, 1]);
-        let null = NullDistribution::mann_whitney(2, 3, 0.0);
-        assert_eq!([0.0, 1.0, 5.0, 6.0].map(|u| null.p(u)), [0.2, 0.4, 0.4, 0.2]);
-        assert_eq!(null.p(3.0), 1.0);
-    }
-
-    #[test]
     fn u_of_the_largest_samples_does_not_overflow() {
         let all = |small, large| u_cases(small, large).iter().sum::<i128>() as f64;
         // C(98, 49) and C(10008, 8).
         assert!((all(49, 49) / 2.547_761_225_898_086e28 - 1.0).abs() < 1e-12);
         assert!((all(8, 10_000) / 2.489_100_854_509_538e27 - 1.0).abs() < 1e-12);
         assert!(NullDistribution::mann_whitney(49, 49, 0.0).p(1200.0) > 0.99);
-    }
-
-    #[test]
-    fn critical_values_agree_with_the_published_tables() {
-        let assert_critical = |null: NullDistribution, critical: f64, name: &str| {
-            assert!(null.p(critical) <= ALPHA, "{name}");
-            assert!(null.p(critical + 1.0) > ALPHA, "{name}");
-        };
-        for (one, two, critical) in [(4, 4, 0), (5, 5, 2), (6, 8, 8), (8, 8, 13), (8, 20, 41)] {
-            let null = NullDistribution::mann_whitney(one, two, 0.0);
-            assert_critical(null, f64::from(critical), &format!("U {one} {two}"));
-        }
-        for (n, critical) in [(6, 0), (8, 3), (10, 8), (15, 25), (20, 52), (25, 89)] {
-            let null = NullDistribution::signed_ranks(&Ranks::untied(n), 0);
-            assert_critical(null, f64::from(critical), &format!("W {n}"));
-        }
     }
 
     #[test]
