@@ -83,15 +83,16 @@ def table(runs):
 
 
 def scaling(runs):
-    """Prints a row for each phase, number of vCPUs, kernel and kind of time."""
-    print("panel,line,x,y")
+    """Prints a row for each phase and number of vCPUs."""
+    lines = [(kernel, kind) for kernel in ("base", "series") for kind in ("elapsed", "work")]
+    print(",".join(["panel", "vcpus", *map(" ".join, lines)]))
     for run in runs:
-        rows = [item for item in figures(run) if item[1]["kernel"] in ("base", "series")]
+        rows = {(vcpus, row["kernel"]): row for (_, _, vcpus, _), row in figures(run)}
         for phase in ("create", "update", "rebuild"):
-            for (_, _, vcpus, _), row in rows:
-                for kind in ("elapsed", "work"):
-                    panel, line = f"{row['version']} {phase}", f"{row['kernel']} {kind}"
-                    print(f"{panel},{line},{vcpus},{row[phase, kind]}")
+            for vcpus in dict.fromkeys(vcpus for vcpus, _ in rows):
+                cells = [rows[vcpus, kernel][phase, kind] for kernel, kind in lines]
+                panel = f"{rows[vcpus, 'base']['version']} {phase}"
+                print(",".join(map(str, [panel, vcpus, *cells])))
 
 
 def main(arguments):

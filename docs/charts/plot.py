@@ -6,8 +6,8 @@ Usage: docs/charts/plot.py
 
 `NAME.csv` becomes `NAME.svg`. A file with the columns `what,base,series,unit` becomes bars of the
 share that is left after a change; a file with `group,what,value,unit` becomes bars by group; a
-file with `panel,line,x,y` becomes panels of lines, with logarithmic axes, in rows of three. Equal inputs
-produce equal bytes.
+file with `panel,vcpus` and a column for each line becomes panels of lines, with logarithmic axes, in
+rows of three. Equal inputs produce equal bytes.
 """
 
 import csv
@@ -90,13 +90,14 @@ def lines(rows, title):
     """Draws panels of lines over powers of two; a line named `… work` is dashed."""
     wide, high, gap = 220, 130, 60
     panels = list(dict.fromkeys(row["panel"] for row in rows))
-    xs = sorted({int(row["x"]) for row in rows})
+    names = list(rows[0])[2:]
+    xs = sorted({int(row["vcpus"]) for row in rows})
     parts = []
     for index, panel in enumerate(panels):
         left = LABEL - 140 + index % 3 * (wide + 20)
         top = MARGIN + 24 + index // 3 * (high + gap)
         members = [row for row in rows if row["panel"] == panel]
-        decades = [math.log10(float(row["y"])) for row in members]
+        decades = [math.log10(float(row[name])) for row in members for name in names]
         low, most = math.floor(min(decades)), math.ceil(max(decades))
         across = lambda x: left + wide * 0.86 * math.log2(x) / math.log2(xs[-1])
         down = lambda decade: top + high * (1 - (decade - low) / max(most - low, 1))
@@ -107,11 +108,10 @@ def lines(rows, title):
             parts.append(text(left - 4, y + 4, f"{10.0**decade:g}", "end", QUIET, 10))
         for x in xs:
             parts.append(text(across(x), top + high + 14, str(x), "middle", QUIET, 10))
-        for name in dict.fromkeys(row["line"] for row in members):
+        for name in names:
             points = " ".join(
-                f'{across(int(row["x"])):.1f},{down(math.log10(float(row["y"]))):.1f}'
+                f'{across(int(row["vcpus"])):.1f},{down(math.log10(float(row[name]))):.1f}'
                 for row in members
-                if row["line"] == name
             )
             dash = ' stroke-dasharray="4 3"' if name.endswith("work") else ""
             colour = SERIES if name.startswith("series") else "#7d8894"
