@@ -18,17 +18,21 @@ ALPHA = 0.05
 random = np.random.default_rng(20261121)
 
 
-def inverted(candidates, rejected):
-    """Returns the ends of the interval of shifts that are not rejected, among sorted candidates."""
+def inverted(candidates, p):
+    """Returns the ends of the interval of shifts that p does not reject, among sorted candidates."""
     middles = (candidates[:-1] + candidates[1:]) / 2
     trials = np.concatenate([[candidates[0] - 1], middles, [candidates[-1] + 1]])
-    kept = [k for k, trial in enumerate(trials) if not rejected(trial)]
+    kept = [k for k, trial in enumerate(trials) if p(trial) > ALPHA]
     if not kept and len(candidates) == 1:
         return [float(np.exp(candidates[0]))] * 2
     low, high = min(kept), max(kept)
     if low == 0 or high == len(trials) - 1:
         return None
     return [float(np.exp(candidates[low - 1])), float(np.exp(candidates[high]))]
+
+
+def distinct(values):
+    return np.unique(np.round(values, 12))
 
 
 def mann_whitney(x, y):
@@ -42,46 +46,32 @@ def unpaired(x, y):
     test = mann_whitney(x, y)
     a, b = np.log(x), np.log(y)
     differences = np.sort(np.subtract.outer(b, a).ravel())
-    pairs = len(x) * len(y)
-    below = np.sign(np.subtract.outer(y, x)).sum()
-
-    def rejected(shift):
-        return mann_whitney(a, b - shift).pvalue <= ALPHA
-
     # Equal candidates leave no room for a trial between them: step over them.
-    distinct = np.unique(np.round(differences, 12))
-    whole = len(distinct) == len(differences)
+    candidates = distinct(differences)
+    candidates = differences if len(candidates) == len(differences) else candidates
+    has_student = min(len(a), len(b)) > 1 and a.std() > 0
     return {
+        "quartiles": [float(np.quantile(x, share)) for share in (0.25, 0.5, 0.75)],
         "u": float(test.statistic),
         "p": float(test.pvalue),
-        "delta": float(below / pairs),
-        "student": float(stats.ttest_ind(a, b).pvalue) if min(len(a), len(b)) > 1 and a.std() > 0
-        else None,
+        "delta": float(np.sign(np.subtract.outer(y, x)).sum() / (len(x) * len(y))),
+        "student": float(stats.ttest_ind(a, b).pvalue) if has_student else None,
         "ratio": float(np.exp(np.median(differences))),
-        "interval": inverted(distinct if not whole else differences, rejected),
+        "interval": inverted(candidates, lambda shift: mann_whitney(a, b - shift).pvalue),
     }
 
 
 def paired(x, y):
     d = np.log(y) - np.log(x)
-    test = stats.wilcoxon(d, correction=True)
-    if test.statistic is None:
-        return None
-    positive = float(sum(stats.rankdata(np.abs(d[d != 0])) * (d[d != 0] > 0)))
     walsh = np.sort([(d[i] + d[j]) / 2 for i in range(len(d)) for j in range(i, len(d))])
-
-    def rejected(shift):
-        return stats.wilcoxon(d - shift, correction=True).pvalue <= ALPHA
-
-    distinct = np.unique(np.round(walsh, 12))
-    whole = len(distinct) == len(walsh)
+    # SciPy's test cannot be inverted across ties of equal averages.
+    whole = len(distinct(walsh)) == len(walsh)
+    p = lambda shift: stats.wilcoxon(d - shift, correction=True).pvalue
     return {
-        "positive": positive,
-        "p": float(test.pvalue),
+        "positive": float(sum(stats.rankdata(np.abs(d[d != 0])) * (d[d != 0] > 0))),
+        "p": float(p(0)),
         "ratio": float(np.exp(np.median(walsh))),
-        # SciPy's test cannot be inverted across ties of equal averages; such data sets are
-        # omitted.
-        "interval": inverted(walsh, rejected) if whole else None,
+        "interval": inverted(walsh, p) if whole else None,
         "inverted": whole,
     }
 
@@ -111,23 +101,8 @@ def pairs():
         yield "tied", base, base * 2.0 ** random.integers(-1, 3, n)
 
 
-def quantiles(values):
-    return [float(np.quantile(values, share)) for share in (0.25, 0.5, 0.75)]
-
-
-result = {"scipy": scipy.__version__, "unpaired": [], "paired": []}
-for kind, x, y in sets():
-    case = {"kind": kind, "before": x.tolist(), "after": y.tolist(), "quartiles": quantiles(x)}
-    result["unpaired"].append(case | unpaired(x, y))
-for kind, x, y in pairs():
-    result["paired"].append({"kind": kind, "before": x.tolist(), "after": y.tolist()} | paired(x, y))
-
-
-def lines(cases):
-    """One case a line."""
-    return ",\n".join("  " + json.dumps(case) for case in cases)
-
-
-print(f'{{"scipy": {json.dumps(result["scipy"])},')
-print(f' "unpaired": [\n{lines(result["unpaired"])}\n ],')
-print(f' "paired": [\n{lines(result["paired"])}\n ]}}')
+print(f'{{"scipy": {json.dumps(scipy.__version__)},')
+for name, test, samples, end in [("unpaired", unpaired, sets, ","), ("paired", paired, pairs, "}")]:
+    cases = ({"kind": kind, "before": x.tolist(), "after": y.tolist()} | test(x, y)
+             for kind, x, y in samples())
+    print(f' "{name}": [\n' + ",\n".join("  " + json.dumps(case) for case in cases) + f"\n ]{end}")
