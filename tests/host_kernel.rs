@@ -45,19 +45,6 @@ fn assert_refused(arguments: &[&str], message: &str) -> String {
 }
 
 #[test]
-fn invalid_options_are_refused() {
-    for (arguments, message) in [
-        (&["--jobs", "many"][..], "invalid value 'many' for '--jobs <N>'"),
-        (&["--jobs", "0"], "invalid value '0' for '--jobs <N>'"),
-        (&["--jobs"], "a value is required for '--jobs <N>'"),
-        (&["--only", "both"], "[possible values: plain, series]"),
-        (&["--everything"], "unexpected argument '--everything'"),
-    ] {
-        assert_refused(arguments, message);
-    }
-}
-
-#[test]
 fn unusable_inputs_are_refused_in_one_line() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
@@ -84,6 +71,7 @@ fn unusable_inputs_are_refused_in_one_line() {
         assert!(error.starts_with("granule: "), "{error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
+    assert_refused(&["--jobs", "0"], "invalid value '0' for '--jobs <N>'");
     assert_refused(&["--config", "/nowhere"], "cannot read the configuration /nowhere");
 }
 
@@ -120,24 +108,7 @@ fn both_kernels_differ_only_in_the_series() {
     assert_eq!((count(&plain, "--strip=1"), count(&plain, "-j3 bindeb-pkg")), (0, 1), "{plain}");
     assert_eq!(count(&series, "--strip=1"), patches);
     let (_, series) = series.split_once('\n').unwrap(); // The plan of both creates the output directory once.
-    assert_eq!(both, plain.replace("-j3", &jobs_of(&both)) + series);
+    let jobs = both.split_whitespace().find(|word| word.starts_with("-j")).unwrap();
+    assert_eq!(both, plain.replace("-j3", jobs) + series);
     assert!(!out.exists(), "a dry run creates nothing");
-}
-
-/// Returns the `-jN` of a plan.
-fn jobs_of(text: &str) -> String {
-    let jobs = text.split_whitespace().find(|word| word.starts_with("-j"));
-    jobs.unwrap().to_owned()
-}
-
-#[test]
-fn help_lists_every_option() {
-    let output = host_kernel(&["--help"]);
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success());
-    for option in
-        ["--base", "--series", "--source", "--config", "--out", "--jobs", "--only", "--dry-run"]
-    {
-        assert!(text.contains(option), "{option}\n{text}");
-    }
 }

@@ -196,11 +196,13 @@ const NO_OPENING: &[&str] = &[
     "Which", "Who", "Whoever", "Whom", "Why",
 ];
 
-/// Returns the first word of a doc comment's line.
-fn doc_word(line: &str) -> Option<&str> {
+/// Returns the text of a doc comment's line, or of a page's heading.
+fn opening<'a>(path: &Path, line: &'a str) -> Option<&'a str> {
+    if path.extension().is_some_and(|kind| kind == "md") {
+        return line.strip_prefix("##").map(|text| text.trim_start_matches('#'));
+    }
     let text = line.trim_start();
-    let text = text.strip_prefix("/// ").or_else(|| text.strip_prefix("//! "))?;
-    text.split(|c: char| !c.is_alphanumeric()).next()
+    text.strip_prefix("///").or_else(|| text.strip_prefix("//!"))
 }
 
 #[test]
@@ -223,35 +225,19 @@ fn comments_messages_and_pages_use_the_terms_of_the_field() {
 }
 
 #[test]
-fn a_heading_opens_with_a_noun_or_a_verb() {
+fn a_doc_comment_or_heading_opens_with_a_noun_or_a_verb() {
     let mut found = Vec::new();
-    for path in files(&[".md"]) {
-        for line in text(&path).lines().filter(|line| line.starts_with("##")) {
-            let word = line.trim_start_matches('#').split_whitespace().next();
-            if word.is_some_and(|word| NO_OPENING.contains(&word)) {
-                found.push(format!("{}: {line}", path.display()));
-            }
-        }
-    }
-
-    assert!(found.is_empty(), "{} places:\n{}", found.len(), found.join("\n"));
-}
-
-#[test]
-fn a_doc_comment_opens_with_a_noun_or_a_verb() {
-    let mut found = Vec::new();
-    for path in files(&[".rs"]) {
+    for path in files(&[".rs", ".md"]) {
         let text = text(&path);
-        let mut before = None;
-        for (number, line) in text.lines().enumerate() {
-            let word = doc_word(line);
-            if let (None, Some(word)) = (before, word)
-                && NO_OPENING.contains(&word)
-            {
-                found.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+        let mut is_further = false;
+        for (number, line) in (1..).zip(text.lines()) {
+            let opening = opening(&path, line);
+            let words = opening.filter(|_| !is_further).unwrap_or_default();
+            let word = words.trim_start().split(|c: char| !c.is_alphanumeric()).next();
+            if word.is_some_and(|word| NO_OPENING.contains(&word)) {
+                found.push(format!("{}:{number}: {}", path.display(), line.trim()));
             }
-            let doc = line.trim_start();
-            before = (doc.starts_with("///") || doc.starts_with("//!")).then_some(());
+            is_further = opening.is_some();
         }
     }
 

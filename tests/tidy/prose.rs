@@ -1,46 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The prose of a file: pages, comments, strings, and the messages and added comments of patches.
 
-/// Syntax of a file's prose.
-#[derive(Debug, Clone, Copy)]
-enum Syntax {
-    /// Every line, except code in backquotes.
-    Page,
-    /// Comments after this mark, and strings.
-    Source(&'static str),
-    /// The message, and comments in added lines.
-    Patch,
-}
-
-/// Returns the syntax of a file; `None` if it is data.
-fn syntax(path: &str) -> Option<Syntax> {
-    let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
+/// Returns the lines of a file that have prose, in lower case, by number; `None` if it is data.
+pub(crate) fn prose(path: &str, text: impl FnOnce() -> String) -> Option<Vec<(usize, String)>> {
     if path.contains("golden/") || path.contains("LICENSE") {
         return None;
     }
-    match name.rsplit_once('.').map(|(_, ending)| ending) {
-        Some("md" | "txt") => Some(Syntax::Page),
-        Some("rs" | "S" | "c" | "h") => Some(Syntax::Source("//")),
-        Some("py" | "toml" | "yml" | "config") => Some(Syntax::Source("#")),
-        Some("patch") => Some(Syntax::Patch),
-        None if path.starts_with("scripts/") => Some(Syntax::Source("#")),
-        _ => None,
-    }
-}
-
-/// Returns the lines of a file that have prose, in lower case, by number; `None` if it is data.
-pub(crate) fn prose(path: &str, text: impl FnOnce() -> String) -> Option<Vec<(usize, String)>> {
-    let syntax = syntax(path)?;
+    let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
+    let ending = name.rsplit_once('.').map(|(_, ending)| ending);
+    let words: fn(&str) -> String = match ending {
+        Some("md" | "txt") => |line| outside(line, '`'),
+        Some("rs" | "S" | "c" | "h") => |line| source(line, "//"),
+        Some("py" | "toml" | "yml" | "config") => |line| source(line, "#"),
+        Some("patch") => added_comment,
+        None if path.starts_with("scripts/") => |line| source(line, "#"),
+        _ => return None,
+    };
     let text = text();
-    let message = text.lines().position(|line| line == "---").unwrap_or(0);
-    let prose = |(number, line): (usize, &str)| {
-        let words = match syntax {
-            Syntax::Page => outside(line, '`'),
-            Syntax::Source(mark) => source(line, mark),
-            Syntax::Patch if number < message => line.to_owned(),
-            Syntax::Patch => added_comment(line),
-        };
-        (number + 1, words.to_lowercase())
+    // The message of a patch is prose as a whole.
+    let message = text.lines().position(|line| line == "---" && ending == Some("patch"));
+    let prose = |(number, line): (usize, &str)| match number < message.unwrap_or(0) {
+        true => (number + 1, line.to_lowercase()),
+        false => (number + 1, words(line).to_lowercase()),
     };
     Some(text.lines().enumerate().map(prose).collect())
 }
