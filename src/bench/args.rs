@@ -11,8 +11,8 @@ use granule_types::{
 };
 
 use super::values::{
-    CpuList, DirtyLogMode, Engine, GuestMapping, MachineClock, SweepValues, Switch, address, count,
-    unless_default,
+    CpuList, DirtyLogMode, Engine, GuestMapping, MachineClock, SweepValue, SweepValues, Switch,
+    address, count, unless_default,
 };
 
 /// Options of `granule bench`.
@@ -181,33 +181,30 @@ impl Args {
     pub(super) fn points(&self) -> Vec<Self> {
         let mut points = vec![self.clone()];
         for sweep in &self.workload.sweep {
-            let at = |point: &Self| -> Vec<Self> {
-                let with = |set: &dyn Fn(&mut WorkloadArgs)| {
-                    let mut point = point.clone();
-                    set(&mut point.workload);
-                    point
-                };
-                match sweep {
-                    SweepValues::Vcpus(all) => {
-                        all.iter().map(|&n| with(&|to| to.vcpus = Some(n))).collect()
-                    }
-                    SweepValues::Memory(all) => {
-                        all.iter().map(|&n| with(&|to| to.memory = Some(n))).collect()
-                    }
+            let at = |point: &Self, value: SweepValue| {
+                let mut point = point.clone();
+                match value {
+                    SweepValue::Vcpus(vcpus) => point.workload.vcpus = Some(vcpus),
+                    SweepValue::Memory(memory) => point.workload.memory = Some(memory),
                 }
+                point
             };
-            points = points.iter().flat_map(at).collect();
+            points = points
+                .iter()
+                .flat_map(|point| sweep.0.iter().map(move |&value| at(point, value)))
+                .collect();
         }
         points
     }
 
     /// Checks that no sweep conflicts with an option.
     pub(super) fn check_sweeps(&self) -> Result<(), SweepConflict> {
-        let conflict = |sweep: &SweepValues| match sweep {
-            SweepValues::Vcpus(_) => self.workload.vcpus.map(|_| SweepConflict("-v", "vcpus")),
-            SweepValues::Memory(_) => self.workload.memory.map(|_| SweepConflict("-b", "size")),
+        let workload = &self.workload;
+        let conflict = |sweep: &SweepValues| match sweep.0[0] {
+            SweepValue::Vcpus(_) => workload.vcpus.map(|_| SweepConflict("-v", "vcpus")),
+            SweepValue::Memory(_) => workload.memory.map(|_| SweepConflict("-b", "size")),
         };
-        self.workload.sweep.iter().find_map(conflict).map_or(Ok(()), Err)
+        workload.sweep.iter().find_map(conflict).map_or(Ok(()), Err)
     }
 
     /// Returns the number of vCPUs.

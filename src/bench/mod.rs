@@ -83,29 +83,35 @@ fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandRe
 /// Creates the machine of the selected engine, and returns it with its guest mode.
 fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn std::error::Error>> {
     let mode = args.guest.mode.unwrap_or(GuestMode::P48V48_4K);
-    Ok(match (args.host.engine, args.host.clock) {
-        (Engine::Kvm, _) => {
-            let machine = KvmMachine::new(args.kvm_config()?)?;
-            let mode = machine.mode();
-            (Box::new(machine), mode)
+    if args.host.engine == Engine::Kvm {
+        let machine = KvmMachine::new(args.kvm_config()?)?;
+        let mode = machine.mode();
+        return Ok((Box::new(machine), mode));
+    }
+    let (config, cpu) = (args.software_config()?, args.simulated_cpu()?);
+    let machine: Box<dyn Machine> = match cpu {
+        None => Box::new(SoftwareMachine::new(&config)?),
+        Some(cpu) => {
+            let config = SimulationConfig::new(config, cpu, args.host.prefault)?;
+            Box::new(SimulatedMachine::new(&config)?)
         }
-        (Engine::Model, MachineClock::Real) => {
-            args.check_real_clock()?;
-            let machine = SoftwareMachine::new(&args.software_config()?)?;
-            (Box::new(machine), mode)
-        }
-        (Engine::Model, MachineClock::Virtual) => {
-            let (machine, cpu) = (args.software_config()?, args.simulated_cpu()?);
-            let config = SimulationConfig::new(machine, cpu, args.host.prefault)?;
-            (Box::new(SimulatedMachine::new(&config)?), mode)
-        }
-    })
+    };
+    Ok((machine, mode))
 }
 
 /// Error returned for an option that the selected engine does not have.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} requires --engine {1}; omit it, or select that engine")]
 struct WrongEngine(&'static str, &'static str);
+
+/// Refuses the first option that is given, as it requires another engine.
+fn refuse<const N: usize>(
+    options: [(&'static str, bool); N],
+    engine: &'static str,
+) -> Result<(), WrongEngine> {
+    let given = options.into_iter().find(|(_, is_given)| *is_given);
+    given.map_or(Ok(()), |(option, _)| Err(WrongEngine(option, engine)))
+}
 
 /// Error returned for a wrong combination of `--clock` and `--cpu`.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -149,9 +155,7 @@ impl Args {
             ("--clock", self.host.clock != MachineClock::default()),
             ("--cpu", self.host.cpu.is_some()),
         ];
-        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
-            return Err(WrongEngine(option, "model"));
-        }
+        refuse(given, "model")?;
         let vcpus = self.vcpus();
         Ok(KvmConfig {
             mode: self.guest.mode,
@@ -168,17 +172,13 @@ impl Args {
         })
     }
 
-    /// Checks that the real clock has no cost table.
-    fn check_real_clock(&self) -> Result<(), WrongClock> {
-        match (self.host.clock, &self.host.cpu) {
+    /// Returns the cost table of the virtual clock; `None` for the real clock.
+    fn simulated_cpu(&self) -> Result<Option<&str>, WrongClock> {
+        match (self.host.clock, self.host.cpu.as_deref()) {
             (MachineClock::Real, Some(_)) => Err(WrongClock::CpuInRealTime),
-            _ => Ok(()),
+            (MachineClock::Virtual, None) => Err(WrongClock::NoCpu),
+            (_, cpu) => Ok(cpu),
         }
-    }
-
-    /// Returns the cost table of the virtual clock.
-    fn simulated_cpu(&self) -> Result<&str, WrongClock> {
-        self.host.cpu.as_deref().ok_or(WrongClock::NoCpu)
     }
 
     /// Returns the configuration of a software machine, which supports no options of KVM.
@@ -192,9 +192,7 @@ impl Args {
             ("--guest-map", self.guest.guest_map != GuestMapping::default()),
             ("--migrate", self.workload.migrate.is_some()),
         ];
-        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
-            return Err(WrongEngine(option, "kvm"));
-        }
+        refuse(given, "kvm")?;
         let policy = self.host.policy.as_deref().unwrap_or(DEFAULT_POLICY);
         Ok(SoftwareMachineConfig {
             backing: self.workload.backing,

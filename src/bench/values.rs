@@ -119,23 +119,27 @@ impl CpuList {
     }
 }
 
-/// Values for each of which the test runs once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SweepValues {
-    /// Numbers of vCPUs.
-    Vcpus(Vec<NonZeroU32>),
-    /// Sizes of the memory under test.
-    Memory(Vec<Bytes>),
+/// A swept quantity at one point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SweepValue {
+    /// Number of vCPUs.
+    Vcpus(NonZeroU32),
+    /// Size of the memory under test.
+    Memory(Bytes),
 }
+
+/// Values of one quantity, at least one, for each of which the test runs once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SweepValues(pub(super) Vec<SweepValue>);
 
 impl SweepValues {
     /// Checks that each quantity is swept once at most.
     pub(super) fn one_of_each(sweeps: &[Self]) -> Result<(), String> {
-        match sweeps {
-            [] | [_] | [Self::Vcpus(_), Self::Memory(_)] | [Self::Memory(_), Self::Vcpus(_)] => {
-                Ok(())
-            }
-            _ => Err("--sweep vcpus=… and --sweep size=… may each occur once".to_owned()),
+        let vcpus = sweeps.iter().filter(|sweep| matches!(sweep.0[0], SweepValue::Vcpus(_)));
+        let vcpus = vcpus.count();
+        match vcpus <= 1 && sweeps.len() - vcpus <= 1 {
+            true => Ok(()),
+            false => Err("--sweep vcpus=… and --sweep size=… may each occur once".to_owned()),
         }
     }
 
@@ -149,15 +153,14 @@ impl SweepValues {
         if let Some(at) = twice {
             return Err(format!("'{}' occurs twice", values[at]));
         }
-        let values = values.into_iter();
-        match name {
+        let value = |text: &&str| match name {
             "vcpus" => {
-                let number = |text| count(text).map_err(|what| format!("'{text}': {what}"));
-                values.map(number).collect::<Result<_, _>>().map(Self::Vcpus)
+                count(text).map(SweepValue::Vcpus).map_err(|what| format!("'{text}': {what}"))
             }
-            "size" => values.map(size_above_zero).collect::<Result<_, _>>().map(Self::Memory),
+            "size" => size_above_zero(text).map(SweepValue::Memory),
             _ => Err(format!("unknown sweep '{name}'; expected vcpus or size")),
-        }
+        };
+        values.iter().map(value).collect::<Result<_, _>>().map(Self)
     }
 }
 
