@@ -112,7 +112,7 @@ fn judge(args: Args) -> CommandResult {
         [] => String::new(),
     };
     let options = ComparisonOptions {
-        labels: [label(before), label(after)],
+        labels: Some([label(before), label(after)]),
         force: args.force,
         min_effect: args.min_effect.map(|percent| percent / 100.0),
         metric: args.metric.filter(|metric| metric != "time"),

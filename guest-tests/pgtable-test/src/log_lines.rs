@@ -83,7 +83,6 @@ mod tests {
     use granule_types::{
         backing::Backing,
         phase::Phase,
-        record::{Host, SCHEMA},
         units::{Bytes, GuestAddress, Nanoseconds},
     };
 
@@ -95,19 +94,11 @@ mod tests {
 
     fn record(phase: Phase) -> Record {
         Record {
-            schema: SCHEMA.to_owned(),
-            host: Host::default(),
             engine: "kvm".to_owned(),
             config: config(),
-            obtained: None,
             phase,
-            round: None,
             ns: Nanoseconds(42_188_640),
-            elapsed_ns: None,
-            vcpu_ns: vec![],
-            counters: Default::default(),
-            events: Default::default(),
-            gauges: Default::default(),
+            ..Record::default()
         }
     }
 

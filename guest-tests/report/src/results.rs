@@ -18,7 +18,6 @@
 //! lines are ignored.
 
 use std::{
-    error::Error,
     fmt,
     fs::File,
     io::{self, Write},
@@ -26,17 +25,19 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use granule_types::record::{Record, SCHEMA};
 
 /// Error returned when a file is not a complete input, or cannot be read or written: file, line and
 /// remedy.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("{}{message}", place(.path.as_ref(), *.line))]
 pub struct FileError {
     path: Option<PathBuf>,
     line: Option<usize>,
     message: String,
-    source: Option<Box<dyn Error + Send + Sync>>,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl FileError {
@@ -49,7 +50,7 @@ impl FileError {
         Self { line: Some(line), ..self }
     }
 
-    pub(crate) fn caused_by(self, source: impl Error + Send + Sync + 'static) -> Self {
+    pub(crate) fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self { source: Some(Box::new(source)), ..self }
     }
 
@@ -59,22 +60,10 @@ impl FileError {
     }
 }
 
-impl fmt::Display for FileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(path) = &self.path {
-            write!(f, "{}: ", path.display())?;
-        }
-        if let Some(line) = self.line {
-            write!(f, "line {line}: ")?;
-        }
-        f.write_str(&self.message)
-    }
-}
-
-impl Error for FileError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|source| source as _)
-    }
+/// Returns the words of a place in a file.
+fn place(path: Option<&PathBuf>, line: Option<usize>) -> String {
+    let path = path.map(|path| format!("{}: ", path.display()));
+    path.into_iter().chain(line.map(|line| format!("line {line}: "))).collect()
 }
 
 /// Reads every record of a results file.
@@ -89,11 +78,11 @@ pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
             continue;
         }
         let (left, record) = read_record(text).map_err(|error| error.at(line))?;
-        check_follows(before, Follower::Record(left))?;
+        check_follows(before, Some(left))?;
         before = left.map(|left| (line, left));
         records.push(record);
     }
-    check_follows(before, Follower::End)?;
+    check_follows(before, None)?;
     if records.is_empty() {
         return Err(FileError::new(
             "holds no record: the test ended before its first phase; run it again",
@@ -102,32 +91,22 @@ pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
     Ok(records)
 }
 
-/// Follower of a record in a file.
-#[derive(Clone, Copy)]
-enum Follower {
-    /// A record, with its number of further records if it announces one.
-    Record(Option<u64>),
-    /// The end of the file.
-    End,
-}
-
-/// Checks that `next` may follow the line and its number of further records in `before`.
-fn check_follows(before: Option<(usize, u64)>, next: Follower) -> Result<(), FileError> {
+/// Checks what follows the record in `before`, its line and its number of further records: a record
+/// with its own number (`Some(Some(left))`), one that announces none, or the end of the file.
+fn check_follows(before: Option<(usize, u64)>, next: Option<Option<u64>>) -> Result<(), FileError> {
     let Some((line, required @ 1..)) = before else {
         return Ok(());
     };
-    let missing = match next {
-        Follower::Record(Some(left)) if left < required => required - 1 - left,
+    let missing = match next.flatten() {
+        Some(left) if left < required => required - 1 - left,
         _ => required,
     };
-    if missing == 0 {
-        return Ok(());
-    }
-    let fault = match next {
-        Follower::End if required == 1 => "the file ends before it".to_owned(),
-        Follower::End => "the file ends before them".to_owned(),
-        Follower::Record(_) if missing == 1 => "the next one is missing".to_owned(),
-        Follower::Record(_) => format!("the next {missing} are missing"),
+    let fault = match (next, missing) {
+        (_, 0) => return Ok(()),
+        (None, 1) => "the file ends before it".to_owned(),
+        (None, _) => "the file ends before them".to_owned(),
+        (Some(_), 1) => "the next one is missing".to_owned(),
+        (Some(_), _) => format!("the next {missing} are missing"),
     };
     let message = format!(
         "the record announces {required} more, but {fault}: the run ended early, or the file is \
@@ -177,13 +156,10 @@ struct ResultLine<'a> {
 /// # Errors
 /// Those of the JSON writer; none is expected.
 pub fn record_lines(records: &[Record]) -> Result<String, serde_json::Error> {
-    let mut text = String::new();
-    let lefts = (0..records.len() as u64).rev();
-    for (record, left) in records.iter().zip(lefts) {
-        text.push_str(&serde_json::to_string(&ResultLine { record, left })?);
-        text.push('\n');
-    }
-    Ok(text)
+    let lines = records.iter().zip((0..records.len() as u64).rev());
+    lines
+        .map(|(record, left)| Ok(serde_json::to_string(&ResultLine { record, left })? + "\n"))
+        .collect()
 }
 
 /// Writes records, one a line.

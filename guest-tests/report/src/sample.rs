@@ -4,6 +4,7 @@
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use granule_types::{
     backing::Backing,
@@ -165,60 +166,49 @@ impl Sample {
 
 impl From<&Record> for Sample {
     fn from(record: &Record) -> Self {
-        let config = &record.config;
+        // The JSON of a record is one of a record again.
+        let record: Record = serde_json::to_value(record)
+            .and_then(|value| serde_json::from_value(printable_value(value)))
+            .unwrap_or_default();
+        let phase = AnyPhase::of(&record);
+        let config = record.config;
         Self {
-            host: printable_host(&record.host),
-            engine: printable(&record.engine),
+            host: record.host,
+            engine: record.engine,
             setup: RunSetup {
                 subject: String::new(),
-                mode: printable(&single_spaced(&config.mode)),
+                mode: single_spaced(&config.mode),
                 backing: Some(config.backing),
                 memory: Some(config.memory),
                 vcpus: Some(config.vcpus),
                 prefault: config.prefault,
-                options: named(&config.options)
-                    .map(|(name, value)| (name, printable(value)))
-                    .collect(),
+                options: config.options,
             },
             seed: config.seed,
             iteration: config.iteration,
-            obtained: record.obtained.clone(),
-            phase: AnyPhase::of(record),
+            obtained: record.obtained,
+            phase,
             ns: record.ns.0 as f64,
             elapsed_ns: record.elapsed_ns.map(|ns| ns.0 as f64),
             vcpu_ns: record.vcpu_ns.iter().map(|ns| ns.0 as f64).collect(),
-            counters: counts(&record.counters),
-            events: counts(&record.events),
-            gauges: counts(&record.gauges),
+            counters: record.counters,
+            events: record.events,
+            gauges: record.gauges,
         }
     }
 }
 
-/// Returns the entries of a map with printable names.
-fn named<V>(map: &BTreeMap<String, V>) -> impl Iterator<Item = (String, &V)> {
-    map.iter().map(|(name, value)| (printable(name), value))
+fn printable_value(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(printable(&text)),
+        Value::Array(list) => list.into_iter().map(printable_value).collect(),
+        Value::Object(map) => {
+            map.into_iter().map(|(name, v)| (printable(&name), printable_value(v))).collect()
+        }
+        other => other,
+    }
 }
 
-fn counts(map: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
-    named(map).map(|(name, &count)| (name, count)).collect()
-}
-
-fn printable_host(host: &Host) -> Host {
-    let mut host = host.clone();
-    for text in [&mut host.arch, &mut host.kernel] {
-        *text = printable(text);
-    }
-    for text in [&mut host.image_sha256, &mut host.cpu, &mut host.emulator] {
-        *text = text.as_deref().map(printable);
-    }
-    for series in host.series.iter_mut().flatten() {
-        series.name = printable(&series.name);
-    }
-    host.features = counts(&host.features);
-    host
-}
-
-/// Converts records.
 pub(crate) fn samples(records: &[Record]) -> Vec<Sample> {
     records.iter().map(Sample::from).collect()
 }

@@ -17,9 +17,10 @@ use thiserror::Error;
 use crate::units::Bytes;
 
 /// Backing of guest memory on the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Backing {
     /// Private anonymous memory without transparent huge pages.
+    #[default]
     Anonymous,
     /// Private anonymous memory with transparent huge pages.
     AnonymousThp,
@@ -95,12 +96,9 @@ impl FromStr for Backing {
             .or_else(|| Some(aliases.find(|(alias, _)| *alias == text)?.1))
             .or_else(|| {
                 let size = text.strip_prefix(SIZED_HUGETLB)?.strip_suffix('b')?;
-                let size: Bytes = match size.ends_with(['k', 'm', 'g']) {
-                    true => size.parse().ok()?,
-                    false => return None,
-                };
-                let valid = size.0.is_power_of_two();
-                valid.then_some(Self::AnonymousHugetlb(Some(size)))
+                let has_unit = size.ends_with(['k', 'm', 'g']);
+                let size: Bytes = size.parse().ok().filter(|_| has_unit)?;
+                size.0.is_power_of_two().then_some(Self::AnonymousHugetlb(Some(size)))
             })
             .ok_or_else(|| ParseBackingError(text.to_owned()))
     }

@@ -14,10 +14,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// A timed phase of the test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// First touch of every backing page: even vCPUs write, odd ones read.
+    #[default]
     Create,
     /// The host switches dirty logging on.
     LoggingOn,
@@ -214,13 +217,6 @@ pub mod mark {
             for (offset, phase) in (FIRST_PHASE..).zip(all) {
                 assert_eq!(immediate(phase), offset);
             }
-        }
-
-        #[test]
-        fn phase_marks_do_not_overlap_the_others() {
-            let last = immediate(Phase::Stop);
-
-            assert!(OUTSIDE < FIRST_PHASE && last < FOREIGN);
         }
     }
 }

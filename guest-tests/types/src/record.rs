@@ -24,7 +24,7 @@ pub const SCHEMA: &str = "granule.result/1";
 pub const SIMULATOR: &str = "granule simulation in virtual time";
 
 /// The result of one phase of one iteration.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Record {
     /// [`SCHEMA`].
     pub schema: String,
@@ -103,7 +103,7 @@ pub struct Series {
 }
 
 /// The requested configuration of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RunConfig {
     /// The guest mode, as the kernel's test prints it.
     pub mode: String,

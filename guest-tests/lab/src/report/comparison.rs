@@ -38,7 +38,7 @@ pub fn compare(
             continue;
         }
         let settings = granule_report::ComparisonOptions {
-            labels: pair.map(|kernel| kernel.name.clone()),
+            labels: Some(pair.map(|kernel| kernel.name.clone())),
             min_effect: Some(options.output.min_effect / 100.0),
             command: Some(command_line()),
             ..granule_report::ComparisonOptions::default()

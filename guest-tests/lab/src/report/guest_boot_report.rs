@@ -224,7 +224,7 @@ mod tests {
             "<b>Time to login</b>",
             "data-marks=\"3\"",
             "on series: the guest died</summary>",
-            "| &lt;oops&gt;",
+            "| &#60;oops&#62;",
             "image, SHA-256",
             "QEMU 7.2 -M virt",
         ] {

@@ -274,16 +274,16 @@ mod tests {
         let (page, alike) = (sample(true), sample(false));
 
         for expected in [
-            "<title>KVM selftests: &lt;series&gt; against base</title>",
+            "<title>KVM selftests: &#60;series&#62; against base</title>",
             "<p class=\"verdict regression\">Verdicts differ: c_test.</p>",
             "Of 4 selftests, the same on both kernels: 1 pass, 1 skipped, 0 fail, 1 without",
             "No verdict: d_test.",
             "<span class=\"tag improvement\">pass</span>",
             "c_test on base: exit 1",
-            "c_test on &lt;series&gt;: signal 9",
+            "c_test on &#60;series&#62;: signal 9",
             "<summary>d_test on base: lost</summary>",
-            "| &lt;console&gt;",
-            "&lt;series&gt; (3 patches)",
+            "| &#60;console&#62;",
+            "&#60;series&#62; (3 patches)",
             "QEMU 7.2 -M virt",
             "<p>Command:</p>",
         ] {

@@ -48,7 +48,9 @@ impl Comparison {
         after: &[Sample],
         options: &ComparisonOptions,
     ) -> Result<Self, CompareError> {
-        for (samples, label) in [before, after].iter().zip(&options.labels) {
+        let sides = ["before", "after"].map(str::to_owned);
+        let labels = options.labels.clone().unwrap_or(sides);
+        for (samples, label) in [before, after].iter().zip(&labels) {
             if samples.is_empty() {
                 return Err(CompareError::Empty(label.clone()));
             }
@@ -80,7 +82,7 @@ impl Comparison {
         if let Some((one, _)) = pairs.iter().find(unpaired) {
             return Err(CompareError::Unpaired(one.key.setup.name()));
         }
-        let [label_before, label_after] = options.labels.clone();
+        let [label_before, label_after] = labels;
         let (before, after) = (Side::of(label_before, before), Side::of(label_after, after));
         let is_emulated = before.is_emulated() && after.is_emulated();
         let mut compared =

@@ -56,7 +56,6 @@ impl Group<'_> {
         Spread::of(figures.map(|figure| figure as f64))
     }
 
-    /// Reports whether instructions were counted.
     pub fn has_counters(&self) -> bool {
         self.samples.iter().any(|sample| !sample.counters.is_empty())
     }
@@ -150,7 +149,6 @@ impl Configuration {
         }
     }
 
-    /// Returns the change of a phase.
     pub fn phase(&self, phase: &AnyPhase) -> Option<&PhaseChange> {
         self.phases.iter().find(|change| change.phase == *phase)
     }
@@ -202,17 +200,14 @@ impl PhaseChange {
         }
     }
 
-    /// Reports whether the judged metric grew by more than the minimum effect.
     pub fn is_regression(&self) -> bool {
         self.verdict == Some(Verdict::Regression)
     }
 
-    /// Returns every count by name.
     pub fn counts(&self) -> impl Iterator<Item = (&String, &Change)> {
         [&self.counters, &self.events, &self.gauges].into_iter().flatten()
     }
 
-    /// Returns the change of a count.
     pub fn count(&self, name: &str) -> Option<&Change> {
         self.counts().find_map(|(known, change)| (known == name).then_some(change))
     }

@@ -41,10 +41,7 @@ impl SweepParameter {
 
     /// Returns a value for a sentence: `1 vCPU`, `64M`.
     pub fn words(self, value: u64) -> String {
-        match self {
-            Self::Vcpus => counted(value, "vCPU"),
-            Self::Memory => self.label(value),
-        }
+        if self == Self::Vcpus { counted(value, "vCPU") } else { self.label(value) }
     }
 
     /// Returns a value in few characters.
@@ -68,7 +65,6 @@ pub struct Sweep<'a> {
     exact: bool,
 }
 
-/// Returns every sweep of a phase.
 pub fn sweeps<'a>(
     configurations: &'a [Configuration],
     emulated: bool,
@@ -131,12 +127,9 @@ pub struct Growth {
     pub after: Option<Fit>,
 }
 
-/// Power law.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Fit {
-    /// Power with which time grows.
     pub exponent: f64,
-    /// 95% interval.
     pub interval: [f64; 2],
     /// Name of the power, if the interval holds one of 0, 1 and 2 and is no wider than 1.
     pub kind: Option<&'static str>,
@@ -201,7 +194,6 @@ impl Fit {
 }
 
 impl Growth {
-    /// Reports whether the fit of either side is conclusive.
     pub fn is_conclusive(&self) -> bool {
         [self.before, self.after].iter().flatten().any(Fit::is_conclusive)
     }

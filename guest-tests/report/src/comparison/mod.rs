@@ -30,7 +30,6 @@ use crate::{
     stats::Design,
 };
 
-/// Schema of a comparison in JSON.
 const SCHEMA: &str = "granule.comparison/2";
 /// Name of the judged metric where no count is judged.
 pub(crate) const TIME: &str = "time";
@@ -69,12 +68,10 @@ pub struct Comparison {
     pub(crate) configurations: Vec<Configuration>,
 }
 
-/// Geometric mean of ratios of times.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct GeometricMean {
     /// Phase of the ratios; `None` for all.
     pub phase: Option<AnyPhase>,
-    /// Number of ratios.
     pub rows: usize,
     pub ratio: f64,
     /// 95% bootstrap interval; `None` if a phase ran once on a side.
@@ -82,7 +79,6 @@ pub(crate) struct GeometricMean {
 }
 
 impl Comparison {
-    /// Returns every phase with its configuration.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&Configuration, &PhaseChange)> {
         self.configurations.iter().flat_map(|configuration| {
             let phases = configuration.phases.iter();
@@ -105,7 +101,6 @@ impl Comparison {
         self.before.is_emulated() && self.after.is_emulated()
     }
 
-    /// Reports whether the time is judged.
     pub(crate) fn judges_time(&self) -> bool {
         self.metric == TIME
     }
@@ -117,10 +112,10 @@ impl Comparison {
 }
 
 /// Options of a comparison.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ComparisonOptions {
-    /// Names of the two sides: files, directories or series.
-    pub labels: [String; 2],
+    /// Names of the two sides: files, directories or series; `None` for "before" and "after".
+    pub labels: Option<[String; 2]>,
     /// True if sides of different provenance are compared.
     pub force: bool,
     /// Growth that makes a regression, as a share of before (0.03 is 3%); `None` for
@@ -134,20 +129,6 @@ pub struct ComparisonOptions {
     pub paired: bool,
     /// Command line that repeats the comparison, for reports.
     pub command: Option<String>,
-}
-
-impl Default for ComparisonOptions {
-    fn default() -> Self {
-        Self {
-            labels: ["before".to_owned(), "after".to_owned()],
-            force: false,
-            min_effect: None,
-            metric: None,
-            phases: Vec::new(),
-            paired: false,
-            command: None,
-        }
-    }
 }
 
 /// Returns the command line of this process, quoted for a shell, for reports.
@@ -165,18 +146,16 @@ pub fn command_line() -> String {
 
 /// Error returned when two sides cannot be compared.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[expect(missing_docs, reason = "each message describes its variant")]
 pub enum CompareError {
-    /// A side has no results.
     #[error("{0} holds no results: run the test again")]
     Empty(String),
-    /// The provenance differs or is unknown.
     #[error(
         "the two sides do not compare: these differ or are unknown:{}\n\
          Run both on the same host, or add --force to compare anyway.",
         .0.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
     )]
     Unequal(Vec<Difference>),
-    /// No requested phase of a configuration is on both sides.
     #[error(
         "{} of any configuration is on both sides. Before: {}. After: {}. Run the same test on \
          both.",
@@ -187,13 +166,7 @@ pub enum CompareError {
         .sides[0].join("; "),
         .sides[1].join("; ")
     )]
-    NothingInCommon {
-        /// Configurations of both sides.
-        sides: [Vec<String>; 2],
-        /// Requested phases; empty for all.
-        phases: Vec<String>,
-    },
-    /// The count to judge is not on both sides.
+    NothingInCommon { sides: [Vec<String>; 2], phases: Vec<String> },
     #[error(
         "--metric '{name}' is not counted on both sides: {}",
         match .known.as_slice() {
@@ -201,13 +174,7 @@ pub enum CompareError {
             known => format!("expected one of {}", known.join(", ")),
         }
     )]
-    Metric {
-        /// Requested name.
-        name: String,
-        /// Counts that both sides have.
-        known: Vec<String>,
-    },
-    /// The sides to pair have different runs.
+    Metric { name: String, known: Vec<String> },
     #[error("--paired needs the same runs on both sides, but those of {0} differ: omit --paired")]
     Unpaired(String),
 }

@@ -37,41 +37,22 @@
 use std::collections::BTreeMap;
 
 use granule_types::{
-    backing::Backing,
     phase::Phase,
-    record::{Host, Record, RunConfig, SCHEMA},
+    record::{Record, RunConfig, SCHEMA},
     units::{Bytes, Nanoseconds},
 };
 
 use super::log_line::{
-    BACKING, DEMAND, DEMAND_BEGINS, FAILURE, ITERATION_TIMES, LOGGING_OFF, LOGGING_ON, Line,
-    MEMORY, MODE, OVERALL_RATE, PHASE_TIME, PHASES, POPULATE, TOTALS, Test, VCPUS, damaged, parsed,
+    BACKING, Form, LINES, Line, MEMORY, MODE, Need, PHASE_TIME, PHASES, Test, VCPUS, damaged,
 };
 use crate::{
     results::FileError,
     sample::{AnyPhase, RunSetup, Sample, engine, single_spaced},
 };
 
+const FAILURE: &str = "==== Test Assertion Failure ====";
 const BENCH: &str = "granule: ";
 const BENCH_ITERATION: &str = "granule: iteration ";
-
-/// Phases of `dirty_log_perf_test` outside its iterations.
-const RUN_PHASES: [(&str, AnyPhase); 3] = [
-    (POPULATE, AnyPhase::of_other_test(0, "populate")),
-    (LOGGING_ON, AnyPhase::of_other_test(1, "logging-on")),
-    (LOGGING_OFF, AnyPhase::of_other_test(8, "logging-off")),
-];
-/// Phases of its first and of its later iterations, in the order of [`ITERATION_TIMES`].
-const ITERATION_PHASES: [[AnyPhase; 2]; 3] = [
-    first_and_later(2, "dirty-first", "dirty-later"),
-    first_and_later(3, "get-first", "get-later"),
-    first_and_later(4, "clear-first", "clear-later"),
-];
-const DEMAND_PHASE: AnyPhase = AnyPhase::of_other_test(20, "demand-paging");
-
-const fn first_and_later(rank: usize, first: &'static str, later: &'static str) -> [AnyPhase; 2] {
-    [AnyPhase::of_other_test(rank, first), AnyPhase::of_other_test(rank + 3, later)]
-}
 
 /// Runs of a log, which does not name its host; equal runs are iterations of each other.
 #[derive(Debug, Default, PartialEq)]
@@ -126,7 +107,13 @@ pub fn read(text: &str) -> Result<Log, FileError> {
         let known = Line::of(line).map_err(|error| if is_cut { cut_off(line) } else { error });
         match (known.map_err(at)?, &mut open) {
             (Some(known), Some(run)) => run.take(known).map_err(at)?,
-            (Some(_), None) => return Err(at(outside_run(line))),
+            (Some(_), None) => {
+                return Err(at(FileError::new(format!(
+                    "'{}' belongs to no run: the line '{}' before it is missing",
+                    line.trim(),
+                    MODE.trim_end()
+                ))));
+            }
             (None, _) => {}
         }
     }
@@ -141,7 +128,7 @@ pub fn read(text: &str) -> Result<Log, FileError> {
 }
 
 /// Checks that a file does not end within a line that begins a run.
-pub fn check_end(text: &str) -> Result<(), FileError> {
+fn check_end(text: &str) -> Result<(), FileError> {
     let last = text.lines().last().unwrap_or_default().trim_end();
     let words = MODE.trim_end();
     // "Test" alone may begin any line.
@@ -150,11 +137,6 @@ pub fn check_end(text: &str) -> Result<(), FileError> {
         return Ok(());
     }
     Err(cut_off(last).at(text.lines().count()))
-}
-
-fn outside_run(line: &str) -> FileError {
-    let (line, mode) = (line.trim(), MODE.trim_end());
-    FileError::new(format!("'{line}' belongs to no run: the line '{mode}' before it is missing"))
 }
 
 /// Returns the error of a line within which the file ends.
@@ -170,18 +152,15 @@ fn out_of_order(found: u32, last: u32) -> FileError {
     FileError::new(message)
 }
 
-/// Returns the name of a line in messages.
 fn name(words: &str) -> &str {
     words.split_once(": total").map_or(words, |(name, _)| name).trim()
 }
 
 /// A run whose end is not yet read.
 struct OpenRun<'a> {
-    /// First line.
     begin: usize,
     mode: &'a str,
-    /// Test of its lines; `None` before the first line of a single test.
-    test: Option<Test>,
+    test: Test,
     /// Number and text of each value, by words and iteration.
     values: BTreeMap<(&'static str, Option<u32>), (u64, &'a str)>,
     /// Number of the last iteration.
@@ -195,31 +174,25 @@ struct OpenRun<'a> {
 impl<'a> OpenRun<'a> {
     fn new(begin: usize, mode: &'a str) -> Self {
         let (values, heads) = (BTreeMap::new(), Vec::new());
-        Self { begin, mode, test: None, values, iterations: 0, bench: false, heads }
+        Self { begin, mode, test: Test::Any, values, iterations: 0, bench: false, heads }
     }
 
-    /// Returns the iteration of `granule bench` whose lines follow.
-    fn bench_iteration(&self) -> Option<u32> {
-        self.heads.last().map(|_| self.iterations)
-    }
-
-    /// Reads a line of `granule bench`.
     fn take_bench_line(&mut self, number: usize, line: &str) -> Result<(), FileError> {
         self.bench = true;
         let Some((_, value)) = line.split_once(BENCH_ITERATION) else {
             return Ok(());
         };
         let value = value.trim();
-        let read = value
-            .split_once(" of ")
-            .and_then(|(at, of)| Some((at.parse().ok()?, of.parse().ok()?)));
-        let (found, of): (u32, u32) = read
-            .filter(|(found, of)| found <= of)
-            .ok_or_else(|| damaged(value, "an iteration as N of M"))?;
+        let numbers = || {
+            let (found, of) = value.split_once(" of ")?;
+            let (found, of): (u32, u32) = (found.parse().ok()?, of.parse().ok()?);
+            (found <= of).then_some((found, of))
+        };
+        let (found, of) = numbers().ok_or_else(|| damaged(value, "an iteration as N of M"))?;
         if self.heads.iter().any(|(_, announced)| *announced != of) {
             return Err(damaged(value, "an iteration of as many as the one before it"));
         }
-        if self.iterations.checked_add(1) != Some(found) {
+        if found.checked_sub(1) != Some(self.iterations) {
             return Err(out_of_order(found, self.iterations));
         }
         self.iterations = found;
@@ -228,28 +201,34 @@ impl<'a> OpenRun<'a> {
     }
 
     fn take(&mut self, line: Line<'a>) -> Result<(), FileError> {
-        if line.test.is_some_and(|test| *self.test.get_or_insert(test) != test) {
+        let (test, words, form, _) = line.kind;
+        if self.test == Test::Any {
+            self.test = *test;
+        }
+        if *test != Test::Any && *test != self.test {
             return Err(FileError::new(format!(
                 "the line is of another test than the run that begins at line {}: two logs are \
                  mixed",
                 self.begin
             )));
         }
-        if let Some(found) = line.iteration {
+        let mut iteration = line.iteration;
+        if let Some(found) = iteration {
             let last = self.iterations;
             if found != last.saturating_add(1) && (found != last || found == 0) {
                 return Err(out_of_order(found, last));
             }
             self.iterations = found;
         }
-        let is_phase = PHASES.contains(&line.words);
-        let iteration = if is_phase { self.bench_iteration() } else { line.iteration };
-        let known = self.values.insert((line.words, iteration), (line.number, line.value));
-        if known.is_some() && line.words != DEMAND_BEGINS {
+        if let (Form::Time, [_, ..]) = (form, self.heads.as_slice()) {
+            iteration = Some(self.iterations);
+        }
+        let known = self.values.insert((words, iteration), (line.number, line.value));
+        if known.is_some() && !matches!(form, Form::NoValue) {
             let begin = self.heads.last().map_or(self.begin, |(line, _)| *line);
             return Err(FileError::new(format!(
                 "'{}' is repeated in the run that begins at line {begin}: lines are missing",
-                name(line.words)
+                name(words)
             )));
         }
         Ok(())
@@ -265,29 +244,18 @@ impl<'a> OpenRun<'a> {
         FileError::new(message).at(self.begin)
     }
 
-    fn value(
-        &self,
-        words: &'static str,
-        iteration: Option<u32>,
-    ) -> Result<(u64, &'a str), FileError> {
-        self.values.get(&(words, iteration)).copied().ok_or_else(|| self.incomplete(words))
+    /// Returns the number and the text of a value.
+    fn value(&self, words: &'static str, at: Option<u32>) -> Result<(u64, &'a str), FileError> {
+        self.values.get(&(words, at)).copied().ok_or_else(|| self.incomplete(words))
     }
 
-    fn nanoseconds(&self, words: &'static str, at: Option<u32>) -> Result<f64, FileError> {
-        Ok(self.value(words, at)?.0 as f64)
-    }
-
-    /// Ends the run and adds it to a log.
     fn close(self, log: &mut Log) -> Result<(), FileError> {
-        let (engine, phases) = match self.test {
-            None | Some(Test::PageTable) => return self.close_page_table(log),
-            Some(Test::DemandPaging) => {
-                let ns = self.nanoseconds(DEMAND, None)?;
-                self.value(OVERALL_RATE, None)?;
-                (engine::DEMAND_PAGING_TEST, vec![(DEMAND_PHASE, ns)])
-            }
-            Some(Test::DirtyLog) => (engine::DIRTY_LOG_TEST, self.dirty_log_phases()?),
+        let engine = match self.test {
+            Test::Any | Test::PageTable => return self.close_page_table(log),
+            Test::DemandPaging => engine::DEMAND_PAGING_TEST,
+            Test::DirtyLog => engine::DIRTY_LOG_TEST,
         };
+        let phases = self.phases()?;
         let mode = single_spaced(self.mode);
         let is_equal = |s: &&Sample| s.engine == engine && s.setup.mode == mode;
         let next = log.samples.iter().filter(is_equal).map(|s| s.iteration + 1).max();
@@ -296,37 +264,47 @@ impl<'a> OpenRun<'a> {
             engine: engine.to_owned(),
             setup: setup.clone(),
             iteration: next.unwrap_or(0),
-            phase,
+            phase: phase.clone(),
             ns,
             ..Sample::default()
         }));
         Ok(())
     }
 
-    fn dirty_log_phases(&self) -> Result<Vec<(AnyPhase, f64)>, FileError> {
+    /// Returns the phases of `dirty_log_perf_test` or `demand_paging_test`.
+    fn phases(&self) -> Result<Vec<(&'static AnyPhase, f64)>, FileError> {
         let mut phases = Vec::new();
-        for (words, phase) in RUN_PHASES {
-            phases.push((phase, self.nanoseconds(words, None)?));
-        }
-        let of_clearing = [ITERATION_TIMES[2], TOTALS[1]];
-        let manual_clearing = self.values.keys().any(|(words, _)| of_clearing.contains(words));
-        for words in TOTALS.into_iter().take(1 + usize::from(manual_clearing)) {
-            let missing = |_| self.incomplete(&format!("{words}N iterations took"));
-            let (total, _) = self.value(words, None).map_err(missing)?;
-            if total == 0 || total != u64::from(self.iterations) {
-                return Err(self.incomplete(&format!("Iteration {total} dirty memory time:")));
+        let lines = LINES.iter().filter(|(test, ..)| *test == self.test);
+        let has = |words: &str| self.values.keys().any(|(known, _)| *known == words);
+        let manual_clearing =
+            lines.clone().any(|(_, words, _, need)| *need == Need::Manual && has(words));
+        let is_required = |(_, _, _, need): &&_| {
+            *need == Need::Always || *need == Need::Manual && manual_clearing
+        };
+        for (_, words, form, _) in lines.filter(is_required) {
+            match form {
+                Form::PhaseTime(phase) => phases.push((phase, self.value(words, None)?.0 as f64)),
+                Form::Total => {
+                    let missing = |_| self.incomplete(&format!("{words}N iterations took"));
+                    let (total, _) = self.value(words, None).map_err(missing)?;
+                    if total == 0 || total != u64::from(self.iterations) {
+                        let next = format!("Iteration {total} dirty memory time:");
+                        return Err(self.incomplete(&next));
+                    }
+                }
+                Form::IterationTime([first, later]) => {
+                    let time = |at| Ok(self.value(words, Some(at))?.0 as f64);
+                    phases.push((first, time(1)?));
+                    let rest = (2..=self.iterations).map(time);
+                    let rest = rest.collect::<Result<Vec<f64>, FileError>>()?;
+                    if !rest.is_empty() {
+                        phases.push((later, rest.iter().sum::<f64>() / rest.len() as f64));
+                    }
+                }
+                _ => drop(self.value(words, None)?),
             }
         }
-        let lines = ITERATION_TIMES.into_iter().zip(ITERATION_PHASES);
-        for (words, [first, later]) in lines.take(2 + usize::from(manual_clearing)) {
-            let times = (1..=self.iterations).map(|at| self.nanoseconds(words, Some(at)));
-            let times = times.collect::<Result<Vec<f64>, _>>()?;
-            phases.push((first, times[0]));
-            if let rest @ [_, ..] = &times[1..] {
-                phases.push((later, rest.iter().sum::<f64>() / rest.len() as f64));
-            }
-        }
-        phases.sort_by(|one, two| one.0.cmp(&two.0));
+        phases.sort_by(|one, two| one.0.cmp(two.0));
         Ok(phases)
     }
 
@@ -336,21 +314,18 @@ impl<'a> OpenRun<'a> {
         let (_, backing) = self.value(BACKING, None)?;
         let config = RunConfig {
             mode: self.mode.to_owned(),
-            backing: parsed::<Backing>(backing, "a backing source type")?,
+            backing: backing.parse().map_err(|_| damaged(backing, "a backing source type"))?,
             memory: Bytes(self.value(MEMORY, None)?.0),
             vcpus: u32::try_from(self.value(VCPUS, None)?.0).unwrap_or(u32::MAX),
-            seed: 0,
-            iteration: 0,
-            prefault: false,
-            options: BTreeMap::new(),
+            ..RunConfig::default()
         };
-        let heads = self.heads.clone();
-        let iterations: Vec<Option<u32>> = match heads.len() {
-            0 => vec![None],
-            _ => (1..=self.iterations).map(Some).collect(),
-        };
-        for (at, iteration) in iterations.into_iter().enumerate() {
-            self.begin = heads.get(at).map_or(self.begin, |(line, _)| *line);
+        let heads = self.heads.iter().zip(1..).map(|((line, _), at)| (*line, Some(at)));
+        let mut heads: Vec<_> = heads.collect();
+        if heads.is_empty() {
+            heads.push((self.begin, None));
+        }
+        for (begin, iteration) in heads {
+            self.begin = begin;
             let records = &mut log.records;
             let is_equal = |record: &&Record| {
                 record.engine == engine
@@ -358,28 +333,22 @@ impl<'a> OpenRun<'a> {
                     && RunConfig { iteration: 0, ..record.config.clone() } == config
             };
             let equal = records.iter().filter(is_equal).count();
+            let config =
+                RunConfig { iteration: u32::try_from(equal).unwrap_or(u32::MAX), ..config.clone() };
             for (words, phase) in
                 PHASES.into_iter().zip([Phase::Create, Phase::Update, Phase::Rebuild])
             {
-                let iteration_number = u32::try_from(equal).unwrap_or(u32::MAX);
                 records.push(Record {
                     schema: SCHEMA.to_owned(),
-                    host: Host::default(),
                     engine: engine.to_owned(),
-                    config: RunConfig { iteration: iteration_number, ..config.clone() },
-                    obtained: None,
+                    config: config.clone(),
                     phase,
-                    round: None,
                     ns: Nanoseconds(self.value(words, iteration)?.0),
-                    elapsed_ns: None,
-                    vcpu_ns: Vec::new(),
-                    counters: BTreeMap::new(),
-                    events: BTreeMap::new(),
-                    gauges: BTreeMap::new(),
+                    ..Record::default()
                 });
             }
         }
-        match heads.last() {
+        match self.heads.last() {
             Some((_, of)) if self.iterations < *of => {
                 let next = self.iterations + 1;
                 Err(self.incomplete(&format!("{BENCH_ITERATION}{next} of {of}")))

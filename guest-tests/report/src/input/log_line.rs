@@ -6,23 +6,13 @@
 //! them. A line is recognised by its words at any position, after a time stamp of the console or the
 //! `# ` of a test runner.
 
-use std::str::FromStr;
-
 use granule_types::{backing::Backing, units::Bytes};
 
-use crate::results::FileError;
-
-/// Test that prints a line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Test {
-    PageTable,
-    DirtyLog,
-    DemandPaging,
-}
+use self::{Form::*, Need::*, Test::*};
+use crate::{results::FileError, sample::AnyPhase};
 
 /// Words that begin a run of any of the kernel's KVM tests.
 pub const MODE: &str = "Testing guest mode: ";
-pub const FAILURE: &str = "==== Test Assertion Failure ====";
 pub const BACKING: &str = "Testing memory backing src type: ";
 pub const MEMORY: &str = "Testing memory size(aligned): ";
 pub const VCPUS: &str = "Number of testing vCPUs: ";
@@ -34,63 +24,83 @@ pub const PHASES: [&str; 3] = [
     "KVM_UPDATE_MAPPINGS: total execution time: ",
     "KVM_ADJUST_MAPPINGS: total execution time: ",
 ];
-pub const POPULATE: &str = "Populate memory time:";
-pub const LOGGING_ON: &str = "Enabling dirty logging time:";
-pub const LOGGING_OFF: &str = "Disabling dirty logging time:";
-/// Times of an iteration of `dirty_log_perf_test`; the last one needs manual clearing.
-pub const ITERATION_TIMES: [&str; 3] =
-    [" dirty memory time:", " get dirty log time:", " clear dirty log time:"];
-/// Lines that end `dirty_log_perf_test`; the second needs manual clearing.
-pub const TOTALS: [&str; 2] = ["Get dirty log over ", "Clear dirty log over "];
-pub const DEMAND: &str = "Total guest execution time:";
-pub const DEMAND_BEGINS: &str = "Finished creating vCPUs and starting uffd threads";
-/// Line that ends `demand_paging_test` of every kernel.
-pub const OVERALL_RATE: &str = "Overall demand paging rate:";
+
+/// Test that prints a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Test {
+    Any,
+    PageTable,
+    DirtyLog,
+    DemandPaging,
+}
 
 /// Form of the value behind the words of a line.
-#[derive(Clone, Copy)]
-enum Form {
+#[derive(Debug)]
+pub enum Form {
     Backing,
     Size,
     Vcpus,
+    /// Time of a phase of `kvm_page_table_test`.
     Time,
-    /// Time of an iteration, whose number precedes the words.
-    IterationTime,
+    /// Time of a phase of another test.
+    PhaseTime(AnyPhase),
+    /// Time of an iteration, whose number precedes the words: the phases of the first one and of
+    /// the average of the later ones.
+    IterationTime([AnyPhase; 2]),
     /// Number of iterations with the sum and the average of their times.
     Total,
     /// Pages in this unit.
     Rate(&'static str),
-    None,
+    NoValue,
 }
 
-/// Test, words and form; lines of several tests have no test.
-const LINES: [(Option<Test>, &str, Form); 18] = [
-    (Some(Test::PageTable), BACKING, Form::Backing),
-    (Some(Test::PageTable), MEMORY, Form::Size),
-    (None, VCPUS, Form::Vcpus),
-    (Some(Test::PageTable), PHASES[0], Form::Time),
-    (Some(Test::PageTable), PHASES[1], Form::Time),
-    (Some(Test::PageTable), PHASES[2], Form::Time),
-    (Some(Test::DirtyLog), POPULATE, Form::Time),
-    (Some(Test::DirtyLog), LOGGING_ON, Form::Time),
-    (Some(Test::DirtyLog), LOGGING_OFF, Form::Time),
-    (Some(Test::DirtyLog), ITERATION_TIMES[0], Form::IterationTime),
-    (Some(Test::DirtyLog), ITERATION_TIMES[1], Form::IterationTime),
-    (Some(Test::DirtyLog), ITERATION_TIMES[2], Form::IterationTime),
-    (Some(Test::DirtyLog), TOTALS[0], Form::Total),
-    (Some(Test::DirtyLog), TOTALS[1], Form::Total),
-    (Some(Test::DemandPaging), DEMAND_BEGINS, Form::None),
-    (Some(Test::DemandPaging), DEMAND, Form::Time),
-    // Newer kernels only.
-    (Some(Test::DemandPaging), "Per-vcpu demand paging rate:", Form::Rate(" pgs/sec/vcpu")),
-    (Some(Test::DemandPaging), OVERALL_RATE, Form::Rate(" pgs/sec")),
+/// Condition under which `dirty_log_perf_test` and `demand_paging_test` print a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    Always,
+    /// With manual clearing of the dirty log.
+    Manual,
+    /// On some kernels.
+    Optional,
+}
+
+/// Kind of line: its test, words, form and condition.
+type Kind = (Test, &'static str, Form, Need);
+
+pub const LINES: &[Kind] = &[
+    (PageTable, BACKING, Form::Backing, Always),
+    (PageTable, MEMORY, Size, Always),
+    (Any, VCPUS, Vcpus, Always),
+    (PageTable, PHASES[0], Time, Always),
+    (PageTable, PHASES[1], Time, Always),
+    (PageTable, PHASES[2], Time, Always),
+    (DirtyLog, "Populate memory time:", PhaseTime(phase(0, "populate")), Always),
+    (DirtyLog, "Enabling dirty logging time:", PhaseTime(phase(1, "logging-on")), Always),
+    (DirtyLog, "Disabling dirty logging time:", PhaseTime(phase(8, "logging-off")), Always),
+    // These end the test.
+    (DirtyLog, "Get dirty log over ", Total, Always),
+    (DirtyLog, "Clear dirty log over ", Total, Manual),
+    (DirtyLog, " dirty memory time:", iteration(2, ["dirty-first", "dirty-later"]), Always),
+    (DirtyLog, " get dirty log time:", iteration(3, ["get-first", "get-later"]), Always),
+    (DirtyLog, " clear dirty log time:", iteration(4, ["clear-first", "clear-later"]), Manual),
+    (DemandPaging, "Finished creating vCPUs and starting uffd threads", NoValue, Optional),
+    (DemandPaging, "Total guest execution time:", PhaseTime(phase(20, "demand-paging")), Always),
+    (DemandPaging, "Per-vcpu demand paging rate:", Rate(" pgs/sec/vcpu"), Optional),
+    // This ends the test.
+    (DemandPaging, "Overall demand paging rate:", Rate(" pgs/sec"), Always),
 ];
 
-/// One line of a test.
+const fn phase(rank: usize, name: &'static str) -> AnyPhase {
+    AnyPhase::of_other_test(rank, name)
+}
+
+const fn iteration(rank: usize, [first, later]: [&'static str; 2]) -> Form {
+    IterationTime([phase(rank, first), phase(rank + 3, later)])
+}
+
 #[derive(Debug)]
 pub struct Line<'a> {
-    pub test: Option<Test>,
-    pub words: &'static str,
+    pub kind: &'static Kind,
     /// Number of its iteration, from 1; `None` for a line of the run.
     pub iteration: Option<u32>,
     /// Nanoseconds, bytes, vCPUs or iterations; 0 for other values.
@@ -101,20 +111,22 @@ pub struct Line<'a> {
 impl<'a> Line<'a> {
     /// Recognises a line; `None` for other lines.
     pub fn of(text: &'a str) -> Result<Option<Self>, FileError> {
-        for (test, words, form) in LINES {
+        for kind @ (_, words, form, _) in LINES {
             let Some((front, value)) = text.split_once(words) else {
                 continue;
             };
             let mut iteration = None;
-            if let Form::IterationTime = form {
+            if let IterationTime(_) = form {
                 // Lines of single vCPUs begin with other words.
-                let Some((_, number)) = front.rsplit_once("Iteration ") else {
+                let Some((_, found)) = front.rsplit_once("Iteration ") else {
                     continue;
                 };
-                iteration = Some(parsed(number.trim(), "a number of iterations")?);
+                let number = found.trim().parse();
+                let number = number.map_err(|_| damaged(found.trim(), "a number of iterations"));
+                iteration = Some(number?);
             }
             let value = value.trim();
-            return Ok(Some(Self { test, words, iteration, number: form.read(value)?, value }));
+            return Ok(Some(Self { kind, iteration, number: form.read(value)?, value }));
         }
         match text.contains(PHASE_TIME) {
             true => Err(damaged(text.trim(), "a phase of kvm_page_table_test")),
@@ -124,20 +136,19 @@ impl<'a> Line<'a> {
 }
 
 impl Form {
-    fn read(self, value: &str) -> Result<u64, FileError> {
+    fn read(&self, value: &str) -> Result<u64, FileError> {
+        const TOTAL: &str = "'N iterations took S.NNNNNNNNNs. (Avg S.NNNNNNNNNs/iteration)'";
+        let rate = |unit: &str| value.strip_suffix(unit)?.parse::<f64>().ok();
         let (number, expected) = match self {
             Self::Backing => (value.parse::<Backing>().ok().map(|_| 0), "a backing source type"),
-            Self::Size => (value.parse::<Bytes>().ok().map(|size| size.0), "a size"),
-            Self::Vcpus => (value.parse::<u32>().ok().map(u64::from), "a number of vCPUs"),
-            Self::Time | Self::IterationTime => (nanoseconds(value), "a time as S.NNNNNNNNNs"),
-            Self::Total => {
-                (total(value), "'N iterations took S.NNNNNNNNNs. (Avg S.NNNNNNNNNs/iteration)'")
+            Size => (value.parse::<Bytes>().ok().map(|size| size.0), "a size"),
+            Vcpus => (value.parse::<u32>().ok().map(u64::from), "a number of vCPUs"),
+            Time | PhaseTime(_) | IterationTime(_) => {
+                (nanoseconds(value), "a time as S.NNNNNNNNNs")
             }
-            Self::Rate(unit) => {
-                let rate = value.strip_suffix(unit).and_then(|rate| rate.parse::<f64>().ok());
-                (rate.map(|_| 0), "a rate in pages a second")
-            }
-            Self::None => (Some(0), ""),
+            Total => (total(value), TOTAL),
+            Rate(unit) => (rate(unit).map(|_| 0), "a rate in pages a second"),
+            NoValue => (Some(0), ""),
         };
         number.ok_or_else(|| damaged(value, expected))
     }
@@ -162,11 +173,6 @@ fn total(value: &str) -> Option<u64> {
     nanoseconds(total)?;
     nanoseconds(average.strip_suffix("/iteration)")?)?;
     iterations.parse::<u32>().ok().map(u64::from)
-}
-
-/// Reads a value.
-pub fn parsed<T: FromStr>(value: &str, expected: &str) -> Result<T, FileError> {
-    value.parse().map_err(|_| damaged(value, expected))
 }
 
 /// Returns the error of a value that does not have the form its line requires.

@@ -38,20 +38,17 @@ pub enum Cell {
 /// Field in CSV: its name and value.
 type Field = (&'static str, fn(&TableRow) -> Option<String>);
 
-/// One column.
 #[derive(Debug)]
 pub struct Column {
     pub heading: &'static str,
     /// Width in text; 0 to omit the column there.
     pub text_width: usize,
-    /// True if Markdown shows the column.
     pub in_markdown: bool,
     pub cell: fn(&TableRow) -> Cell,
     /// Fields in CSV, with full precision.
     pub csv: &'static [Field],
 }
 
-/// Returns the fields of a spread in CSV.
 macro_rules! spread_fields {
     ($side:ident, $($name:literal: $figure:ident),*) => {
         &[$(($name, |row| field(row.change.$side.map(|spread| spread.$figure)))),*]
@@ -174,12 +171,10 @@ pub fn rows<'a>(comparison: &Comparison, phase: &'a PhaseChange) -> Vec<TableRow
 }
 
 impl TableRow<'_> {
-    /// Reports whether the row is the time of the phase.
     pub fn is_time(&self) -> bool {
         self.metric == TIME
     }
 
-    /// Reports whether the row is a time or the work.
     pub fn is_duration(&self) -> bool {
         matches!(self.metric, TIME | WORK)
     }
@@ -244,7 +239,6 @@ impl TableRow<'_> {
 }
 
 impl Cell {
-    /// Returns the cell in one line of plain text.
     pub fn text(self) -> String {
         match self {
             Self::Text(text) | Self::Spread(text, None) => text,

@@ -194,18 +194,15 @@ mod tests {
             )
         };
         let (create, update) = (name("create"), name("update"));
-
-        assert_eq!(
-            printed(None, |_| ()),
-            format!(
-                "side: before\n\n\
-                 {create} 1 10000 ns/op\n{create} 1 12000 ns/op\n\
-                 {update} 1 30000 ns/op\n{update} 1 31000 ns/op\n\n\
-                 side: after\n\n\
-                 {create} 1 8000 ns/op\n{create} 1 9000 ns/op\n\
-                 {update} 1 30000 ns/op\n{update} 1 33000 ns/op\n\n"
-            )
+        let times = format!(
+            "side: before\n\n\
+             {create} 1 10000 ns/op\n{create} 1 12000 ns/op\n\
+             {update} 1 30000 ns/op\n{update} 1 31000 ns/op\n\n\
+             side: after\n\n\
+             {create} 1 8000 ns/op\n{create} 1 9000 ns/op\n\
+             {update} 1 30000 ns/op\n{update} 1 33000 ns/op\n\n"
         );
+        assert_eq!(printed(None, |_| ()), times);
         let count = printed(Some("DC CIVAC"), |record| {
             if record.phase == Phase::Update {
                 record.counters.insert("DC CIVAC".to_owned(), 0);

@@ -39,7 +39,6 @@ impl Unit {
         spread.map_or_else(|| UNKNOWN.to_owned(), |spread| self.value(spread.median))
     }
 
-    /// Returns a figure with its unit.
     pub fn value(self, value: f64) -> String {
         match self {
             Self::Count if value >= 1e11 => short(value),
@@ -80,7 +79,6 @@ pub fn interval([low, high]: [f64; 2]) -> String {
     format!("{}..{}", factor(low), factor(high))
 }
 
-/// Returns the gain of a change with its sign.
 pub fn gain(change: &Change) -> String {
     match change.gain() {
         Some(gain) if gain <= -1_000_000.0 => format!("{gain:+.0e}%"),
@@ -94,7 +92,6 @@ pub fn gain(change: &Change) -> String {
     }
 }
 
-/// Returns a percentage without trailing zeros.
 pub fn percent(value: f64) -> String {
     let text = format!("{value:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
@@ -110,7 +107,6 @@ pub fn p_value(p: f64) -> String {
     }
 }
 
-/// Returns digits in groups of three.
 fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();

@@ -106,7 +106,6 @@ fn text_overview(out: &mut String, comparison: &Comparison) {
     }
 }
 
-/// Returns the width of a phase's column with its mark.
 fn width(phase: &AnyPhase) -> usize {
     phase.name().len().max("0.00000".len()) + 1
 }
@@ -175,7 +174,6 @@ pub fn markdown(comparison: &Comparison) -> String {
     out
 }
 
-/// Writes all ratios of times in one table.
 fn markdown_overview(out: &mut String, comparison: &Comparison) {
     let phases = comparison.phases();
     let names = phases.iter().map(|phase| phase.name().to_owned());

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sizes of a difference: the Hodges-Lehmann ratio, the factor between two samples, the geometric
-//! mean of the ratios of many rows, and the smallest ratio that a rank test detects in four of five
-//! cases.
+//! Sizes of a difference: the Hodges-Lehmann ratio, the geometric mean of the ratios of many rows,
+//! and the smallest ratio that a rank test detects in four of five cases.
 //!
 //! The ratio is the exponential of the median of log(after) - log(before) over all pairs of runs
 //! (over all Walsh averages for paired runs). Logarithms make it symmetric: the ratio of the sides
@@ -55,7 +54,7 @@ pub fn ratio(design: Design, before: &[f64], after: &[f64]) -> Option<Estimate> 
         }
         Design::Paired if before.len() != after.len() || before.len() > MAX_RUNS => None,
         Design::Paired => {
-            let differences: Vec<f64> = before.iter().zip(&after).map(|(b, a)| a - b).collect();
+            let differences = differences(&before, &after);
             let walsh = differences.iter().enumerate().flat_map(|(at, one)| {
                 let rest = differences[at..].iter();
                 rest.map(move |two| (one + two) / 2.0)
@@ -64,6 +63,11 @@ pub fn ratio(design: Design, before: &[f64], after: &[f64]) -> Option<Estimate> 
             estimate(walsh.collect(), &null)
         }
     }
+}
+
+/// Returns after minus before for each pair of runs.
+pub fn differences(before: &[f64], after: &[f64]) -> Vec<f64> {
+    before.iter().zip(after).map(|(before, after)| after - before).collect()
 }
 
 fn thinned(mut logs: Vec<f64>) -> Vec<f64> {
@@ -107,18 +111,14 @@ pub fn detectable(design: Design, runs: &Runs, alpha: f64) -> Option<f64> {
             (deviation, (1.0 / m as f64 + 1.0 / n as f64).sqrt())
         }
         Design::Paired => {
-            let differences: Vec<f64> = before.iter().zip(&after).map(|(b, a)| a - b).collect();
-            let squares = mean_and_squares(&differences).1;
+            let squares = mean_and_squares(&differences(&before, &after)).1;
             ((squares / (n - 1) as f64).sqrt(), 1.0 / (n as f64).sqrt())
         }
     };
-    Some((reach(alpha) * deviation * size).exp())
-}
-
-/// Returns the number of standard errors that a shift must have.
-fn reach(alpha: f64) -> f64 {
     let value_above = |share| -Normal::standard().inverse_cdf(share);
-    (value_above(alpha / 2.0) + value_above(MISS_PROBABILITY)) / (3.0 / PI).sqrt()
+    // The number of standard errors that a shift must have.
+    let reach = (value_above(alpha / 2.0) + value_above(MISS_PROBABILITY)) / (3.0 / PI).sqrt();
+    Some((reach * deviation * size).exp())
 }
 
 /// Draws as many runs of each side as there are; a run after with its run before, if they are
@@ -184,13 +184,6 @@ mod tests {
     }
 
     #[test]
-    fn pairing_removes_the_spread_that_both_runs_share() {
-        let before = [1.0, 10.0, 100.0, 1000.0, 20.0, 30.0];
-        let (found, interval) = ratio(Paired, &before, &before.map(|value| value * 1.1)).unwrap();
-        assert!((found - 1.1).abs() < 1e-9 && interval.unwrap()[0] > 1.09);
-    }
-
-    #[test]
     fn few_runs_have_no_interval_and_empty_zero_and_unequal_samples_no_ratio() {
         let found = ratio(Independent, &[1.0, 1.1, 1.2], &[2.0, 2.1, 2.2]).unwrap();
         assert_eq!(found.1, None);
@@ -229,13 +222,13 @@ mod tests {
             let found = (0..500).filter(|_| {
                 let [before, after] = draw(ratio, runs);
                 let test = match design {
-                    Independent => mann_whitney(&before, &after),
-                    Paired => {
-                        let pairs = before.iter().zip(&after);
-                        wilcoxon(&pairs.map(|(b, a)| a.ln() - b.ln()).collect::<Vec<_>>())
-                    }
+                    Independent => mann_whitney(&before, &after).unwrap(),
+                    Paired => wilcoxon(&differences(
+                        &logarithms(&before).unwrap(),
+                        &logarithms(&after).unwrap(),
+                    )),
                 };
-                test.unwrap().p < alpha
+                test.p < alpha
             });
             let found = found.count();
             assert!((310..=450).contains(&found), "{design:?} {runs} {rows}: {found} of 500");

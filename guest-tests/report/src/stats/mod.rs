@@ -28,8 +28,8 @@ mod student;
 
 pub use self::{
     descriptive::{Change, Runs, Spread, holm},
-    effect::{detectable, geometric_mean, ratio},
-    rank_tests::{ALPHA, Design, RankTest, mann_whitney, min_p, wilcoxon},
+    effect::{detectable, differences, geometric_mean, ratio},
+    rank_tests::{ALPHA, Design, TestedRow, mann_whitney, min_p, wilcoxon},
     student::{power_law, student},
 };
 
@@ -43,7 +43,11 @@ pub mod tests {
     use rand_xoshiro::SplitMix64;
     use serde::Deserialize;
 
-    use super::{Design::*, descriptive::quantile, *};
+    use super::{
+        Design::*,
+        descriptive::{logarithms, quantile},
+        *,
+    };
 
     #[derive(Deserialize)]
     struct Golden {
@@ -77,63 +81,45 @@ pub mod tests {
             assert!(close, "{kind} {m} {n}: {figure} is {found}, SciPy has {expected}");
         }
 
-        #[track_caller]
-        fn ratio_agrees(&self, design: Design) {
+        fn agrees_with_scipy(&self, design: Design) {
+            let [before, after] = [&self.before, &self.after].map(|side| logarithms(side).unwrap());
+            let test = match design {
+                Independent => mann_whitney(&self.before, &self.after).unwrap(),
+                Paired => wilcoxon(&differences(&before, &after)),
+            };
+            self.agrees("U or positive ranks", test.statistic, self.u.or(self.positive).unwrap());
+            self.agrees("p", test.p, self.p);
+            self.agrees("delta", test.delta, self.delta.unwrap_or(test.delta));
+            if let Some(expected) = self.student {
+                let (_, p) = student(&before, &after).unwrap();
+                self.agrees("p of Student's test", p, expected);
+            }
+            let mut sorted = self.before.clone();
+            sorted.sort_by(f64::total_cmp);
+            let quartiles = [0.25, 0.5, 0.75].map(|share| quantile(&sorted, share).unwrap());
+            for (found, expected) in quartiles.into_iter().zip(self.quartiles.into_iter().flatten())
+            {
+                self.agrees("quantile", found, expected);
+            }
             let (found, interval) = ratio(design, &self.before, &self.after).unwrap();
             self.agrees("ratio", found, self.ratio);
-            if self.inverted == Some(false) {
-                return;
-            }
-            assert_eq!(interval.is_some(), self.interval.is_some(), "{}", self.kind);
-            let ends = interval.into_iter().flatten();
-            for (found, expected) in ends.zip(self.interval.into_iter().flatten()) {
-                self.agrees("interval", found, expected);
-            }
-        }
-    }
-
-    fn golden() -> Golden {
-        serde_json::from_str(include_str!("../../golden/scipy.json")).unwrap()
-    }
-
-    fn logs(values: &[f64]) -> Vec<f64> {
-        values.iter().map(|value| value.ln()).collect()
-    }
-
-    #[test]
-    fn independent_samples_agree_with_scipy() {
-        let cases = golden().unpaired;
-        assert!(cases.len() >= 20);
-        for case in cases {
-            let test = mann_whitney(&case.before, &case.after).unwrap();
-            case.agrees("U", test.statistic, case.u.unwrap());
-            case.agrees("p", test.p, case.p);
-            case.agrees("delta", test.delta, case.delta.unwrap());
-            if let Some(expected) = case.student {
-                let (_, p) = student(&logs(&case.before), &logs(&case.after)).unwrap();
-                case.agrees("p of Student's test", p, expected);
-            }
-            case.ratio_agrees(Independent);
-            let mut sorted = case.before.clone();
-            sorted.sort_by(f64::total_cmp);
-            for (share, expected) in [0.25, 0.5, 0.75].into_iter().zip(case.quartiles.unwrap()) {
-                case.agrees("quantile", quantile(&sorted, share).unwrap(), expected);
+            if self.inverted != Some(false) {
+                assert_eq!(interval.is_some(), self.interval.is_some(), "{}", self.kind);
+                let ends = interval.into_iter().flatten();
+                for (found, expected) in ends.zip(self.interval.into_iter().flatten()) {
+                    self.agrees("interval", found, expected);
+                }
             }
         }
     }
 
     #[test]
-    fn paired_samples_agree_with_scipy() {
-        let cases = golden().paired;
-        assert!(cases.len() >= 15);
-        for case in cases {
-            let (before, after) = (logs(&case.before), logs(&case.after));
-            let differences: Vec<f64> = before.iter().zip(&after).map(|(b, a)| a - b).collect();
-            let test = wilcoxon(&differences).unwrap();
-            case.agrees("positive ranks", test.statistic, case.positive.unwrap());
-            case.agrees("p", test.p, case.p);
-            case.ratio_agrees(Paired);
-        }
+    fn tests_ratios_and_quartiles_agree_with_scipy() {
+        let golden = include_str!("../../golden/scipy.json");
+        let Golden { unpaired, paired } = serde_json::from_str(golden).unwrap();
+        assert!(unpaired.len() >= 20 && paired.len() >= 15);
+        unpaired.iter().for_each(|case| case.agrees_with_scipy(Independent));
+        paired.iter().for_each(|case| case.agrees_with_scipy(Paired));
     }
 
     pub struct Normal(SplitMix64);

@@ -11,6 +11,7 @@
 //! | U, no ties | both sides below 50 runs (R's `wilcox.test`), or one at most 8 (SciPy) |
 //! | signed ranks | at most 50 pairs, or 13 with ties or zeros (SciPy's `wilcoxon`) |
 
+use serde::Serialize;
 use statrs::distribution::{ContinuousCDF, Normal};
 
 use super::descriptive::Ranks;
@@ -146,20 +147,40 @@ fn signed_rank_cases(doubled: &[u64]) -> Vec<i128> {
     cases
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RankTest {
-    /// U of the first sample (equal pairs count half), or the sum of positive ranks.
-    pub statistic: f64,
-    pub p: f64,
-    /// Effect size from -1 to 1: Cliff's delta, or the rank-biserial correlation of pairs. 1 where
-    /// every value of the second sample is the greater one.
-    pub delta: f64,
-    /// True if cases were counted; otherwise a normal distribution approximates them.
+/// Result of the test of one row.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct TestedRow {
+    /// `mann-whitney`, `wilcoxon` or `student`.
+    pub test: &'static str,
+    /// True if cases were counted; otherwise a distribution approximates them.
     pub exact: bool,
+    /// U of before (equal pairs count half), the sum of positive ranks, or t.
+    pub statistic: f64,
+    /// Probability of such runs without a difference.
+    pub p: f64,
+    /// p corrected over the whole table by Holm's method.
+    pub p_holm: f64,
+    /// Effect size from -1 to 1: Cliff's delta, or the rank-biserial correlation of pairs. 1 where
+    /// every value after is the greater one.
+    pub delta: f64,
+    /// Hodges-Lehmann ratio on logarithms; `None` if a figure is 0.
+    pub ratio: Option<f64>,
+    /// 95% interval; `None` if there are too few runs.
+    pub interval: Option<[f64; 2]>,
+    /// Ratio that the test detects in four of five cases; `None` if there are too few runs to
+    /// detect any.
+    pub detectable: Option<f64>,
+}
+
+impl TestedRow {
+    fn new(test: &'static str, exact: bool, statistic: f64, p: f64, delta: f64) -> Self {
+        let (p_holm, ratio, interval, detectable) = (1.0, None, None, None);
+        Self { test, exact, statistic, p, p_holm, delta, ratio, interval, detectable }
+    }
 }
 
 /// Tests whether two samples come from one distribution; `None` if one is empty.
-pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<RankTest> {
+pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<TestedRow> {
     if first.is_empty() || second.is_empty() {
         return None;
     }
@@ -168,20 +189,15 @@ pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<RankTest> {
     let doubled: u64 = ranks.doubled[..first.len()].iter().sum();
     let u = doubled as f64 / 2.0 - (first.len() * (first.len() + 1)) as f64 / 2.0;
     let null = NullDistribution::mann_whitney(first.len(), second.len(), ranks.tie_term);
-    Some(RankTest {
-        statistic: u,
-        p: null.p(u.min(pairs - u)),
-        delta: 1.0 - 2.0 * u / pairs,
-        exact: null.is_exact(),
-    })
+    let (p, delta) = (null.p(u.min(pairs - u)), 1.0 - 2.0 * u / pairs);
+    Some(TestedRow::new("mann-whitney", null.is_exact(), u, p, delta))
 }
 
-/// Tests whether differences are centred at zero; differences of zero are left out, and without
-/// others the result is `None`.
-pub fn wilcoxon(differences: &[f64]) -> Option<RankTest> {
+/// Tests whether differences are centred at zero; differences of zero are left out.
+pub fn wilcoxon(differences: &[f64]) -> TestedRow {
     let kept: Vec<f64> = differences.iter().copied().filter(|&d| d != 0.0).collect();
     if kept.is_empty() {
-        return None;
+        return TestedRow::new("wilcoxon", true, 0.0, 1.0, 0.0);
     }
     let ranks = Ranks::of(&kept.iter().map(|d| d.abs()).collect::<Vec<_>>());
     let signed = kept.iter().zip(&ranks.doubled);
@@ -189,12 +205,8 @@ pub fn wilcoxon(differences: &[f64]) -> Option<RankTest> {
     let all: u64 = ranks.doubled.iter().sum();
     let null = NullDistribution::signed_ranks(&ranks, differences.len() - kept.len());
     let positive = doubled as f64 / 2.0;
-    Some(RankTest {
-        statistic: positive,
-        p: null.p(positive),
-        delta: 2.0 * doubled as f64 / all as f64 - 1.0,
-        exact: null.is_exact(),
-    })
+    let delta = 2.0 * doubled as f64 / all as f64 - 1.0;
+    TestedRow::new("wilcoxon", null.is_exact(), positive, null.p(positive), delta)
 }
 
 #[cfg(test)]
@@ -216,7 +228,7 @@ mod tests {
         assert_eq!((test.statistic, test.delta, test.exact), (0.0, 1.0, true));
         let least = min_p(Design::Independent, 3, 3);
         assert!((test.p - 0.1).abs() < 1e-12 && test.p == least);
-        let test = wilcoxon(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+        let test = wilcoxon(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         assert_eq!((test.statistic, test.delta, test.exact), (21.0, 1.0, true));
         let least = min_p(Design::Paired, 6, 6);
         assert!((test.p - 0.03125).abs() < 1e-12 && test.p == least);
@@ -227,7 +239,8 @@ mod tests {
     fn equal_values_show_no_difference_and_empty_samples_have_no_test() {
         let test = mann_whitney(&[5.0; 4], &[5.0; 6]).unwrap();
         assert_eq!((test.statistic, test.p, test.delta), (12.0, 1.0, 0.0));
-        assert_eq!(wilcoxon(&[0.0, 0.0]), None);
+        let test = wilcoxon(&[0.0, 0.0]);
+        assert_eq!((test.statistic, test.p, test.delta), (0.0, 1.0, 0.0));
         assert_eq!(mann_whitney(&[], &[1.0]), None);
     }
 }

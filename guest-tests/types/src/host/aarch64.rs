@@ -35,30 +35,9 @@ pub fn cache_features() -> BTreeMap<String, u64> {
 
 /// Returns the CPU's name, from its identification register (`MIDR_EL1`).
 pub fn cpu_name() -> Option<String> {
-    let midr = fs::read_to_string("/sys/devices/system/cpu/cpu0/regs/identification/midr_el1")
-        .ok()
-        .and_then(|text| u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok());
-    match midr {
-        Some(midr) => Some(name_of_midr(midr)),
-        None => name_in_cpuinfo(&fs::read_to_string("/proc/cpuinfo").ok()?),
-    }
-}
-
-/// Returns the name from the first CPU's lines in `/proc/cpuinfo`, which hold the register's
-/// fields.
-fn name_in_cpuinfo(text: &str) -> Option<String> {
-    let number = |key: &str| {
-        let value = super::cpuinfo_value(text, key)?;
-        match value.strip_prefix("0x") {
-            Some(hex) => u64::from_str_radix(hex, 16).ok(),
-            None => value.parse().ok(),
-        }
-    };
-    let midr = number("CPU implementer")? << 24
-        | number("CPU variant")? << 20
-        | 0xf << 16
-        | number("CPU part")? << 4
-        | number("CPU revision")?;
+    let path = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
+    let text = fs::read_to_string(path).ok()?;
+    let midr = u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()?;
     Some(name_of_midr(midr))
 }
 
@@ -101,13 +80,8 @@ mod tests {
     }
 
     #[test]
-    fn the_cpu_name_is_read_from_either_source() {
-        let arm = "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\n\
-                   CPU variant\t: 0x3\nCPU part\t: 0xd0c\nCPU revision\t: 1\n";
-
+    fn a_cpu_has_a_name_or_its_identification() {
         assert_eq!(name_of_midr(0x413f_d0c1), "neoverse-n1 r3p1");
         assert_eq!(name_of_midr(0x1234_5678), "midr 0x12345678");
-        assert_eq!(name_in_cpuinfo(arm).as_deref(), Some("neoverse-n1 r3p1"));
-        assert_eq!(name_in_cpuinfo(""), None);
     }
 }

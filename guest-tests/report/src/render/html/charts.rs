@@ -94,7 +94,6 @@ pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Opti
     Some(figure(&words::short_title(comparison, configuration), &words, svg))
 }
 
-/// One count, phase by phase.
 struct Count {
     name: String,
     /// Place and name of each phase, and its medians before and after.

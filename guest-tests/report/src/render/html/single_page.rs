@@ -131,7 +131,7 @@ mod tests {
         let page = single(&samples, "<base>", Some("granule lab"));
 
         for expected in [
-            "<title>Figures of &lt;base&gt;</title>",
+            "<title>Figures of &#60;base&#62;</title>",
             "One kernel",
             "anonymous_hugetlb_2mb, 64M, 16 vCPUs",
             "; 3 runs</h3>",

@@ -15,7 +15,6 @@ const LINE: usize = 56;
 pub struct Svg {
     body: String,
     pub height: f64,
-    /// Number of marks that represent data.
     marks: usize,
 }
 
@@ -109,14 +108,11 @@ const LOGARITHMIC_RATIO: f64 = 30.0;
 /// it is logarithmic.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scale {
-    /// Linear from 0 to this.
     Linear(f64),
-    /// Logarithmic between these.
     Log(f64, f64),
 }
 
 impl Scale {
-    /// Returns an axis for figures.
     pub fn of(figures: impl IntoIterator<Item = f64>) -> Self {
         let (mut least, mut greatest) = (f64::INFINITY, 0.0_f64);
         for figure in figures.into_iter().filter(|figure| *figure > 0.0) {
@@ -132,7 +128,6 @@ impl Scale {
         }
     }
 
-    /// Returns a linear axis for figures.
     pub fn from_zero(figures: impl IntoIterator<Item = f64>) -> Self {
         let greatest = figures.into_iter().fold(0.0_f64, f64::max);
         Self::Linear(if greatest > 0.0 { greatest * 1.08 } else { 1.0 })

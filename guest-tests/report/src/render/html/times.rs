@@ -21,7 +21,6 @@ const RIGHT: f64 = WIDTH - 10.0;
 /// Times of one side of a phase.
 #[derive(Clone, Copy)]
 struct Times {
-    /// Name and class of the side.
     side: &'static str,
     spread: Spread,
     /// True if the line about the median ends at the quartiles; otherwise at the least and
@@ -56,7 +55,6 @@ fn unit_of(times: &[Times]) -> Unit {
     Unit::of_nanoseconds(medians.fold(0.0, f64::max))
 }
 
-/// Returns the meaning of the lines about medians.
 fn ends_words(times: &[Times]) -> &'static str {
     let quartiles = times.iter().filter(|times| times.quartiles).count();
     match quartiles {
