@@ -24,17 +24,12 @@ granule_guest_start:
 
 // --- Vectors: sixteen entries of 128 bytes. Each loads its number.
 
-	.macro	fatal_vector number
+	.irp	number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
 	.balign	128
 	mrs	x27, tpidr_el1
 	mov	x26, #\number
 	b	.Lfatal
-	.endm
-
-	.irp	number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
-	fatal_vector \number
 	.endr
-	.purgem	fatal_vector
 	.balign	128
 
 .Lfatal:

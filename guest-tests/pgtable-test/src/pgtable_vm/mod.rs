@@ -114,7 +114,9 @@ impl KvmConfig {
 }
 
 /// Returns a function that adds the failed `operation` ("creating a vCPU") to an error.
-fn during<E: Error + Send + Sync + 'static>(operation: &'static str) -> impl Fn(E) -> MachineError {
+fn during<E: Into<Box<dyn Error + Send + Sync>>>(
+    operation: &'static str,
+) -> impl Fn(E) -> MachineError {
     move |error| MachineError::new(operation, error)
 }
 

@@ -55,15 +55,6 @@ pub struct GuestVcpu {
     pub rings: Option<Arc<DirtyRings>>,
 }
 
-/// Reason of a guest exit.
-enum GuestExit {
-    Doorbell(Doorbell),
-    /// A signal interrupted the vCPU, or its dirty ring was full and has been harvested.
-    Interrupted,
-    /// Any other reason, by name, with details.
-    Unexpected(String, String),
-}
-
 /// Describes an exit that is not through a doorbell.
 fn unexpected(exit: &VcpuExit<'_>) -> String {
     match exit {
@@ -78,23 +69,22 @@ fn unexpected(exit: &VcpuExit<'_>) -> String {
 }
 
 impl GuestVcpu {
-    fn enter(&mut self) -> GuestExit {
+    /// Enters the guest and returns the doorbell of its exit; `None` if a signal interrupted the
+    /// vCPU, or its dirty ring was full and has been harvested.
+    fn enter(&mut self) -> Result<Option<Doorbell>, VcpuFailure> {
         let detail = match self.fd.run() {
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) if self.rings.is_some() => {
-                let harvested = self.rings.as_ref().map_or(Ok(()), |rings| rings.drain());
-                match harvested {
-                    Ok(()) => return GuestExit::Interrupted,
-                    Err(error) => format!("{error}"),
+                match self.rings.as_ref().map_or(Ok(()), |rings| rings.drain()) {
+                    Ok(()) => return Ok(None),
+                    Err(error) => error.to_string(),
                 }
             }
             Ok(exit) => match native::doorbell(&exit) {
-                Some(doorbell) => return GuestExit::Doorbell(doorbell),
+                Some(doorbell) => return Ok(Some(doorbell)),
                 None => unexpected(&exit),
             },
             // EAGAIN: the kernel asks for another call.
-            Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {
-                return GuestExit::Interrupted;
-            }
+            Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => return Ok(None),
             Err(error) => {
                 let hint = match error.errno() {
                     libc::EFAULT => {
@@ -103,11 +93,11 @@ impl GuestVcpu {
                     _ => "",
                 };
                 let detail = format!("{}{hint}", io::Error::from(error));
-                return GuestExit::Unexpected("KVM_RUN failed".to_owned(), detail);
+                return Err(self.failure("KVM_RUN failed", detail));
             }
         };
         let name = exit_name(self.fd.get_kvm_run().exit_reason);
-        GuestExit::Unexpected(name, detail)
+        Err(self.failure(name, detail))
     }
 
     fn failure(&self, exit: impl Into<String>, detail: impl Into<String>) -> VcpuFailure {
@@ -182,13 +172,12 @@ impl Vcpu for GuestVcpu {
             .write_obj(mailbox, self.layout.mailbox(self.index))
             .map_err(|error| self.failure("mailbox access failed", error.to_string()))?;
         loop {
-            match self.enter() {
-                GuestExit::Doorbell(doorbell) => return self.result(doorbell, task),
-                GuestExit::Interrupted if !self.kick_target.kicked() => {}
-                GuestExit::Interrupted => {
+            match self.enter()? {
+                Some(doorbell) => return self.result(doorbell, task),
+                None if !self.kick_target.kicked() => {}
+                None => {
                     return Err(self.failure("KVM_EXIT_INTR", "kicked before the task was done"));
                 }
-                GuestExit::Unexpected(name, detail) => return Err(self.failure(name, detail)),
             }
         }
     }

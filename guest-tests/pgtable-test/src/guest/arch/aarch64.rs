@@ -3,8 +3,6 @@
 //! privilege level in use), values of system registers that enable the MMU and caches before the
 //! first instruction (D19.2), and descriptions of exceptions (`ESR_EL1`, D19.2.37).
 
-use thiserror::Error;
-
 use crate::guest::{
     layout::Abi,
     mailbox::{GuestException, Mailbox},
@@ -105,52 +103,40 @@ fn fault(syndrome: u64) -> String {
 /// Value of `MAIR_EL1`: attribute 0 is Device-nGnRnE, attribute 1 write-back cacheable.
 pub const MAIR: u64 = 0xff << 8;
 
-/// Error returned for a guest mode that this host cannot run, or where no mode fits the host.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct ModeError(String);
-
-/// Returns the default guest mode: the widest of 48, 40 and 36 bits within `limit`.
-pub fn default_mode(limit: u8) -> Result<GuestMode, ModeError> {
-    [
-        GuestMode::P48V48_4K,
-        GuestMode::P40V48_4K,
-        GuestMode::P36V48_4K,
-    ]
-    .into_iter()
-    .find(|mode| mode.pa_bits <= limit)
-    .ok_or_else(|| {
-        ModeError(format!(
-            "this host's KVM supports {limit} bits of guest-physical address; no guest mode fits"
-        ))
-    })
-}
-
-/// Checks that the arm64 guest of this test and a host with `limit` bits of guest-physical address
-/// support the mode.
-pub fn check_mode(mode: GuestMode, limit: u8) -> Result<(), ModeError> {
+/// Returns the requested guest mode, or by default the widest of 48, 40 and 36 bits, if this test and
+/// a host with `limit` bits of guest-physical address support it.
+pub fn choose_mode(requested: Option<GuestMode>, limit: u8) -> Result<GuestMode, String> {
+    let Some(mode) = requested else {
+        let defaults = [GuestMode::P48V48_4K, GuestMode::P40V48_4K, GuestMode::P36V48_4K];
+        return defaults.into_iter().find(|mode| mode.pa_bits <= limit).ok_or_else(|| {
+            format!(
+                "this host's KVM supports {limit} bits of guest-physical address; no guest mode \
+                 fits"
+            )
+        });
+    };
     let (name, bits) = (mode.name, mode.pa_bits);
     let too_wide = bits > 48 && mode.page_shift != 16;
     if mode.va_bits > 48 || too_wide || bits == 0 {
-        return Err(ModeError(format!(
+        return Err(format!(
             "unsupported guest mode {name}: physical addresses are limited to 48 bits with 4K \
              granules, virtual addresses to 48 bits; use 2 (P48V48_4K), 5 (P40V48_4K) or 11 \
              (P36V48_4K)"
-        )));
+        ));
     }
     if bits > limit {
-        return Err(ModeError(format!(
+        return Err(format!(
             "guest mode {name} has {bits} bits of guest-physical address; this host's KVM supports \
              at most {limit} (KVM_CAP_ARM_VM_IPA_SIZE): use a narrower mode, or omit -m for the \
              default"
-        )));
+        ));
     }
-    Ok(())
+    Ok(mode)
 }
 
 /// Checks that the CPU supports the mode's granule: fields TGran4 (31:28), TGran64 (27:24) and
 /// TGran16 (23:20) of `ID_AA64MMFR0_EL1`.
-pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), ModeError> {
+pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), String> {
     let field = |shift: u32| (mmfr0 >> shift) & 0xf;
     let has = match mode.page_shift {
         12 => field(28) < 8,
@@ -160,12 +146,12 @@ pub fn check_granule(mode: GuestMode, mmfr0: u64) -> Result<(), ModeError> {
     if has {
         return Ok(());
     }
-    Err(ModeError(format!(
+    Err(format!(
         "guest mode {} needs {} granules, which this CPU does not support \
          (ID_AA64MMFR0_EL1 is {mmfr0:#x})",
         mode.name,
         mode.page_size()
-    )))
+    ))
 }
 
 /// Returns `SCTLR_EL1` with MMU (M), data caches (C) and instruction cache (I) enabled, from its
@@ -242,14 +228,14 @@ mod tests {
     #[test]
     fn unsupported_modes_and_granules_are_refused() {
         for name in ["P52V48_4K", "PXXV48_4K", "P47V64_4K", "P44V64_4K"] {
-            assert!(check_mode(mode(name), 52).is_err(), "{name}");
+            assert!(choose_mode(Some(mode(name)), 52).is_err(), "{name}");
         }
         for name in ["P48V48_4K", "P40V48_4K", "P36V48_4K", "P52V48_64K"] {
-            assert!(check_mode(mode(name), 52).is_ok(), "{name}");
+            assert!(choose_mode(Some(mode(name)), 52).is_ok(), "{name}");
         }
-        assert!(check_mode(mode("P48V48_4K"), 48).is_ok());
-        let error = check_mode(mode("P48V48_4K"), 44).unwrap_err();
-        assert!(error.to_string().contains("at most 44"), "{error}");
+        assert!(choose_mode(Some(mode("P48V48_4K")), 48).is_ok());
+        let error = choose_mode(Some(mode("P48V48_4K")), 44).unwrap_err();
+        assert!(error.contains("at most 44"), "{error}");
         // cortex-a72 supports 4K and 64K, but not 16K.
         for (name, mmfr0, is_supported) in [
             ("P48V48_4K", 0x0000_1124, true),
@@ -266,9 +252,9 @@ mod tests {
         for (bits, name) in
             [(52, "P48V48_4K"), (48, "P48V48_4K"), (44, "P40V48_4K"), (36, "P36V48_4K")]
         {
-            assert_eq!(default_mode(bits).unwrap().name, name);
+            assert_eq!(choose_mode(None, bits).unwrap().name, name);
         }
-        assert!(default_mode(34).is_err());
+        assert!(choose_mode(None, 34).is_err());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::super::during;
 pub use crate::guest::arch::aarch64::{abi, explain};
 use crate::{
     guest::{
-        arch::aarch64::{DOORBELL, MAIR, check_granule, check_mode, default_mode, sctlr, tcr},
+        arch::aarch64::{self, DOORBELL, MAIR, check_granule, sctlr, tcr},
         entry,
         layout::{LOW_MEMORY, Layout},
         mailbox::Doorbell,
@@ -44,13 +44,8 @@ pub fn choose_mode(
     kvm: &Kvm,
     requested: Option<GuestMode>,
 ) -> Result<(GuestMode, GuestAddress), MachineError> {
-    let choosing = "choosing the guest mode";
     let limit = bits_limit(kvm.get_host_ipa_limit());
-    let mode = match requested {
-        Some(mode) => mode,
-        None => default_mode(limit).map_err(during(choosing))?,
-    };
-    check_mode(mode, limit).map_err(during(choosing))?;
+    let mode = aarch64::choose_mode(requested, limit).map_err(during("choosing the guest mode"))?;
     Ok((mode, GuestAddress(1 << mode.pa_bits)))
 }
 
