@@ -17,7 +17,7 @@ use crate::{
 const MAGIC: &[u8] = b"ARM\x64";
 const MAGIC_OFFSET: usize = 0x38;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Kernel {
     /// Name in the run directory: `base`, or the series.
     pub name: String,
@@ -72,14 +72,7 @@ impl Kernel {
 
     /// Returns a kernel that a dry run would build.
     pub fn planned(name: String, image: PathBuf, series: Option<Vec<Series>>) -> Self {
-        Self {
-            name,
-            image,
-            image_sha256: "SHA256".to_owned(),
-            config: None,
-            series,
-            functions: Vec::new(),
-        }
+        Self { name, image, image_sha256: "SHA256".to_owned(), series, ..Self::default() }
     }
 }
 

@@ -18,7 +18,7 @@
 
 use thiserror::Error;
 
-use super::tables::{GuestVirtAddr, Stage1Format, Tables};
+use super::tables::{Abi, GuestVirtAddr, Tables};
 use crate::config::GuestMap;
 use granule_types::{
     guest_mode::GuestMode,
@@ -31,15 +31,6 @@ pub const PROGRAM_AREA_SIZE: u64 = 0x8000;
 /// Address of the architecture's tables, an area of 32 KiB.
 pub const ARCH_TABLES: GuestAddress = GuestAddress(LOW_MEMORY.0 + PROGRAM_AREA_SIZE);
 const MAILBOXES: u64 = ARCH_TABLES.0 + 0x8000;
-
-/// Properties of a guest that its architecture determines.
-#[derive(Debug, Clone, Copy)]
-pub struct Abi {
-    pub mode: GuestMode,
-    pub format: Stage1Format,
-    /// Address of the doorbells; `None` where they are ports.
-    pub doorbells: Option<GuestAddress>,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LayoutError {
@@ -144,23 +135,23 @@ impl Layout {
         if region.0 < free {
             return Err(LayoutError::Covers { start: region.0, free });
         }
-        let bits = abi.format.address_bits;
+        let bits = abi.address_bits;
         let address = region.0 & mask(bits);
         let last = (1u64 << bits).saturating_sub(size.0) & !(granule.0 - 1);
         if address < free || address > last {
             return Err(LayoutError::Virtual { start: region.0, address, bits, free, last });
         }
-        let mut tables = Tables::new(tables_at, abi.format);
+        let mut tables = Tables::new(tables_at, abi);
         let mut map = |start: GuestAddress, size, memory, map| {
             tables.map(GuestVirtAddr(start.0 & mask(bits)), start, size, memory, map);
         };
         if let Some(doorbells) = abi.doorbells {
             let page = GuestAddress(doorbells.0 & !(granule.0 - 1));
-            map(page, granule, abi.format.device, GuestMap::Blocks);
+            map(page, granule, abi.device, GuestMap::Blocks);
         }
         let low = Bytes(tables_at.0 - LOW_MEMORY.0);
-        map(LOW_MEMORY, low, abi.format.normal, GuestMap::Blocks);
-        map(region, size, abi.format.normal, guest_map);
+        map(LOW_MEMORY, low, abi.normal, GuestMap::Blocks);
+        map(region, size, abi.normal, guest_map);
         Ok(Self { unit, vcpus, region, size, tables, abi })
     }
 
@@ -170,7 +161,7 @@ impl Layout {
 
     /// Returns the guest-virtual address of a physical one.
     pub fn virtual_of(&self, physical: GuestAddress) -> GuestVirtAddr {
-        GuestVirtAddr(physical.0 & mask(self.abi.format.address_bits))
+        GuestVirtAddr(physical.0 & mask(self.abi.address_bits))
     }
 
     /// Returns the guest-physical address of a virtual one; outside the region the two are equal.

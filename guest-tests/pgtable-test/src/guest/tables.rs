@@ -2,23 +2,28 @@
 //! The guest's stage-1 tables, built by the host before the guest runs.
 //!
 //! A table fills one granule. Each level translates `granule bits - 3` bits of the address; the
-//! last level is 3. The architecture defines the entries ([`Stage1Format`]). By default all memory
+//! last level is 3. The architecture defines the entries ([`Abi`]). By default all memory
 //! is mapped by the largest blocks that fit, so the guest's walks touch few pages and nearly all
 //! stage-2 faults are of the region under test.
 
 use std::collections::BTreeMap;
 
 use crate::config::GuestMap;
-use granule_types::units::{Bytes, GuestAddress};
+use granule_types::{
+    guest_mode::GuestMode,
+    units::{Bytes, GuestAddress},
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestVirtAddr(pub u64);
 
-/// An architecture's format of table entries. An entry is a physical address and attribute bits.
+/// Properties of a guest that its architecture determines; mostly its format of table entries. An
+/// entry is a physical address and attribute bits.
 #[derive(Debug, Clone, Copy)]
-pub struct Stage1Format {
-    /// Base-2 logarithm of the granule.
-    pub page_shift: u8,
+pub struct Abi {
+    pub mode: GuestMode,
+    /// Address of the doorbells; `None` where they are ports.
+    pub doorbells: Option<GuestAddress>,
     /// Width of a virtual address, in bits.
     pub address_bits: u8,
     /// First level at which an entry can be a block.
@@ -33,12 +38,12 @@ pub struct Stage1Format {
     pub device: u64,
 }
 
-impl Stage1Format {
+impl Abi {
     /// Returns an address in an entry: bits 51:12, or with 64K granules bits 47:16 in place and
     /// bits 51:48 in 15:12 (Arm manual, D8.3).
     const fn address(&self, physical: u64) -> u64 {
-        let aligned = physical & 0x000f_ffff_ffff_f000 & !((1 << self.page_shift) - 1);
-        if self.page_shift == 16 {
+        let aligned = physical & 0x000f_ffff_ffff_f000 & !((1 << self.mode.page_shift) - 1);
+        if self.mode.page_shift == 16 {
             return aligned & 0x0000_ffff_ffff_ffff | (physical >> 48 & 0xf) << 12;
         }
         aligned
@@ -54,7 +59,7 @@ impl Stage1Format {
 #[derive(Debug, Clone)]
 pub struct Tables {
     base: GuestAddress,
-    format: Stage1Format,
+    abi: Abi,
     words: Vec<u64>,
     /// Index of the first word of a table by that of the word that links it.
     linked: BTreeMap<usize, usize>,
@@ -62,9 +67,9 @@ pub struct Tables {
 
 impl Tables {
     /// Returns empty tables at guest-physical `base`, which must be aligned to the granule.
-    pub fn new(base: GuestAddress, format: Stage1Format) -> Self {
-        let words = vec![0; 1 << (format.page_shift - 3)];
-        Self { base, format, words, linked: BTreeMap::new() }
+    pub fn new(base: GuestAddress, abi: Abi) -> Self {
+        let words = vec![0; 1 << (abi.mode.page_shift - 3)];
+        Self { base, abi, words, linked: BTreeMap::new() }
     }
 
     /// Returns the address of the root.
@@ -83,11 +88,11 @@ impl Tables {
     }
 
     const fn index_bits(&self) -> u8 {
-        self.format.page_shift - 3
+        self.abi.mode.page_shift - 3
     }
 
     /// Maps `size` bytes of guest-physical memory from `physical` at guest-virtual `address`, as
-    /// memory of the type [`Stage1Format::normal`] or [`Stage1Format::device`].
+    /// memory of the type [`Abi::normal`] or [`Abi::device`].
     ///
     /// # Panics
     /// The range is not aligned to the granule, exceeds the virtual addresses or is mapped.
@@ -99,11 +104,11 @@ impl Tables {
         memory: u64,
         map: GuestMap,
     ) {
-        let unaligned = (address | physical.0 | size.0) & ((1 << self.format.page_shift) - 1);
+        let unaligned = (address | physical.0 | size.0) & ((1 << self.abi.mode.page_shift) - 1);
         assert_eq!(unaligned, 0, "the range is aligned to the granule");
-        assert!(address + size.0 <= 1 << self.format.address_bits, "the range is addressable");
+        assert!(address + size.0 <= 1 << self.abi.address_bits, "the range is addressable");
         let first_leaf = match map {
-            GuestMap::Blocks => self.format.first_block_level,
+            GuestMap::Blocks => self.abi.first_block_level,
             GuestMap::Pages => 3,
         };
         let mut done = 0;
@@ -123,18 +128,18 @@ impl Tables {
         memory: u64,
         first_leaf: u8,
     ) -> u64 {
-        let resolved = self.format.address_bits - self.format.page_shift;
+        let resolved = self.abi.address_bits - self.abi.mode.page_shift;
         let mut level = 4 - resolved.div_ceil(self.index_bits());
         let mut table = 0;
         loop {
-            let shift = self.format.page_shift + (3 - level) * self.index_bits();
+            let shift = self.abi.mode.page_shift + (3 - level) * self.index_bits();
             let span = 1 << shift;
             let fits = (address | physical) & (span - 1) == 0 && left >= span;
             let index = (address >> shift) & ((1 << self.index_bits()) - 1);
             let at = table + usize::try_from(index).unwrap_or(usize::MAX);
             let is_empty = self.words[at] == 0;
             if fits && is_empty && level >= first_leaf {
-                self.words[at] = self.format.leaf(physical, level, memory);
+                self.words[at] = self.abi.leaf(physical, level, memory);
                 return span;
             }
             table = match self.linked.get(&at) {
@@ -153,7 +158,7 @@ impl Tables {
         let table = self.words.len();
         self.words.resize(table + (1 << self.index_bits()), 0);
         let address = self.base.0 + table as u64 * 8;
-        self.words[at] = self.format.address(address) | self.format.table;
+        self.words[at] = self.abi.address(address) | self.abi.table;
         self.linked.insert(at, table);
         table
     }

@@ -7,8 +7,8 @@ use super::{
         aarch64::{MAIR, abi},
         x86_64,
     },
-    layout::{Abi, LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, max_tables, place_region},
-    tables::{GuestVirtAddr, Tables},
+    layout::{LOW_MEMORY, Layout, LayoutError, PROGRAM_AREA_SIZE, max_tables, place_region},
+    tables::{Abi, GuestVirtAddr, Tables},
 };
 use crate::config::GuestMap;
 use granule_types::{
@@ -153,12 +153,12 @@ impl TestTables {
     fn new(mode: &str) -> Self {
         let of_architecture = if mode == X86_64 { x86_64::abi } else { abi };
         let abi = of_architecture(mode.parse().unwrap());
-        Self { tables: Tables::new(BASE, abi.format), abi, shift: abi.format.page_shift.into() }
+        Self { tables: Tables::new(BASE, abi), abi, shift: abi.mode.page_shift.into() }
     }
 
     fn map(&mut self, address: u64, physical: u64, size: u64, map: GuestMap) {
         let (address, physical) = (GuestVirtAddr(address), GuestAddress(physical));
-        self.tables.map(address, physical, Bytes(size), self.abi.format.normal, map);
+        self.tables.map(address, physical, Bytes(size), self.abi.normal, map);
     }
 
     /// Returns the output address, the attributes and the size of the leaf that a walk reaches.
@@ -207,7 +207,7 @@ fn every_granule_of_the_range_is_mapped_and_none_outside() {
     for mode in ["P48V48_4K", "P48V48_16K", "P36V47_16K", "P48V48_64K", X86_64] {
         let mut tables = TestTables::new(mode);
         let granule = 1 << tables.shift;
-        let start = (1 << tables.abi.format.address_bits) - 40 * granule;
+        let start = (1 << tables.abi.address_bits) - 40 * granule;
         let physical = 0x40_0000_0000 - 40 * granule;
 
         tables.map(start, physical, 39 * granule, GuestMap::Blocks);
@@ -249,7 +249,7 @@ fn leaves_are_the_largest_that_fit_or_pages() {
 #[test]
 fn attributes_differ_between_normal_and_device_memory() {
     let mut tables = TestTables::new("P48V48_4K");
-    let (zero, size, device) = (GuestVirtAddr(0), Bytes::kib(4), tables.abi.format.device);
+    let (zero, size, device) = (GuestVirtAddr(0), Bytes::kib(4), tables.abi.device);
     tables.tables.map(zero, GuestAddress(0), size, device, GuestMap::Blocks);
     tables.map(0x1000, 0x1000, 0x1000, GuestMap::Blocks);
     let mut x86_64 = TestTables::new(X86_64);

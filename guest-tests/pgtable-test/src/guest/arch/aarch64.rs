@@ -4,9 +4,8 @@
 //! first instruction (D19.2), and descriptions of exceptions (`ESR_EL1`, D19.2.37).
 
 use crate::guest::{
-    layout::Abi,
     mailbox::{GuestException, Mailbox},
-    tables::Stage1Format,
+    tables::Abi,
 };
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
 
@@ -23,9 +22,10 @@ const INNER_SHAREABLE: u64 = 3 << 8;
 const ACCESSED: u64 = 1 << 10;
 const PRIVILEGED_EXECUTE_NEVER: u64 = 1 << 53;
 
-pub const fn format(mode: GuestMode) -> Stage1Format {
-    Stage1Format {
-        page_shift: mode.page_shift,
+pub const fn abi(mode: GuestMode) -> Abi {
+    Abi {
+        mode,
+        doorbells: Some(DOORBELL),
         address_bits: mode.va_bits,
         // Without FEAT_LPA2, blocks start at level 1 with 4K granules and at level 2 with others.
         first_block_level: if mode.page_shift == 12 { 1 } else { 2 },
@@ -35,10 +35,6 @@ pub const fn format(mode: GuestMode) -> Stage1Format {
         normal: WRITE_BACK | INNER_SHAREABLE,
         device: PRIVILEGED_EXECUTE_NEVER,
     }
-}
-
-pub const fn abi(mode: GuestMode) -> Abi {
-    Abi { mode, format: format(mode), doorbells: Some(DOORBELL) }
 }
 
 pub fn explain(mailbox: &Mailbox) -> GuestException {

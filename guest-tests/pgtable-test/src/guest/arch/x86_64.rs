@@ -7,9 +7,8 @@
 //! volume 3, 3.4.5 and 7.14.1).
 
 use crate::guest::{
-    layout::Abi,
     mailbox::{GuestException, Mailbox},
-    tables::Stage1Format,
+    tables::Abi,
 };
 use granule_types::guest_mode::GuestMode;
 
@@ -27,20 +26,18 @@ const DIRTY: u64 = 1 << 6;
 const PAGE_SIZE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 
-/// Four levels with entries of 8 bytes and pages of 4K.
-const LONG_MODE: Stage1Format = Stage1Format {
-    page_shift: 12,
-    address_bits: 47,
-    first_block_level: 2,
-    table: ACCESSED | WRITABLE | PRESENT,
-    block: PAGE_SIZE | DIRTY | ACCESSED | WRITABLE | PRESENT,
-    page: DIRTY | ACCESSED | WRITABLE | PRESENT,
-    normal: 0,
-    device: UNCACHED | NO_EXECUTE,
-};
-
 pub const fn abi(mode: GuestMode) -> Abi {
-    Abi { mode, format: LONG_MODE, doorbells: None }
+    Abi {
+        mode,
+        doorbells: None,
+        address_bits: 47,
+        first_block_level: 2,
+        table: ACCESSED | WRITABLE | PRESENT,
+        block: PAGE_SIZE | DIRTY | ACCESSED | WRITABLE | PRESENT,
+        page: DIRTY | ACCESSED | WRITABLE | PRESENT,
+        normal: 0,
+        device: UNCACHED | NO_EXECUTE,
+    }
 }
 
 /// Selectors of the code and data segments.
