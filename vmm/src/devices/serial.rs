@@ -73,15 +73,8 @@ impl Serial {
 
 impl SerialPort for Serial {
     fn receive(&mut self, input: &[u8]) -> usize {
-        let space = self.port.fifo_capacity().min(input.len());
-        if space == 0 {
-            return 0;
-        }
-        let received = self.port.enqueue_raw_bytes(&input[..space]);
-        received.unwrap_or_else(|error| {
-            log::debug!("serial input: {error}");
-            0
-        })
+        // Fails if the FIFO is full.
+        self.port.enqueue_raw_bytes(input).unwrap_or(0)
     }
 
     fn drained(&self) -> Arc<EventFd> {

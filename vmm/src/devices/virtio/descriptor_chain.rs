@@ -10,7 +10,12 @@
 //! process. The safe wrappers of other crates take slices, which memory that a guest changes
 //! concurrently cannot have.
 
-use std::{io, ops::Range, os::fd::AsRawFd, sync::Arc};
+use std::{
+    io,
+    ops::Range,
+    os::fd::{AsFd, AsRawFd as _},
+    sync::Arc,
+};
 
 use granule_types::units::GuestAddress;
 use vm_memory::{Bytes as _, GuestMemoryBackend as _, GuestMemoryMmap};
@@ -141,12 +146,12 @@ impl DescriptorChain {
     /// Transfers `range` of the buffers of one direction from or to the file at `offset`.
     pub fn transfer(
         &self,
-        file: &impl AsRawFd,
+        file: &impl AsFd,
         offset: u64,
         direction: Direction,
         range: Range<usize>,
     ) -> io::Result<()> {
-        let fd = file.as_raw_fd();
+        let fd = file.as_fd().as_raw_fd();
         let mut done = 0;
         while done < range.len() {
             let (iovecs, count) = self.iovecs(direction, range.start + done, range.len() - done)?;
@@ -170,10 +175,11 @@ impl DescriptorChain {
     }
 
     /// Writes all device-readable buffers in one call, which is one packet.
-    pub fn write_packet(&self, target: &impl AsRawFd) -> io::Result<usize> {
+    pub fn write_packet(&self, target: &impl AsFd) -> io::Result<usize> {
         let (iovecs, count) = self.iovecs(Direction::Readable, 0, usize::MAX)?;
+        let fd = target.as_fd().as_raw_fd();
         // SAFETY: as in `transfer`; the call only reads the memory.
-        call_result(unsafe { libc::writev(target.as_raw_fd(), iovecs.as_ptr(), count) })
+        call_result(unsafe { libc::writev(fd, iovecs.as_ptr(), count) })
     }
 
     /// Returns the buffers of one system call and their number. A buffer that spans two memory

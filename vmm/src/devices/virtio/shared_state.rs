@@ -120,16 +120,11 @@ impl ConfigSpace {
 
     /// Carries out a write of the driver and returns whether the driver may write there.
     pub(super) fn write_by_driver(&self, offset: u64, data: &[u8]) -> bool {
-        let range = usize::try_from(offset)
-            .ok()
-            .and_then(|start| Some(start..start.checked_add(data.len())?));
-        let writable = &self.0.driver_writable;
-        let Some(range) = range.filter(|r| r.start >= writable.start && r.end <= writable.end)
-        else {
-            return false;
-        };
+        let writable = self.0.driver_writable.clone();
+        let start = usize::try_from(offset).ok().and_then(|at| at.checked_sub(writable.start));
         let mut bytes = self.0.bytes.lock();
-        let target = bytes.get_mut(range);
+        let target = start.and_then(|start| bytes.get_mut(writable)?.get_mut(start..));
+        let target = target.and_then(|target| target.get_mut(..data.len()));
         target.map(|target| target.copy_from_slice(data)).is_some()
     }
 

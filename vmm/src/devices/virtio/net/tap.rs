@@ -5,7 +5,7 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::OpenOptionsExt as _,
     },
     sync::Arc,
@@ -102,12 +102,6 @@ impl Tap {
 impl AsFd for Tap {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
-    }
-}
-
-impl AsRawFd for Tap {
-    fn as_raw_fd(&self) -> std::os::fd::RawFd {
-        self.file.as_raw_fd()
     }
 }
 
