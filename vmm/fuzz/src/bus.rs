@@ -8,7 +8,6 @@ use std::{
     os::{fd::AsRawFd as _, unix::net::UnixDatagram},
     path::PathBuf,
     sync::Arc,
-    time::Instant,
 };
 
 use arbitrary::{Result, Unstructured};
@@ -96,7 +95,7 @@ fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
     let serial = Arc::new(Mutex::new(serial));
     let address = |index| GuestAddress(PLATFORM + index * PLATFORM_STEP);
     let pl011 = Pl011::new(event(), Box::new(sink())).expect("an event");
-    let timer = BootTimer::new(Instant::now(), Box::new(|_, _| {}));
+    let timer = BootTimer::new(Box::new(|_| {}));
     let platform: [(_, Arc<Mutex<dyn MmioDevice>>); 4] = [
         (Serial::describe(address(0), 0), Arc::clone(&serial) as _),
         (Pl011::describe(address(1), 1), Arc::new(Mutex::new(pl011))),

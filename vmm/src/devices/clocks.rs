@@ -2,8 +2,6 @@
 //! Clocks of a guest: a PL031 real-time clock, from which the guest reads its time of day at boot,
 //! and a boot timer, through which it reports its boot progress. Neither has an interrupt.
 
-use std::time::{Duration, Instant};
-
 use granule_types::units::GuestAddress;
 
 use super::{MmioDevice, MmioDeviceInfo};
@@ -40,19 +38,15 @@ impl MmioDevice for Rtc {
     }
 }
 
-/// Called with each number that the guest writes and the time since the start.
-pub type BootMarkHandler = Box<dyn FnMut(u8, Duration) + Send>;
+/// Called with each number that the guest writes to the boot timer.
+pub type BootMarkHandler = Box<dyn FnMut(u8) + Send>;
 
 /// Boot timer: one write-only register of a byte.
 ///
-/// The init of the guest writes a number, and the device reports that number with the time since
-/// the VM was started. The guest image defines the numbers; the init of `scripts/guest` writes
-/// [`BootTimer::INIT`] first.
+/// The init of the guest writes numbers, which the device reports. The guest image defines them; the
+/// init of `scripts/guest` writes [`BootTimer::INIT`] first.
 #[allow(missing_debug_implementations, reason = "it holds a closure")]
-pub struct BootTimer {
-    started: Instant,
-    on_mark: BootMarkHandler,
-}
+pub struct BootTimer(BootMarkHandler);
 
 impl BootTimer {
     /// Number that the guest writes when its init starts.
@@ -61,9 +55,9 @@ impl BootTimer {
     /// Number that the guest writes when its services are started and it is ready for a login.
     pub const READY: u8 = 2;
 
-    /// Creates a timer that counts from `started` and calls `on_mark` for each number.
-    pub fn new(started: Instant, on_mark: BootMarkHandler) -> Self {
-        Self { started, on_mark }
+    /// Creates a timer that calls `on_mark` for each number.
+    pub fn new(on_mark: BootMarkHandler) -> Self {
+        Self(on_mark)
     }
 
     /// Describes the timer for the device tree.
@@ -81,7 +75,7 @@ impl MmioDevice for BootTimer {
         let (0, [mark]) = (offset, data) else {
             return false;
         };
-        (self.on_mark)(*mark, self.started.elapsed());
+        (self.0)(*mark);
         true
     }
 }
@@ -116,8 +110,7 @@ mod tests {
     #[test]
     fn only_a_byte_at_the_first_address_of_the_timer_is_reported() {
         let (sender, marks) = mpsc::channel();
-        let on_mark = Box::new(move |mark, time| sender.send((mark, time)).unwrap());
-        let mut timer = BootTimer::new(Instant::now(), on_mark);
+        let mut timer = BootTimer::new(Box::new(move |mark| sender.send(mark).unwrap()));
 
         assert!(timer.write(0, &[BootTimer::INIT]));
         assert!(!timer.write(0, &[7, 0]));
@@ -125,8 +118,6 @@ mod tests {
         assert!(!timer.read(0, &mut [9; 4]));
         assert!(timer.write(0, &[BootTimer::READY]));
 
-        let (numbers, times): (Vec<_>, Vec<_>) = marks.try_iter().unzip();
-        assert_eq!(numbers, [1, 2]);
-        assert!(times[0] <= times[1]);
+        assert_eq!(marks.try_iter().collect::<Vec<_>>(), [1, 2]);
     }
 }

@@ -221,8 +221,8 @@ impl RunContext<'_> {
         let pattern = match &self.options.init_text {
             None => None,
             Some(text) => {
-                let on_mark = mark_sender(marks, wake)?;
-                let on_match = move || on_mark(BootTimer::INIT, started.elapsed());
+                let on_mark = mark_sender(started, marks, wake)?;
+                let on_match = move || on_mark(BootTimer::INIT);
                 Some((text.as_str(), Box::new(on_match) as MatchCallback))
             }
         };
@@ -237,7 +237,7 @@ impl RunContext<'_> {
                 serial_output: channels.serial_output,
                 console_output: self.output.clone(),
                 console: channels.console,
-                boot_timer: BootTimer::new(started, Box::new(mark_sender(marks, wake)?)),
+                boot_timer: BootTimer::new(Box::new(mark_sender(started, marks, wake)?)),
                 guest_exit: clone_event(wake)?,
                 confine_vcpus: self.options.sandbox,
                 statistics: self.counted,
@@ -292,13 +292,16 @@ impl RunContext<'_> {
     }
 }
 
-/// Returns a callback that sends a mark to the main thread and wakes it.
+/// Returns a callback that sends a mark, with the time since `started`, to the main thread and wakes
+/// it.
 fn mark_sender(
+    started: Instant,
     marks: &mpsc::Sender<(u8, Duration)>,
     wake: &EventFd,
-) -> Result<impl Fn(u8, Duration) + Send + 'static, VmError> {
+) -> Result<impl Fn(u8) + Send + 'static, VmError> {
     let (marks, wake) = (marks.clone(), clone_event(wake)?);
-    Ok(move |mark, time| {
+    Ok(move |mark| {
+        let time = started.elapsed();
         if mark == BootTimer::INIT {
             granule_types::mark::guest_init();
         }
