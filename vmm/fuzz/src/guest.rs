@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arbitrary::{Result, Unstructured};
 use granule_types::units::{Bytes, GuestAddress};
 use granule_vmm::{
-    devices::virtio::{DeviceProperties, Interrupt, Queue, QueueState, Queues, VirtioDevice},
+    devices::virtio::{DeviceProperties, Interrupt, Queue, QueueState, VirtioDevice},
     memory::{GuestMemory, GuestRam, HostPages, Plan},
 };
 use vm_memory::Bytes as _;
@@ -91,7 +91,7 @@ impl<'a> Guest<'a> {
                 match self.u.int_in_range(0..=9u8)? {
                     0..=3 => {
                         let index = self.u.choose_index(count)?;
-                        if let Some(queue) = queues.get(index) {
+                        if let Some(Some(queue)) = queues.get_mut(index) {
                             done = self.device.process_queue(index, queue);
                         }
                     }
@@ -121,7 +121,7 @@ impl<'a> Guest<'a> {
     }
 
     /// Takes the device from reset to `DRIVER_OK`. Returns `None` if the device refuses.
-    fn activate(&mut self) -> Result<Option<Queues>> {
+    fn activate(&mut self) -> Result<Option<Vec<Option<Queue>>>> {
         let features = self.properties.features & self.u.arbitrary::<u64>()?;
         let event_idx_enabled = self.u.arbitrary()?;
         self.queues.clear();
@@ -156,7 +156,6 @@ impl<'a> Guest<'a> {
                 Err(_) => return Ok(None),
             }
         }
-        let mut queues = Queues::new(queues);
         let activated = self.device.activate(features, &mut queues);
         Ok(activated.is_ok().then_some(queues))
     }

@@ -191,7 +191,7 @@ impl VirtioDevice for Balloon {
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
         let _ = self.state.statistics_request.read();
-        let queue = self.statistics_queue.and_then(|index| queues.get(index));
+        let queue = self.statistics_queue.and_then(|index| queues[index].as_mut());
         if let (Some(queue), Some(head)) = (queue, self.statistics_chain.take()) {
             queue.complete(head, 0)?;
         }

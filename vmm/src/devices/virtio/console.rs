@@ -102,7 +102,7 @@ impl VirtioDevice for Console {
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        let (Some(queue), Some(input)) = (queues.get(RECEIVE), &self.input) else {
+        let (Some(queue), Some(input)) = (&mut queues[RECEIVE], &self.input) else {
             return Ok(());
         };
         let Some(chain) = queue.pop()? else {

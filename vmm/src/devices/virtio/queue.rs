@@ -114,35 +114,6 @@ impl Queue {
     }
 }
 
-/// Queues of a device by index; queues that the driver does not use are absent.
-#[derive(Debug)]
-pub struct Queues(Vec<Option<Queue>>);
-
-impl Queues {
-    /// Returns the queues in the order of their indices.
-    pub const fn new(queues: Vec<Option<Queue>>) -> Self {
-        Self(queues)
-    }
-
-    /// Makes all queues stop between two requests once `flag` is set.
-    pub(super) fn set_stop_flag(&mut self, flag: &Arc<AtomicBool>) {
-        for queue in self.0.iter_mut().flatten() {
-            queue.stop_flag = Arc::clone(flag);
-        }
-    }
-
-    /// Returns the queue of this index if the driver uses it.
-    pub fn get(&mut self, index: usize) -> Option<&mut Queue> {
-        self.0.get_mut(index)?.as_mut()
-    }
-
-    /// Removes a queue, which another thread or the host's kernel serves from here on.
-    pub(super) fn take(&mut self, index: usize) -> Option<Queue> {
-        self.0.get_mut(index)?.take()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Queue)> {
-        let queues = self.0.iter().enumerate();
-        queues.filter_map(|(index, queue)| Some((index, queue.as_ref()?)))
-    }
-}
+/// Queues of a device by index; `None` stands for a queue that the driver does not use, or that
+/// another thread or the host's kernel serves.
+pub type Queues = [Option<Queue>];

@@ -29,7 +29,7 @@ use virtio_bindings::{
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    ConfigSpace, DeviceError, Interrupt, Queue, QueueState, Queues, RateLimitedLog, VirtioDevice,
+    ConfigSpace, DeviceError, Interrupt, Queue, QueueState, RateLimitedLog, VirtioDevice,
     feature_bit,
     worker::{Worker, WorkerContext},
 };
@@ -185,7 +185,7 @@ impl Transport {
         }
     }
 
-    fn build_queues(&self) -> Result<Queues, DeviceError> {
+    fn build_queues(&self) -> Result<Vec<Option<Queue>>, DeviceError> {
         let event_idx = self.registers.driver_features & feature_bit(VIRTIO_RING_F_EVENT_IDX) != 0;
         let queues = self.queues.iter().zip(&self.queue_events);
         let queues = queues.map(|(config, event)| {
@@ -193,7 +193,7 @@ impl Transport {
             let build = || Queue::new(config, &self.memory, event, &self.interrupt);
             config.ready.then(build).transpose()
         });
-        Ok(Queues::new(queues.collect::<Result<_, _>>()?))
+        queues.collect()
     }
 
     fn reset(&mut self) {

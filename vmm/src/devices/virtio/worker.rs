@@ -14,7 +14,7 @@ use std::{
 use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{DeviceError, Interrupt, Queues, RateLimitedLog, VirtioDevice};
+use super::{DeviceError, Interrupt, Queue, Queues, RateLimitedLog, VirtioDevice};
 use crate::scoped_thread::borrow_event;
 
 /// Device, name and log: moved into the thread and returned by it.
@@ -36,11 +36,13 @@ pub struct Worker {
 impl Worker {
     pub fn start(
         context: WorkerContext,
-        mut queues: Queues,
+        mut queues: Vec<Option<Queue>>,
         interrupt: Arc<Interrupt>,
     ) -> io::Result<Self> {
         let stop_flag = Arc::default();
-        queues.set_stop_flag(&stop_flag);
+        for queue in queues.iter_mut().flatten() {
+            queue.stop_flag = Arc::clone(&stop_flag);
+        }
         let stop_event = EventFd::new(libc::EFD_NONBLOCK)?;
         let event = stop_event.try_clone()?;
         let thread = thread::Builder::new()
@@ -60,7 +62,7 @@ impl Worker {
 
 fn run(
     mut context: WorkerContext,
-    mut queues: Queues,
+    mut queues: Vec<Option<Queue>>,
     interrupt: &Interrupt,
     stop: &EventFd,
 ) -> WorkerContext {
@@ -79,8 +81,10 @@ fn serve(
     queues: &mut Queues,
     stop: &EventFd,
 ) -> Result<(), DeviceError> {
-    let notifications: Vec<(usize, Arc<EventFd>)> =
-        queues.iter().map(|(index, queue)| (index, Arc::clone(&queue.event))).collect();
+    let notifications = queues.iter().enumerate();
+    let notifications: Vec<(usize, Arc<EventFd>)> = notifications
+        .filter_map(|(index, queue)| Some((index, Arc::clone(&queue.as_ref()?.event))))
+        .collect();
     let mut events = vec![stop];
     events.extend(notifications.iter().map(|(_, event)| event.as_ref()));
     loop {
@@ -92,7 +96,7 @@ fn serve(
         }
         for ((index, event), _) in notifications.iter().zip(&ready[1..]).filter(|(_, is)| **is) {
             let _ = event.read();
-            if let Some(queue) = queues.get(*index) {
+            if let Some(queue) = &mut queues[*index] {
                 device.process_queue(*index, queue)?;
             }
         }

@@ -266,7 +266,7 @@ impl VirtioDevice for Net {
     }
 
     fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        queues.get(RECEIVE).map_or(Ok(()), |queue| self.receive(queue))
+        queues[RECEIVE].as_mut().map_or(Ok(()), |queue| self.receive(queue))
     }
 
     fn reset(&mut self) {

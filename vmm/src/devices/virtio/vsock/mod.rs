@@ -65,7 +65,8 @@ impl VirtioDevice for Vsock {
     }
 
     fn activate(&mut self, features: u64, queues: &mut Queues) -> Result<(), DeviceError> {
-        let (Some(receive), Some(transmit)) = (queues.take(RECEIVE), queues.take(TRANSMIT)) else {
+        let (Some(receive), Some(transmit)) = (queues[RECEIVE].take(), queues[TRANSMIT].take())
+        else {
             let problem = "it uses the device without receive and transmit queues";
             return Err(DeviceError::Request(problem));
         };
