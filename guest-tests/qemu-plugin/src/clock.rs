@@ -122,6 +122,27 @@ impl Cpu {
     }
 }
 
+/// CPUs that have executed the last atomic operation on cache lines.
+#[derive(Debug)]
+struct Owners(Box<[(u64, usize)]>);
+
+impl Default for Owners {
+    fn default() -> Self {
+        Self(vec![(u64::MAX, 0); 1 << 14].into())
+    }
+}
+
+impl Owners {
+    /// Records an operation; returns whether the last one on the line was another CPU's. A line
+    /// is forgotten when one with the same low bits of the address is recorded.
+    fn change(&mut self, address: u64, row: usize) -> bool {
+        let line = address / 64;
+        let place = line as usize % self.0.len();
+        let (last_line, last_row) = mem::replace(&mut self.0[place], (line, row));
+        last_line == line && last_row != row
+    }
+}
+
 /// The clock of the machine.
 #[derive(Debug, Default)]
 pub struct Clock {
@@ -141,6 +162,7 @@ pub struct Clock {
     longest: u64,
     /// Turns of the machine.
     turns: u64,
+    owners: Owners,
     time: Time,
 }
 
@@ -175,11 +197,17 @@ impl Clock {
         *lines += 1;
     }
 
-    /// Accounts a `DSB` to the current CPU.
-    pub fn complete(&mut self, costs: &Costs) {
-        let Some(current) = self.current else { return };
-        let lines = mem::take(&mut self.cpus[current].lines);
-        self.turn += costs.barrier(lines);
+    /// Ends the range of lines that the current CPU has cleaned.
+    pub fn end_range(&mut self) {
+        if let Some(current) = self.current {
+            self.cpus[current].lines = 0;
+        }
+    }
+
+    /// Accounts an atomic operation at `address` to the current CPU.
+    pub fn change_atomically(&mut self, address: u64, costs: &Costs) {
+        let shared = self.owners.change(address, self.current_row());
+        self.turn += costs.atomic(shared);
     }
 
     /// Ends the segment and returns its times.
@@ -328,20 +356,36 @@ mod tests {
     #[test]
     fn cleaning_costs_by_the_range_of_the_cpu() {
         let mut costs = Costs::default();
-        for cost in ["dc_line:1", "dc_long:10", "dc_completion:100", "dsb:7"] {
+        for cost in ["dc_line:1", "dc_long:10"] {
             costs.set(cost).unwrap();
         }
         let mut clock = Clock::new(1_000_000, None);
 
         for cpu in [1, 2] {
             run(&mut clock, &[(cpu, 0)]);
-            (0..SHORT_RANGE + 3).for_each(|_| clock.clean_line(&costs));
-            clock.complete(&costs);
-            clock.complete(&costs);
+            for lines in [SHORT_RANGE + 3, 1] {
+                (0..lines).for_each(|_| clock.clean_line(&costs));
+                clock.end_range();
+            }
         }
 
-        let work = SHORT_RANGE + 30 + 107;
+        let work = SHORT_RANGE + 30 + 1;
         assert_eq!(clock.take().cpus.iter().map(|cpu| cpu.work).collect::<Vec<_>>(), [work; 2]);
+    }
+
+    #[test]
+    fn an_atomic_operation_costs_more_if_the_line_was_another_cpus() {
+        let mut costs = Costs::default();
+        costs.set("atomic:1").unwrap();
+        costs.set("atomic_shared:100").unwrap();
+        let mut clock = Clock::new(1_000_000, None);
+
+        for (cpu, address) in [(1, 0), (1, 63), (2, 64), (2, 8), (2, 8), (1, 8)] {
+            run(&mut clock, &[(cpu, 0)]);
+            clock.change_atomically(address, &costs);
+        }
+
+        assert_eq!(clock.take().work, 4 + 200);
     }
 
     #[test]

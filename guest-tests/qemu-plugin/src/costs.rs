@@ -5,10 +5,13 @@
 //! A table names the classes whose cost differs. The entry of an exception has no instruction, so
 //! `exception` is the cost of entry and return, accounted at the `ERET`.
 //!
-//! Two costs depend on what the CPU has executed before. A CPU that cleans a range larger than what
-//! its TLB and the caches hold pays more for each line: `dc_long` is the cost of a line after
-//! [`SHORT_RANGE`] others without a `DSB`. A `DSB` waits until the lines before it are cleaned, so
-//! short ranges cost more for each line, too: `dc_completion` is the cost of a `DSB` after cleaning.
+//! Two costs depend on what was executed before:
+//!
+//! * `dc_long`: a line after [`SHORT_RANGE`] others that the CPU has cleaned without a `DSB`. A CPU
+//!   pays more for each line of a range that is larger than what its TLB and the caches hold.
+//! * `atomic_shared`: an atomic operation on a cache line whose last one was another CPU's, so that
+//!   the line moves between them.
+//!
 //! Without them such instructions cost as others of their classes.
 
 use crate::decode::{SysOperation, maintenance};
@@ -61,12 +64,12 @@ const NAMES: [(&str, Class); 10] = [
 pub struct Costs {
     classes: [u64; NAMES.len()],
     long: Option<u64>,
-    completion: Option<u64>,
+    shared: Option<u64>,
 }
 
 impl Default for Costs {
     fn default() -> Self {
-        Self { classes: [1000; NAMES.len()], long: None, completion: None }
+        Self { classes: [1000; NAMES.len()], long: None, shared: None }
     }
 }
 
@@ -77,8 +80,8 @@ pub enum Cost {
     Fixed(u64),
     /// `DC` of a line, by the length of the range.
     Line,
-    /// `DSB`, by whether lines were cleaned before.
-    Completion,
+    /// Atomic operation, by the CPU that had the cache line.
+    Atomic,
 }
 
 impl Costs {
@@ -88,7 +91,7 @@ impl Costs {
         let cost = cost.parse().ok()?;
         match name {
             "dc_long" => self.long = Some(cost),
-            "dc_completion" => self.completion = Some(cost),
+            "atomic_shared" => self.shared = Some(cost),
             _ => {
                 let (_, class) = NAMES.iter().find(|(known, _)| *known == name)?;
                 self.classes[*class as usize] = cost;
@@ -99,12 +102,16 @@ impl Costs {
 
     /// Returns the cost of an instruction.
     pub fn of(&self, word: u32) -> Cost {
-        let depends = self.long.or(self.completion).is_some();
         match class(word) {
-            Class::CacheLine if depends => Cost::Line,
-            Class::Barrier if depends => Cost::Completion,
+            Class::CacheLine if self.long.is_some() => Cost::Line,
+            Class::Atomic if self.shared.is_some() => Cost::Atomic,
             class => Cost::Fixed(self.fixed(class)),
         }
+    }
+
+    /// Returns whether the cost of a line depends on the range.
+    pub const fn depend_on_ranges(&self) -> bool {
+        self.long.is_some()
     }
 
     /// Returns the cost of cleaning a line after `lines` others of a range.
@@ -112,14 +119,19 @@ impl Costs {
         self.long.filter(|_| lines >= SHORT_RANGE).unwrap_or(self.fixed(Class::CacheLine))
     }
 
-    /// Returns the cost of a `DSB` after `lines` cleaned ones.
-    pub fn barrier(&self, lines: u64) -> u64 {
-        self.completion.filter(|_| lines > 0).unwrap_or(self.fixed(Class::Barrier))
+    /// Returns the cost of an atomic operation on a line that another CPU may have had.
+    pub fn atomic(&self, shared: bool) -> u64 {
+        self.shared.filter(|_| shared).unwrap_or(self.fixed(Class::Atomic))
     }
 
     fn fixed(&self, class: Class) -> u64 {
         self.classes[class as usize]
     }
+}
+
+/// Returns whether an instruction is a `DSB`, which ends a range of cleaned lines.
+pub const fn ends_range(word: u32) -> bool {
+    word & 0xffff_f0ff == 0xd503_309f
 }
 
 /// Returns the class of an instruction.
@@ -128,7 +140,7 @@ fn class(word: u32) -> Class {
     if let Some(operation) = maintenance(word) {
         return operation_class(operation);
     }
-    if is(0xffff_f0ff, 0xd503_309f) {
+    if ends_range(word) {
         Class::Barrier
     } else if is(0xffff_f3ff, 0xd69f_03e0) || is(0xffff_fbff, 0xd69f_0bff) {
         Class::Exception
@@ -196,16 +208,15 @@ mod tests {
 
         costs.set("dc_line:584").unwrap();
 
-        let (clean, dsb, ret) = (0xd50b_7e25, 0xd503_3b9f, 0xd65f_03c0);
-        let fixed = Cost::Fixed;
-        assert_eq!([clean, dsb, ret].map(|w| costs.of(w)), [fixed(584), fixed(1000), fixed(1000)]);
+        let (clean, ret) = (0xd50b_7e25, 0xd65f_03c0);
+        assert_eq!([clean, ret].map(|w| costs.of(w)), [584, 1000].map(Cost::Fixed));
 
         costs.set("dc_long:7").unwrap();
-        costs.set("dc_completion:9").unwrap();
-        let dependent = [Cost::Line, Cost::Completion, fixed(1000)];
-        assert_eq!([clean, dsb, ret].map(|w| costs.of(w)), dependent);
+        assert_eq!([clean, ret].map(|w| costs.of(w)), [Cost::Line, Cost::Fixed(1000)]);
         assert_eq!([0, SHORT_RANGE - 1, SHORT_RANGE].map(|lines| costs.line(lines)), [584, 584, 7]);
-        assert_eq!([0, 1].map(|lines| costs.barrier(lines)), [1000, 9]);
+        costs.set("atomic_shared:11").unwrap();
+        assert_eq!(costs.of(0xf822_0020), Cost::Atomic);
+        assert_eq!([false, true].map(|shared| costs.atomic(shared)), [1000, 11]);
         for malformed in ["dc_line", "dc_line:x", "line:1"] {
             assert_eq!(costs.set(malformed), None, "{malformed}");
         }

@@ -24,7 +24,7 @@ use qemu_plugin_sys as sys;
 use crate::{
     arguments::Arguments,
     clock::{Block, Clock, CpuKey},
-    costs::{Cost, Costs},
+    costs::{Cost, Costs, ends_range},
     decode::{Decoded, decode, may_halt},
     running_cpu::{self, EndTurn},
     segments::{Clocked, Event, Segments},
@@ -231,7 +231,10 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
             match elapsed.costs.of(word) {
                 Cost::Fixed(cost) => block.cost += cost,
                 Cost::Line => on_execution(insn, on_line, 0),
-                Cost::Completion => on_execution(insn, on_barrier, 0),
+                Cost::Atomic => on_store(insn, on_atomic),
+            }
+            if elapsed.costs.depend_on_ranges() && ends_range(word) {
+                on_execution(insn, on_range_end, 0);
             }
         }
         block.may_halt = may_halt(word);
@@ -266,6 +269,25 @@ fn on_execution(
     // SAFETY: `insn` is valid during translation; the callbacks take `data` as a number.
     unsafe {
         sys::qemu_plugin_register_vcpu_insn_exec_cb(insn, Some(callback), no_registers, data);
+    }
+}
+
+/// Registers a callback for each store of an instruction.
+fn on_store(
+    insn: *mut sys::qemu_plugin_insn,
+    callback: unsafe extern "C" fn(c_uint, sys::qemu_plugin_meminfo_t, u64, *mut c_void),
+) {
+    let no_registers = sys::qemu_plugin_cb_flags::QEMU_PLUGIN_CB_NO_REGS;
+    let stores = sys::qemu_plugin_mem_rw::QEMU_PLUGIN_MEM_W;
+    // SAFETY: `insn` is valid during translation; the callback takes no data.
+    unsafe {
+        sys::qemu_plugin_register_vcpu_mem_cb(
+            insn,
+            Some(callback),
+            no_registers,
+            stores,
+            std::ptr::null_mut(),
+        );
     }
 }
 
@@ -310,9 +332,20 @@ unsafe extern "C" fn on_line(_: c_uint, _: *mut c_void) {
     }
 }
 
-unsafe extern "C" fn on_barrier(_: c_uint, _: *mut c_void) {
+unsafe extern "C" fn on_range_end(_: c_uint, _: *mut c_void) {
     if let Some(elapsed) = PLUGIN.get().and_then(|plugin| plugin.elapsed.as_ref()) {
-        elapsed.clock().complete(&elapsed.costs);
+        elapsed.clock().end_range();
+    }
+}
+
+unsafe extern "C" fn on_atomic(
+    _: c_uint,
+    _: sys::qemu_plugin_meminfo_t,
+    address: u64,
+    _: *mut c_void,
+) {
+    if let Some(elapsed) = PLUGIN.get().and_then(|plugin| plugin.elapsed.as_ref()) {
+        elapsed.clock().change_atomically(address, &elapsed.costs);
     }
 }
 

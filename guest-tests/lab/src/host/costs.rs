@@ -3,7 +3,7 @@
 //!
 //! A table is a TOML file with the name of the machine and, for each class of the plugin, a cost in
 //! nanoseconds and its source. A class without a cost costs one nanosecond; a line of a long range
-//! and a `DSB` after cleaning cost as any other. The tables of `costs/` are part of the program; an
+//! and a shared atomic operation cost as any other. The tables of `costs/` are part of the program; an
 //! option names one of them or a file.
 
 use std::{collections::BTreeMap, fmt, fs, str::FromStr};
@@ -14,9 +14,9 @@ use serde::Deserialize;
 const CLASSES: [&str; 12] = [
     "instruction",
     "atomic",
+    "atomic_shared",
     "dc_line",
     "dc_long",
-    "dc_completion",
     "dc_zva",
     "ic_line",
     "ic_all",
@@ -119,7 +119,7 @@ mod tests {
 
             let missing = CLASSES.iter().filter(|class| !costs.picoseconds.contains_key(**class));
             for class in missing {
-                assert!(["dc_long", "dc_completion"].contains(class), "{name}: {class}");
+                assert!(["atomic_shared", "dc_long"].contains(class), "{name}: {class}");
             }
         }
     }
