@@ -11,7 +11,7 @@ use arbitrary::{Result, Unstructured};
 use granule_types::units::{Bytes, GuestAddress};
 use granule_vmm::{
     devices::virtio::{DeviceProperties, Interrupt, Queue, QueueState, VirtioDevice},
-    memory::{GuestMemory, GuestRam, HostPages, Plan},
+    memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
 };
 use vm_memory::Bytes as _;
 use vmm_sys_util::eventfd::EventFd;
@@ -52,7 +52,8 @@ fn map_regions() -> Arc<GuestMemory> {
     let rams = REGIONS.map(|(start, size)| {
         let backing = "anonymous".parse().expect("a backing");
         let plan = Plan::new(backing, &host).expect("small pages");
-        GuestRam::new(plan, &host, GuestAddress(start), Bytes(size), false).expect("memory")
+        let options = RamOptions::default();
+        GuestRam::new(plan, &host, GuestAddress(start), Bytes(size), options).expect("memory")
     });
     Arc::new(GuestMemory::new(rams.into()).expect("disjoint regions"))
 }

@@ -190,23 +190,16 @@ impl Drop for VcpuRing {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::ManuallyDrop;
+
     use super::*;
 
     #[test]
     fn pop_harvests_each_entry_once_and_wraps() {
-        let bytes = 4 * size_of::<kvm_dirty_gfn>();
-        // SAFETY: a new mapping at an address that the kernel chooses overlaps no other memory.
-        let memory = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        let mut ring = VcpuRing { entries: memory.cast(), bytes, next: 0 };
+        let mut memory = [kvm_dirty_gfn::default(); 4];
+        let (entries, bytes) = (memory.as_mut_ptr(), size_of_val(&memory));
+        // The memory is not a mapping, so the ring is not dropped.
+        let mut ring = ManuallyDrop::new(VcpuRing { entries, bytes, next: 0 });
         let put = |ring: &VcpuRing, at: usize, offset: u64| {
             let entry = kvm_dirty_gfn { flags: DIRTY, slot: 7, offset };
             // SAFETY: `at` is one of the four entries, which only this test accesses.

@@ -16,8 +16,7 @@ use super::{HostPages, MemoryError, PageType, Plan, Residency, block_above, mapp
 pub struct GuestRam {
     start: GuestAddress,
     mapping: Mapping,
-    prefault: bool,
-    threads: usize,
+    options: RamOptions,
 }
 
 /// Options of a region of guest memory.
@@ -41,20 +40,8 @@ impl GuestRam {
     ///
     /// # Errors
     /// The size is not a multiple of the page of the backing, the pool is short, the kernel
-    /// refuses, or it maps other pages than requested.
+    /// refuses, it maps other pages than requested, or the NUMA node does not exist.
     pub fn new(
-        plan: Plan,
-        host: &HostPages,
-        start: GuestAddress,
-        size: Bytes,
-        prefault: bool,
-    ) -> Result<Arc<Self>, MemoryError> {
-        let options = RamOptions { prefault, ..RamOptions::default() };
-        Self::with_options(plan, host, start, size, options)
-    }
-
-    /// As [`GuestRam::new`], with further options.
-    pub fn with_options(
         plan: Plan,
         host: &HostPages,
         start: GuestAddress,
@@ -82,15 +69,7 @@ impl GuestRam {
             }
             mapping.bind(node)?;
         }
-        let threads = match options.parallel {
-            true => {
-                let cpus = thread::available_parallelism().map_or(1, usize::from);
-                let useful = usize::try_from(size.0 / POPULATED_PER_THREAD.0);
-                cpus.min(useful.unwrap_or(usize::MAX)).max(1)
-            }
-            false => 1,
-        };
-        let ram = Self { start, mapping, prefault: options.prefault, threads };
+        let ram = Self { start, mapping, options };
         ram.populate()?;
         Ok(Arc::new(ram))
     }
@@ -203,11 +182,16 @@ impl GuestRam {
 
     /// Populates the region if requested and verifies the result.
     fn populate(&self) -> Result<(), MemoryError> {
-        if self.prefault {
-            self.mapping.populate(self.threads)?;
+        if self.options.prefault {
+            let cpus = match self.options.parallel {
+                true => thread::available_parallelism().map_or(1, usize::from),
+                false => 1,
+            };
+            let useful = usize::try_from(self.size().0 / POPULATED_PER_THREAD.0);
+            self.mapping.populate(cpus.min(useful.unwrap_or(usize::MAX)).max(1))?;
         }
         let resident = Bytes(self.obtained()?.resident.values().sum());
-        if self.prefault && resident < self.size() {
+        if self.options.prefault && resident < self.size() {
             return Err(MemoryError::Unexpected(format!(
                 "{resident} of {} are resident after populating: is the host short of memory?",
                 self.size()

@@ -10,11 +10,6 @@ use granule_types::units::Bytes;
 
 use super::{MemoryError, kib_field};
 
-/// Directory of memory settings.
-const SYS_MM: &str = "/sys/kernel/mm";
-/// Directory of NUMA nodes.
-const SYS_NODES: &str = "/sys/devices/system/node";
-
 /// Page sizes of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPages {
@@ -26,8 +21,8 @@ pub struct HostPages {
     pub hugetlb: Vec<Bytes>,
     /// Default hugetlb page size.
     pub default_hugetlb: Option<Bytes>,
-    root: PathBuf,
-    nodes: PathBuf,
+    /// Root of sysfs.
+    sys: PathBuf,
 }
 
 /// Returns the block that an entry of the second-to-last table level maps. A table of 8-byte
@@ -40,13 +35,13 @@ impl HostPages {
     /// Reads the page sizes of this host.
     pub fn of_this_host() -> Result<Self, MemoryError> {
         let meminfo = PathBuf::from("/proc/meminfo");
-        Self::from_files(base_page(), Path::new(SYS_MM), &read(&meminfo)?)
+        Self::from_files(base_page(), Path::new("/sys"), &read(&meminfo)?)
     }
 
-    /// Reads the page sizes from `root`, laid out as `/sys/kernel/mm`, and the text of `meminfo`.
-    pub fn from_files(base: Bytes, root: &Path, meminfo: &str) -> Result<Self, MemoryError> {
+    /// Reads the page sizes from `sys`, laid out as `/sys`, and the text of `meminfo`.
+    pub fn from_files(base: Bytes, sys: &Path, meminfo: &str) -> Result<Self, MemoryError> {
         let mut hugetlb = Vec::new();
-        let folder = root.join("hugepages");
+        let folder = sys.join("kernel/mm/hugepages");
         match fs::read_dir(&folder) {
             Ok(entries) => hugetlb.extend(
                 entries.flatten().filter_map(|entry| folder_size(entry.file_name().to_str()?)),
@@ -55,23 +50,23 @@ impl HostPages {
             Err(source) => return Err(MemoryError::Read { path: folder, source }),
         }
         hugetlb.sort_unstable();
-        let enabled = fs::read_to_string(root.join("transparent_hugepage/enabled"));
+        let enabled = fs::read_to_string(sys.join("kernel/mm/transparent_hugepage/enabled"));
         let thp_on = enabled.is_ok_and(|text| !text.contains("[never]"));
         Ok(Self {
             base,
             thp: thp_on.then(|| block_above(base)),
             hugetlb,
             default_hugetlb: kib_field(meminfo, "Hugepagesize"),
-            root: root.to_owned(),
-            nodes: PathBuf::from(SYS_NODES),
+            sys: sys.to_owned(),
         })
     }
 
     /// Checks that a NUMA node has free hugetlb pages for a mapping: the pool of all nodes reserves
     /// them, and a touch takes them from this node.
     pub fn check_node(&self, node: u32, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
-        let pool = format!("node{node}/hugepages/hugepages-{}kB", page.0 >> 10);
-        let pool = self.nodes.join(pool);
+        let pool = self
+            .sys
+            .join(format!("devices/system/node/node{node}/hugepages/hugepages-{}kB", page.0 >> 10));
         // A host without NUMA has one pool, which the caller checks.
         let number =
             |name| -> Option<u64> { fs::read_to_string(pool.join(name)).ok()?.trim().parse().ok() };
@@ -97,7 +92,7 @@ impl HostPages {
     /// (`Documentation/admin-guide/mm/hugetlbpage.rst`).
     pub fn check_pool(&self, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
         let kib = page.0 >> 10;
-        let folder = self.root.join(format!("hugepages/hugepages-{kib}kB"));
+        let folder = self.sys.join(format!("kernel/mm/hugepages/hugepages-{kib}kB"));
         let number = |name: &str| -> Result<u64, MemoryError> {
             let path = folder.join(name);
             let text = read(&path)?;
@@ -146,11 +141,12 @@ mod tests {
 
     fn host(enabled: &str, pool: [u64; 5]) -> (tempfile::TempDir, HostPages) {
         let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("hugepages/hugepages-2048kB");
+        let mm = root.path().join("kernel/mm");
+        let folder = mm.join("hugepages/hugepages-2048kB");
         fs::create_dir_all(&folder).unwrap();
-        fs::create_dir_all(root.path().join("hugepages/hugepages-1048576kB")).unwrap();
-        fs::create_dir_all(root.path().join("transparent_hugepage")).unwrap();
-        fs::write(root.path().join("transparent_hugepage/enabled"), enabled).unwrap();
+        fs::create_dir_all(mm.join("hugepages/hugepages-1048576kB")).unwrap();
+        fs::create_dir_all(mm.join("transparent_hugepage")).unwrap();
+        fs::write(mm.join("transparent_hugepage/enabled"), enabled).unwrap();
         let names = [
             "nr_hugepages",
             "free_hugepages",
@@ -175,12 +171,11 @@ mod tests {
 
     #[test]
     fn a_short_node_is_an_error_although_another_has_pages() {
-        let (root, mut pages) = host("never", [8, 8, 0, 0, 0]);
-        let folder = root.path().join("nodes/node1/hugepages/hugepages-2048kB");
+        let (root, pages) = host("never", [8, 8, 0, 0, 0]);
+        let folder = root.path().join("devices/system/node/node1/hugepages/hugepages-2048kB");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("nr_hugepages"), "3\n").unwrap();
         fs::write(folder.join("free_hugepages"), "1\n").unwrap();
-        pages.nodes = root.path().join("nodes");
         let check = |node, size| pages.check_node(node, Bytes::mib(2), size);
 
         let error = check(1, Bytes::mib(8)).unwrap_err().to_string();
@@ -232,7 +227,11 @@ mod tests {
     #[test]
     fn a_pool_file_without_a_number_is_named() {
         let (root, pages) = host("[never]", [0; 5]);
-        fs::write(root.path().join("hugepages/hugepages-2048kB/free_hugepages"), "many\n").unwrap();
+        fs::write(
+            root.path().join("kernel/mm/hugepages/hugepages-2048kB/free_hugepages"),
+            "many\n",
+        )
+        .unwrap();
 
         let error = pages.check_pool(Bytes::mib(2), Bytes::mib(2)).unwrap_err();
 

@@ -94,7 +94,13 @@ mod tests {
         let host = HostPages::of_this_host().unwrap();
         let ram = Plan::new(name.parse().unwrap(), &host).and_then(|plan| {
             let size = Bytes(plan.page().0 * pages);
-            GuestRam::new(plan, &host, GUEST, size, prefault)
+            GuestRam::new(
+                plan,
+                &host,
+                GUEST,
+                size,
+                RamOptions { prefault, ..RamOptions::default() },
+            )
         });
         match ram {
             Ok(ram) => Some(ram),
@@ -194,7 +200,7 @@ mod tests {
         let host = HostPages::of_this_host().unwrap();
         let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
 
-        let error = GuestRam::new(plan, &host, GUEST, Bytes(1), false).unwrap_err();
+        let error = GuestRam::new(plan, &host, GUEST, Bytes(1), RamOptions::default()).unwrap_err();
 
         assert!(error.to_string().contains("is not a multiple of 4K"), "{error}");
     }

@@ -176,7 +176,7 @@ pub(super) fn allocate_memory(zones: &[MemoryZone]) -> Result<GuestMemory, VmErr
             node: zone.node,
             parallel: true,
         };
-        let ram = GuestRam::with_options(plan, &host, start, size, options);
+        let ram = GuestRam::new(plan, &host, start, size, options);
         rams.push(ram.map_err(failed(name(index, zone)))?);
     }
     Ok(GuestMemory::new(rams)?)

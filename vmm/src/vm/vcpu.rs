@@ -104,9 +104,9 @@ impl RunControl {
     /// Waits until all vCPUs have paused, or another state is requested.
     pub(super) fn wait_until_paused(&self) {
         let mut state = self.state.lock();
-        while state.requested == RunState::Paused && state.paused_vcpus < self.vcpus {
-            self.changed.wait(&mut state);
-        }
+        self.changed.wait_while(&mut state, |state| {
+            state.requested == RunState::Paused && state.paused_vcpus < self.vcpus
+        });
     }
 
     /// Waits in a vCPU thread while a pause is requested; returns the state that is requested then.
@@ -114,9 +114,7 @@ impl RunControl {
         let mut state = self.state.lock();
         if state.requested == RunState::Paused {
             self.count_paused(&mut state);
-            while state.requested == RunState::Paused {
-                self.changed.wait(&mut state);
-            }
+            self.changed.wait_while(&mut state, |state| state.requested == RunState::Paused);
             state.paused_vcpus -= 1;
         }
         state.requested
@@ -126,9 +124,7 @@ impl RunControl {
     pub(super) fn wait_until_stopped(&self) {
         let mut state = self.state.lock();
         self.count_paused(&mut state);
-        while state.requested != RunState::Stopped {
-            self.changed.wait(&mut state);
-        }
+        self.changed.wait_while(&mut state, |state| state.requested != RunState::Stopped);
     }
 
     fn count_paused(&self, state: &mut MutexGuard<'_, ControlState>) {

@@ -54,7 +54,7 @@ use granule_vmm::{
         stats::Statistics,
         tracepoints::EventCounters,
     },
-    memory::{GuestMemory, GuestRam, HostPages, Plan},
+    memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
 };
 use vcpu::{GuestVcpu, time_per_read, warn_if_emulated};
 
@@ -262,9 +262,10 @@ fn load_memory(
         .map_err(during(placing))?;
 
     let low_plan = Plan::new(Backing::Anonymous, &pages).map_err(during(choosing))?;
-    let low = GuestRam::new(low_plan, &pages, LOW_MEMORY, layout.low_size(), true)
+    let options = |prefault| RamOptions { prefault, ..RamOptions::default() };
+    let low = GuestRam::new(low_plan, &pages, LOW_MEMORY, layout.low_size(), options(true))
         .map_err(during("allocating memory for the guest's program"))?;
-    let region = GuestRam::new(plan, &pages, start, size, config.prefault)
+    let region = GuestRam::new(plan, &pages, start, size, options(config.prefault))
         .map_err(during("allocating the memory under test"))?;
     let memory = GuestMemory::new(vec![Arc::clone(&low), Arc::clone(&region)])
         .map_err(during("describing guest memory"))?;

@@ -17,7 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{QueueState, Transport, VirtioDevice};
 use crate::{
     devices::MmioDevice as _,
-    memory::{GuestMemory, GuestRam, HostPages, Plan},
+    memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
 };
 
 pub const START: u64 = 0x4000_0000;
@@ -84,7 +84,8 @@ impl Driver {
     pub fn new(device: Box<dyn VirtioDevice>) -> Self {
         let host = HostPages::of_this_host().unwrap();
         let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
-        let ram = GuestRam::new(plan, &host, GuestAddress(START), Bytes(SIZE), false).unwrap();
+        let options = RamOptions::default();
+        let ram = GuestRam::new(plan, &host, GuestAddress(START), Bytes(SIZE), options).unwrap();
         let memory = Arc::new(GuestMemory::new(vec![ram]).unwrap());
         let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         let line = irq.try_clone().unwrap();
