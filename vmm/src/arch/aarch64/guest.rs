@@ -14,18 +14,16 @@ use super::{
         self,
         fdt::{Fdt, Gic},
     },
-    gic,
-    vcpu::{self, VcpuFeatures},
-    vm,
+    gic, vcpu, vm,
 };
 use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
 
-/// The vCPUs of a guest, their features, and their interrupt controller.
+/// The vCPUs of a guest, the presence of a PMU in them, and their interrupt controller.
 #[derive(Debug)]
 pub struct GuestVcpus {
     /// The vCPUs, the boot vCPU first.
     pub fds: Vec<VcpuFd>,
-    features: VcpuFeatures,
+    pmu: bool,
     gic: Gic,
 }
 
@@ -64,15 +62,16 @@ pub fn create_vm(
 /// Creates the vCPUs of a VM, with all features of the host, and their interrupt controller with
 /// `interrupts` interrupts for devices.
 pub fn create_vcpus(vm: &VmFd, count: u32, interrupts: u32) -> Result<GuestVcpus, KvmError> {
-    let features = VcpuFeatures::of_host(vm);
+    let features = vcpu::features_of_host(vm);
     let fds: Vec<_> =
         (0..count).map(|index| vcpu::create(vm, index, features)).collect::<Result<_, _>>()?;
     let gic = gic::create(vm, count.into(), interrupts)?;
-    if features.pmu {
+    let pmu = features & vcpu::PMU != 0;
+    if pmu {
         // The PMU needs the interrupt controller.
         fds.iter().try_for_each(vcpu::init_pmu)?;
     }
-    Ok(GuestVcpus { fds, features, gic })
+    Ok(GuestVcpus { fds, pmu, gic })
 }
 
 /// Copies the kernel into guest memory.
@@ -104,7 +103,7 @@ pub fn write_boot_data(
     let fdt = Fdt {
         memory: &vm.memory,
         cpus: &cpus,
-        pmu: vcpus.features.pmu,
+        pmu: vcpus.pmu,
         gic: vcpus.gic,
         devices: &vm.devices,
         command_line: &command_line,

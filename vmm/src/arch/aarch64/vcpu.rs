@@ -27,40 +27,25 @@ const AFFINITY_MASK: u64 = 0xff_00ff_ffff;
 /// Interrupt ID of the first PPI.
 const FIRST_PPI: u32 = 16;
 
-/// Optional CPU features of the vCPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct VcpuFeatures {
-    /// Performance monitors (PMUv3).
-    pub pmu: bool,
-    sve: bool,
-    pointer_authentication: bool,
-}
+/// Bit of the performance monitors in the features of a vCPU.
+pub const PMU: u32 = 1 << KVM_ARM_VCPU_PMU_V3;
+const SVE: u32 = 1 << KVM_ARM_VCPU_SVE;
+const POINTER_AUTHENTICATION: u32 =
+    1 << KVM_ARM_VCPU_PTRAUTH_ADDRESS | 1 << KVM_ARM_VCPU_PTRAUTH_GENERIC;
 
-impl VcpuFeatures {
-    /// Returns all features that the host supports.
-    pub fn of_host(vm: &VmFd) -> Self {
-        let has = |cap| vm.check_extension(cap);
-        Self {
-            pmu: has(Cap::ArmPmuV3),
-            sve: has(Cap::ArmSve),
-            pointer_authentication: has(Cap::ArmPtrAuthAddress) && has(Cap::ArmPtrAuthGeneric),
-        }
+/// Returns PSCI and all optional features that the host supports, as in
+/// `kvm_vcpu_init.features[0]`.
+pub fn features_of_host(vm: &VmFd) -> u32 {
+    let has = |cap| vm.check_extension(cap);
+    let mut features = 1 << KVM_ARM_VCPU_PSCI_0_2;
+    for (supported, feature) in [
+        (has(Cap::ArmPmuV3), PMU),
+        (has(Cap::ArmSve), SVE),
+        (has(Cap::ArmPtrAuthAddress) && has(Cap::ArmPtrAuthGeneric), POINTER_AUTHENTICATION),
+    ] {
+        features |= if supported { feature } else { 0 };
     }
-
-    /// Returns the bits of `kvm_vcpu_init.features[0]`. Each vCPU but the first starts powered off.
-    fn init_features(self, first: bool) -> u32 {
-        [
-            (true, KVM_ARM_VCPU_PSCI_0_2),
-            (!first, KVM_ARM_VCPU_POWER_OFF),
-            (self.pmu, KVM_ARM_VCPU_PMU_V3),
-            (self.sve, KVM_ARM_VCPU_SVE),
-            (self.pointer_authentication, KVM_ARM_VCPU_PTRAUTH_ADDRESS),
-            (self.pointer_authentication, KVM_ARM_VCPU_PTRAUTH_GENERIC),
-        ]
-        .into_iter()
-        .filter(|(requested, _)| *requested)
-        .fold(0, |bits, (_, feature)| bits | 1 << feature)
-    }
+    features
 }
 
 /// Enables `KVM_EXIT_ARM_NISV` (Linux 5.5), so that a device access by an instruction that KVM does
@@ -71,16 +56,17 @@ pub fn enable_nisv_exits(vm: &VmFd) {
     }
 }
 
-/// Creates vCPU `index`.
-pub fn create(vm: &VmFd, index: u32, features: VcpuFeatures) -> Result<VcpuFd, KvmError> {
+/// Creates vCPU `index`. Each vCPU but the first starts powered off.
+pub fn create(vm: &VmFd, index: u32, features: u32) -> Result<VcpuFd, KvmError> {
     let fd =
         vm.create_vcpu(index.into()).map_err(|error| KvmError::call("KVM_CREATE_VCPU", error))?;
     let mut target = kvm_vcpu_init::default();
     vm.get_preferred_target(&mut target)
         .map_err(|error| KvmError::call("KVM_ARM_PREFERRED_TARGET", error))?;
-    target.features[0] |= features.init_features(index == 0);
+    let powered_off = if index == 0 { 0 } else { 1 << KVM_ARM_VCPU_POWER_OFF };
+    target.features[0] |= features | powered_off;
     fd.vcpu_init(&target).map_err(|error| KvmError::call("KVM_ARM_VCPU_INIT", error))?;
-    if features.sve {
+    if features & SVE != 0 {
         let feature = KVM_ARM_VCPU_SVE.cast_signed();
         fd.vcpu_finalize(&feature)
             .map_err(|error| KvmError::call("KVM_ARM_VCPU_FINALIZE (SVE)", error))?;

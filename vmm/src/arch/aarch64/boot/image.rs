@@ -52,16 +52,11 @@ impl Image {
 
     /// As [`Image::from_file`], with a maximum size of `limit`.
     pub fn with_limit(file: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
-        if let Some(payload) = decompress_zboot(&file, limit)? {
-            return Self::from_uncompressed(payload, limit);
-        }
-        if file.starts_with(GZIP) {
-            return Self::from_uncompressed(gunzip(&file, limit)?, limit);
-        }
-        Self::from_uncompressed(file, limit)
-    }
-
-    fn from_uncompressed(bytes: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
+        let bytes = match decompress_zboot(&file, limit)? {
+            Some(payload) => payload,
+            None if file.starts_with(GZIP) => gunzip(&file, limit)?,
+            None => file,
+        };
         if bytes.get(MAGIC_OFFSET..MAGIC_OFFSET + MAGIC.len()) != Some(MAGIC) {
             return Err(BootError::Refused(format!(
                 "not an arm64 kernel image (Image, Image.gz, or an EFI zboot vmlinuz): the file \
