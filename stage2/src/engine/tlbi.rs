@@ -16,15 +16,6 @@ use crate::{
     operations::{Dsb, Operations, Scope, Tlbi},
 };
 
-/// A part of a range that one instruction covers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Piece {
-    /// First address.
-    ipa: Ipa,
-    /// Number of pages; 1 needs the instruction for one address.
-    pages: u64,
-}
-
 /// Largest number of pages that one instruction covers.
 const MAX_PAGES: u64 = 32 << 16;
 
@@ -35,9 +26,10 @@ const fn is_one(granule: Granule, size: u64) -> bool {
     size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MAX_PAGES
 }
 
-/// Divides a range into the operands of `TLBI` instructions: ranges, and single pages where the
-/// count is odd. `ipa` and `size`, in bytes, are multiples of the granule.
-fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = Piece> {
+/// Divides a range into the operands of `TLBI` instructions, by address and number of pages: ranges,
+/// and a single page, which needs the instruction for one address, where the count is odd. `ipa`
+/// and `size`, in bytes, are multiples of the granule.
+fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = (Ipa, u64)> {
     let mut at = ipa;
     let mut left = size >> granule.shift();
     core::iter::from_fn(move || {
@@ -52,7 +44,7 @@ fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = Piece> 
                 ((left >> shift) & 31) << shift
             }
         };
-        let piece = Piece { ipa: at, pages };
+        let piece = (at, pages);
         at += pages << granule.shift();
         left -= pages;
         Some(piece)
@@ -126,9 +118,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     #[inline(never)]
     fn tlbi_pieces(&self, ipa: Ipa, size: u64) {
         let granule = self.stage2.geometry.granule();
-        pieces(granule, ipa, size).for_each(|piece| match piece.pages {
-            1 => self.tlbi_ipa(piece.ipa, None, Scope::Broadcast),
-            pages => self.tlbi_range(piece.ipa, pages * granule.size()),
+        pieces(granule, ipa, size).for_each(|(ipa, pages)| match pages {
+            1 => self.tlbi_ipa(ipa, None, Scope::Broadcast),
+            _ => self.tlbi_range(ipa, pages * granule.size()),
         });
     }
 
@@ -154,13 +146,13 @@ mod tests {
                 let mut at = 7 * granule.size();
                 let first = pieces(granule, Ipa(at), pages * granule.size()).next();
                 if is_one(granule, pages * granule.size()) {
-                    assert_eq!(first, Some(Piece { ipa: Ipa(at), pages }));
+                    assert_eq!(first, Some((Ipa(at), pages)));
                     assert!(Tlbi::is_encodable(pages));
                 }
-                for piece in pieces(granule, Ipa(at), pages * granule.size()) {
-                    assert_eq!(piece.ipa, Ipa(at), "{pages} pages");
-                    assert!(piece.pages == 1 || Tlbi::is_encodable(piece.pages), "{piece:?}");
-                    at += piece.pages * granule.size();
+                for (ipa, part) in pieces(granule, Ipa(at), pages * granule.size()) {
+                    assert_eq!(ipa, Ipa(at), "{pages} pages");
+                    assert!(part == 1 || Tlbi::is_encodable(part), "{part} of {pages} pages");
+                    at += part * granule.size();
                 }
                 assert_eq!(at, (7 + pages) * granule.size());
             }
