@@ -3,7 +3,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use serde_json::Value;
 
 use granule_types::{
@@ -94,8 +94,10 @@ impl RunSetup {
 const ROUNDS: usize = 1 << 20;
 
 /// A phase of the page-table test or of another test. Phases are ordered as they run.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
+#[serde(transparent)]
 pub(crate) struct AnyPhase {
+    #[serde(skip)]
     rank: usize,
     name: Cow<'static, str>,
 }
@@ -136,12 +138,6 @@ impl From<Phase> for AnyPhase {
 impl fmt::Display for AnyPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.name)
-    }
-}
-
-impl Serialize for AnyPhase {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.name)
     }
 }
 

@@ -46,14 +46,17 @@ impl Samples {
         let count = self.iters.len().max(self.times.len()).max(1);
         let run = |at: usize| {
             let (iterations, time) = (self.iters.get(at)?, self.times.get(at)?);
-            Some(time / iterations)
-                .filter(|run| run.is_finite() && *run > 0.0 && *iterations >= 1.0)
+            let run = time / iterations;
+            (run.is_finite() && run > 0.0 && *iterations >= 1.0).then_some(run)
         };
-        let error = |sample: usize| {
-            let message = "is not a time of at least one iteration: run `cargo bench` again";
-            FileError::new(format!("sample {sample} {message}")).at(1)
+        let error = |at: usize| {
+            FileError::new(format!(
+                "sample {} is not a time of at least one iteration: run `cargo bench` again",
+                at + 1
+            ))
+            .at(1)
         };
-        (0..count).map(|at| run(at).ok_or_else(|| error(at + 1))).collect()
+        (0..count).map(|at| run(at).ok_or_else(|| error(at))).collect()
     }
 }
 

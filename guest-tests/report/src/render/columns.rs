@@ -230,7 +230,7 @@ impl TableRow<'_> {
 
     fn spread(&self, spread: Option<Spread>) -> Cell {
         let unit = self.unit();
-        Cell::Spread(unit.median(spread), unit.range(spread, self.change.has_quartiles()))
+        Cell::Spread(unit.median(spread), unit.range(spread))
     }
 
     fn test_text(&self, text: fn(&TestedRow) -> Option<String>) -> Cell {

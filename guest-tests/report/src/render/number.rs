@@ -51,12 +51,12 @@ impl Unit {
     }
 
     /// Returns the ends of a spread without the unit, in few digits; `None` if they print the same.
-    pub fn range(self, spread: Option<Spread>, quartiles: bool) -> Option<String> {
+    pub fn range(self, spread: Option<Spread>) -> Option<String> {
         let bare = |value: f64| match self {
             Self::Count => short(value),
             Self::Time(size, _) => four_digits(value / f64::from(size)),
         };
-        let [low, high] = spread?.ends(quartiles).map(bare);
+        let [low, high] = spread?.ends().map(bare);
         (low != high).then(|| format!("{low}..{high}"))
     }
 }
@@ -164,9 +164,9 @@ mod tests {
         let counts = spread(34_600_000, 34_625_989, 135_000_000);
 
         assert_eq!(Unit::Count.median(counts), "34,625,989");
-        assert_eq!(Unit::Count.range(counts, false).unwrap(), "34.60M..135.0M");
-        assert_eq!(Unit::Count.range(spread(33, 33, 33), false), None);
-        assert_eq!(Unit::Count.range(spread(33, 100, 10_000), false).unwrap(), "33..10.00K");
+        assert_eq!(Unit::Count.range(counts).unwrap(), "34.60M..135.0M");
+        assert_eq!(Unit::Count.range(spread(33, 33, 33)), None);
+        assert_eq!(Unit::Count.range(spread(33, 100, 10_000)).unwrap(), "33..10.00K");
         let between = |one: f64, two: f64| Unit::Count.median(Spread::of([one, two]));
         assert_eq!([between(0.0, 1.0), between(1.0, 3.0)], ["0.5", "2"]);
         assert_eq!(between(34_625_989.0, 34_625_990.0), "34,625,990");
@@ -191,7 +191,7 @@ mod tests {
     fn the_longest_figures_fit_into_a_column_and_percentages_have_no_trailing_zeros() {
         let all = Some(Spread { min: 0.0, ..spread(u64::MAX, u64::MAX, u64::MAX).unwrap() });
         for unit in [Unit::Count, Unit::Time(1_000_000_000, "s")] {
-            assert!(unit.range(all, false).unwrap().len() <= 20);
+            assert!(unit.range(all).unwrap().len() <= 20);
         }
         assert!(Unit::Count.median(all).len() <= 14);
         assert_eq!([3.0, 0.25, 100.0].map(percent), ["3%", "0.25%", "100%"]);

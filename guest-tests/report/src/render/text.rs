@@ -69,7 +69,7 @@ fn range_line(out: &mut String, row: &TableRow, cells: &[Cell]) {
         Cell::Spread(_, None) => "same".to_owned(),
         _ => String::new(),
     });
-    let quartiles = row.change.has_quartiles();
+    let quartiles = row.change.sides().any(|spread| spread.quartiles);
     line(out, if quartiles { "      quartiles" } else { "      min..max" }, ranges, "");
 }
 

@@ -97,6 +97,9 @@ pub struct Spread {
     #[serde(serialize_with = "figure")]
     pub max: f64,
     pub runs: usize,
+    /// True if the spread is reported as its quartiles, in place of its minimum and maximum.
+    #[serde(skip)]
+    pub quartiles: bool,
 }
 
 /// Serializes a whole number without a decimal point.
@@ -130,16 +133,13 @@ impl Spread {
             min: *values.first()?,
             max: *values.last()?,
             runs: values.len(),
+            quartiles: values.len() >= MIN_RUNS_FOR_QUARTILES,
         })
     }
 
     /// Returns the quartiles, or the minimum and maximum.
-    pub const fn ends(&self, quartiles: bool) -> [f64; 2] {
-        if quartiles { [self.q1, self.q3] } else { [self.min, self.max] }
-    }
-
-    pub const fn has_quartiles(&self) -> bool {
-        self.runs >= MIN_RUNS_FOR_QUARTILES
+    pub const fn ends(&self) -> [f64; 2] {
+        if self.quartiles { [self.q1, self.q3] } else { [self.min, self.max] }
     }
 }
 
@@ -178,7 +178,13 @@ pub struct Change {
 }
 
 impl Change {
-    pub fn between(before: Option<Spread>, after: Option<Spread>) -> Self {
+    /// Returns the change of a figure; both sides have quartiles, or none.
+    pub fn between(mut before: Option<Spread>, mut after: Option<Spread>) -> Self {
+        let sides = || [before, after].into_iter().flatten();
+        let quartiles = sides().all(|spread| spread.quartiles);
+        for spread in [&mut before, &mut after].into_iter().flatten() {
+            spread.quartiles = quartiles;
+        }
         let base = before.filter(|before| before.median != 0.0);
         let ratio = base.zip(after).map(|(before, after)| after.median / before.median);
         Self { before, after, ratio }
@@ -191,11 +197,6 @@ impl Change {
 
     pub fn sides(&self) -> impl Iterator<Item = Spread> {
         [self.before, self.after].into_iter().flatten()
-    }
-
-    /// Reports whether every known side has enough runs for quartiles.
-    pub fn has_quartiles(&self) -> bool {
-        self.sides().next().is_some() && self.sides().all(|spread| spread.has_quartiles())
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Sizes of a difference: the Hodges-Lehmann ratio, the geometric mean of the ratios of many rows,
-//! and the smallest ratio that a rank test detects in four of five cases.
+//! and the smallest ratio that a rank test detects in four of five cases; and the growth of a figure.
 //!
 //! The ratio is the exponential of the median of log(after) - log(before) over all pairs of runs
 //! (over all Walsh averages for paired runs). Logarithms make it symmetric: the ratio of the sides
@@ -15,6 +15,10 @@
 //! A resample draws as many runs of each row and side as there are, with replacement. The interval
 //! lies between the 2.5% and the 97.5% quantile of the means of [`RESAMPLES`] resamples. The draws
 //! come from SplitMix64 with the seed [`SEED`], so equal runs produce equal intervals.
+//!
+//! Growth is the exponent of a power law, fitted by least squares to the logarithms of medians. Its
+//! interval follows from the residuals of the fit, so growth that does not follow a power law has a
+//! wide interval.
 
 use std::f64::consts::PI;
 
@@ -24,7 +28,7 @@ use statrs::distribution::{ContinuousCDF, Normal};
 
 use super::{
     descriptive::{Ranks, Runs, logarithms, mean_and_squares, quantile},
-    rank_tests::{ALPHA, Design, NullDistribution, min_p},
+    significance::{ALPHA, Design, NullDistribution, min_p, students_t},
 };
 
 /// Sides with more runs are thinned to as many quantiles, which bounds the number of pairs.
@@ -161,6 +165,29 @@ pub fn geometric_mean(rows: &[&Runs], design: Design) -> Option<Estimate> {
     Some((ratio, Some(ends)))
 }
 
+/// Fits positive points (x, y) and returns the exponent (0 is flat, 1 linear, 2 quadratic) with its
+/// 95% interval; `None` for fewer than three points or a single x.
+pub fn power_law(points: &[(f64, f64)]) -> Option<(f64, [f64; 2])> {
+    let (x, y): (Vec<f64>, Vec<f64>) = points.iter().copied().unzip();
+    let (x, y) = (logarithms(&x)?, logarithms(&y)?);
+    if points.len() < 3 {
+        return None;
+    }
+    let ((mean_x, squares), (mean_y, _)) = (mean_and_squares(&x), mean_and_squares(&y));
+    if squares == 0.0 {
+        return None;
+    }
+    let logs = || x.iter().zip(&y);
+    let products: f64 = logs().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
+    let exponent = products / squares;
+    let residual = |(x, y): (&f64, &f64)| (y - mean_y - exponent * (x - mean_x)).powi(2);
+    let freedom = points.len() as f64 - 2.0;
+    let error = (logs().map(residual).sum::<f64>() / freedom / squares).sqrt();
+    // The t that is exceeded either way with probability ALPHA.
+    let reach = -error * students_t(freedom)?.inverse_cdf(ALPHA / 2.0);
+    Some((exponent, [exponent - reach, exponent + reach]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -273,5 +300,22 @@ mod tests {
             covered += u32::from(low <= 0.9 && 0.9 <= high);
         }
         assert!(covered >= 35, "{covered} of 40");
+    }
+    #[test]
+    fn a_power_agrees_with_scipy() {
+        // The result of SciPy's linregress for these logarithms.
+        let points = [(1.0, 2.0), (2.0, 5.0), (4.0, 9.0), (8.0, 30.0)];
+        let (exponent, [low, high]) = power_law(&points).unwrap();
+        let expected = [1.256_866_869, 0.755_208_494, 1.758_525_245];
+        for (found, expected) in [exponent, low, high].iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+        }
+    }
+
+    #[test]
+    fn too_few_points_and_zeros_have_no_power() {
+        assert_eq!(power_law(&[(1.0, 1.0), (2.0, 2.0)]), None);
+        assert_eq!(power_law(&[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]), None);
+        assert_eq!(power_law(&[(1.0, 0.0), (2.0, 2.0), (3.0, 2.0)]), None);
     }
 }

@@ -23,14 +23,12 @@
 
 mod descriptive;
 mod effect;
-mod rank_tests;
-mod student;
+mod significance;
 
 pub use self::{
     descriptive::{Change, Runs, Spread, holm},
-    effect::{detectable, differences, geometric_mean, ratio},
-    rank_tests::{ALPHA, Design, TestedRow, mann_whitney, min_p, wilcoxon},
-    student::{power_law, student},
+    effect::{detectable, differences, geometric_mean, power_law, ratio},
+    significance::{ALPHA, Design, TestedRow, mann_whitney, min_p, student, wilcoxon},
 };
 
 #[cfg(test)]

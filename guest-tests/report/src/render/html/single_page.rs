@@ -77,8 +77,7 @@ fn chart(group: &Group) -> Option<String> {
 }
 
 fn spread_cell(unit: Unit, spread: Option<Spread>) -> String {
-    let quartiles = spread.is_some_and(|spread| spread.has_quartiles());
-    cell(Cell::Spread(unit.median(spread), unit.range(spread, quartiles)))
+    cell(Cell::Spread(unit.median(spread), unit.range(spread)))
 }
 
 fn figures(group: &Group) -> Figures {

@@ -18,45 +18,28 @@ use granule_types::units::counted;
 const LEFT: f64 = 8.0;
 const RIGHT: f64 = WIDTH - 10.0;
 
-/// Times of one side of a phase.
-#[derive(Clone, Copy)]
-struct Times {
-    side: &'static str,
-    spread: Spread,
-    /// True if the line about the median ends at the quartiles; otherwise at the least and
-    /// greatest.
-    quartiles: bool,
+/// Name, and class, of a side, and its times.
+type Times = (&'static str, Spread);
+
+fn times_of(change: &PhaseChange) -> impl Iterator<Item = Times> {
+    let sides = [("before", change.time.before), ("after", change.time.after)];
+    sides.into_iter().filter_map(|(side, spread)| Some((side, spread?)))
 }
 
-impl Times {
-    fn of(change: &PhaseChange) -> impl Iterator<Item = Self> {
-        let quartiles = change.time.has_quartiles();
-        let sides = [("before", change.time.before), ("after", change.time.after)];
-        sides
-            .into_iter()
-            .filter_map(move |(side, spread)| Some(Self { side, spread: spread?, quartiles }))
-    }
-
-    fn ends(self) -> [f64; 2] {
-        self.spread.ends(self.quartiles)
-    }
-
-    fn tooltip(self, unit: Unit) -> String {
-        let [low, high] = self.ends().map(|ns| unit.value(ns));
-        let median = unit.value(self.spread.median);
-        let ends = if self.quartiles { "quartiles" } else { "all from" };
-        let runs = counted(self.spread.runs, "run");
-        format!("{}: {median}, {ends} {low} to {high}, {runs}", self.side)
-    }
+fn tooltip((side, spread): Times, unit: Unit) -> String {
+    let [low, high] = spread.ends().map(|ns| unit.value(ns));
+    let median = unit.value(spread.median);
+    let ends = if spread.quartiles { "quartiles" } else { "all from" };
+    format!("{side}: {median}, {ends} {low} to {high}, {}", counted(spread.runs, "run"))
 }
 
 fn unit_of(times: &[Times]) -> Unit {
-    let medians = times.iter().map(|times| times.spread.median);
+    let medians = times.iter().map(|(_, spread)| spread.median);
     Unit::of_nanoseconds(medians.fold(0.0, f64::max))
 }
 
 fn ends_words(times: &[Times]) -> &'static str {
-    let quartiles = times.iter().filter(|times| times.quartiles).count();
+    let quartiles = times.iter().filter(|(_, spread)| spread.quartiles).count();
     match quartiles {
         0 if !times.is_empty() => "median, least and greatest",
         count if count < times.len() => {
@@ -71,10 +54,11 @@ pub fn by_configuration(comparison: &Comparison, phase: &AnyPhase) -> String {
     const ROW: f64 = 52.0;
     let rows = comparison.rows().filter(|(_, change)| change.phase == *phase);
     let rows: Vec<(&Configuration, &PhaseChange)> = rows.collect();
-    let times: Vec<Times> = rows.iter().flat_map(|(_, change)| Times::of(change)).collect();
-    let all =
-        times.iter().flat_map(|times| [times.ends()[0], times.spread.median, times.ends()[1]]);
-    let scale = Scale::of(all);
+    let times: Vec<Times> = rows.iter().flat_map(|(_, change)| times_of(change)).collect();
+    let scale = Scale::of(times.iter().flat_map(|(_, spread)| {
+        let [low, high] = spread.ends();
+        [low, spread.median, high]
+    }));
     let unit = unit_of(&times);
     let x = |ns: f64| LEFT + scale.at(ns) * (RIGHT - LEFT);
     let bottom = ROW * rows.len() as f64 + 6.0;
@@ -87,12 +71,12 @@ pub fn by_configuration(comparison: &Comparison, phase: &AnyPhase) -> String {
         let name = words::short_title(comparison, configuration);
         svg.text(LEFT, top + 12.0, "start", "", &name);
         svg.text(LEFT, top + 25.0, "start", "soft", &change_words(change));
-        for times in Times::of(change) {
-            let y = top + if times.side == "before" { 33.0 } else { 42.0 };
-            let [low, high] = times.ends();
-            svg.line([x(low), y, x(high), y], times.side);
-            let tooltip = times.tooltip(Unit::of_time(&change.time));
-            svg.circle(x(times.spread.median), y, 4.0, times.side, &tooltip);
+        for (side, spread) in times_of(change) {
+            let y = top + if side == "before" { 33.0 } else { 42.0 };
+            let [low, high] = spread.ends();
+            svg.line([x(low), y, x(high), y], side);
+            let tooltip = tooltip((side, spread), Unit::of_time(&change.time));
+            svg.circle(x(spread.median), y, 4.0, side, &tooltip);
         }
     }
     ticks(&mut svg, scale, unit, bottom, x);
@@ -157,8 +141,8 @@ const BOTTOM: f64 = 170.0;
 
 fn curves(phase: &AnyPhase, parameter: SweepParameter, sweep: &Sweep) -> String {
     let points = &sweep.points;
-    let times: Vec<Times> = points.iter().flat_map(|(_, change)| Times::of(change)).collect();
-    let scale = Scale::from_zero(times.iter().flat_map(|t| [t.spread.median, t.ends()[1]]));
+    let times: Vec<Times> = points.iter().flat_map(|(_, change)| times_of(change)).collect();
+    let scale = Scale::from_zero(times.iter().flat_map(|(_, t)| [t.median, t.ends()[1]]));
     let unit = unit_of(&times);
     let y = |ns: f64| BOTTOM - scale.at(ns) * (BOTTOM - TOP);
     let (first, last) = (points[0].0 as f64, points[points.len() - 1].0 as f64);
@@ -174,20 +158,20 @@ fn curves(phase: &AnyPhase, parameter: SweepParameter, sweep: &Sweep) -> String 
     value_labels(&mut svg, labels);
     for side in ["before", "after"] {
         let of = |(value, change): &(u64, &PhaseChange)| {
-            let times = Times::of(change).find(|times| times.side == side)?;
-            Some((*value, times))
+            let (_, spread) = times_of(change).find(|(known, _)| *known == side)?;
+            Some((*value, spread))
         };
-        let of: Vec<(u64, Times)> = points.iter().filter_map(of).collect();
+        let of: Vec<(u64, Spread)> = points.iter().filter_map(of).collect();
         if of.is_empty() {
             continue;
         }
-        let line: Vec<_> = of.iter().map(|(v, t)| (x(*v), y(t.spread.median))).collect();
+        let line: Vec<_> = of.iter().map(|(v, spread)| (x(*v), y(spread.median))).collect();
         svg.path(&line, side);
-        for (value, times) in of {
-            let tooltip = format!("{}, {}", parameter.words(value), times.tooltip(unit));
-            let [low, high] = times.ends();
+        for (value, spread) in of {
+            let tooltip = format!("{}, {}", parameter.words(value), tooltip((side, spread), unit));
+            let [low, high] = spread.ends();
             svg.line([x(value), y(low), x(value), y(high)], side);
-            svg.circle(x(value), y(times.spread.median), 4.0, side, &tooltip);
+            svg.circle(x(value), y(spread.median), 4.0, side, &tooltip);
         }
     }
     svg.height = BOTTOM + 20.0;

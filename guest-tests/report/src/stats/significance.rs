@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The Mann-Whitney U test of independent runs and the Wilcoxon signed-rank test of paired runs,
-//! both two-sided, with the distributions of their statistics where there is no difference.
+//! Two-sided tests: the Mann-Whitney U test of independent runs and the Wilcoxon signed-rank test of
+//! paired runs, with the distributions of their statistics where there is no difference; and
+//! Student's t test with one variance for both samples, for samples too small for rank tests whose
+//! spread is not measurement noise. It assumes normal values.
 //!
 //! Small samples without ties are exact: every case is counted in whole numbers, and the only
 //! rounding is the last division. Other samples use the normal approximation with corrections for
@@ -12,9 +14,9 @@
 //! | signed ranks | at most 50 pairs, or 13 with ties or zeros (SciPy's `wilcoxon`) |
 
 use serde::Serialize;
-use statrs::distribution::{ContinuousCDF, Normal};
+use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
-use super::descriptive::Ranks;
+use super::descriptive::{Ranks, mean_and_squares};
 
 /// Significance level: a test rejects below it; an interval has a coverage of 1 minus it.
 pub const ALPHA: f64 = 0.05;
@@ -209,6 +211,32 @@ pub fn wilcoxon(differences: &[f64]) -> TestedRow {
     TestedRow::new("wilcoxon", null.is_exact(), positive, null.p(positive), delta)
 }
 
+/// Returns t (the distance of the second mean above the first in standard errors) and its two-sided
+/// p; `None` if a sample has fewer than two values.
+pub fn student(first: &[f64], second: &[f64]) -> Option<(f64, f64)> {
+    if first.len() < 2 || second.len() < 2 {
+        return None;
+    }
+    let (m, n) = (first.len() as f64, second.len() as f64);
+    let ((mean_first, squares_first), (mean_second, squares_second)) =
+        (mean_and_squares(first), mean_and_squares(second));
+    let freedom = m + n - 2.0;
+    let variance = (squares_first + squares_second) / freedom;
+    let apart = mean_second - mean_first;
+    if variance == 0.0 {
+        return Some(match apart {
+            0.0 => (0.0, 1.0),
+            apart => (apart.signum() * f64::INFINITY, 0.0),
+        });
+    }
+    let t = apart / (variance * (1.0 / m + 1.0 / n)).sqrt();
+    Some((t, 2.0 * students_t(freedom)?.sf(t.abs())))
+}
+
+pub fn students_t(freedom: f64) -> Option<StudentsT> {
+    StudentsT::new(0.0, 1.0, freedom).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,5 +270,11 @@ mod tests {
         let test = wilcoxon(&[0.0, 0.0]);
         assert_eq!((test.statistic, test.p, test.delta), (0.0, 1.0, 0.0));
         assert_eq!(mann_whitney(&[], &[1.0]), None);
+    }
+    #[test]
+    fn samples_without_spread_differ_or_are_equal() {
+        assert_eq!(student(&[1.0; 3], &[1.0; 3]).unwrap().1, 1.0);
+        assert_eq!(student(&[1.0; 3], &[2.0; 3]).unwrap().1, 0.0);
+        assert_eq!(student(&[1.0], &[2.0, 3.0]), None);
     }
 }
