@@ -11,8 +11,8 @@ use granule_types::{
 };
 
 use super::values::{
-    CpuList, DirtyLogMode, Engine, GuestMapping, MachineClock, SweepValue, SweepValues, Switch,
-    address, count, unless_default,
+    CpuList, DirtyLogMode, Engine, GuestMapping, SweepValue, SweepValues, Switch, address, count,
+    unless_default,
 };
 
 /// Options of `granule bench`.
@@ -137,13 +137,6 @@ pub struct HostArgs {
     /// linux-6.12, linux-6.12+wait, linux-6.12+series or granule [default: granule]
     #[arg(long, value_name = "PRESET")]
     pub(super) policy: Option<String>,
-    /// With --engine model: clock of the results
-    #[arg(long, value_enum, default_value_t)]
-    pub(super) clock: MachineClock,
-    /// With --clock virtual: cost table of the simulated machine, kunpeng920, neoverse-n1 or the
-    /// path of a file
-    #[arg(long, value_name = "NAME")]
-    pub(super) cpu: Option<String>,
 }
 
 /// Options of the output.

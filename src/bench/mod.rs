@@ -22,17 +22,14 @@ use granule_pgtable_test::{
     log_lines::LogLines,
     machine::Machine,
     pgtable_vm::{KvmConfig, KvmMachine},
-    software_machine::{
-        DEFAULT_POLICY, SoftwareMachine, SoftwareMachineConfig,
-        simulation::{SimulatedMachine, SimulationConfig},
-    },
+    software_machine::{DEFAULT_POLICY, SoftwareMachine, SoftwareMachineConfig},
 };
 use granule_report::results::RecordWriter;
 use granule_types::{guest_mode::GuestMode, units::Bytes};
 
 use super::{CommandOutcome, CommandResult, report};
 pub use args::Args;
-use values::{DirtyLogMode, Engine, GuestMapping, MachineClock, Switch};
+use values::{DirtyLogMode, Engine, GuestMapping, Switch};
 
 /// Runs `granule bench`.
 ///
@@ -83,46 +80,20 @@ fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandRe
 /// Creates the machine of the selected engine, and returns it with its guest mode.
 fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn std::error::Error>> {
     let mode = args.guest.mode.unwrap_or(GuestMode::P48V48_4K);
-    if args.host.engine == Engine::Kvm {
-        let machine = KvmMachine::new(args.kvm_config()?)?;
-        let mode = machine.mode();
-        return Ok((Box::new(machine), mode));
-    }
-    let (config, cpu) = (args.software_config()?, args.simulated_cpu()?);
-    let machine: Box<dyn Machine> = match cpu {
-        None => Box::new(SoftwareMachine::new(&config)?),
-        Some(cpu) => {
-            let config = SimulationConfig::new(config, cpu, args.host.prefault)?;
-            Box::new(SimulatedMachine::new(&config)?)
+    Ok(match args.host.engine {
+        Engine::Kvm => {
+            let machine = KvmMachine::new(args.kvm_config()?)?;
+            let mode = machine.mode();
+            (Box::new(machine), mode)
         }
-    };
-    Ok((machine, mode))
+        Engine::Model => (Box::new(SoftwareMachine::new(&args.software_config()?)?), mode),
+    })
 }
 
 /// Error returned for an option that the selected engine does not have.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} requires --engine {1}; omit it, or select that engine")]
 struct WrongEngine(&'static str, &'static str);
-
-/// Refuses the first option that is given, as it requires another engine.
-fn refuse<const N: usize>(
-    options: [(&'static str, bool); N],
-    engine: &'static str,
-) -> Result<(), WrongEngine> {
-    let given = options.into_iter().find(|(_, is_given)| *is_given);
-    given.map_or(Ok(()), |(option, _)| Err(WrongEngine(option, engine)))
-}
-
-/// Error returned for a wrong combination of `--clock` and `--cpu`.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-enum WrongClock {
-    /// The real clock has a cost table.
-    #[error("--cpu requires --clock virtual; omit it, or add that")]
-    CpuInRealTime,
-    /// The virtual clock has no cost table.
-    #[error("--clock virtual requires a cost table; add --cpu kunpeng920")]
-    NoCpu,
-}
 
 /// The machine and the plan that the options describe.
 impl Args {
@@ -141,21 +112,17 @@ impl Args {
             ..RunPlan::new(mode.to_string(), workload.backing, memory, self.vcpus())
         };
         plan.config.seed = workload.seed;
-        // The software machine in real time always populates its memory.
-        plan.config.prefault = self.host.prefault
-            || (self.host.engine, self.host.clock) == (Engine::Model, MachineClock::Real);
+        // The software machine always populates its memory.
+        plan.config.prefault = self.host.prefault || self.host.engine == Engine::Model;
         plan.config.options = self.options();
         plan
     }
 
     /// Returns the configuration of a machine on KVM.
     fn kvm_config(&self) -> Result<KvmConfig, WrongEngine> {
-        let given = [
-            ("--policy", self.host.policy.is_some()),
-            ("--clock", self.host.clock != MachineClock::default()),
-            ("--cpu", self.host.cpu.is_some()),
-        ];
-        refuse(given, "model")?;
+        if self.host.policy.is_some() {
+            return Err(WrongEngine("--policy", "model"));
+        }
         let vcpus = self.vcpus();
         Ok(KvmConfig {
             mode: self.guest.mode,
@@ -172,15 +139,6 @@ impl Args {
         })
     }
 
-    /// Returns the cost table of the virtual clock; `None` for the real clock.
-    fn simulated_cpu(&self) -> Result<Option<&str>, WrongClock> {
-        match (self.host.clock, self.host.cpu.as_deref()) {
-            (MachineClock::Real, Some(_)) => Err(WrongClock::CpuInRealTime),
-            (MachineClock::Virtual, None) => Err(WrongClock::NoCpu),
-            (_, cpu) => Ok(cpu),
-        }
-    }
-
     /// Returns the configuration of a software machine, which supports no options of KVM.
     fn software_config(&self) -> Result<SoftwareMachineConfig, WrongEngine> {
         let given = [
@@ -192,7 +150,9 @@ impl Args {
             ("--guest-map", self.guest.guest_map != GuestMapping::default()),
             ("--migrate", self.workload.migrate.is_some()),
         ];
-        refuse(given, "kvm")?;
+        if let Some((option, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
+            return Err(WrongEngine(option, "kvm"));
+        }
         let policy = self.host.policy.as_deref().unwrap_or(DEFAULT_POLICY);
         Ok(SoftwareMachineConfig {
             backing: self.workload.backing,

@@ -12,7 +12,7 @@ use granule_types::{
 };
 use granule_vmm::kvm::memslot::DirtyMode;
 
-use super::{Args, WrongClock, WrongEngine, args::SweepConflict};
+use super::{Args, WrongEngine, args::SweepConflict};
 
 #[derive(Debug, Parser)]
 struct Cli {
@@ -101,19 +101,6 @@ fn each_engine_refuses_the_options_of_the_other() {
     assert_eq!(pinned.software_config(), Err(WrongEngine("--pin", "kvm")));
     assert_eq!(migrating.software_config(), Err(WrongEngine("--migrate", "kvm")));
     assert_eq!(kvm.kvm_config(), Err(WrongEngine("--policy", "model")));
-}
-
-#[test]
-fn the_virtual_clock_requires_a_cost_table() {
-    let named = parse("bench --engine model --clock virtual --cpu kunpeng920").unwrap();
-    let unnamed = parse("bench --engine model --clock virtual").unwrap();
-    let real = parse("bench --engine model --cpu kunpeng920").unwrap();
-    let kvm = parse("bench --clock virtual").unwrap();
-
-    assert_eq!(named.simulated_cpu(), Ok(Some("kunpeng920")));
-    assert_eq!(unnamed.simulated_cpu(), Err(WrongClock::NoCpu));
-    assert_eq!(real.simulated_cpu(), Err(WrongClock::CpuInRealTime));
-    assert_eq!(kvm.kvm_config(), Err(WrongEngine("--clock", "model")));
 }
 
 #[test]

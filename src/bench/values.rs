@@ -19,16 +19,6 @@ pub enum Engine {
     Model,
 }
 
-/// Clock of the software machine.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum MachineClock {
-    /// Real time of this computer
-    #[default]
-    Real,
-    /// Virtual time of a simulated machine: repeatable, an estimate of elapsed time
-    Virtual,
-}
-
 /// Mode of dirty logging.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum DirtyLogMode {

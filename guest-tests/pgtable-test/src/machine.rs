@@ -14,7 +14,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use thiserror::Error;
@@ -24,16 +23,6 @@ use granule_types::{
     record::{EventCounts, Host, ResidentPages},
     units::{Bytes, GuestAddress, HostVirtAddr, Nanoseconds},
 };
-
-/// Times of the tasks that all vCPUs execute together.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TaskTimes {
-    /// From the common start to the end of the last vCPU.
-    pub total: Nanoseconds,
-    /// Each vCPU's own time, from before its guest entry to after its exit. Empty where only the
-    /// host works.
-    pub vcpus: Vec<Nanoseconds>,
-}
 
 /// The failure of one vCPU, with the state that identifies its cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,25 +140,13 @@ pub trait Machine {
     /// Returns the provenance of results: kernel, CPU, emulator.
     fn host(&self) -> &Host;
 
-    /// Returns the engine's name in results: `kvm`, `model` or `simulation`.
+    /// Returns the engine's name in results: `kvm` or `model`.
     fn engine(&self) -> &'static str;
 
     /// Returns the region under test.
     fn region(&self) -> Region;
 
-    /// Executes one task on each vCPU, on a machine that keeps its own time; returns `None` on all
-    /// others, whose vCPUs run on threads. `seed` staggers the vCPUs' starts; `deadline` limits the
-    /// real time.
-    fn run_tasks(
-        &mut self,
-        _tasks: &[Task],
-        _seed: u64,
-        _deadline: Duration,
-    ) -> Option<Result<TaskTimes, VcpuFailure>> {
-        None
-    }
-
-    /// Hands out the vCPUs; a machine with its own [`Machine::run_tasks`] has none.
+    /// Hands out the vCPUs.
     ///
     /// # Panics
     /// Called a second time.

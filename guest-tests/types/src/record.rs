@@ -20,9 +20,6 @@ pub type EventCounts = BTreeMap<String, u64>;
 /// The schema that these types write.
 pub const SCHEMA: &str = "granule.result/1";
 
-/// Value of [`Host::emulator`] in results of the simulation.
-pub const SIMULATOR: &str = "granule simulation in virtual time";
-
 /// The result of one phase of one iteration.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Record {
@@ -31,7 +28,7 @@ pub struct Record {
     /// Provenance of the result.
     #[serde(default)]
     pub host: Host,
-    /// `kvm`, `model` (the software machine), `simulation`, or `kvm_page_table_test`.
+    /// `kvm`, `model` (the software machine), or `kvm_page_table_test`.
     #[serde(default)]
     pub engine: String,
     /// The requested configuration.

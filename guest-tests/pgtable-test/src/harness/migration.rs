@@ -30,9 +30,9 @@ use super::{
 use crate::{
     clock,
     config::Migration,
-    machine::{Machine, MigrationOps, Region, TaskTimes},
+    machine::{Machine, MigrationOps, Region},
     task::{RandomWalk, Task},
-    vcpu_threads::ArmedTasks,
+    vcpu_threads::{ArmedTasks, TaskTimes},
 };
 use granule_types::{
     mark,

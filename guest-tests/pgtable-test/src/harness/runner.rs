@@ -7,9 +7,9 @@ use super::{
     tasks::Tasks,
 };
 use crate::{
-    machine::{Machine, MachineError, Region, TaskTimes, VcpuFailure},
+    machine::{Machine, MachineError, Region},
     task::Task,
-    vcpu_threads::{TaskThreads, TaskThreadsError},
+    vcpu_threads::{TaskThreads, TaskTimes},
 };
 use granule_types::{
     backing::Backing,
@@ -103,24 +103,14 @@ impl<'a, 'o> Runner<'a, 'o> {
         self.plan.phases.contains(phase)
     }
 
-    /// Returns the number of vCPUs; a machine with its own time has no threads.
-    fn vcpus(&self) -> usize {
-        match self.threads.vcpus() {
-            0 => usize::try_from(self.plan.config.vcpus).unwrap_or(usize::MAX),
-            threads => threads,
-        }
-    }
-
     /// Runs tasks outside any phase.
     pub(super) fn untimed_step(
         &mut self,
         operation: &str,
         task: impl Fn(Tasks, usize) -> Task,
     ) -> Result<(), HarnessError> {
-        let tasks: Vec<_> = (0..self.vcpus()).map(|vcpu| task(self.tasks, vcpu)).collect();
-        if let Some(result) = self.machine.run_tasks(&tasks, 0, self.plan.deadline) {
-            return result.map(drop).map_err(vcpu_error(operation));
-        }
+        let vcpus = 0..self.threads.vcpus();
+        let tasks: Vec<_> = vcpus.map(|vcpu| task(self.tasks, vcpu)).collect();
         self.threads
             .arm(&tasks, 0)
             .and_then(|armed| armed.release())
@@ -130,22 +120,16 @@ impl<'a, 'o> Runner<'a, 'o> {
 
     /// Runs a phase that the vCPUs execute.
     pub(super) fn guest_phase(&mut self, phase: Phase) -> Result<(), HarnessError> {
-        let tasks: Vec<_> = (0..self.vcpus()).map(|vcpu| self.tasks.of(phase, vcpu)).collect();
-        let seed = self.plan.config.seed;
+        let vcpus = 0..self.threads.vcpus();
+        let tasks: Vec<_> = vcpus.map(|vcpu| self.tasks.of(phase, vcpu)).collect();
         let operation = error::phase(phase);
-        let before = self.events()?;
-        let own_time = self.machine.run_tasks(&tasks, seed, self.plan.deadline);
-        let (before, times) = if let Some(result) = own_time {
-            (before, result.map_err(vcpu_error(&operation))?)
-        } else {
-            let armed = self.threads.arm(&tasks, seed);
-            let armed = armed.map_err(threads_error(&operation))?;
-            let before = self.machine.events().map_err(host_error(error::COUNTERS))?;
-            mark::phase(phase);
-            let times = armed.release();
-            mark::outside();
-            (before, times.map_err(threads_error(&operation))?)
-        };
+        let armed = self.threads.arm(&tasks, self.plan.config.seed);
+        let armed = armed.map_err(threads_error(&operation))?;
+        let before = self.machine.events().map_err(host_error(error::COUNTERS))?;
+        mark::phase(phase);
+        let times = armed.release();
+        mark::outside();
+        let times = times.map_err(threads_error(&operation))?;
         let after = self.events()?;
         if self.obtained.is_none() {
             self.read_backing()?;
@@ -222,12 +206,6 @@ impl<'a, 'o> Runner<'a, 'o> {
             checked => checked,
         }
     }
-}
-
-/// Returns a function that adds the failed operation to a failure on a machine with its own time.
-fn vcpu_error(operation: &str) -> impl FnOnce(VcpuFailure) -> HarnessError {
-    let convert = threads_error(operation);
-    |failure| convert(TaskThreadsError::Failed(Box::new(failure)))
 }
 
 /// Checks that pages of the backing's size, and no others, back the whole region.

@@ -8,7 +8,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use granule_stage2::{
@@ -26,10 +25,7 @@ use super::{
     page_size,
     vcpu::SoftwareVcpu,
 };
-use crate::{
-    machine::{Machine, MachineError, Region, TaskTimes, Vcpu, VcpuFailure},
-    task::Task,
-};
+use crate::machine::{Machine, MachineError, Region, Vcpu};
 use granule_types::{
     record::{EventCounts, Host, ResidentPages},
     units::{Bytes, GuestAddress, HostVirtAddr, Nanoseconds},
@@ -66,16 +62,6 @@ pub trait TimedPlatform: Platform {
 
     /// Moves the vCPUs out, for threads; none where the machine executes tasks itself.
     fn take_vcpus(vcpus: &mut Vec<SoftwareVcpu<Self>>) -> Vec<Box<dyn Vcpu>>;
-
-    /// As [`Machine::run_tasks`].
-    fn run_tasks(
-        _machine: &mut EngineMachine<Self>,
-        _tasks: &[Task],
-        _seed: u64,
-        _deadline: Duration,
-    ) -> Option<Result<TaskTimes, VcpuFailure>> {
-        None
-    }
 }
 
 /// A machine whose hypervisor is the stage-2 engine.
@@ -176,15 +162,6 @@ impl<P: TimedPlatform> Machine for EngineMachine<P> {
             backing_page: Bytes(state.backing_page),
             host_address: state.platform.host_address(),
         }
-    }
-
-    fn run_tasks(
-        &mut self,
-        tasks: &[Task],
-        seed: u64,
-        deadline: Duration,
-    ) -> Option<Result<TaskTimes, VcpuFailure>> {
-        P::run_tasks(self, tasks, seed, deadline)
     }
 
     fn take_vcpus(&mut self) -> Vec<Box<dyn Vcpu>> {

@@ -13,13 +13,10 @@
 //! the backing only determines the page size that the fault path sees. Instructions are compared,
 //! not executed. So the machine compares policies, not hosts, and its times are not those of an
 //! arm64 CPU.
-//!
-//! [`simulation`] runs the same engine in virtual time.
 
 mod machine;
 mod operations;
 mod real_time;
-pub mod simulation;
 #[cfg(test)]
 mod tests;
 mod vcpu;
@@ -32,7 +29,6 @@ use thiserror::Error;
 use granule_types::{backing::Backing, host::FactsError, record::Series, units::Bytes};
 
 pub use real_time::SoftwareMachine;
-use simulation::cost::CostError;
 
 /// The default policy.
 pub const DEFAULT_POLICY: &str = "granule";
@@ -43,7 +39,7 @@ const START: u64 = 1 << 32;
 /// Base page size.
 const PAGE: u64 = 4096;
 
-/// Maximum number of vCPUs, above that of any KVM host; each has a thread or a stack.
+/// Maximum number of vCPUs, above that of any KVM host; each has a thread.
 const MAX_VCPUS: u32 = 4096;
 
 /// Maximum size of the region under test.
@@ -122,9 +118,6 @@ pub enum SoftwareMachineError {
     /// The host provides no memory.
     #[error("cannot allocate {0} of memory; use a smaller -b")]
     Memory(Bytes, #[source] io::Error),
-    /// The cost table is unusable.
-    #[error(transparent)]
-    Costs(#[from] CostError),
     /// The properties of the host cannot be read.
     #[error("cannot read the properties of this host")]
     Host(#[source] FactsError),

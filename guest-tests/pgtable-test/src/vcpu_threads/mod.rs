@@ -33,7 +33,7 @@ use thiserror::Error;
 
 use crate::machine::{MachineError, VcpuFailure};
 
-pub use threads::{ArmedTasks, TaskThreads};
+pub use threads::{ArmedTasks, TaskThreads, TaskTimes};
 
 /// Error of the vCPU threads. After any of these they accept no more tasks.
 #[derive(Debug, Error)]
@@ -97,10 +97,10 @@ mod tests {
         time::{Duration, Instant},
     };
 
-    use super::{TaskThreads, TaskThreadsError, threads::KICK_TIMEOUT};
+    use super::{TaskThreads, TaskThreadsError, TaskTimes, threads::KICK_TIMEOUT};
     use crate::{
         fake_machine::{Defect, FakeMachine},
-        machine::{Machine, TaskTimes},
+        machine::Machine,
         task::{Task, TaskAccess},
     };
     use granule_types::units::{Bytes, GuestAddress};

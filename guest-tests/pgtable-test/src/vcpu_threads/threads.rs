@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     clock,
-    machine::{Kick, MachineError, TaskTimes, Vcpu},
+    machine::{Kick, MachineError, Vcpu},
     task::Task,
 };
 use granule_types::units::Nanoseconds;
@@ -298,6 +298,16 @@ impl TaskThreads {
             unfinished: unfinished.into_iter().map(state).collect(),
         }
     }
+}
+
+/// Times of the tasks that all vCPUs execute together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskTimes {
+    /// From the common start to the end of the last vCPU.
+    pub total: Nanoseconds,
+    /// Each vCPU's own time, from before its guest entry to after its exit. Empty where only the
+    /// host works.
+    pub vcpus: Vec<Nanoseconds>,
 }
 
 /// The vCPU threads, waiting at the gate. Dropping this value without [`ArmedTasks::release`] ends

@@ -10,7 +10,7 @@ use crate::{
     sample::AnyPhase,
     stats::{Change, Spread},
 };
-use granule_types::{record::SIMULATOR, units::counted};
+use granule_types::units::counted;
 
 /// Returns the head of a report, each entry a name and its words.
 pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
@@ -25,9 +25,8 @@ pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
     }
     head.extend(after.emulator.clone().map(|emulator| ("emulator", emulator)));
     if comparison.is_emulated() {
-        let time =
-            if comparison.elapsed { Some(ELAPSED) } else { time_words(after.emulator.as_deref()) };
-        head.extend(time.map(|time| ("time", time.to_owned())));
+        let time = if comparison.elapsed { ELAPSED } else { WORK };
+        head.push(("time", time.to_owned()));
     }
     head.extend(one_mode(comparison).map(|mode| ("guest", mode.to_owned())));
     head
@@ -37,13 +36,8 @@ pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
 pub const ELAPSED: &str = "virtual: what the emulated CPUs would take side by side; work is the sum over \
     all CPUs. Neither is hardware time";
 
-/// Returns the meaning of a time under an emulator; `None` on hardware.
-pub fn time_words(emulator: Option<&str>) -> Option<&'static str> {
-    Some(match emulator? {
-        SIMULATOR => "virtual: the time of a simulated machine, not hardware time",
-        _ => "virtual: the work of all CPUs as the emulator counts it, not hardware time",
-    })
-}
+/// Meaning of work.
+pub const WORK: &str = "virtual: the work of all CPUs as the emulator counts it, not hardware time";
 
 /// Returns the name of a time: virtual under emulation.
 pub fn time_name(comparison: &Comparison) -> &'static str {

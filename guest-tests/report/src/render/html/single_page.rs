@@ -35,7 +35,7 @@ const SUMS: [Sum; 4] = [
 pub fn single(samples: &[Sample], label: &str, command: Option<&str>) -> String {
     let side = Side::of(label.to_owned(), samples);
     let groups = comparison::groups(samples, true);
-    let time = words::time_words(side.emulator.as_deref());
+    let time = side.is_emulated().then_some(words::WORK);
     let heading = if time.is_some() { "Virtual time of each phase" } else { "Time of each phase" };
     let charts = groups.iter().filter_map(chart).collect();
     let report = Report {
