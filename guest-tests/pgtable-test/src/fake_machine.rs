@@ -19,7 +19,7 @@ use crate::{
 };
 use granule_types::{
     record::{EventCounts, Host, ResidentPages},
-    units::{Bytes, GuestAddress, Nanoseconds},
+    units::{Bytes, GuestAddress, HostVirtAddr, Nanoseconds},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +110,7 @@ impl FakeMachine {
             size: Bytes(4 * backing_page.0),
             host_page: Bytes::kib(4),
             backing_page,
-            host_address: None,
+            host_address: HostVirtAddr(0),
         };
         let memory = Mutex::new(FakeMemory { writes: vec![0; vcpus], ..FakeMemory::default() });
         let state = Arc::new(FakeState { region, defect, memory });

@@ -6,10 +6,7 @@
 use std::io::{self, Write};
 
 use crate::{harness::RunEvent, machine::Region};
-use granule_types::{
-    record::{Record, RunConfig},
-    units::HostVirtAddr,
-};
+use granule_types::record::{Record, RunConfig};
 
 /// Printer of the lines of a run.
 #[derive(Debug)]
@@ -49,9 +46,7 @@ impl<W: Write> LogLines<W> {
         writeln!(to, "Testing memory backing src granularity: {:#x}", region.backing_page.0)?;
         writeln!(to, "Testing memory size(aligned): {:#x}", region.size.0)?;
         writeln!(to, "Guest physical test memory offset: {:#x}", region.start.0)?;
-        if let Some(HostVirtAddr(address)) = region.host_address {
-            writeln!(to, "Host  virtual  test memory offset: {address:#x}")?;
-        }
+        writeln!(to, "Host  virtual  test memory offset: {:#x}", region.host_address.0)?;
         writeln!(to, "Number of testing vCPUs: {}", config.vcpus)
     }
 
@@ -83,7 +78,7 @@ mod tests {
     use granule_types::{
         backing::Backing,
         phase::Phase,
-        units::{Bytes, GuestAddress, Nanoseconds},
+        units::{Bytes, GuestAddress, HostVirtAddr, Nanoseconds},
     };
 
     fn config() -> RunConfig {
@@ -117,7 +112,7 @@ mod tests {
             size: Bytes::mib(64),
             host_page: Bytes::kib(4),
             backing_page: Bytes::mib(2),
-            host_address: Some(HostVirtAddr(0xffff_7920_0000)),
+            host_address: HostVirtAddr(0xffff_7920_0000),
         };
 
         let text = printed(

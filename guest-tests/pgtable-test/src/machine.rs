@@ -127,8 +127,8 @@ pub struct Region {
     pub host_page: Bytes,
     /// Page size of the backing: the largest block that stage 2 can map.
     pub backing_page: Bytes,
-    /// Address of the region's mapping in this process, where there is one.
-    pub host_address: Option<HostVirtAddr>,
+    /// Address of the region's mapping in this process.
+    pub host_address: HostVirtAddr,
 }
 
 /// A machine under test.

@@ -102,6 +102,7 @@ const fn with(access: TaskAccess, task: Task) -> Task {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use granule_types::units::HostVirtAddr;
 
     fn tasks(backing_page: Bytes) -> Tasks {
         let region = Region {
@@ -109,7 +110,7 @@ mod tests {
             size: Bytes::mib(64),
             host_page: Bytes::kib(4),
             backing_page,
-            host_address: None,
+            host_address: HostVirtAddr(0),
         };
         Tasks::new(region, 0, 0)
     }

@@ -107,7 +107,7 @@ impl Machine for KvmMachine {
             size: ram.size(),
             host_page: ram.plan().base_page(),
             backing_page: ram.plan().page(),
-            host_address: Some(ram.host_address()),
+            host_address: ram.host_address(),
         }
     }
 

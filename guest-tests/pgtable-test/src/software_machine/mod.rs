@@ -14,9 +14,11 @@
 //! not executed. So the machine compares policies, not hosts, and its times are not those of an
 //! arm64 CPU.
 
+mod cache;
 mod machine;
+mod memory;
 mod operations;
-mod real_time;
+mod state;
 #[cfg(test)]
 mod tests;
 mod vcpu;
@@ -28,7 +30,7 @@ use thiserror::Error;
 
 use granule_types::{backing::Backing, host::FactsError, record::Series, units::Bytes};
 
-pub use real_time::SoftwareMachine;
+pub use machine::SoftwareMachine;
 
 /// The default policy.
 pub const DEFAULT_POLICY: &str = "granule";
@@ -140,29 +142,6 @@ fn page_size(backing: Backing) -> Result<u64, SoftwareMachineError> {
     }
 }
 
-/// A counted event, in real and in virtual time.
-#[derive(Debug, Clone, Copy)]
-enum CountedEvent {
-    Faults,
-    Retries,
-    CleanedLines,
-    InvalidatedLines,
-    InvalidatedAll,
-    TlbiAddress,
-    TlbiAll,
-    Tables,
-    TopUps,
+fn index(n: u64) -> usize {
+    usize::try_from(n).unwrap_or(usize::MAX)
 }
-
-/// Names of the counts in results, in the order of [`CountedEvent`].
-const NAMES: [&str; 9] = [
-    "model_faults",
-    "model_retries",
-    "model_dc_lines",
-    "model_ic_lines",
-    "model_ic_all",
-    "model_tlbi_ipa",
-    "model_tlbi_all",
-    "model_tables",
-    "model_topups",
-];

@@ -6,7 +6,7 @@ use std::time::Duration;
 use granule_stage2::Policy;
 
 use super::{
-    SoftwareMachine, SoftwareMachineConfig, SoftwareMachineError, real_time::CacheMaintenance,
+    SoftwareMachine, SoftwareMachineConfig, SoftwareMachineError, cache::CacheMaintenance,
 };
 use crate::{
     harness::{self, RunEvent, RunPlan},
