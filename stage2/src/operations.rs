@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The engine's interface to its surroundings: tables in memory, barriers, TLBs and caches.
 //!
-//! A value that implements [`Operations`] represents one CPU, or one thread that simulates a CPU.
-//! So the same engine runs at EL2, in tests and in simulations. Every call is one architectural
-//! event: a wrapper can record, check, drop or replace any of them.
+//! A value that implements [`Operations`] represents one CPU, or one thread in the place of a CPU.
+//! So the same engine runs at EL2 and in tests. Every call is one architectural event: a wrapper can
+//! record, check, drop or replace any of them.
 
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},

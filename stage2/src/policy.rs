@@ -37,9 +37,6 @@ pub enum Coalesce {
     FreeFirst,
     /// Install the block, then free the table.
     InstallFirst,
-    /// As `InstallFirst`, without CMOs for the block: the change as first published, kept to
-    /// reproduce its figures. Unsafe where a part was never mapped (rule `unclean-reachable`).
-    InstallWithoutCmo,
 }
 
 /// Handling of an existing leaf that differs in permissions alone.

@@ -95,7 +95,6 @@ fn every_choice_of_a_policy_violates_no_rule_by_itself() {
         "between-break-and-make": LINUX_6_12_SERIES { cmo: CmoPlacement::BetweenBreakAndMake };
         "before-break": LINUX_6_12_SERIES { cmo: CmoPlacement::BeforeBreak };
         "free-first": LINUX_6_12_SERIES { coalesce: Coalesce::FreeFirst };
-        "install-without-cmo": LINUX_6_12_SERIES { coalesce: Coalesce::InstallWithoutCmo };
         "replace": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Replace };
         "retry": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Retry };
         "relax": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Relax };
@@ -253,8 +252,7 @@ fn known_violations(policy: &Policy) -> BTreeSet<Rule> {
     if !policy.populate_on_split {
         known.insert(Rule::ReturnedUnclean);
     }
-    let without_cmo = policy.coalesce == Coalesce::InstallWithoutCmo;
-    if without_cmo || policy.cmo == CmoPlacement::FaultPath {
+    if policy.cmo == CmoPlacement::FaultPath {
         known.extend([Rule::UncleanReachable, Rule::StaleInstructions]);
     }
     known

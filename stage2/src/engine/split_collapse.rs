@@ -99,15 +99,14 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             self.free_replaced(unlinked, memcache);
             return Ok(());
         }
-        let order = self.stage2.policy.coalesce;
-        let cmo = !self.stage2.without_cmo && order != Coalesce::InstallWithoutCmo;
+        let cmo = !self.stage2.without_cmo;
         if cmo && self.does_cmo(CmoPlacement::BeforeBreak) {
             old = self.mark_break_pending(slot, old)?;
             self.cmo_for_block(child, level, new);
         }
         self.break_and_invalidate(slot, old)?;
         let between = cmo && self.does_cmo(CmoPlacement::BetweenBreakAndMake);
-        if order == Coalesce::FreeFirst {
+        if self.stage2.policy.coalesce == Coalesce::FreeFirst {
             self.free_replaced(unlinked, memcache);
             if between {
                 let size = self.stage2.geometry.span(slot.level);
