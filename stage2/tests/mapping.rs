@@ -278,7 +278,7 @@ fn pages_with_different_software_bits_are_not_coalesced() {
 #[test]
 fn maintenance_in_the_fault_path_works_with_shared_walkers() {
     let policy = Policy { cmo: CmoPlacement::FaultPath, ..Policy::LINUX_6_12 };
-    let vm = <TestVm>::new(policy, Features::default(), 1, 2);
+    let vm = TestVm::new(policy, Features::default(), 1, 2);
     let checker = Mutex::new(Checker::new(vm.setup));
     let mut vcpu = vm.vcpu(0, &checker);
 
@@ -396,7 +396,7 @@ type Guest<'a> = Vcpu<'a, Recorder<'a, Cpu<'a>, Checker>, Checker>;
 
 /// Returns how many of 512 contiguous pages have the bit after `act`.
 fn left_after(policy: Policy, act: impl FnOnce(&mut Guest<'_>)) -> usize {
-    let vm = <TestVm>::new(policy, Features::default(), 1, 4);
+    let vm = TestVm::new(policy, Features::default(), 1, 4);
     let checker = Mutex::new(Checker::new(vm.setup));
     let mut guest = vm.vcpu(0, &checker);
     guest.populate(3);

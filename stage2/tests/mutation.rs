@@ -254,7 +254,7 @@ fn scenario(
     features: Features,
     target: Option<(u64, Mutation)>,
 ) -> (Checker, Vec<Effect>, Option<String>) {
-    let vm = <TestVm>::new(policy, features, 2, 4);
+    let vm = TestVm::new(policy, features, 2, 4);
     let checker = Mutex::new(Checker::new(vm.setup));
     let mutator = Mutator::new(target);
     let [mut a, mut b] =

@@ -1,58 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Random operations of several CPUs with the checker on: no correct policy violates a rule.
 //!
-//! Threads make each run different, so a run that fails writes its trace to a file. Under shuttle a
-//! seed fixes the schedule, so a failure can be repeated. The long runs are a million operations
-//! for each policy and kind of CPU, and a million schedules or `GRANULE_ORDERS`: `cargo test
-//! --release -p granule-stage2 --test random -- --ignored --nocapture`
+//! Threads make each run different, so a run that fails writes its trace to a file. The long run is
+//! a million operations for each policy and kind of CPU: `cargo test --release -p granule-stage2
+//! --test random -- --ignored`
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
 
-use std::{
-    collections::BTreeSet,
-    ops::Range,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::{collections::BTreeSet, ops::Range, sync::Mutex};
 
 use granule_stage2::{
-    CmoPlacement, Coalesce, ExistingLeaf, Features, Locking, Operations, Policy, TopUp, Unmap,
-    check::{Call, Checker, Event, Hook, Hooked, Reply, Rule, Setup, Sink, Trace},
+    CmoPlacement, Coalesce, ExistingLeaf, Features, Locking, Policy, TopUp, Unmap,
+    check::{Checker, Event, Rule, Setup, Sink, Trace},
 };
-use lock_api::RawRwLock;
-use shuttle::{
-    Config, FailurePersistence, MaxSteps, Runner, scheduler::RandomScheduler, thread::yield_now,
-};
-use support::{
-    features, generator,
-    test_vm::{TestVm, Vcpu},
-};
-
-const CPUS: u8 = 4;
-
-fn random_steps<O: Operations, S: Sink, L: RawRwLock>(
-    vcpu: &mut Vcpu<'_, O, S, L>,
-    seed: u64,
-    cpu: u8,
-    steps: u64,
-) {
-    let mut random = generator(seed.wrapping_mul(1000) + u64::from(cpu));
-    (0..steps).for_each(|_| vcpu.random_step(&mut random));
-    vcpu.memcache.drain(&vcpu.ops);
-}
+use support::{features, generator, test_vm::TestVm};
 
 /// Runs `steps` on each of the CPUs, in threads.
-fn run(name: &str, policy: Policy, features: Features, seed: u64, steps: u64) {
-    let vm = <TestVm>::new(policy, features, CPUS, 6);
+fn run(name: &str, policy: Policy, features: Features, cpus: u8, seed: u64, steps: u64) {
+    let vm = TestVm::new(policy, features, cpus, 6);
     let checker = Mutex::new(RecordingChecker::new(vm.setup));
     std::thread::scope(|scope| {
-        for cpu in 0..CPUS {
+        for cpu in 0..cpus {
             let (vm, checker) = (&vm, &checker);
-            scope.spawn(move || random_steps(&mut vm.vcpu(cpu, checker), seed, cpu, steps));
+            scope.spawn(move || {
+                let mut vcpu = vm.vcpu(cpu, checker);
+                let mut random = generator(seed * 1000 + u64::from(cpu));
+                (0..steps).for_each(|_| vcpu.random_step(&mut random));
+                vcpu.memcache.drain(&vcpu.ops);
+            });
         }
     });
     vm.vcpu(0, &checker).finish();
@@ -62,13 +39,14 @@ fn run(name: &str, policy: Policy, features: Features, seed: u64, steps: u64) {
 
 fn run_all(
     policies: impl IntoIterator<Item = (&'static str, Policy)>,
+    cpus: u8,
     steps: u64,
     seeds: Range<u64>,
 ) {
     for (name, policy) in policies {
         for features in features() {
             for seed in seeds.clone() {
-                run(name, policy, features, seed, steps);
+                run(name, policy, features, cpus, seed, steps);
             }
         }
     }
@@ -77,8 +55,14 @@ fn run_all(
 #[test]
 fn thousands_of_operations_violate_no_rule() {
     // Miri is slow and looks for data races: few steps suffice.
-    let (steps, seeds) = if cfg!(miri) { (4, 1..2) } else { (200, 1..3) };
-    run_all(Policy::PRESETS, steps, seeds);
+    let (steps, seeds) = if cfg!(miri) { (4, 1..2) } else { (200, 1..5) };
+    run_all(Policy::PRESETS, 4, steps, seeds);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "takes hours under Miri")]
+fn operations_of_eight_cpus_violate_no_rule() {
+    run_all(Policy::PRESETS, 8, 50, 1000..1002);
 }
 
 macro_rules! choices {
@@ -115,84 +99,13 @@ fn every_choice_of_a_policy_violates_no_rule_by_itself() {
         "exclusive": LINUX_6_12_SERIES { locking: Locking::Exclusive };
         "shared-relax": LINUX_6_12_SERIES { locking: Locking::SharedRelax };
     };
-    run_all(choices, 200, 1..3);
+    run_all(choices, 4, 200, 1..3);
 }
 
 #[test]
 #[ignore = "takes minutes: a million operations a policy"]
 fn a_million_operations_violate_no_rule() {
-    run_all(Policy::PRESETS, 250_000, 42..43);
-}
-
-/// Returns the policy and kind of CPU of a seed: all take turns.
-fn configuration(seed: u64) -> (&'static str, Policy, Features) {
-    let all = Policy::PRESETS
-        .iter()
-        .flat_map(|(name, policy)| features().map(|features| (*name, *policy, features)));
-    let count = 3 * Policy::PRESETS.len();
-    let index = usize::try_from(seed).unwrap() % count;
-    all.cycle().nth(index).unwrap()
-}
-
-/// Runs `steps` on each of the CPUs, in the schedule of the seed.
-fn run_scheduled(seed: u64, cpus: u8, steps: u64) {
-    let (name, policy, features) = configuration(seed);
-    let blocks = 2 + u64::from(cpus) / 2;
-    let vm = TestVm::<YieldingLock>::new(policy, features, cpus, blocks);
-    let checker = Arc::new(Mutex::new(RecordingChecker::new(vm.setup)));
-    let vm = Arc::new(vm);
-    let threads: Vec<_> = (0..cpus)
-        .map(|cpu| {
-            let (vm, checker) = (Arc::clone(&vm), Arc::clone(&checker));
-            shuttle::thread::spawn(move || {
-                let mut vcpu =
-                    vm.vcpu_with(cpu, &*checker, |inner| Hooked { inner, hook: YieldHook });
-                random_steps(&mut vcpu, seed, cpu, steps);
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|t| t.join().unwrap());
-    vm.vcpu(0, &*checker).finish();
-    checker.lock().unwrap().assert_clean(name, &policy, seed);
-    vm.assert_no_table_lost(name);
-}
-
-fn run_schedules(seeds: Range<u64>, cpus: u8, steps: u64) {
-    let mut config = Config::new();
-    config.max_steps = MaxSteps::None;
-    config.stack_size = 1 << 18;
-    config.failure_persistence = FailurePersistence::None;
-    for seed in seeds {
-        let scheduler = RandomScheduler::new_from_seed(seed, 1);
-        Runner::new(scheduler, config.clone()).run(move || run_scheduled(seed, cpus, steps));
-    }
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "takes hours under Miri")]
-fn schedules_of_four_cpus_violate_no_rule() {
-    run_schedules(0..45, 4, 15);
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "takes hours under Miri")]
-fn schedules_of_eight_cpus_violate_no_rule() {
-    run_schedules(1000..1006, 8, 8);
-}
-
-#[test]
-#[ignore = "takes minutes: a million schedules on all cores; GRANULE_ORDERS sets another number"]
-fn a_million_schedules_violate_no_rule() {
-    let all = std::env::var("GRANULE_ORDERS").map_or(1_000_000, |all| all.parse().unwrap());
-    let cores = std::thread::available_parallelism().unwrap().get() as u64;
-    let start = std::time::Instant::now();
-    std::thread::scope(|scope| {
-        for core in 0..cores {
-            let seeds = all * core / cores..all * (core + 1) / cores;
-            scope.spawn(move || run_schedules(seeds, 3, 4));
-        }
-    });
-    println!("{all} schedules in {:?}", start.elapsed());
+    run_all(Policy::PRESETS, 4, 250_000, 42..43);
 }
 
 /// Maximum number of events kept for a trace; a longer one exhausts memory and is too long to read.
@@ -256,67 +169,4 @@ fn known_violations(policy: &Policy) -> BTreeSet<Rule> {
         known.extend([Rule::UncleanReachable, Rule::StaleInstructions]);
     }
     known
-}
-
-/// Yields before each operation that another CPU can observe.
-#[derive(Debug)]
-struct YieldHook;
-
-impl<O: Operations> Hook<O> for YieldHook {
-    fn call(&self, inner: &O, call: Call) -> Reply {
-        let is_private = matches!(
-            call,
-            Call::Allocate | Call::EndWalk | Call::References(_) | Call::Isb | Call::SwitchVmid(_)
-        );
-        if !is_private {
-            yield_now();
-        }
-        match call {
-            Call::Pause => Reply::Done,
-            _ => call.run(inner),
-        }
-    }
-}
-
-/// A read-write lock that yields while it waits.
-#[derive(Debug)]
-struct YieldingLock(AtomicUsize);
-
-const WRITER: usize = usize::MAX;
-
-// SAFETY: a writer enters only at 0, and no other thread enters while the value is WRITER.
-unsafe impl RawRwLock for YieldingLock {
-    const INIT: Self = Self(AtomicUsize::new(0));
-    type GuardMarker = lock_api::GuardSend;
-
-    fn lock_shared(&self) {
-        while !self.try_lock_shared() {
-            yield_now();
-        }
-    }
-
-    fn try_lock_shared(&self) -> bool {
-        let more = |readers: usize| (readers != WRITER).then(|| readers + 1);
-        let done = self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
-        done.is_ok()
-    }
-
-    unsafe fn unlock_shared(&self) {
-        self.0.fetch_sub(1, Ordering::Release);
-    }
-
-    fn lock_exclusive(&self) {
-        while !self.try_lock_exclusive() {
-            yield_now();
-        }
-    }
-
-    fn try_lock_exclusive(&self) -> bool {
-        let done = self.0.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed);
-        done.is_ok()
-    }
-
-    unsafe fn unlock_exclusive(&self) {
-        self.0.store(0, Ordering::Release);
-    }
 }

@@ -15,7 +15,7 @@ use support::{BLOCK, PAGE, test_vm::TestVm};
 
 /// Records a block, its split for the dirty log, its recovery and its unmap on two CPUs.
 fn record(policy: Policy) -> Trace {
-    let vm = <TestVm>::new(policy, Features::default(), 2, 2);
+    let vm = TestVm::new(policy, Features::default(), 2, 2);
     let events = Mutex::new(Vec::new());
     let [mut a, mut b] = [0, 1].map(|cpu| vm.vcpu(cpu, &events));
     a.touch(0, Access::Write).unwrap();

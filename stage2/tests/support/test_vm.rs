@@ -21,7 +21,7 @@ use granule_stage2::{
     geometry::{Geometry, Granule},
     operations::Note,
 };
-use lock_api::{RawRwLock, RwLock, RwLockWriteGuard};
+use parking_lot::{RawRwLock, RwLock, RwLockWriteGuard};
 use rand_xoshiro::SplitMix64;
 
 use super::{BLOCK, Cpu, MEMORY, PAGE, Pool, below, cpu, pool, setup, stage2};
@@ -38,19 +38,19 @@ pub struct HostState {
     pub dirty: BTreeSet<u64>,
 }
 
-/// Guest and host; `L` is the kind of lock that both use.
+/// Guest and host.
 #[derive(Debug)]
-pub struct TestVm<L: RawRwLock = parking_lot::RawRwLock> {
+pub struct TestVm {
     pub pool: Pool,
     pub reclaim: EpochReclaim,
-    pub mmu: Mmu<L>,
+    pub mmu: Mmu<RawRwLock>,
     pub setup: Setup,
     pub blocks: u64,
     pub sequence: AtomicU64,
-    host: RwLock<L, HostState>,
+    host: RwLock<HostState>,
 }
 
-impl<L: RawRwLock> TestVm<L> {
+impl TestVm {
     pub fn new(policy: Policy, features: Features, cpus: u8, blocks: u64) -> Self {
         let geometry = Geometry::new(Granule::K4, 40).unwrap();
         let pool = pool(&geometry, tables(cpus, blocks));
@@ -65,7 +65,7 @@ impl<L: RawRwLock> TestVm<L> {
         }
     }
 
-    pub fn host(&self) -> RwLockWriteGuard<'_, L, HostState> {
+    pub fn host(&self) -> RwLockWriteGuard<'_, HostState> {
         self.host.write()
     }
 
@@ -95,12 +95,12 @@ pub fn phys_of(ipa: Ipa) -> PhysAddr {
 }
 
 /// The host of a fault on one CPU; it records its actions.
-pub struct VmHost<'a, S, L: RawRwLock> {
-    pub vm: &'a TestVm<L>,
+pub struct VmHost<'a, S> {
+    pub vm: &'a TestVm,
     pub recorder: &'a Recorder<'a, Cpu<'a>, S>,
 }
 
-impl<S: Sink, L: RawRwLock> Host for VmHost<'_, S, L> {
+impl<S: Sink> Host for VmHost<'_, S> {
     fn page(&self, ipa: Ipa, _: Access) -> Option<Page> {
         let block = ipa.0 / BLOCK;
         if block >= self.vm.blocks {
@@ -138,20 +138,20 @@ impl<S: Sink, L: RawRwLock> Host for VmHost<'_, S, L> {
 }
 
 /// A vCPU and the thread of the host that runs it; `O` may change the operations.
-pub struct Vcpu<'a, O, S, L: RawRwLock = parking_lot::RawRwLock> {
-    pub vm: &'a TestVm<L>,
+pub struct Vcpu<'a, O, S> {
+    pub vm: &'a TestVm,
     pub ops: O,
     pub recorder: Recorder<'a, Cpu<'a>, S>,
     pub memcache: Memcache,
 }
 
-impl<L: RawRwLock> TestVm<L> {
+impl TestVm {
     /// Returns a vCPU whose operations and host events go to `sink`.
     pub fn vcpu<'a, S: Sink>(
         &'a self,
         index: u8,
         sink: &'a Mutex<S>,
-    ) -> Vcpu<'a, Recorder<'a, Cpu<'a>, S>, S, L> {
+    ) -> Vcpu<'a, Recorder<'a, Cpu<'a>, S>, S> {
         self.vcpu_with(index, sink, |recorder| recorder)
     }
 
@@ -161,13 +161,13 @@ impl<L: RawRwLock> TestVm<L> {
         index: u8,
         sink: &'a Mutex<S>,
         wrap: impl FnOnce(Recorder<'a, Cpu<'a>, S>) -> O,
-    ) -> Vcpu<'a, O, S, L> {
+    ) -> Vcpu<'a, O, S> {
         let recorder = || Recorder::new(cpu(&self.pool, &self.reclaim, index), index, sink);
         Vcpu { vm: self, ops: wrap(recorder()), recorder: recorder(), memcache: Memcache::new() }
     }
 }
 
-impl<'a, O: Operations, S: Sink, L: RawRwLock> Vcpu<'a, O, S, L> {
+impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     /// Accesses an address until it succeeds and returns the number of faults.
     pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
         let ipa = Ipa(ipa);
