@@ -4,8 +4,9 @@
 
 Usage: docs/charts/figures.py [--scaling] RUN_DIRECTORY...
 
-The CSV has the elapsed time and the work of each phase in virtual milliseconds, and the counts of
-all phases. --scaling prints the times of base and series by number of vCPUs, for plot.py.
+The rows have elapsed time and work of each phase in virtual milliseconds, and counts of all phases,
+as in the READMEs of the series. --scaling prints the times of base and series by number of vCPUs as
+CSV, for plot.py.
 """
 
 import collections
@@ -19,7 +20,6 @@ TIMES = [(phase, kind) for phase in PHASES for kind in ("elapsed", "work")]
 COUNTS = {
     "guest_aborts": lambda name: name == "guest_aborts",
     "dc_civac": lambda name: name == "DC CIVAC",
-    "ic": lambda name: name.startswith("IC "),
     "tlbi": lambda name: name.startswith("TLBI "),
 }
 BACKINGS = {
@@ -62,7 +62,6 @@ def figures(run):
         for key in {key for key, _ in counts}:
             row = {"kernel": label(directory.name, series[directory], top)}
             row["version"] = ".".join(record["host"]["kernel"].split(".")[:2])
-            row["schedules"] = len(counts[key, "tlbi"])
             for phase, kind in TIMES:
                 values = times.get((key, phase, kind))
                 row[phase, kind] = f"{statistics.median(values) / 1e6:.3f}" if values else ""
@@ -73,13 +72,13 @@ def figures(run):
 
 
 def table(runs):
-    """Prints the figures as CSV."""
-    times = [f"{phase.replace('-', '_')}_{kind}_ms" for phase, kind in TIMES]
-    print(",".join(["cpu", "backing", "vcpus", "kernel", "schedules", *times, *COUNTS]))
+    """Prints the figures as rows of a README: elapsed time and work of each phase, and counts."""
+    phases = [phase for phase in PHASES if phase != "logging-on"]
     for run in runs:
-        for (cpu, backing, vcpus, _), row in figures(run):
-            cells = [row[name] for name in ("kernel", "schedules", *TIMES, *COUNTS)]
-            print(",".join(map(str, [cpu, backing, vcpus, *cells])))
+        for (_, backing, vcpus, _), row in figures(run):
+            times = [f"{row[phase, 'elapsed']} ({row[phase, 'work']})" for phase in phases]
+            cells = [f"{backing}, {vcpus} vCPUs, {row['kernel']}", *times, *(row[name] for name in COUNTS)]
+            print(f"| {' | '.join(cells)} |")
 
 
 def scaling(runs):
