@@ -178,7 +178,6 @@ impl Policy {
     /// Linux 6.12 with the series `stage2-fault-count`, except its patches outside of the page
     /// table code.
     pub const LINUX_6_12_SERIES: Self = Self {
-        top_up: TopUp::ByFaultLevel,
         populate_on_split: true,
         recover_blocks: true,
         skip_mapped: true,

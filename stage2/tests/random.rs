@@ -82,7 +82,7 @@ fn every_choice_of_a_policy_violates_no_rule_by_itself() {
         "replace": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Replace };
         "retry": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Retry };
         "relax": LINUX_6_12_SERIES { existing_leaf: ExistingLeaf::Relax };
-        "top-up-always": LINUX_6_12_SERIES { top_up: TopUp::Always };
+        "top-up-by-fault-level": LINUX_6_12_SERIES { top_up: TopUp::ByFaultLevel };
         "no-populate-on-split": LINUX_6_12_SERIES { populate_on_split: false };
         "no-recovery": LINUX_6_12_SERIES { recover_blocks: false };
         "map-again": LINUX_6_12_SERIES { skip_mapped: false };
