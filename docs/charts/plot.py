@@ -38,7 +38,7 @@ def bar(x, y, width, height, colour):
 
 
 def page(height, parts, title):
-    # One line: nobody reads the file, and a changed figure changes it as a whole.
+    # One line: the file is generated, and a changed figure changes it as a whole.
     return "".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" '

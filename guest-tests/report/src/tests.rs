@@ -340,16 +340,33 @@ fn golden(name: &str, text: &str) {
 
 #[test]
 fn text_markdown_and_json_match_the_golden_files() {
-    let [before, after] = pair();
-    let options = ComparisonOptions {
-        labels: Some(["base".to_owned(), "stage2-fault-path".to_owned()]),
-        ..options()
+    let [mut before, mut after] = pair();
+    let rebuild = |times: &[u64]| {
+        let create = runs(times, &[]).into_iter();
+        create.map(|record| Record { phase: Phase::Rebuild, counters: [].into(), ..record })
     };
-    let comparison = compare_by(&before, &after, &options).unwrap();
+    before.extend(rebuild(&[100_000, 200_000, 300_000]));
+    after.extend(patched(rebuild(&[150_000, 250_000, 350_000]).collect()));
+    for record in before.iter_mut().chain(&mut after).filter(|r| r.phase == Phase::Create) {
+        record.counters.remove("TLBI VMALLS12E1IS");
+    }
+    after.iter_mut().for_each(|record| record.events.clear());
+    let labels = Some(["base".to_owned(), "stage2-fault-path".to_owned()]);
+    let of = |phases| {
+        let options = ComparisonOptions { labels: labels.clone(), phases, ..options() };
+        compare_by(&before, &after, &options).unwrap()
+    };
+    let comparison = of(vec![]);
 
     golden("pair.txt", &render::text(&comparison));
     golden("pair.md", &render::markdown(&comparison));
-    golden("pair.json", &render::json(&comparison).unwrap());
+    golden("pair.json", &render::json(&of(vec!["create".to_owned()])).unwrap());
+    let json = serde_json::to_value(&comparison).unwrap();
+    let verdicts = [0, 1, 2].map(|at| &json["configurations"][0]["phases"][at]["verdict"]);
+    assert_eq!(verdicts, ["improvement", "regression", "inconclusive"]);
+    let geomean = &json["geomeans"][0];
+    assert!(geomean["phase"].is_null() && geomean["rows"] == 3, "{geomean}");
+    assert!(geomean["ratio"].is_f64() && geomean["interval"][1].is_f64(), "{geomean}");
 }
 
 #[test]
