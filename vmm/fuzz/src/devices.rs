@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Targets of the virtio devices under a [hostile guest](crate::guest). Beside the absence of
-//! panics they check that a disk keeps its size, that a read-only disk keeps its contents, and that
-//! the statistics of a balloon have a bounded number of entries.
+//! panics they check that a disk keeps its size, and that a read-only disk keeps its contents.
 
 use std::{
     io::{Read as _, Seek as _, SeekFrom, Write as _},
@@ -82,13 +81,10 @@ pub fn console(data: &[u8]) {
 }
 
 pub fn balloon(data: &[u8]) {
-    let balloon = Balloon::new().expect("an event file descriptor");
+    let balloon = Balloon::default();
     let handle = balloon.handle();
     run_guest(balloon, data, |u| {
-        match u.arbitrary()? {
-            true => handle.set_target(Bytes(u.arbitrary()?)),
-            false => assert!(handle.statistics().len() <= 32),
-        }
+        handle.set_target(Bytes(u.arbitrary()?));
         Ok(())
     });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Carries out requests of the [control socket](super::api) on the main thread.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use granule_types::units::Bytes;
 use serde_json::{Value, json};
@@ -114,13 +114,10 @@ impl<'a> VmController<'a> {
             })
             .collect();
         let balloon = self.vm.balloon.as_ref().map(|balloon| {
-            let statistics = balloon.statistics();
             json!({
                 "actual_bytes": balloon.actual().0,
                 "inflated_bytes": balloon.inflated().0,
                 "reported_bytes": balloon.reported().0,
-                // The last statistics of the guest by tag (virtio 1.2, 5.5.6.3).
-                "statistics": statistics.into_iter().collect::<BTreeMap<_, _>>(),
             })
         });
         (200, json!({ "zones": zones, "balloon": balloon }))

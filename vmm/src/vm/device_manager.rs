@@ -131,7 +131,7 @@ impl<'a> DeviceManager<'a> {
         if !config.balloon {
             return Ok(None);
         }
-        let balloon = Balloon::new().map_err(failed(EVENTFD))?;
+        let balloon = Balloon::default();
         let handle = balloon.handle();
         self.add_virtio("balloon", Box::new(balloon))?;
         Ok(Some(handle))

@@ -7,29 +7,24 @@
 //! keeps huge pages whole. In both cases the device discards the backing of the pages, which read as
 //! zeros when the guest touches them again. The guest may deflate the balloon when it runs short.
 
-use std::{
-    os::fd::BorrowedFd,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use granule_types::units::{Bytes, GuestAddress};
-use parking_lot::Mutex;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
-use vmm_sys_util::eventfd::EventFd;
 
 use super::{
-    ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queue, Queues,
-    VirtioDevice, feature_bit, feature_bits,
+    ConfigSpace, DescriptorChain, DeviceError, DeviceProperties, Direction, Queue, VirtioDevice,
+    feature_bits,
 };
-use crate::scoped_thread::borrow_event;
 
 const INFLATE: usize = 0;
+/// Queue of reporting; the queue of statistics is not offered (section 5.5.2).
+const REPORTING: usize = 2;
 
 // Features of section 5.5.3, which the bindings lack.
-const F_STATS: u32 = 1;
 const F_DEFLATE_ON_OOM: u32 = 2;
 const F_REPORTING: u32 = 5;
 
@@ -45,70 +40,37 @@ const ACTUAL: usize = 4;
 /// overlap, and each number may cost a system call.
 const MAX_NUMBERS: usize = 1 << 16;
 
-/// Bytes of a statistics entry: a tag of 2 bytes and a value of 8 bytes.
-const ENTRY: usize = 10;
-
-/// Memory statistics of the guest: values by tag (section 5.5.6.3), in bytes or counts.
-pub type Statistics = Vec<(u16, u64)>;
-
 /// Balloon device.
 #[derive(Debug)]
 pub struct Balloon {
     state: Arc<BalloonHandle>,
-    /// Index of the statistics queue, if it is negotiated.
-    statistics_queue: Option<usize>,
-    /// Index of the reporting queue, if it is negotiated.
-    reporting_queue: Option<usize>,
-    /// Head of the chain whose return requests the next statistics.
-    statistics_chain: Option<u16>,
 }
 
 /// Handle that controls a balloon: the state that the device shares.
 #[derive(Debug)]
 pub struct BalloonHandle {
     config: ConfigSpace,
-    statistics_request: EventFd,
-    statistics: Mutex<Statistics>,
     reported: AtomicU64,
     inflated: AtomicU64,
 }
 
-impl Balloon {
+impl Default for Balloon {
     /// Creates an empty balloon.
-    pub fn new() -> std::io::Result<Self> {
+    fn default() -> Self {
         let state = BalloonHandle {
             // Target, actual size, free-page hinting command, poison value.
             config: ConfigSpace::new(vec![0; 16], ACTUAL..ACTUAL + 4),
-            statistics_request: EventFd::new(libc::EFD_NONBLOCK)?,
-            statistics: Mutex::default(),
             reported: AtomicU64::new(0),
             inflated: AtomicU64::new(0),
         };
-        let state = Arc::new(state);
-        Ok(Self { state, statistics_queue: None, reporting_queue: None, statistics_chain: None })
+        Self { state: Arc::new(state) }
     }
+}
 
+impl Balloon {
     /// Returns a handle, which stays valid while the worker owns the device.
     pub fn handle(&self) -> Arc<BalloonHandle> {
         Arc::clone(&self.state)
-    }
-
-    fn receive_statistics(&mut self, queue: &mut Queue) -> Result<(), DeviceError> {
-        while let Some(chain) = queue.pop()? {
-            let mut bytes = [0; ENTRY * 32];
-            let length = chain.read(0, &mut bytes);
-            let entries = bytes[..length].as_chunks::<ENTRY>().0.iter();
-            let entries = entries.map(|&[t0, t1, ref value @ ..]| {
-                (u16::from_le_bytes([t0, t1]), u64::from_le_bytes(*value))
-            });
-            *self.state.statistics.lock() = entries.collect();
-            // The protocol has one chain in flight; a further one releases the former.
-            if let Some(head) = self.statistics_chain.replace(chain.head) {
-                queue.complete(head, 0)?;
-            }
-        }
-        queue.enable_notification()?;
-        Ok(())
     }
 }
 
@@ -134,37 +96,19 @@ impl BalloonHandle {
     pub fn inflated(&self) -> Bytes {
         Bytes(self.inflated.load(Ordering::Relaxed))
     }
-
-    /// Returns the latest statistics of the guest, empty if it has sent none, and requests new ones.
-    pub fn statistics(&self) -> Statistics {
-        // A full counter means that a request is pending.
-        let _ = self.statistics_request.write(1);
-        self.statistics.lock().clone()
-    }
 }
 
 impl VirtioDevice for Balloon {
     fn properties(&self) -> DeviceProperties {
         DeviceProperties {
             device_type: VIRTIO_ID_BALLOON,
-            features: feature_bits(&[F_STATS, F_DEFLATE_ON_OOM, F_REPORTING]),
-            queue_sizes: &[128, 128, 16, 64],
+            features: feature_bits(&[F_DEFLATE_ON_OOM, F_REPORTING]),
+            queue_sizes: &[128, 128, 64],
             config: self.state.config.clone(),
         }
     }
 
-    fn activate(&mut self, features: u64, _: &mut Queues) -> Result<(), DeviceError> {
-        // A queue exists only with its feature; later queues move up (section 5.5.2).
-        let has = |feature| features & feature_bit(feature) != 0;
-        self.statistics_queue = has(F_STATS).then_some(2);
-        self.reporting_queue = has(F_REPORTING).then_some(2 + usize::from(has(F_STATS)));
-        Ok(())
-    }
-
     fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError> {
-        if Some(index) == self.statistics_queue {
-            return self.receive_statistics(queue);
-        }
         let state = &self.state;
         queue.serve_available(|chain| {
             if index == INFLATE {
@@ -172,7 +116,7 @@ impl VirtioDevice for Balloon {
                     return Err(DeviceError::Request("it names more than 16384 pages"));
                 }
                 state.inflated.fetch_add(inflate(chain), Ordering::Relaxed);
-            } else if Some(index) == self.reporting_queue {
+            } else if index == REPORTING {
                 // The buffers themselves are the free memory.
                 for &(start, length) in chain.buffers(Direction::Writable) {
                     let discarded = chain.memory.discard(start, Bytes(length as u64)).0;
@@ -182,24 +126,6 @@ impl VirtioDevice for Balloon {
             // Deflated pages need nothing: the next access faults them in again.
             Ok(0)
         })
-    }
-
-    fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {
-        let request = self.statistics_chain.map(|_| borrow_event(&self.state.statistics_request));
-        request.into_iter().collect()
-    }
-
-    fn process_backend(&mut self, queues: &mut Queues) -> Result<(), DeviceError> {
-        let _ = self.state.statistics_request.read();
-        let queue = self.statistics_queue.and_then(|index| queues[index].as_mut());
-        if let (Some(queue), Some(head)) = (queue, self.statistics_chain.take()) {
-            queue.complete(head, 0)?;
-        }
-        Ok(())
-    }
-
-    fn reset(&mut self) {
-        self.statistics_chain = None;
     }
 }
 
@@ -223,13 +149,16 @@ mod tests {
     use vm_memory::Bytes as _;
 
     use super::*;
-    use crate::devices::virtio::testing::{Buffer, Driver, START, wait_until};
+    use crate::devices::virtio::{
+        feature_bit,
+        testing::{Buffer, Driver, START},
+    };
 
     const PAGES: u64 = START + 0x80_0000;
 
     /// Returns the driver of a balloon, whose pages are filled, and its handle.
     fn start(features: u64) -> (Driver, Arc<BalloonHandle>) {
-        let balloon = Box::new(Balloon::new().unwrap());
+        let balloon = Box::new(Balloon::default());
         let handle = balloon.handle();
         let driver = Driver::start(balloon, features);
         driver.memory.map().write_slice(&[7; 1 << 16], GuestAddress(PAGES)).unwrap();
@@ -276,19 +205,5 @@ mod tests {
 
         assert_eq!((target, driver.get(0x60)), (10, 2));
         assert_eq!(handle.actual(), Bytes(9 * PAGE));
-    }
-
-    #[test]
-    fn statistics_arrive_after_a_request() {
-        let (mut driver, handle) = start(feature_bit(F_STATS));
-        let entry = |tag: u16, value: u64| [&tag.to_le_bytes()[..], &value.to_le_bytes()].concat();
-
-        driver.add(2, &[Buffer::Out([entry(4, 1000), entry(5, 2000)].concat())]);
-        driver.notify(2);
-        wait_until("statistics", || !handle.statistics.lock().is_empty());
-        let statistics = handle.statistics();
-
-        assert_eq!(driver.wait_used(2), 0);
-        assert_eq!(statistics, [(4, 1000), (5, 2000)]);
     }
 }

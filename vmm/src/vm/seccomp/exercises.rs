@@ -81,7 +81,7 @@ fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile) {
     guest_memory();
     let disk = Driver::new(Box::new(Block::new(disk, "disk0")));
     let entropy = Driver::new(Box::new(Rng));
-    let balloon = Driver::new(Box::new(Balloon::new().unwrap()));
+    let balloon = Driver::new(Box::new(Balloon::default()));
     let vcpu = thread::spawn(move || {
         ThreadRole::Vcpu.confine().unwrap();
         devices(disk, entropy, balloon);

@@ -48,7 +48,7 @@ fn devices() -> ([Box<dyn VirtioDevice>; 5], impl Drop) {
         Box::new(Block::new(disk, "disk")),
         Box::new(Net::new(tap, mac_for("pair"))),
         Box::new(Console::new(Some(input.into()), Box::new(std::io::sink()), None)),
-        Box::new(Balloon::new().unwrap()),
+        Box::new(Balloon::default()),
     ];
     let backends: Box<dyn std::any::Any> = Box::new((folder, host, keyboard));
     (devices, backends)
