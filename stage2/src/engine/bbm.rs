@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Break-before-make of one entry or of a contiguous run, and the change of a mapping's size
-//! without it.
+//! Break-before-make of one entry or of a contiguous run, and size changes of mappings without it.
 //!
-//! *Exclusive*: a break stores zero. *Shared*: a break swaps in [`Descriptor::LOCKED`], and the
-//! entry belongs to this walker until it makes a new one. If CMOs come before the break, a valid
-//! entry is marked *break-pending* first, so that no second walker repeats the CMOs; the guest goes
-//! on using it.
+//! *Exclusive*: a break stores zero. *Shared*: a break swaps in [`Descriptor::LOCKED`], and this
+//! walker owns the entry until it makes it valid again. If CMOs precede the break, the walker first
+//! marks the valid entry *break-pending*, so that no second walker repeats the CMOs; the guest
+//! continues to use it.
 //!
 //! A contiguous run of pages, which a TLB may hold as one entry (Arm ARM D8.7.1), must agree in all
 //! but access flag and software bits (Arm ARM, "misprogramming of the Contiguous bit"; Linux:
-//! `contpte_convert()`). So the hint is set where an exclusive walk fills a whole empty run, and
-//! before one entry changes, the hint is removed from all: break all → invalidate → make all
-//! without it. While one entry keeps the hint, a CPU may fetch the whole run from it again. A
-//! compare-and-swap of one entry cannot change a run: shared walks return
-//! [`MapError::Contiguous`], and the caller retries with an exclusive one.
+//! `contpte_convert()`). So an exclusive walk sets the hint only when it fills a whole empty run.
+//! Before one entry changes, the hint is removed from all: break all → invalidate → make all
+//! without it. A CPU may fetch the whole run again while one entry keeps the hint. A
+//! compare-and-swap of one entry cannot change a run: shared walks return [`MapError::Contiguous`],
+//! and the caller retries with an exclusive walk.
 //!
 //! [`Walk::break_entry`] is the only function that makes a valid entry invalid. It returns a
-//! [`BrokenEntry`], and the caller invalidates it before it makes anything new: alone, or many at
-//! once where a range is unmapped.
+//! [`BrokenEntry`], which the caller must invalidate before it makes an entry: alone, or in a batch
+//! when it unmaps a range.
 
 use super::{
     MapError,
@@ -30,7 +29,7 @@ use crate::{
     operations::{Operations, Order},
 };
 
-/// Entries of the longest run: 128 pages of 16K.
+/// Number of entries of the longest run: 128 pages of 16K.
 const MAX_RUN: usize = 128;
 
 /// An entry that is broken but may still be in TLBs.
@@ -54,7 +53,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Ok(BrokenEntry { slot: *slot, old })
     }
 
-    /// Breaks a valid entry and invalidates it: afterwards no CPU holds anything cached from it.
+    /// Breaks a valid entry and invalidates it on all CPUs.
     #[inline]
     pub(super) fn break_and_invalidate(
         &self,
@@ -66,13 +65,13 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Ok(())
     }
 
-    /// Stores the new entry after a break, ordered behind everything before it.
+    /// Stores the new entry after a break, with release ordering.
     #[inline]
     pub(super) fn make(&self, slot: &Slot, new: Descriptor) {
         self.ops.store(slot.entry, new, Order::Release);
     }
 
-    /// Marks a valid entry as break-pending where others walk, and returns the entry as it then is.
+    /// Marks a valid entry as break-pending in a shared walk. Returns the resulting entry.
     ///
     /// # Errors
     /// [`MapError::Again`] if another walker has marked or changed it.
@@ -92,7 +91,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Ok(marked)
     }
 
-    /// Locks an invalid entry where others walk, so that this walker alone makes it.
+    /// Locks an invalid entry in a shared walk, so that no other walker makes it valid.
     pub(super) fn lock_invalid(&self, slot: &Slot, old: Descriptor) -> Result<(), MapError> {
         if M::SHARED {
             self.replace(slot, old, Descriptor::LOCKED, Order::Plain)?;
@@ -100,11 +99,11 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Ok(())
     }
 
-    /// Replaces `old` by `new`, which maps the same memory in another size: by break-before-make,
-    /// or as FEAT_BBM allows if the policy uses it.
+    /// Replaces `old` by `new`, which maps the same memory at another block size: by
+    /// break-before-make, or without a break if FEAT_BBM and the policy allow it.
     ///
-    /// Levels 1 and 2 set nT on the block first, so that no TLB holds both sizes; level 3 stands
-    /// for CPUs whose TLBs may (Arm ARM D8.16.2).
+    /// FEAT_BBM levels 1 and 2 set nT on the block first, so that no TLB holds both sizes. Level 3
+    /// denotes CPUs whose TLBs may hold both (Arm ARM D8.16.2).
     pub(super) fn change_size(
         &self,
         slot: &Slot,
@@ -136,7 +135,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Ok(())
     }
 
-    /// Returns the FEAT_BBM level to use: 0 if CPUs or policy want a break.
+    /// Returns the FEAT_BBM level to use: 0 if the CPUs or the policy require a break.
     #[inline]
     pub(super) fn bbm_level(&self) -> u8 {
         if self.stage2.policy.use_bbm { self.stage2.features.bbm } else { 0 }
@@ -154,7 +153,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Returns the number of entries of the run around a slot, and the first slot.
+    /// Returns the number of entries of the run that contains a slot, and the run's first slot.
     pub(super) fn run_of(&self, slot: &Slot) -> (u64, Slot) {
         let granule = self.stage2.geometry.granule();
         let (count, span) = (slot.level.contiguous(granule), slot.level.span(granule));
@@ -164,7 +163,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         (count, first)
     }
 
-    /// Returns whether leaves from this one on get the hint where they fill a run.
+    /// Returns whether `leaf` and those after it get the contiguous hint where they fill a run.
     pub(super) fn sets_contiguous(&self, slot: &Slot, leaf: Descriptor) -> bool {
         let run = slot.level.contiguous(self.stage2.geometry.granule());
         let bytes = run * self.stage2.geometry.span(slot.level);
@@ -174,8 +173,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             && slot.ipa.offset_in(bytes) == leaf.address().offset_in(bytes)
     }
 
-    /// Maps a run if it begins at the slot, has at most `max` leaves, and all its entries are
-    /// empty. Returns the number of entries that it has mapped.
+    /// Maps a run if it starts at `slot`, has at most `max` leaves, and all its entries are empty.
+    /// Returns the number of entries mapped.
     pub(super) fn map_run(&self, slot: &Slot, leaf: Descriptor, max: u64, skip_cmo: bool) -> u64 {
         let (count, first) = self.run_of(slot);
         let span = self.stage2.geometry.span(slot.level);
@@ -191,8 +190,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         count
     }
 
-    /// Removes the hint from the run of a leaf before the leaf changes. Returns the leaf as it then
-    /// is.
+    /// Removes the contiguous hint from a leaf's run before the leaf changes. Returns the changed
+    /// leaf.
     ///
     /// # Errors
     /// [`MapError::Contiguous`] in a shared walk.

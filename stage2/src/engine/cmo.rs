@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Cache maintenance operations (CMOs) for memory that is mapped or unmapped.
 //!
-//! A guest may bypass the caches (its MMU is off, or its attributes say so). Without FEAT_S2FWB,
-//! every byte that it is about to reach is cleaned and invalidated to the PoC first, and again when
-//! the host takes the memory back. Memory about to be executed must not be in an I-cache with older
-//! contents. The D-side comes first: later instruction fetches must find the bytes that the host
-//! wrote. Both sides end with a DSB, which also orders them before the store of the entry.
+//! A guest may bypass the caches (its MMU is off, or its attributes are non-cacheable). Without
+//! FEAT_S2FWB, memory is therefore cleaned and invalidated to the PoC before the guest can access
+//! it, and again after it is unmapped. Memory that becomes executable must have no stale I-cache
+//! lines. D-cache CMOs come first: later instruction fetches must read the bytes that the host
+//! wrote. Both kinds of CMO end with a DSB, which also orders them before the store of the entry.
 //!
-//! The CMOs depend on the new entry alone: the old one may map other memory.
+//! CMOs depend only on the new entry: the old one may map other memory.
 
 use super::{
     Stage2,
@@ -26,7 +26,7 @@ use crate::{
 /// Cache line size in the unit of [`Policy::icache_lines`](crate::Policy::icache_lines).
 const LINE: u64 = 64;
 
-/// Host memory in one piece that is to be cleaned and invalidated to the PoC.
+/// Contiguous host memory to clean and invalidate to the PoC.
 #[derive(Debug, Default)]
 pub(super) struct CleanRange {
     start: PhysAddr,
@@ -56,7 +56,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.ops.dsb(Dsb::Ish);
     }
 
-    /// Invalidates the I-cache over a range, or all of it beyond the size that the policy sets.
+    /// Invalidates the I-cache for a range, or all of it beyond the limit of the policy.
     pub(super) fn invalidate_icache(&self, phys: PhysAddr, size: u64) {
         if self.stage2.features.dic || size == 0 {
             return;
@@ -68,7 +68,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.ops.dsb(Dsb::Ish);
     }
 
-    /// Performs the CMOs for a leaf over this memory.
+    /// Performs the CMOs that a new leaf requires for its memory.
     pub(super) fn cmo(&self, phys: PhysAddr, size: u64, attributes: Attributes) {
         if attributes.memory == MemoryType::Normal {
             self.clean_to_poc(phys, size);
@@ -78,8 +78,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Performs the CMOs for part of the block that `old` maps. Memory that the guest reaches
-    /// already, cacheable and at the same address, was cleaned when `old` was made.
+    /// Performs the CMOs for part of the block `old`. Memory that `old` maps cacheable at the same
+    /// address needs no clean and invalidate: it was done when `old` was made.
     pub(super) fn cmo_within_block(
         &self,
         slot: &Slot,
@@ -96,9 +96,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Performs the CMOs for a block that replaces `table`. If the policy says so, parts that the
-    /// table's leaves map at the same address are left out: they were cleaned when those leaves
-    /// were made.
+    /// Performs the CMOs for a block that replaces `table`. With
+    /// [`Policy::skip_mapped`](crate::Policy::skip_mapped), skips memory that the table's leaves
+    /// map at the same address: its CMOs were done when those leaves were made.
     pub(super) fn cmo_for_block(&self, table: TableAddress, level: Level, block: Descriptor) {
         let (phys, new) = (block.address(), block.attributes());
         if self.needs_no_cmo(new) {
@@ -116,8 +116,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Cleans the parts of a block that the leaves below a table do not map at the same addresses;
-    /// sets `stale` if part of the block becomes executable.
+    /// Cleans and invalidates the parts of a block that the table's leaves do not map at the same
+    /// addresses. Sets `stale` if part of the block becomes executable.
     fn clean_unmapped(
         &self,
         table: TableAddress,
@@ -148,7 +148,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Adds memory to a range; cleans the range first if the memory is not next to it.
+    /// Adds memory to a range. If it is not adjacent, cleans and invalidates the range first.
     fn extend(&self, range: &mut CleanRange, phys: PhysAddr, size: u64) {
         if range.end != phys {
             self.clean_range(range);
@@ -162,7 +162,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.clean_to_poc(range.start, range.end - range.start);
     }
 
-    /// Adds the memory of a broken leaf, which the guest may have written past the caches.
+    /// Adds the memory of a broken leaf: the guest may have written it with the caches bypassed.
     pub(super) fn collect_leaf(&self, old: Descriptor, level: Level, range: &mut CleanRange) {
         if old.attributes().memory == MemoryType::Normal {
             self.extend(range, old.address(), self.stage2.geometry.span(level));
@@ -183,8 +183,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 }
 
 impl Stage2 {
-    /// Performs the CMOs of 5.10's fault path: every fault but a permission fault cleans, every
-    /// instruction fault invalidates the I-cache.
+    /// Performs the CMOs of Linux 5.10's fault path: a clean and invalidate for each fault except a
+    /// permission fault, and an I-cache invalidation for each instruction fault.
     pub(crate) fn cmo_in_fault_path<O: Operations>(
         &self,
         ops: &O,

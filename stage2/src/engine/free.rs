@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Freeing tables that no entry points at.
+//! Freeing of unlinked tables.
 //!
-//! After a shared walk other walkers may still be below the table, so it goes to
-//! [`Operations::defer`]. After an exclusive walk it is freed at once, or, if tables carry no
-//! references, together with others in a [`TableFreeBatch`].
+//! After a shared walk, other walkers may still be below the table, so it is passed to
+//! [`Operations::defer`]. After an exclusive walk, it is freed immediately if the policy counts
+//! references, otherwise together with others in a [`TableFreeBatch`].
 
 use super::{
     Stage2,
@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl Stage2 {
-    /// Frees a table that no entry points at, with all tables below it. [`Operations::defer`] leads
-    /// here once no walker can be in the table.
+    /// Frees an unlinked table with all tables below it. For a table passed to
+    /// [`Operations::defer`], call this once no walker can be in it.
     #[inline]
     pub fn free_unlinked<O: Operations>(&self, ops: &O, unlinked: Unlinked) {
         let mut batch = TableFreeBatch::new();
@@ -35,15 +35,15 @@ impl Stage2 {
         unlinked: Unlinked,
         batch: &mut TableFreeBatch,
     ) {
-        // Without tables below it and without references, the contents do not matter.
+        // If no tables are below it and references are not counted, its contents do not matter.
         if self.policy.count_references || unlinked.level != Level::PAGE {
             self.collect_children(ops, unlinked, batch);
         }
         batch.push(ops, unlinked.table);
     }
 
-    /// Frees an unlinked table at once if tables carry references, as Linux does; otherwise adds it
-    /// to a batch.
+    /// Frees an unlinked table immediately if the policy counts references, as Linux does;
+    /// otherwise adds it to a batch.
     #[inline]
     pub(super) fn free_or_collect<O: Operations>(
         &self,
@@ -78,16 +78,16 @@ impl Stage2 {
         }
     }
 
-    /// Unmaps everything; the root remains, empty.
+    /// Unmaps the whole IPA space. The root remains, empty.
     pub fn clear<O: Operations>(&mut self, ops: &O) {
         let size = self.geometry.size();
-        // The IPA space is a valid range.
+        // The whole IPA space is a valid range.
         let _ = self.unmap(ops, Ipa(0), size);
     }
 }
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Frees a table that a block has replaced, or has it freed later.
+    /// Frees a table that a block has replaced, or defers the free.
     #[inline]
     pub(super) fn free_replaced(&self, unlinked: Unlinked, memcache: &mut Memcache) {
         if M::SHARED {
@@ -101,8 +101,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
-    /// Returns whether a table below the root has no valid entry. Entries from `next` on, which may
-    /// be the end of the table, are read first: ranges are mostly unmapped upwards.
+    /// Returns whether a table below the root has no valid entry. Reads the entries from `next` (at
+    /// most the end of the table) first, as ranges are mostly unmapped in ascending order.
     #[inline]
     pub(super) fn is_empty(&self, table: TableAddress, next: EntryAddress) -> bool {
         if self.stage2.policy.count_references {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Mapping one leaf at its entry, whatever the entry holds.
+//! Mapping of one leaf at its entry, for any previous contents of the entry.
 
 use super::{
     MapError,
@@ -12,12 +12,12 @@ use crate::{
     policy::{CmoPlacement, ExistingLeaf},
 };
 
-/// Result of a split on the way to a leaf.
+/// Result of a block split during a map.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SplitState {
-    /// The CMOs for the rest of the range are done: it is part of the block.
+    /// The split has done the CMOs for the rest of the range, which lies in the block.
     pub cmo_done: bool,
-    /// The leaf was written when the new table was filled.
+    /// The split has stored the requested leaf into the new table.
     pub filled: bool,
 }
 
@@ -43,8 +43,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Handles an existing leaf that differs from the requested one in permissions at most, as the
-    /// policy says.
+    /// Handles an existing leaf that differs from the requested one at most in permissions,
+    /// according to the policy.
     fn relax_existing(
         &self,
         slot: &Slot,
@@ -57,12 +57,12 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             ExistingLeaf::Replace => self.replace_leaf(slot, self.contpte_unfold(slot, old)?, new),
             ExistingLeaf::Retry => Err(MapError::Again),
             ExistingLeaf::Relax if relaxed == old || old.is_break_pending() => Err(MapError::Again),
-            // A CPU that holds the old leaf takes a permission fault, whose handler invalidates.
+            // A CPU with a stale TLB entry takes a permission fault, whose handler invalidates it.
             ExistingLeaf::Relax => self.relax_leaf(slot, old, relaxed),
         }
     }
 
-    /// Stores a leaf with more permissions over the old one, without an invalidation.
+    /// Stores a leaf with more permissions over the old one, without TLB invalidation.
     pub(super) fn relax_leaf(
         &self,
         slot: &Slot,
@@ -91,7 +91,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             old = self.mark_break_pending(slot, old)?;
             self.cmo(phys, size, new.attributes());
         } else if M::SHARED && old.is_break_pending() {
-            // The walker that splits the block has a table filled with its parts.
+            // Another walker is splitting the block and fills the table from the old entry.
             return Err(MapError::Again);
         }
         self.break_and_invalidate(slot, old)?;
@@ -102,7 +102,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Ok(())
     }
 
-    /// Makes a leaf at an invalid entry.
+    /// Installs a leaf at an invalid entry.
     fn install(
         &self,
         slot: &Slot,

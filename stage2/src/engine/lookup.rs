@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Lookup of an address, in software and as a CPU's table walker does it.
+//! Lookup of an address, by software and as a CPU's table walker.
 
 use super::Stage2;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     operations::Operations,
 };
 
-/// Kind of a guest's memory access.
+/// Type of a guest's memory access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// A load.
@@ -25,7 +25,7 @@ pub enum Access {
 pub enum FaultStatus {
     /// Translation fault: no valid entry.
     Translation,
-    /// Access flag fault: the leaf has no access flag.
+    /// Access flag fault: the leaf's access flag is clear.
     AccessFlag,
     /// Permission fault: the leaf does not permit the access.
     Permission,
@@ -40,7 +40,7 @@ pub struct Fault {
     pub access: Access,
     /// Cause.
     pub status: FaultStatus,
-    /// Level of the entry at fault.
+    /// Level of the entry that caused the fault.
     pub level: Level,
 }
 
@@ -66,7 +66,7 @@ impl Attributes {
     }
 }
 
-/// Table walker of a CPU: it needs neither policy nor lock.
+/// A CPU's table walker. It needs neither the policy nor the lock.
 #[derive(Debug, Clone, Copy)]
 pub struct Walker {
     geometry: Geometry,
@@ -77,7 +77,7 @@ impl Walker {
     /// Walks the table as a CPU does for an access (Arm ARM D8.2).
     ///
     /// # Errors
-    /// [`Fault`] that the CPU would take; an address outside the IPA space is a translation fault.
+    /// [`Fault`] that the CPU would take: a translation fault for an address outside the IPA space.
     #[inline(always)]
     pub fn translate<O: Operations>(
         &self,
@@ -93,8 +93,8 @@ impl Walker {
         }
     }
 
-    /// Returns the table in which an address's walk ends, the entry there, and its level. The
-    /// address is in the IPA space.
+    /// Returns the table and the entry at which the walk for an address ends, and the level. The
+    /// address must be in the IPA space.
     pub(super) fn find<O: Operations>(
         &self,
         ops: &O,
@@ -104,8 +104,8 @@ impl Walker {
     }
 }
 
-/// Walks tables of any shape, and addresses outside the IPA space. Takes values alone, so that a
-/// walker can be kept in registers.
+/// Walks tables of any geometry; accepts addresses outside the IPA space. Takes its arguments by
+/// value, so that a walker can stay in registers.
 #[inline(never)]
 fn walk_general<O: Operations>(
     ops: &O,
@@ -133,7 +133,7 @@ fn walk<O: Operations>(
         return Err(Fault { ipa, access, status, level });
     }
     Ok(Translation {
-        // Most walks end at a page: no shift.
+        // Most walks end at a page, which needs no shift.
         phys: if level == Level::PAGE {
             entry.page_address() + ipa.offset_in(granule.size())
         } else {
@@ -144,7 +144,7 @@ fn walk<O: Operations>(
     })
 }
 
-/// Walks down from the root to the entry at which an address's walk ends.
+/// Walks from the root to the entry at which the walk for an address ends.
 #[inline(always)]
 fn find_in<O: Operations>(
     ops: &O,
@@ -166,7 +166,7 @@ fn find_in<O: Operations>(
 }
 
 impl Descriptor {
-    /// Returns the fault of an access whose walk ends at this entry, which points at no table.
+    /// Returns the fault that an access takes at this entry, which is not a table entry.
     #[inline(always)]
     fn fault_status(self, access: Access) -> Option<FaultStatus> {
         if !self.is_valid() {
@@ -201,8 +201,8 @@ impl Stage2 {
         self.walker().translate(ops, ipa, access)
     }
 
-    /// Returns the entry at which an address's walk ends, and its level; an empty entry outside the
-    /// IPA space.
+    /// Returns the entry at which the walk for an address ends, and its level. Returns an empty
+    /// entry for an address outside the IPA space.
     pub fn look_up<O: Operations>(&self, ops: &O, ipa: Ipa) -> (Descriptor, Level) {
         if ipa.0 >= self.geometry.size() {
             return (Descriptor::EMPTY, self.geometry.start());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Mapping a range: from the root down to the highest level at which a leaf fits, table by table.
+//! Mapping of a range: the walk descends to the highest level at which a leaf fits, for each table.
 //!
-//! A request for one leaf whose tables all exist, as most faults of a running guest are, takes the
-//! fast path of [`Walk::map_single`]: the same walk with the most frequent geometry as a constant,
+//! A request for one leaf whose tables all exist (most faults of a running guest) takes the fast
+//! path [`Walk::map_single`]: the same walk, with the most frequent geometry as a constant, and
 //! small enough to be inlined into the caller.
 
 use super::{
@@ -18,7 +18,7 @@ use crate::{
     operations::{Operations, Order},
 };
 
-/// A range to map, in one piece of host memory.
+/// A range to map to contiguous host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapRequest {
     /// First guest address, a multiple of the page size.
@@ -27,21 +27,20 @@ pub struct MapRequest {
     pub phys: PhysAddr,
     /// Bytes, a multiple of the page size.
     pub size: u64,
-    /// Attributes of every leaf. `contiguous` is ignored: the engine sets the hint where it fills a
-    /// run.
+    /// Attributes of every leaf. `contiguous` is ignored: the engine sets the hint for runs that it
+    /// fills.
     pub attributes: Attributes,
-    /// Size limit of a leaf, in bytes.
+    /// Maximum size of a leaf, in bytes.
     pub largest: u64,
 }
 
 impl MapRequest {
-    /// Creates a request for the largest leaves that fit.
+    /// Creates a request without a limit on the size of a leaf.
     pub const fn new(ipa: Ipa, phys: PhysAddr, size: u64, attributes: Attributes) -> Self {
         Self { ipa, phys, size, attributes, largest: u64::MAX }
     }
 
-    /// Returns whether both addresses are multiples of the size, a power of two, and lie below 48
-    /// bits.
+    /// Returns whether both addresses are below 2^48 and multiples of the size, a power of two.
     #[inline(always)]
     pub(super) const fn is_aligned(&self) -> bool {
         let outside = self.size.wrapping_sub(1) | u64::MAX << crate::geometry::ADDRESS_BITS;
@@ -49,20 +48,20 @@ impl MapRequest {
     }
 }
 
-/// Progress of a map.
+/// Progress through a map request.
 pub(super) struct Cursor<'a> {
     pub ipa: Ipa,
     pub end: Ipa,
     pub phys: PhysAddr,
-    /// A page with the attributes of all leaves.
+    /// The attributes of all leaves, as a page at address 0.
     pub leaf: Descriptor,
     pub largest: u64,
     pub split: SplitState,
-    /// The table was linked by this exclusive walk: it is empty.
+    /// This exclusive walk has linked the table, so it is empty.
     pub fresh: bool,
-    /// Another walker was at an entry: the caller retries.
+    /// Another walker was changing an entry: the caller retries.
     pub again: bool,
-    /// An entry belongs to a contiguous run: the caller retries exclusively.
+    /// An entry belongs to a contiguous run: the caller retries with an exclusive walk.
     pub contiguous: bool,
     pub memcache: &'a mut Memcache,
 }
@@ -88,8 +87,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.map_range(memcache, *r)
     }
 
-    /// Maps the request if it is for a single leaf and the leaf's table exists. The address is in
-    /// the IPA space.
+    /// Maps the request if it is for a single leaf and the leaf's table exists. The address must be
+    /// in the IPA space.
     #[inline(always)]
     fn map_single(
         self,
@@ -107,15 +106,15 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Some(self.map_leaf(&Slot { entry, level, ipa }, new, SplitState::default(), memcache))
     }
 
-    /// Walks down to the entry of the one leaf that the request is for. Returns `None` if it is for
-    /// more, or a table is missing. The address is in the IPA space.
+    /// Walks to the entry of a single-leaf request. Returns `None` if the request needs more than
+    /// one leaf, or if a table is missing. The address must be in the IPA space.
     #[inline(always)]
     pub(super) fn entry_for(
         &self,
         (granule, start): (Granule, Level),
         r: &MapRequest,
     ) -> Option<(EntryAddress, Level)> {
-        // An aligned leaf that begins in the IPA space ends in it.
+        // An aligned leaf that starts in the IPA space also ends in it.
         if !r.is_aligned()
             || r.size < granule.size()
             || r.size > granule.largest_leaf().min(r.largest)
@@ -175,8 +174,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Ok(())
     }
 
-    /// Walks down from the root to the level at which a leaf fits, and maps the part of the range
-    /// that this table translates.
+    /// Walks from the root to the level at which a leaf fits, and maps the part of the range that
+    /// lies in the table found.
     #[inline]
     fn map_table(&self, c: &mut Cursor<'_>) -> Result<(), MapError> {
         let (mut table, mut level) = (self.stage2.root, self.stage2.geometry.start());
@@ -208,7 +207,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Returns whether the request maps a leaf of this slot's level here.
+    /// Returns whether the request can map a leaf of the slot's level at the cursor.
     #[inline]
     fn fits(&self, slot: &Slot, c: &Cursor<'_>) -> bool {
         let geometry = &self.stage2.geometry;
@@ -219,8 +218,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             && span <= c.largest.max(geometry.granule().size())
     }
 
-    /// Maps leaves from `slot` on until the table or the range ends. (No larger leaf fits within a
-    /// table: it would begin where a table does.)
+    /// Maps leaves starting at `slot` until the table or the range ends. (No larger leaf fits
+    /// inside a table: it would start at the table's first entry.)
     #[inline]
     fn map_leaves(&self, mut slot: Slot, c: &mut Cursor<'_>) {
         let geometry = &self.stage2.geometry;
@@ -251,7 +250,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
                 match self.map_leaf(&slot, new, c.split, c.memcache) {
                     Ok(()) => {}
                     Err(MapError::Contiguous) => c.contiguous = true,
-                    // A leaf that fits causes no other error.
+                    // A leaf that fits returns no other error.
                     Err(_) => c.again = true,
                 }
             }
@@ -264,8 +263,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         c.advance_to(slot.ipa);
     }
 
-    /// Fills entries of a fresh table with leaves that need no CMO, those that make a whole run
-    /// with the contiguous hint if `contiguous` is set.
+    /// Fills entries of a fresh table with leaves that need no CMO. If `contiguous` is set, whole
+    /// runs get the contiguous hint.
     fn fill_fresh(&self, slot: Slot, leaf: Descriptor, count: u64, contiguous: bool) {
         let span = self.stage2.geometry.span(slot.level);
         let run = slot.level.contiguous(self.stage2.geometry.granule());
@@ -281,7 +280,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Returns whether a block maps the cursor's memory, with the requested permissions.
+    /// Returns whether a block maps the memory at the cursor with the requested permissions.
     fn serves(&self, slot: &Slot, block: Descriptor, c: &Cursor<'_>) -> bool {
         let (has, wants) = (block.attributes(), c.leaf.attributes());
         block.address() + (c.ipa - slot.ipa) == c.phys
@@ -289,8 +288,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             && has.relaxed(wants) == has
     }
 
-    /// Returns the table below a slot; links a new one, or splits a block. If the entry was locked
-    /// and now is a block that serves the request, the guest retries and the block stays.
+    /// Returns the table below a slot; links a new table or splits a block. If the entry was locked
+    /// and is now a block that satisfies the request, keeps the block: the guest retries.
     #[inline(never)]
     fn table_below(
         &self,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Maps of many leaves in one walk: a [`Mapper`] remembers the table of its last leaf, so that the
+//! Mapping of many leaves in one walk: a [`Mapper`] caches the table of its last leaf, so that the
 //! next leaf in the same table needs no walk.
 //!
-//! In a shared walk another walker may replace the remembered table by a block. The table stays
-//! allocated while the walk lasts, and what is mapped into it is mapped by the block.
+//! In a shared walk, another walker may replace the cached table by a block. The table is not freed
+//! before the walk ends, and the block maps the same memory as leaves added to the table.
 
 use super::{
     MapError, Stage2,
@@ -30,17 +30,17 @@ struct TableSpan {
 }
 
 impl TableSpan {
-    /// Translates no address.
+    /// A span that translates no address.
     const EMPTY: Self = Self { table: TableAddress(0), level: Level::PAGE, ipa: Ipa(0), bytes: 0 };
 
-    /// Returns the table of `level` that holds the entry of `ipa`. A single root may have more
-    /// entries than the IPA space has addresses.
+    /// Returns the table of `level` that contains the entry for `ipa`. A single root table may have
+    /// more entries than the IPA space needs.
     fn containing(entry: EntryAddress, level: Level, ipa: Ipa, geometry: &Geometry) -> Self {
         let granule = geometry.granule();
         let bytes = 1 << (level.shift(granule) + granule.level_bits());
         let ipa = ipa.align_down(bytes);
         Self {
-            // One of the root's tables where they lie side by side.
+            // Selects one of the concatenated root tables.
             table: TableAddress(entry.0 & !(granule.size() - 1)),
             level,
             ipa,
@@ -64,7 +64,7 @@ pub struct Mapper<'a, O: Operations, M: WalkMode> {
     leaf: Descriptor,
 }
 
-/// Returns size and attributes in the bits above an address, if the request is for one leaf.
+/// Returns size and attributes, encoded above the address bits, if the request is for one leaf.
 #[inline(always)]
 fn leaf_key(r: &MapRequest) -> Option<u64> {
     let Attributes { memory, read, write, execute, accessed, contiguous: _, software } =
@@ -102,7 +102,7 @@ impl<'a, O: Operations, M: WalkMode> Mapper<'a, O, M> {
         if let Some(key) = key {
             let offset = (r.ipa.0 | key).wrapping_sub(self.from);
             if offset < self.bytes {
-                // Most callers know the size at compile time, and so the shift.
+                // Most callers know the size at compile time, so the shift is a constant.
                 let entry = self.table.entry(offset >> r.size.trailing_zeros());
                 if self.walk.place(entry, self.leaf.at(r.phys)) {
                     return Ok(());
@@ -116,7 +116,7 @@ impl<'a, O: Operations, M: WalkMode> Mapper<'a, O, M> {
                 }
             }
         }
-        // This map may unlink the remembered table.
+        // This map may unlink the cached table.
         self.bytes = 0;
         let (span, leaf) = map_elsewhere(self.walk, memcache, *r)?;
         if let Some(key) = key {
@@ -128,8 +128,8 @@ impl<'a, O: Operations, M: WalkMode> Mapper<'a, O, M> {
     }
 }
 
-/// Maps a range by a walk from the root. Returns the table and the leaf from which the mapper may
-/// continue. Takes values alone, so that the mapper can be kept in registers.
+/// Maps a range by a walk from the root. Returns the table and the leaf with which the mapper can
+/// continue. Takes its arguments by value, so that the mapper can stay in registers.
 #[inline(never)]
 fn map_elsewhere<O: Operations, M: WalkMode>(
     walk: Walk<'_, O, M>,
@@ -139,7 +139,7 @@ fn map_elsewhere<O: Operations, M: WalkMode>(
     walk.map(memcache, &r)?;
     let stage2 = walk.stage2;
     let shape = stage2.geometry.shape();
-    // The range was mapped, so it lies in the IPA space.
+    // The range has been mapped, so it lies in the IPA space.
     let span = match walk.entry_for(shape, &r) {
         Some((entry, level))
             if walk.needs_no_cmo(r.attributes) && !stage2.policy.count_references =>

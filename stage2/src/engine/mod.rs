@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The stage-2 table engine: its operations, and the protocol by which each changes entries.
+//! The stage-2 table engine: its operations, and the protocol of each for changing entries.
 //!
 //! A [`Stage2`] is protected by a read-write lock. A method with `&mut self` walks *exclusively*:
 //! it is the only walker and changes entries by plain stores. A method with `&self` walks *shared*:
@@ -10,17 +10,16 @@
 //!
 //! A change of a valid entry other than its permissions needs break-before-make (Arm ARM D8.16.1):
 //!
-//! 1. clean and invalidate the memory that the guest is about to reach (`cmo`),
-//! 2. break: store an invalid entry (`bbm::break_entry`, the only place that does),
+//! 1. clean and invalidate memory to the PoC before the guest can access it (`cmo`),
+//! 2. break: store an invalid entry (only in `bbm::break_entry`),
 //! 3. DSB, TLBI, DSB (`tlbi`),
 //! 4. make: store the new entry with release ordering,
-//! 5. free the tables that the old entry led to.
+//! 5. free the tables below the old entry.
 //!
-//! [`Policy`](crate::Policy) moves steps 1 and 5 to where particular kernels have them, and decides
-//! whether FEAT_BBM replaces steps 2 to 4 where only the size of a mapping changes.
+//! [`Policy`](crate::Policy) moves steps 1 and 5 as particular kernels do, and decides whether
+//! FEAT_BBM replaces steps 2 to 4 when only the size of a mapping changes.
 //!
-//! A contiguous run is represented by all of its entries, so only an exclusive walk changes one
-//! (`bbm`).
+//! All entries of a contiguous run represent it, so only an exclusive walk changes a run (`bbm`).
 
 mod bbm;
 mod cmo;
@@ -49,7 +48,7 @@ pub use map::MapRequest;
 pub use mapper::Mapper;
 pub use walk::{ExclusiveWalk, SharedWalk};
 
-/// CPU features that the engine uses; all CPUs of the machine must have them alike.
+/// CPU features that the engine uses; all CPUs of the machine must have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Features {
     /// FEAT_S2FWB: stage 2 forces write-back, so guests cannot bypass the caches.
@@ -58,21 +57,21 @@ pub struct Features {
     pub dic: bool,
     /// FEAT_TLBIRANGE: one TLBI covers a range.
     pub tlb_range: bool,
-    /// FEAT_BBM level, 0 to 2; 3 means level 2 on CPUs that raise no TLB conflict aborts.
+    /// FEAT_BBM level, 0 to 2. 3 denotes level 2 on CPUs that take no TLB conflict aborts.
     pub bbm: u8,
 }
 
-/// Error returned when an operation changed nothing, or only part of its range.
+/// Error returned when an operation changed nothing or only part of its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "fields are first addresses and bytes of the range")]
 pub enum MapError {
     /// An address or the size is not a multiple of the page size.
     #[error("{ipa} to {phys}, {size:#x} bytes: not a multiple of the page size")]
     Unaligned { ipa: Ipa, phys: PhysAddr, size: u64 },
-    /// The guest range does not end within the IPA space.
+    /// The guest range extends beyond the IPA space.
     #[error("guest range {ipa}, {size:#x} bytes: beyond the IPA space")]
     OutOfRange { ipa: Ipa, size: u64 },
-    /// The host range does not end within the output addresses of descriptors.
+    /// The host range extends beyond the output address size of descriptors.
     #[error("host range {phys}, {size:#x} bytes: beyond 48 address bits")]
     TooHigh { phys: PhysAddr, size: u64 },
     /// A table is needed and the memcache is empty: top it up and retry.
@@ -95,12 +94,12 @@ pub struct Stage2 {
     policy: Policy,
     vmid: Vmid,
     root: TableAddress,
-    /// Set if no map handler does CMOs, whatever it maps.
+    /// Set if map handlers perform no CMOs for any attributes.
     without_cmo: bool,
 }
 
 impl Stage2 {
-    /// Creates a table over `root`: [`Geometry::root_tables`] zeroed tables side by side.
+    /// Creates a stage-2 table with `root`: [`Geometry::root_tables`] contiguous zeroed tables.
     pub const fn new(
         geometry: Geometry,
         features: Features,
@@ -119,7 +118,7 @@ impl Stage2 {
         }
     }
 
-    /// Returns the shape of the IPA space.
+    /// Returns the geometry of the IPA space.
     pub const fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -139,7 +138,7 @@ impl Stage2 {
         self.root
     }
 
-    /// Returns whether a range is invalidated by range TLBIs.
+    /// Returns whether range TLBIs invalidate ranges.
     #[inline]
     const fn uses_range_tlbi(&self) -> bool {
         self.features.tlb_range && self.policy.range_invalidation
@@ -151,13 +150,13 @@ impl Stage2 {
         self.check_range(ipa.align_down(page), page)
     }
 
-    /// Checks that a range consists of pages in the IPA space.
+    /// Checks that a range is page-aligned and lies in the IPA space.
     #[inline]
     fn check_range(&self, ipa: Ipa, size: u64) -> Result<(), MapError> {
         self.check_mapping(ipa, PhysAddr(0), size)
     }
 
-    /// Checks that a guest range and a host range of one size consist of pages and end within
+    /// Checks that a guest range and a host range of the same size are page-aligned and lie in
     /// their address spaces.
     #[inline]
     fn check_mapping(&self, ipa: Ipa, phys: PhysAddr, size: u64) -> Result<(), MapError> {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Permissions and access flag of leaves that stay where they are: no break is needed.
+//! Changes of permissions and access flag in existing leaves, which need no break-before-make.
 //!
-//! A CPU that holds a leaf with fewer permissions takes a permission fault; its handler relaxes the
-//! leaf and invalidates the CPU's own TLB entry, even if another CPU has relaxed the leaf before:
-//! otherwise the CPU would refault forever. Permissions that are restricted must be invalidated on
-//! all CPUs before anything relies on them.
+//! A CPU with fewer permissions in its TLB takes a permission fault. The handler relaxes the leaf
+//! and invalidates that CPU's TLB entry, even if another CPU has already relaxed the leaf:
+//! otherwise the CPU would refault forever. Restricted permissions must be invalidated on all CPUs
+//! before software relies on them.
 
 use super::{
     MapError, Stage2,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Returns the entry that the translation of `ipa` ends at.
+    /// Returns the entry at which the walk for `ipa` ends.
     fn find(&self, ipa: Ipa) -> (Slot, Descriptor) {
         let (table, entry, level) = self.stage2.walker().find(self.ops, ipa);
         (self.slot(table, level, ipa), entry)
@@ -31,7 +31,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             if !old.is_locked() {
                 break (slot, old);
             }
-            // The entry may become a table: walk again.
+            // The entry may become a table: repeat the walk.
             self.wait_for(&slot)?;
         };
         if !old.is_leaf(slot.level) || old.is_break_pending() {
@@ -51,7 +51,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
-    /// Changes every leaf of a range; returns whether one has changed.
+    /// Changes every leaf of a range. Returns whether any has changed.
     fn change_in(
         &self,
         table: TableAddress,
@@ -62,7 +62,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         let span = self.stage2.geometry.span(level);
         let mut slot = self.slot(table, level, ipa);
         let run = span * level.contiguous(self.stage2.geometry.granule());
-        // Otherwise every run lies in the range as a whole.
+        // If no range boundary cuts a run, the range contains every run completely.
         let cuts_runs = (ipa.0 | end.0) & (run - 1) != 0;
         let mut changed = false;
         while slot.ipa < end {
@@ -91,7 +91,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         Ok(changed)
     }
 
-    /// Returns whether the run around a slot lies in a range as a whole.
+    /// Returns whether a range contains the whole run of a slot.
     fn contains_run(&self, slot: &Slot, (ipa, end): (Ipa, Ipa)) -> bool {
         let (count, first) = self.run_of(slot);
         let span = self.stage2.geometry.span(slot.level);
@@ -100,11 +100,11 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
 }
 
 impl Stage2 {
-    /// Relaxes the permissions of the leaf at an address, as the sole walker. The calling CPU uses
-    /// them from here on; other CPUs may take a spurious fault first.
+    /// Relaxes the permissions of the leaf at an address, as the sole walker. They take effect
+    /// immediately on the calling CPU; other CPUs may first take a spurious fault.
     ///
     /// # Errors
-    /// [`MapError::Again`] if the address has no leaf, [`MapError::OutOfRange`].
+    /// [`MapError::Again`] if no leaf maps the address, [`MapError::OutOfRange`].
     pub fn relax<O: Operations>(
         &mut self,
         ops: &O,
@@ -117,7 +117,7 @@ impl Stage2 {
     /// Relaxes as [`Stage2::relax`], concurrently with other walkers.
     ///
     /// # Errors
-    /// As [`Stage2::relax`]; also [`MapError::Again`] if another walker is at the leaf, and
+    /// As [`Stage2::relax`]; also [`MapError::Again`] if another walker is changing the leaf, and
     /// [`MapError::Contiguous`].
     pub fn relax_shared<O: Operations>(
         &self,
@@ -131,7 +131,8 @@ impl Stage2 {
         result
     }
 
-    /// Write-protects every leaf of a range. When it returns, no CPU writes through an older leaf.
+    /// Write-protects every leaf of a range. After it returns, no CPU writes through a stale TLB
+    /// entry.
     ///
     /// # Errors
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
@@ -144,8 +145,8 @@ impl Stage2 {
         self.restrict(ops, (ipa, size), &Descriptor::write_protected)
     }
 
-    /// Restricts every leaf of a range to the permissions of `keep` (read, write, execute). When it
-    /// returns, no CPU uses others.
+    /// Restricts every leaf of a range to the permissions in `keep` (read, write, execute). After
+    /// it returns, no CPU uses any other permission.
     ///
     /// # Errors
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
@@ -161,7 +162,7 @@ impl Stage2 {
         })
     }
 
-    /// Changes every leaf of a range and invalidates the range if one has changed.
+    /// Changes every leaf of a range. Invalidates the range if any has changed.
     fn restrict<O: Operations>(
         &mut self,
         ops: &O,
@@ -177,9 +178,9 @@ impl Stage2 {
         Ok(())
     }
 
-    /// Clears the access flag of every leaf of a range and returns whether one was set. Nothing is
-    /// invalidated: a CPU that holds the old leaf may go on without setting the flag for a while,
-    /// which the architecture permits (Arm ARM D8.4.5).
+    /// Clears the access flag of every leaf of a range. Returns whether any was set. Nothing is
+    /// invalidated: a CPU with a cached leaf may delay setting the flag, which the architecture
+    /// permits (Arm ARM D8.4.5).
     ///
     /// # Errors
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
@@ -190,8 +191,8 @@ impl Stage2 {
         self.exclusive(ops).change_in(root, start, (ipa, ipa + size), change)
     }
 
-    /// Sets the access flag of the leaf at an address, after an access flag fault. TLBs hold no
-    /// leaf without the flag, so nothing is invalidated. Does nothing where no leaf is.
+    /// Sets the access flag of the leaf at an address, after an access flag fault. TLBs cache no
+    /// leaf without the flag, so nothing is invalidated. Does nothing if no leaf maps the address.
     pub fn mark_accessed<O: Operations>(&mut self, ops: &O, ipa: Ipa) {
         if self.check_address(ipa).is_err() {
             return;
@@ -200,7 +201,7 @@ impl Stage2 {
         let (slot, old) = walk.find(ipa);
         if old.is_leaf(slot.level) && !old.attributes().accessed {
             let new = old.with_permissions(Attributes { accessed: true, ..old.attributes() });
-            // An exclusive walk has no conflicts.
+            // A replacement in an exclusive walk cannot conflict.
             let _ = walk.replace(&slot, old, new, Order::Plain);
         }
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Splitting blocks into tables, coalescing tables into blocks, and recovering blocks.
+//! Splitting of blocks, coalescing of tables into blocks, and recovery of block mappings.
 //!
 //! *Split*: the new table is filled before the block is broken (if the policy populates), so that
-//! the guest misses the block for one invalidation and its parts not at all. A part has the block's
-//! attributes; the requested one has the requested attributes.
+//! only one invalidation separates the block from its parts. A part has the block's attributes; the
+//! requested leaf has the requested attributes.
 //!
-//! *Coalesce*: a block replaces a table and all below it. Other walkers may still be below the
-//! table of a shared walk, so it is freed later (`free`).
+//! *Coalesce*: a block replaces a table and all tables below it. After a shared walk, other walkers
+//! may still be below the table, so its free is deferred (`free`).
 
 use super::{
     MapError, Stage2,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Splits a block so that the part that the cursor is at can be mapped. Returns the new table.
+    /// Splits a block, so that its part at the cursor can be mapped alone. Returns the new table.
     pub(super) fn split_for(
         &self,
         slot: &Slot,
@@ -66,8 +66,8 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.add_references(child, u32::try_from(count).unwrap_or(u32::MAX));
     }
 
-    /// Stores the requested leaf into a filled table that is not linked, if it is one entry and
-    /// differs from the block's part in permissions at most.
+    /// Stores the requested leaf into a filled, not yet linked table if it is one entry and differs
+    /// from the block's part at most in permissions.
     fn fill_part(
         &self,
         child: TableAddress,
@@ -81,7 +81,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Replaces a table by a block. The reference that was counted for the table is the block's.
+    /// Replaces a table by a block. The parent's reference count stays the same.
     pub(super) fn coalesce(
         &self,
         slot: &Slot,
@@ -116,7 +116,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
             return Ok(());
         }
         if between {
-            // Other walkers may still be in the table, but replace none of its leaves.
+            // Other walkers may still be in the table, but they replace none of its leaves.
             self.cmo_for_block(child, level, new);
         }
         self.make(slot, new);
@@ -125,7 +125,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
     }
 
     /// Returns whether FEAT_BBM lets a block replace a table without a break: every leaf of the
-    /// table is the block's part, and memory that is not mapped needs no CMO.
+    /// table equals its part of the block, and memory not yet mapped needs no CMO.
     fn needs_no_break(&self, child: TableAddress, level: Level, new: Descriptor) -> bool {
         if self.bbm_level() < M::MIN_BBM {
             return false;
@@ -143,9 +143,9 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         true
     }
 
-    /// Returns the block that a full table's leaves amount to: adjacent in host memory, with the
-    /// same memory type and software bits. The block has the permissions that all of them have, and
-    /// the access flag if one of them has.
+    /// Returns the block that is equivalent to a full table's leaves: contiguous in host memory,
+    /// with the same memory type and software bits. The block has the permissions common to all
+    /// leaves, and the access flag if any leaf has it.
     fn block_of(&self, slot: &Slot, child: TableAddress, level: Level) -> Option<Descriptor> {
         let span = self.stage2.geometry.span(level);
         let first = self.ops.load(child.entry(0));
@@ -170,7 +170,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
-    /// Returns the slots of a table that a range overlaps.
+    /// Returns the slots of a table that overlap a range.
     fn slots(
         &self,
         table: TableAddress,
@@ -212,8 +212,8 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         Ok(())
     }
 
-    /// Coalesces a table into the block that is equivalent to its leaves; omits the break only if
-    /// nothing but the size changes.
+    /// Coalesces a table into the block equivalent to its leaves; omits the break only if nothing
+    /// but the size changes.
     fn recover(
         &self,
         slot: &Slot,
@@ -263,8 +263,8 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
 }
 
 impl Stage2 {
-    /// Recovers block mappings of up to `largest` bytes in a range, where a table's leaves amount
-    /// to a block. The caller knows that the host's memory is in pieces of that size.
+    /// Recovers block mappings of up to `largest` bytes in a range, where a table's leaves are
+    /// equivalent to a block. The caller ensures that host memory is contiguous in that size.
     ///
     /// # Errors
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
@@ -284,11 +284,11 @@ impl Stage2 {
         done
     }
 
-    /// Splits every block of a range into pages, before a fault has to (Linux: eager page
+    /// Splits every block of a range into pages before a fault requires it (Linux: eager page
     /// splitting).
     ///
     /// # Errors
-    /// [`MapError::NoTable`]: top the memcache up and call again; completed splits stay.
+    /// [`MapError::NoTable`]: top up the memcache and call again; completed splits remain.
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].
     pub fn split<O: Operations>(
         &mut self,

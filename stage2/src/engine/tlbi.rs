@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! TLB invalidation.
 //!
-//! Every invalidation has the same frame: DSB ISHST (table walkers see the store) → the guest's
+//! All invalidations follow one sequence: DSB ISHST (table walkers observe the store) → the guest's
 //! VMID, ISB → stage 2 by address → DSB ISH → stage 1 and combined → DSB ISH → the previous VMID,
 //! ISB. `VMALLS12E1IS` invalidates both stages at once (Arm ARM D8.14.4; Linux: `hyp/*/tlb.c`).
 //!
 //! One `RIPAS2E1IS` covers `(NUM + 1) << (5 × SCALE + 1)` pages, NUM 0 to 31 and SCALE 0 to 3 (Arm
-//! ARM C5.5, TLBI RIPAS2E1IS). A range is divided into one page if its count is odd, and one piece
-//! for each SCALE, which together cover it exactly.
+//! ARM C5.5, TLBI RIPAS2E1IS). A range is divided into a single page if its page count is odd, and
+//! at most one piece for each SCALE; together they cover it exactly.
 
 use super::walk::{Walk, WalkMode};
 use crate::{
@@ -16,19 +16,18 @@ use crate::{
     operations::{Dsb, Operations, Scope, Tlbi},
 };
 
-/// Largest number of pages that one instruction covers.
+/// Maximum number of pages that one range TLBI covers.
 const MAX_PAGES: u64 = 32 << 16;
 
-/// Returns whether one range instruction covers this many bytes, a power of two, as the span of a
-/// table.
+/// Returns whether one range TLBI covers this many bytes, a power of two (the span of a table).
 #[inline]
 const fn is_one(granule: Granule, size: u64) -> bool {
     size.is_power_of_two() && size > granule.size() && size >> granule.shift() <= MAX_PAGES
 }
 
-/// Divides a range into the operands of `TLBI` instructions, by address and number of pages: ranges,
-/// and a single page, which needs the instruction for one address, where the count is odd. `ipa`
-/// and `size`, in bytes, are multiples of the granule.
+/// Divides a range into operands of `TLBI` instructions, each an address and a number of pages:
+/// ranges, and a single page for the by-address form if the count is odd. `ipa` and `size` (in
+/// bytes) are multiples of the granule.
 fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = (Ipa, u64)> {
     let mut at = ipa;
     let mut left = size >> granule.shift();
@@ -38,7 +37,7 @@ fn pieces(granule: Granule, ipa: Ipa, size: u64) -> impl Iterator<Item = (Ipa, u
             odd if !odd.is_multiple_of(2) => 1,
             MAX_PAGES.. => MAX_PAGES,
             _ => {
-                // The lowest non-zero digit: five bits each, above bit 0.
+                // The lowest non-zero digit of the count: five bits for each SCALE, from bit 1.
                 let scale = (left.trailing_zeros() - 1) / 5;
                 let shift = 5 * scale + 1;
                 ((left >> shift) & 31) << shift
@@ -57,12 +56,12 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.invalidate_ipas(core::iter::once((ipa, Some(level))), Scope::Broadcast);
     }
 
-    /// Invalidates the cached copies of a leaf whose permissions are relaxed, on this CPU.
+    /// Invalidates a leaf with relaxed permissions in this CPU's TLB.
     pub(super) fn invalidate_leaf_local(&self, ipa: Ipa, level: Level) {
         self.invalidate_ipas(core::iter::once((ipa, Some(level))), Scope::Local);
     }
 
-    /// Invalidates the cached copies of single entries; a level is a TTL hint.
+    /// Invalidates single entries, each by address with an optional level as TTL hint.
     pub(super) fn invalidate_ipas(
         &self,
         entries: impl Iterator<Item = (Ipa, Option<Level>)>,
@@ -83,7 +82,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         });
     }
 
-    /// Invalidates the cached leaves and the walk caches of a range on all CPUs.
+    /// Invalidates the cached leaves and table entries of a range on all CPUs.
     #[inline]
     pub(super) fn invalidate_range(&self, ipa: Ipa, size: u64) {
         let scope = Scope::Broadcast;
@@ -108,13 +107,13 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         self.ops.tlbi(Tlbi::Ipa { ipa, ttl, leaf_only: false, scope });
     }
 
-    /// Issues one range TLBI; the instruction must be able to encode the size.
+    /// Issues one range TLBI. The instruction must be able to encode the size.
     #[inline]
     fn tlbi_range(&self, ipa: Ipa, size: u64) {
         self.ops.tlbi(Tlbi::Range { ipa, size, ttl: None, scope: Scope::Broadcast });
     }
 
-    /// Issues the TLBIs that together encode the range.
+    /// Issues the TLBIs that together cover the range.
     #[inline(never)]
     fn tlbi_pieces(&self, ipa: Ipa, size: u64) {
         let granule = self.stage2.geometry.granule();

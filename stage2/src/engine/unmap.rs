@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Unmapping a range: break → invalidate → clean to PoC → free, for one entry or a batch of them.
+//! Unmapping of a range: break → invalidate → clean and invalidate to PoC → free, in batches.
 //!
-//! Broken entries wait in a batch until it is full or the walk ends. One invalidation then covers
-//! all of them, their memory is cleaned (a line that the host reads must not hide bytes that the
-//! guest wrote past the caches), and their tables are freed. From the invalidation on no CPU
-//! reaches anything below them.
+//! Broken entries are collected in a batch until it is full or the walk ends. One invalidation then
+//! covers all of them, their memory is cleaned and invalidated (a cached line must not hide bytes
+//! that the guest wrote with the caches bypassed), and their tables are freed. After the
+//! invalidation no CPU can reach anything below the entries.
 
 use arrayvec::ArrayVec;
 
@@ -25,7 +25,7 @@ use crate::{
 
 /// Capacity of a batch.
 const MAX_BATCH: usize = 64;
-/// Tables on a path below the root.
+/// Maximum number of table levels below the root.
 const MAX_DEPTH: usize = 3;
 
 /// A broken entry of the batch.
@@ -33,14 +33,14 @@ const MAX_DEPTH: usize = 3;
 struct Unmapped {
     ipa: Ipa,
     level: Level,
-    /// Set if the entry led to a table without valid entries.
+    /// Set if the entry pointed at a table without valid entries.
     empty_table: bool,
     /// The entry before the break.
     old: Descriptor,
 }
 
 impl Unmapped {
-    /// Returns the table that the entry led to.
+    /// Returns the table that the entry pointed at.
     #[inline]
     const fn unlinked(&self) -> Option<Unlinked> {
         match (self.old.kind(self.level), self.level.down()) {
@@ -49,37 +49,37 @@ impl Unmapped {
         }
     }
 
-    /// Returns whether the entry led to a table with leaves below it.
+    /// Returns whether the entry pointed at a table with leaves below it.
     #[inline]
     const fn has_leaves(&self) -> bool {
         !self.empty_table && !self.old.is_leaf(self.level)
     }
 }
 
-/// A table that the walk has left for one below it.
+/// A table from which the walk has descended to a lower table.
 #[derive(Debug, Clone, Copy)]
 struct Parent {
-    /// The entry that points at the table below, its first guest address, and its contents.
+    /// The entry that points at the lower table.
     entry: EntryAddress,
     ipa: Ipa,
     old: Descriptor,
-    /// The end of the range in this table.
+    /// The end of the range within this table.
     end: Ipa,
 }
 
-/// Broken entries that wait for one invalidation, in ascending order of their last address.
+/// Broken entries to be invalidated together, in ascending order of their last address.
 struct Batch {
     unmapped: ArrayVec<Unmapped, MAX_BATCH>,
     limit: usize,
-    /// Set if a table that lies in the range is unmapped as a whole.
+    /// Set if a table that lies completely in the range is unmapped by its parent entry.
     whole_tables: bool,
 }
 
 impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
-    /// Unmaps a range from the root down, and each table that is empty when the walk leaves it.
+    /// Unmaps a range, and each table that is empty when the walk leaves it.
     ///
-    /// The position in the current table is kept in scalars: a [`Slot`] that changes in the loop
-    /// would be copied through memory, with its padding, for every entry.
+    /// The position in the current table is kept in scalars: the compiler would copy a [`Slot`]
+    /// that changes in the loop through memory, with its padding, for every entry.
     #[inline]
     fn unmap_range(&self, start: Ipa, end: Ipa, batch: &mut Batch) -> Result<(), MapError> {
         let geometry = &self.stage2.geometry;
@@ -122,7 +122,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
                 let (entry, ipa) = (parent.entry, parent.ipa);
                 self.unmap_entry(Slot { entry, level, ipa }, parent.old, true, batch)?;
             } else if table_end == end {
-                // No table above is empty, and none has more of the range.
+                // No parent table is empty, and none contains more of the range.
                 return Ok(());
             }
             (entry, ipa) = (parent.entry.skip(1), parent.ipa + (1 << shift));
@@ -131,7 +131,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
     }
 
     /// Breaks a whole contiguous run in one batch, or removes the hint from a run that does not
-    /// fit. Returns the slot at which the walk continues.
+    /// fit. Returns the slot with which the walk continues.
     #[inline(never)]
     fn unmap_run(
         &self,
@@ -157,7 +157,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         Ok(first.skip(count, span))
     }
 
-    /// Breaks one entry, to be invalidated with the batch.
+    /// Breaks one entry and adds it to the batch.
     #[inline]
     fn unmap_entry(
         &self,
@@ -177,13 +177,13 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         Ok(())
     }
 
-    /// Invalidates, cleans and frees a full batch.
+    /// Flushes a full batch.
     #[inline(never)]
     fn flush_full(&self, batch: &mut Batch) {
         self.flush(batch);
     }
 
-    /// Invalidates the entries of the batch, cleans their memory and frees their tables.
+    /// Invalidates a batch's entries, performs the CMOs for their memory, frees their tables.
     #[inline(always)]
     fn flush(&self, batch: &mut Batch) {
         if batch.unmapped.is_empty() {
@@ -201,8 +201,8 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         batch.unmapped.clear();
     }
 
-    /// Invalidates the whole range of a batch where that is one TLBI, or a table goes with its
-    /// leaves; otherwise entry by entry.
+    /// Invalidates a batch: its whole range if range TLBIs cover several entries or a table is
+    /// unmapped with leaves below it, otherwise entry by entry.
     fn invalidate_batch(&self, unmapped: &[Unmapped]) {
         let span = |u: &Unmapped| self.stage2.geometry.span(u.level);
         match unmapped {
@@ -247,8 +247,8 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
 }
 
 impl Stage2 {
-    /// Unmaps a range, and the whole of a block that reaches into it. When it returns, no CPU
-    /// reaches the memory, and the host sees all that the guest wrote.
+    /// Unmaps a range, and any partially covered block completely. After it returns, no CPU can
+    /// access the memory through the table, and the host reads all that the guest wrote.
     ///
     /// # Errors
     /// [`MapError::Unaligned`] or [`MapError::OutOfRange`].

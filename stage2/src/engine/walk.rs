@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Walks, exclusive and shared, and how each reads and replaces one entry.
+//! Exclusive and shared walks, and how each reads and replaces one entry.
 
 use core::{fmt, marker::PhantomData};
 
@@ -16,11 +16,11 @@ pub trait WalkMode: fmt::Debug + Copy {
     /// True if other walkers may change the table at the same time.
     #[doc(hidden)]
     const SHARED: bool;
-    /// The entry that a break stores: other walkers must leave a locked entry alone.
+    /// The entry that a break stores. Other walkers leave a locked entry unchanged.
     #[doc(hidden)]
     const BROKEN: Descriptor;
-    /// The least FEAT_BBM level at which a size changes without a break. Below 3 a change takes
-    /// two stores, between which another walker could act.
+    /// The lowest FEAT_BBM level at which a size changes without a break. Below 3, a change takes
+    /// two stores, and another walker could change the entry between them.
     #[doc(hidden)]
     const MIN_BBM: u8;
 
@@ -47,11 +47,11 @@ pub trait WalkMode: fmt::Debug + Copy {
     fn end<O: Operations>(ops: &O);
 }
 
-/// The walk of a sole walker: plain stores.
+/// Walk by the only walker: plain stores.
 #[derive(Debug, Clone, Copy)]
 pub struct ExclusiveWalk;
 
-/// A walk concurrent with others: compare-and-swap.
+/// Walk concurrent with other walks: compare-and-swap.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedWalk;
 
@@ -129,18 +129,18 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Returns the next slot of the same table, where one entry spans `span` bytes.
+    /// Returns the next slot of the same table. `span` is the size of one entry in bytes.
     pub(super) fn next(self, span: u64) -> Self {
         self.skip(1, span)
     }
 
-    /// Returns the slot `count` entries further in the same table.
+    /// Returns the slot `count` entries after this one in the same table.
     pub(super) fn skip(self, count: u64, span: u64) -> Self {
         Self { entry: self.entry.skip(count), ipa: self.ipa + count * span, ..self }
     }
 }
 
-/// One walk over a table, on one CPU.
+/// One walk of a table, on one CPU.
 #[derive(Debug)]
 pub(super) struct Walk<'a, O, M> {
     pub stage2: &'a Stage2,
@@ -162,7 +162,7 @@ impl Stage2 {
         Walk { stage2: self, ops, mode: PhantomData }
     }
 
-    /// Returns the walk of the sole walker.
+    /// Returns a walk by the only walker.
     pub(super) const fn exclusive<'a, O>(&'a mut self, ops: &'a O) -> Walk<'a, O, ExclusiveWalk> {
         Walk { stage2: self, ops, mode: PhantomData }
     }
@@ -180,13 +180,13 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         }
     }
 
-    /// Returns the first address above a slot.
+    /// Returns the address at which a slot ends.
     #[inline]
     pub(super) fn end(&self, slot: &Slot) -> Ipa {
         slot.ipa + self.stage2.geometry.span(slot.level)
     }
 
-    /// Returns the table that holds an entry. Each of several root tables has its own references.
+    /// Returns the table that contains an entry. Root tables count references separately.
     pub(super) const fn table_of(&self, entry: EntryAddress) -> TableAddress {
         TableAddress(entry.0 & !(self.stage2.geometry.granule().size() - 1))
     }
@@ -206,13 +206,13 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         Descriptor::leaf(phys, level, attributes, self.stage2.features.fwb)
     }
 
-    /// Stores a leaf whose memory needs no CMO if the entry is empty, and returns whether it was.
+    /// Stores a leaf whose memory needs no CMO if the entry is empty. Returns whether it was empty.
     #[inline(always)]
     pub(super) fn place(&self, entry: EntryAddress, new: Descriptor) -> bool {
         M::fill_empty(self.ops, entry, new)
     }
 
-    /// Replaces an entry where no break is needed: an invalid entry, or a valid one by a valid one.
+    /// Replaces an invalid entry, or a valid entry by a valid one: neither needs a break.
     #[inline]
     pub(super) fn replace(
         &self,
@@ -225,7 +225,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         M::replace(self.ops, slot.entry, old, new, order)
     }
 
-    /// Reads an entry, and waits as the policy says if another walker has locked it.
+    /// Reads an entry. If another walker has locked it, waits according to the policy.
     ///
     /// # Errors
     /// [`MapError::Again`] if it stays locked.
@@ -235,7 +235,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         if entry.is_locked() { self.wait_for(slot) } else { Ok(entry) }
     }
 
-    /// Waits as the policy says until a locked entry has changed, and returns the new entry.
+    /// Waits, according to the policy, until a locked entry changes. Returns the new entry.
     ///
     /// # Errors
     /// [`MapError::Again`] if it stays locked.
