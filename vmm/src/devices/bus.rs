@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Dispatch of MMIO accesses to devices, on the address map of `vm-device`.
 //!
-//! Devices are added while the VM is built. After that all vCPU threads share the bus and it never
-//! changes, so that a lookup takes no lock. Each device has a lock of its own.
+//! Devices are added while the VM is built. The bus does not change after that, so vCPU threads
+//! look up devices without a lock. Each device has its own lock.
 
 use std::{fmt, sync::Arc};
 
@@ -73,7 +73,7 @@ impl Bus {
         self.dispatch(address, data.len(), |device, offset| device.write(offset, data));
     }
 
-    /// Runs `access` on the device that covers the whole access.
+    /// Calls `access` on the device whose registers contain all bytes of the access.
     fn dispatch(
         &self,
         address: GuestAddress,

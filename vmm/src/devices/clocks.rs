@@ -6,8 +6,8 @@ use granule_types::units::GuestAddress;
 
 use super::{MmioDevice, MmioDeviceInfo};
 
-/// PL031 real-time clock from `vm-superio`, without its alarm. It shows the host's time; its
-/// registers are words.
+/// PL031 real-time clock from `vm-superio`, without its alarm. Reads return the host's time.
+/// Registers are 32 bits wide.
 #[allow(missing_debug_implementations, reason = "the clock of `vm-superio` has none")]
 #[derive(Default)]
 pub struct Rtc(vm_superio::Rtc<vm_superio::rtc_pl031::NoEvents>);
@@ -38,24 +38,24 @@ impl MmioDevice for Rtc {
     }
 }
 
-/// Called with each number that the guest writes to the boot timer.
+/// Handler called with each byte that the guest writes to the boot timer.
 pub type BootMarkHandler = Box<dyn FnMut(u8) + Send>;
 
-/// Boot timer: one write-only register of a byte.
+/// Boot timer: one write-only 8-bit register.
 ///
-/// The init of the guest writes numbers, which the device reports. The guest image defines them; the
-/// init of `scripts/guest` writes [`BootTimer::INIT`] first.
+/// The guest's init writes boot marks, which the device passes to its handler. The guest image
+/// defines their values; the init of `scripts/guest` writes [`BootTimer::INIT`] first.
 #[allow(missing_debug_implementations, reason = "it holds a closure")]
 pub struct BootTimer(BootMarkHandler);
 
 impl BootTimer {
-    /// Number that the guest writes when its init starts.
+    /// Boot mark: the guest's init starts.
     pub const INIT: u8 = 1;
 
-    /// Number that the guest writes when its services are started and it is ready for a login.
+    /// Boot mark: the guest's services have started and it is ready for a login.
     pub const READY: u8 = 2;
 
-    /// Creates a timer that calls `on_mark` for each number.
+    /// Creates a timer that calls `on_mark` for each boot mark.
     pub fn new(on_mark: BootMarkHandler) -> Self {
         Self(on_mark)
     }

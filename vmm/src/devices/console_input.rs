@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Console input: a thread that forwards bytes from a file descriptor to the guest's console.
 //!
-//! Each read passes a filter first, which detects the escape key, and then waits until the guest
-//! takes it. From a terminal the thread keeps reading meanwhile, because a guest that takes nothing
-//! must not hide the escape key; bytes beyond a limit are dropped. From a file or a pipe nothing is
-//! dropped: the thread reads on only after the guest has taken the bytes read before.
+//! Input passes a filter, which detects the escape key, and is buffered until the guest reads it.
+//! With a terminal, the thread keeps reading even if the guest does not, so that the escape key
+//! always works; bytes beyond a limit are dropped. With a file or a pipe, the thread reads again
+//! only after the guest has read all earlier bytes, so that no byte is lost.
 //!
 //! The bytes go to the FIFO of a serial port ([`SerialSink`]) or to a pipe from which a virtio
 //! console reads ([`PipeSink`]).
@@ -21,13 +21,13 @@ use vmm_sys_util::eventfd::EventFd;
 use super::serial::SerialPort;
 use crate::scoped_thread::{ScopedThread, borrow_event};
 
-/// Maximum number of bytes that wait for the guest.
+/// Maximum number of bytes buffered for the guest.
 const CAPACITY: usize = 64 << 10;
 
-/// Treatment of input that the guest does not take.
+/// Policy for input that the guest does not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overflow {
-    /// Reads and drops it: for a terminal.
+    /// Reads and drops further input: for a terminal.
     Drop,
     /// Stops reading: for a file or a pipe.
     Wait,
@@ -35,7 +35,7 @@ pub enum Overflow {
 
 /// Destination of console input.
 pub trait InputSink: Send + 'static {
-    /// Takes as much of `input` as there is space for and returns how much that was.
+    /// Takes as many bytes of `input` as there is space for, and returns their number.
     ///
     /// # Errors
     /// The sink takes no further input.
@@ -62,7 +62,7 @@ impl SerialSink {
 
 impl InputSink for SerialSink {
     fn take(&mut self, input: &[u8]) -> io::Result<usize> {
-        // Fails if the event is not signalled. A guest that empties the FIFO later signals it.
+        // Clears the event, so that it reports a later drain of the FIFO. Fails if it is clear.
         let _ = self.drained.read();
         Ok(self.port.lock().receive(input))
     }
@@ -77,7 +77,7 @@ impl InputSink for SerialSink {
 pub struct PipeSink(io::PipeWriter);
 
 impl PipeSink {
-    /// Creates a pipe and returns the sink and the end that the device reads.
+    /// Creates a pipe; returns the sink and the read end for the device.
     pub fn new() -> io::Result<(Self, io::PipeReader)> {
         let (reader, writer) = io::pipe()?;
         rustix::io::ioctl_fionbio(&writer, true)?;
@@ -98,8 +98,8 @@ impl InputSink for PipeSink {
     }
 }
 
-/// Reads `input` to its end and forwards the bytes that `filter` leaves. The filter may change and
-/// remove bytes, and returns `false` to end the input. Dropping the returned handle ends the
+/// Starts a thread that reads `input` to its end and forwards it through `filter`, which may change
+/// and remove bytes and returns `false` to end the input. Dropping the returned handle ends the
 /// thread.
 pub fn forward_input(
     sink: impl InputSink,
@@ -261,7 +261,7 @@ mod tests {
         keyboard.write_all(&[1]).unwrap();
 
         while !found.recv_timeout(Duration::from_secs(10)).unwrap() {}
-        // The thread ends although bytes wait for the guest.
+        // The thread ends although the guest has not read all bytes.
         drop(thread.unwrap());
     }
 

@@ -2,11 +2,11 @@
 //! Console output: a buffer for the bytes that a guest writes to its console, and a thread that
 //! writes them to a file descriptor.
 //!
-//! The reader of that descriptor may stall: a pager that waits for a key, a suspended terminal.
-//! Only the thread blocks in a write then. A device appends to the buffer without waiting, so that
-//! no device blocks with its lock held. The vCPU or worker that produced the bytes waits for space
-//! afterwards ([`ConsoleOutput::wait_for_space`]), and can stop waiting when the VM pauses or ends.
-//! A slow reader therefore slows down the guest alone, as with a real port.
+//! The reader of that descriptor may stall, for example a pager or a suspended terminal. Only the
+//! thread then blocks in a write. A device appends to the buffer without waiting, so that it never
+//! blocks with its lock held. The vCPU or worker that produced the bytes waits for space afterwards
+//! ([`ConsoleOutput::wait_for_space`]), and can stop waiting when the VM pauses or ends. A slow
+//! reader therefore slows down only the guest, as with a real port.
 
 use std::{
     collections::VecDeque,
@@ -36,7 +36,7 @@ const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time without progress after which [`ConsoleOutput::finish`] returns.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Handle of the buffer; clones share it.
+/// Handle of the output buffer; clones share the buffer.
 #[derive(Debug, Clone)]
 pub struct ConsoleOutput(Arc<OutputBuffer>);
 
@@ -94,7 +94,7 @@ impl ConsoleOutput {
     }
 
     /// Waits until all bytes are written, or the reader makes no progress. Returns the number of
-    /// bytes left, which the thread still writes if the process exists long enough.
+    /// unwritten bytes, which the thread keeps writing until the process exits.
     #[must_use]
     pub fn finish(&self) -> usize {
         let mut pending = self.0.pending.lock();
@@ -114,7 +114,7 @@ impl ConsoleOutput {
 }
 
 impl Write for ConsoleOutput {
-    /// Appends all bytes, whether there is space or not.
+    /// Appends all bytes, even beyond the capacity.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.pending.lock().bytes.extend(bytes);
         self.0.changed.notify_one();
@@ -215,7 +215,7 @@ mod tests {
         let start = Instant::now();
         let left = output.finish();
 
-        // The capacity of the pipe, 64 KiB on most hosts, and that of the buffer.
+        // The bytes fill the buffer and the pipe, which holds 64 KiB on most hosts.
         assert!((CAPACITY..4 << 20).contains(&written), "{written}");
         assert!(left > 0 && left <= CAPACITY + 1000, "{left}");
         assert!(start.elapsed() < 3 * FINISH_TIMEOUT);

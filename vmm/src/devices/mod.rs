@@ -7,8 +7,8 @@
 //! do not contend. Interrupts take the opposite path through an event file descriptor that the
 //! device manager registers as an irqfd, so that no device depends on KVM.
 //!
-//! A guest access never causes an error of this program. An access that no device handles reads as
-//! zero and writes nothing.
+//! No guest access makes this program fail: a load that no device handles returns zero, and such a
+//! store has no effect.
 
 mod bus;
 mod clocks;
@@ -25,7 +25,7 @@ pub use clocks::{BootTimer, Rtc};
 pub use pl011::Pl011;
 pub use serial::Serial;
 
-/// Bytes of guest-physical address space that the registers of each device take.
+/// Size of each device's register range in guest-physical address space, in bytes.
 pub const REGISTER_SPACE: u64 = 0x1000;
 
 /// Register interface of a device.
@@ -36,7 +36,7 @@ pub const REGISTER_SPACE: u64 = 0x1000;
 /// reports a register that does not exist, does not accept this size, or cannot be accessed at this
 /// time.
 pub trait MmioDevice: Send {
-    /// Handles a load. `data` holds zeros and stays unchanged where the device has no such
+    /// Handles a load. The caller zeroes `data`; the device leaves it unchanged if it has no such
     /// register.
     #[must_use]
     fn read(&mut self, offset: u64, data: &mut [u8]) -> bool;

@@ -3,7 +3,7 @@
 //! have it.
 //!
 //! Output is written at once: the port is never busy, and each byte raises the transmit interrupt.
-//! Input waits in a FIFO. Registers are words; drivers also access their low halves and bytes.
+//! A FIFO buffers input. Registers are 32 bits wide; drivers also access their low 16 or 8 bits.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,14 +24,14 @@ const RECEIVE_STATUS: u64 = 0x04;
 const FLAGS: u64 = 0x18;
 const LOW_POWER_COUNTER: u64 = 0x20;
 const CONTROL: u64 = 0x30;
-/// Registers that store a value without an effect: integer and fractional divisor, line control,
-/// control, FIFO levels, DMA control.
+/// Offsets of registers that store a value without an effect: integer and fractional divisor, line
+/// control, control, FIFO levels, DMA control.
 const STORED: [u64; 6] = [0x24, 0x28, 0x2c, CONTROL, 0x34, 0x48];
 const MASK: u64 = 0x38;
 const RAW_STATUS: u64 = 0x3c;
 const MASKED_STATUS: u64 = 0x40;
 const CLEAR: u64 = 0x44;
-/// Peripheral and cell identification, one byte per word.
+/// Offset of the peripheral and cell identification registers, one byte per word.
 const IDENTIFICATION: u64 = 0xfe0;
 const IDENTITY: [u8; 8] = [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1];
 
@@ -41,7 +41,7 @@ const RECEIVED: u32 = 1 << 4;
 const TRANSMITTED: u32 = 1 << 5;
 const RECEIVE_TIMEOUT: u32 = 1 << 6;
 
-/// Bytes that the receive FIFO holds.
+/// Capacity of the receive FIFO in bytes.
 const FIFO: usize = 32;
 
 /// PL011 serial port.
@@ -53,7 +53,7 @@ pub struct Pl011 {
     fifo: VecDeque<u8>,
     status: u32,
     mask: u32,
-    /// Words of registers that store a value without an effect, by offset.
+    /// Values of the registers in `STORED`, by offset.
     stored: BTreeMap<u64, u32>,
 }
 
@@ -70,7 +70,7 @@ impl Pl011 {
         MmioDeviceInfo::new("serial", start, Some(irq), &["arm,pl011", "arm,primecell"])
     }
 
-    /// Raises the interrupt if an unmasked one is pending.
+    /// Signals the interrupt if an unmasked cause is pending.
     fn update_interrupt(&self) {
         if self.status & self.mask != 0
             && let Err(error) = self.irq.write(1)
@@ -83,7 +83,7 @@ impl Pl011 {
         let byte = self.fifo.pop_front().unwrap_or(0);
         if self.fifo.is_empty() {
             self.status &= !(RECEIVED | RECEIVE_TIMEOUT);
-            // A full counter means that the event is signalled.
+            // Fails only if the counter is full; the event is then signalled already.
             let _ = self.drained.write(1);
         }
         byte.into()

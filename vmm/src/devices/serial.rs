@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! 16550 serial port, from `vm-superio`: the default console of a guest.
 //!
-//! Bytes that the guest sends go to the output at once;
-//! [`ConsoleOutput`](super::console_output::ConsoleOutput) is an output that never blocks. Input
-//! waits in a FIFO of 64 bytes that [console input](super::console_input) fills. The registers of
-//! the port are bytes.
+//! The port writes the guest's bytes to the output at once;
+//! [`ConsoleOutput`](super::console_output::ConsoleOutput) is an output that never blocks. [Console
+//! input](super::console_input) fills a FIFO of 64 bytes. Registers are 8 bits wide.
 
 use std::{io, sync::Arc};
 
@@ -14,7 +13,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{MmioDevice, MmioDeviceInfo};
 
-/// Destination of the output of a guest.
+/// Destination of guest output.
 pub type SerialOutput = Box<dyn io::Write + Send>;
 
 /// 16550 serial port.
@@ -35,7 +34,7 @@ impl Trigger for InterruptLine {
 
 /// Serial port that accepts input.
 pub trait SerialPort: MmioDevice {
-    /// Takes as much of `input` as the FIFO has space for and returns how much that was.
+    /// Takes as many bytes of `input` as the FIFO has space for, and returns their number.
     fn receive(&mut self, input: &[u8]) -> usize;
 
     /// Returns the event that the port signals when the guest has read all input.
@@ -51,7 +50,7 @@ impl SerialEvents for DrainEvent {
     fn tx_lost_byte(&self) {}
 
     fn in_buffer_empty(&self) {
-        // A full counter means that the event is signalled.
+        // Fails only if the counter is full; the event is then signalled already.
         let _ = self.0.write(1);
     }
 }

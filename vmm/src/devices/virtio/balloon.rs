@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Balloon (virtio 1.2, section 5.5): returns memory that the guest does not need to the host.
+//! Balloon (virtio 1.2, section 5.5): returns unused guest memory to the host.
 //!
-//! There are two ways. The host sets a target, and the guest allocates that many pages and names
-//! them in the inflate queue ([`BalloonHandle::set_target`]). Or the guest reports pages that are
-//! free at the moment (free-page reporting, section 5.5.6.9) in ranges of 2 MiB and more, which
-//! keeps huge pages whole. In both cases the device discards the backing of the pages, which read as
-//! zeros when the guest touches them again. The guest may deflate the balloon when it runs short.
+//! When the host sets a target ([`BalloonHandle::set_target`]), the guest allocates that many pages
+//! and adds them to the inflate queue. With free-page reporting (section 5.5.6.9), the guest
+//! reports free pages in ranges of 2 MiB or more, which preserves huge pages. In both cases the
+//! device discards the backing of the pages, which then read as zeros. The guest may deflate the
+//! balloon when it runs out of memory.
 
 use std::sync::{
     Arc,
@@ -36,8 +36,8 @@ const TARGET: usize = 0;
 /// Offset of the actual size in the configuration space.
 const ACTUAL: usize = 4;
 
-/// Maximum number of bytes of page numbers in a request; Linux sends 256 numbers. Buffers may
-/// overlap, and each number may cost a system call.
+/// Maximum bytes of page numbers per request; Linux sends 256 numbers. The limit bounds the number
+/// of system calls for a request, whose buffers may overlap.
 const MAX_NUMBERS: usize = 1 << 16;
 
 /// Balloon device.
@@ -46,7 +46,7 @@ pub struct Balloon {
     state: Arc<BalloonHandle>,
 }
 
-/// Handle that controls a balloon: the state that the device shares.
+/// Handle that controls a balloon through the state shared with the device.
 #[derive(Debug)]
 pub struct BalloonHandle {
     config: ConfigSpace,
@@ -75,8 +75,8 @@ impl Balloon {
 }
 
 impl BalloonHandle {
-    /// Asks the guest to move `bytes` of its memory into the balloon. The guest may take time or
-    /// refuse; [`BalloonHandle::actual`] returns its progress.
+    /// Sets the balloon's target size. The guest may take time or refuse; [`BalloonHandle::actual`]
+    /// returns the size reached.
     pub fn set_target(&self, bytes: Bytes) {
         let pages = u32::try_from(bytes.0 / PAGE).unwrap_or(u32::MAX);
         self.config.update(TARGET, &pages.to_le_bytes());
@@ -123,13 +123,13 @@ impl VirtioDevice for Balloon {
                     state.reported.fetch_add(discarded, Ordering::Relaxed);
                 }
             }
-            // Deflated pages need nothing: the next access faults them in again.
+            // Deflated pages need no action: the next guest access faults them in.
             Ok(0)
         })
     }
 }
 
-/// Discards the pages that the request names, consecutive pages in one call. Returns the number of
+/// Discards the pages listed in the request, consecutive pages in one call. Returns the number of
 /// bytes discarded.
 fn inflate(chain: &DescriptorChain) -> u64 {
     let mut bytes = vec![0; chain.length(Direction::Readable)];
@@ -156,7 +156,7 @@ mod tests {
 
     const PAGES: u64 = START + 0x80_0000;
 
-    /// Returns the driver of a balloon, whose pages are filled, and its handle.
+    /// Returns the driver of a balloon, with memory that is not zero, and the balloon's handle.
     fn start(features: u64) -> (Driver, Arc<BalloonHandle>) {
         let balloon = Box::new(Balloon::default());
         let handle = balloon.handle();

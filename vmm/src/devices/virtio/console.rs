@@ -32,17 +32,17 @@ const MAX_OUTPUT: usize = 1 << 20;
 pub struct Console {
     input: Option<OwnedFd>,
     output: Box<dyn Write + Send>,
-    /// Output whose space limits the guest.
+    /// Output buffer; transmit requests wait while it is full.
     backpressure: Option<ConsoleOutput>,
-    /// Set while the receive queue may have a buffer.
+    /// Set while the receive queue may have an available buffer.
     rx_available: bool,
     log: RateLimitedLog,
 }
 
 impl Console {
     /// Creates a console that writes to `output` and reads from `input`, if given. A read of
-    /// `input` must not block once a poll has reported it as readable. The guest waits while
-    /// `backpressure`, the destination of its bytes, has no space.
+    /// `input` must not block once a poll has reported it as readable. Transmit requests wait while
+    /// `backpressure`, the buffer behind `output`, has no space.
     pub fn new(
         input: Option<OwnedFd>,
         output: Box<dyn Write + Send>,
@@ -176,7 +176,7 @@ mod tests {
         let console = Console::new(None, Box::new(output.clone()), Some(output));
         let mut driver = Driver::start(Box::new(console), 0);
 
-        // The pipe and the buffer take less than 100 requests.
+        // The pipe and the output buffer hold fewer than 100 requests.
         let waits = (0..100).any(|_| {
             driver.add(TRANSMIT, &[Buffer::Out(vec![7; 60_000])]);
             driver.notify(TRANSMIT);

@@ -2,13 +2,13 @@
 //! Descriptor chain: one request of the driver as a list of buffers in guest memory, first the
 //! device-readable ones, then the device-writable ones (virtio 1.2, section 2.7.4.2).
 //!
-//! A chain is copied out of the queue and validated once: each buffer lies in guest memory, the
-//! order is right, and no table is followed beyond its length. The guest cannot change the copy, so
-//! that no later step validates it again.
+//! A chain is copied from the queue and validated once: each buffer lies in guest memory, readable
+//! buffers come first, and no table is read beyond its length. The guest cannot change the copy, so
+//! no later step validates it again.
 //!
-//! Data moves between the buffers and a file descriptor by vectored I/O, without a copy in this
-//! process. The safe wrappers of other crates take slices, which memory that a guest changes
-//! concurrently cannot have.
+//! Vectored I/O transfers data between the buffers and a file descriptor, without a copy in this
+//! process. Safe wrappers of other crates take slices, but Rust forbids slices of memory that a
+//! guest changes concurrently.
 
 use std::{
     io,
@@ -58,7 +58,7 @@ impl DescriptorChain {
             buffers: Vec::new(),
             readable: 0,
         };
-        // The iterator ends at an invalid link; only the flag of the last descriptor reveals it.
+        // The iterator also ends at an invalid link; only the last descriptor's flag reveals it.
         let mut complete = false;
         for descriptor in chain {
             complete = !descriptor.has_next();
@@ -84,7 +84,7 @@ impl DescriptorChain {
         Ok(parsed)
     }
 
-    /// Returns the buffers of one direction: first byte and length.
+    /// Returns the buffers of one direction: start address and length.
     pub fn buffers(&self, direction: Direction) -> &[(GuestAddress, usize)] {
         match direction {
             Direction::Readable => &self.buffers[..self.readable],
@@ -92,15 +92,15 @@ impl DescriptorChain {
         }
     }
 
-    /// Returns the number of bytes in all buffers of one direction, which is less than 4 GiB: the
-    /// iterator of `virtio-queue` ends before.
+    /// Returns the total length of the buffers of one direction, in bytes. It is less than 4 GiB,
+    /// the limit that the iterator of `virtio-queue` enforces.
     pub fn length(&self, direction: Direction) -> usize {
         let buffers = self.buffers(direction).iter();
         buffers.map(|(_, length)| length).sum()
     }
 
-    /// Returns the ranges of guest memory behind `left` bytes after the first `skip` bytes in all
-    /// buffers of one direction. The ranges end with the buffers.
+    /// Returns the ranges of guest memory that hold `left` bytes of the buffers of one direction,
+    /// after their first `skip` bytes. The ranges end with the buffers.
     fn ranges(
         &self,
         direction: Direction,
@@ -116,7 +116,7 @@ impl DescriptorChain {
         })
     }
 
-    /// Copies device-readable bytes from byte `offset` on and returns how many there were.
+    /// Copies device-readable bytes at `offset` to `data` and returns the number of bytes copied.
     pub fn read(&self, offset: usize, data: &mut [u8]) -> usize {
         let mut done = 0;
         for (address, length) in self.ranges(Direction::Readable, offset, data.len()) {
@@ -129,8 +129,8 @@ impl DescriptorChain {
         done
     }
 
-    /// Copies `data` to the device-writable buffers from byte `offset` on and returns how many
-    /// bytes they had space for.
+    /// Copies `data` to the device-writable buffers at `offset` and returns the number of bytes
+    /// copied.
     pub fn write(&self, offset: usize, data: &[u8]) -> usize {
         let mut done = 0;
         for (address, length) in self.ranges(Direction::Writable, offset, data.len()) {
@@ -182,8 +182,8 @@ impl DescriptorChain {
         call_result(unsafe { libc::writev(fd, iovecs.as_ptr(), count) })
     }
 
-    /// Returns the buffers of one system call and their number. A buffer that spans two memory
-    /// regions needs two.
+    /// Returns the `iovec`s of one system call and their number. A buffer that spans two memory
+    /// regions needs two `iovec`s.
     fn iovecs(
         &self,
         direction: Direction,

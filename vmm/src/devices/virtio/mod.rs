@@ -4,13 +4,13 @@
 //! A device implements [`VirtioDevice`]: it describes itself and serves its queues. [`Transport`]
 //! exposes it as registers. Once the driver has set `DRIVER_OK`, the device moves into a worker
 //! thread that waits for queue notifications and for the device's backend on the host; a reset
-//! moves it back. Therefore no two threads use a device at the same time and no vCPU waits for
-//! input or output. Both sides share only the configuration space ([`ConfigSpace`]) and the state of
-//! the interrupt ([`Interrupt`]).
+//! moves it back. Therefore only one thread at a time uses a device, and no vCPU waits for I/O.
+//! Transport and worker share only the configuration space ([`ConfigSpace`]) and the interrupt
+//! state ([`Interrupt`]).
 //!
-//! Everything in a queue is untrusted. Ring indices, addresses and lengths are validated before they
-//! are used. An invalid one sets the status bit `DEVICE_NEEDS_RESET` (section 2.1.2): the device
-//! stops until the driver resets it, and the VM continues.
+//! Everything in a queue is untrusted. Ring indices, addresses and lengths are validated before
+//! use. An invalid value sets the status bit `DEVICE_NEEDS_RESET` (section 2.1.2): the device stops
+//! until the driver resets it, and the VM continues.
 
 pub mod balloon;
 pub mod block;
@@ -56,7 +56,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Returns a function that adds the purpose of a call to an error of the host.
+    /// Returns a conversion of host errors that adds the purpose of the call.
     fn host<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Self {
         move |error| Self::Host { operation, source: error.into() }
     }
@@ -102,9 +102,9 @@ impl RateLimitedLog {
 pub struct DeviceProperties {
     /// Device identifier (virtio 1.2, section 5).
     pub device_type: u32,
-    /// Features that the device offers in addition to those of queues and transport.
+    /// Feature bits of the device, without those of queues and transport.
     pub features: u64,
-    /// Maximum size of each queue: powers of two.
+    /// Maximum size of each queue, a power of two.
     pub queue_sizes: &'static [u16],
     /// Configuration space, which the transport shares.
     pub config: ConfigSpace,
@@ -116,7 +116,7 @@ pub trait VirtioDevice: Send {
     fn properties(&self) -> DeviceProperties;
 
     /// Called at `DRIVER_OK` with the negotiated features. A device whose backend serves a queue
-    /// by itself removes that queue from `queues`; its notifications are not read then.
+    /// removes the queue from `queues`; the worker then does not read its notifications.
     fn activate(&mut self, _features: u64, _queues: &mut Queues) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -134,7 +134,7 @@ pub trait VirtioDevice: Send {
         Ok(())
     }
 
-    /// Called when the driver resets the device: discards all state of requests.
+    /// Called when the driver resets the device: discards the state of all requests.
     fn reset(&mut self) {}
 }
 

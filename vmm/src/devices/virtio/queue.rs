@@ -13,8 +13,8 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{DescriptorChain, DeviceError, Interrupt};
 use crate::memory::GuestMemory;
 
-/// Number of chains served before the worker polls again, so that a driver that keeps adding chains
-/// cannot keep the device from being stopped.
+/// Maximum number of chains served before the worker polls again. Without it, a driver that keeps
+/// adding chains could prevent the device from stopping.
 const BATCH: usize = 1024;
 
 /// Queue that the driver has configured.
@@ -57,7 +57,7 @@ impl Queue {
         next.map(|chain| DescriptorChain::parse(chain, &self.memory)).transpose()
     }
 
-    /// Returns the chain taken last to the available ring.
+    /// Undoes the last pop: the chain is available again.
     pub(super) fn undo_pop(&mut self) {
         self.rings.go_to_previous_position();
     }
@@ -89,7 +89,7 @@ impl Queue {
         Ok(self.rings.enable_notification(self.memory.map())?)
     }
 
-    /// Passes each available chain to `serve`, which returns the number of bytes written to it.
+    /// Passes each available chain to `serve`, which returns the number of bytes it wrote.
     pub(super) fn serve_available(
         &mut self,
         mut serve: impl FnMut(&DescriptorChain) -> Result<usize, DeviceError>,
@@ -102,7 +102,7 @@ impl Queue {
                 self.complete(chain.head, written)?;
                 left -= 1;
                 if left == 0 || self.stop_flag.load(Ordering::Relaxed) {
-                    // Makes the worker return to this queue.
+                    // Signals the queue again, so that the worker returns to it.
                     let _ = self.event.write(1);
                     return Ok(());
                 }
@@ -114,6 +114,6 @@ impl Queue {
     }
 }
 
-/// Queues of a device by index; `None` stands for a queue that the driver does not use, or that
-/// another thread or the host's kernel serves.
+/// Queues of a device by index; `None` marks a queue that the driver does not use, or that another
+/// thread or the host's kernel serves.
 pub type Queues = [Option<Queue>];

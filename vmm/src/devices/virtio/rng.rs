@@ -6,7 +6,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::{ConfigSpace, DeviceError, DeviceProperties, Direction, Queue, VirtioDevice};
 
-/// Maximum number of bytes per request, also if its buffers have space for more.
+/// Maximum number of bytes per request, even if its buffers are larger.
 const MAX_BYTES: usize = 4096;
 
 /// Entropy device.

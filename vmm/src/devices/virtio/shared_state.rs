@@ -61,13 +61,13 @@ impl Interrupt {
 
     fn raise(&self, cause: u32) {
         self.status.fetch_or(cause, Ordering::AcqRel);
-        // A full counter means that the interrupt is pending.
+        // Fails only if the counter is full; the interrupt is then pending already.
         let _ = self.line.write(1);
     }
 }
 
-/// Configuration space: bytes that the driver reads, some of which it may write, and which the
-/// device may change while the driver runs. Clones share it.
+/// Configuration space: bytes that the driver reads and may partly write. The device may change
+/// them while the driver runs. Clones share the space.
 #[derive(Debug, Clone)]
 pub struct ConfigSpace(Arc<ConfigState>);
 
@@ -99,8 +99,8 @@ impl ConfigSpace {
         self.0.generation.load(Ordering::Acquire)
     }
 
-    /// Copies the bytes from `offset` on and fills the rest of `data` with zeros. Returns whether
-    /// the space covers all of `data`.
+    /// Copies the bytes at `offset` to `data`, with zeros past the end of the space. Returns
+    /// whether the space covers all of `data`.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> bool {
         data.fill(0);
         let bytes = self.0.bytes.lock();
@@ -118,7 +118,7 @@ impl ConfigSpace {
         u32::from_le_bytes(word)
     }
 
-    /// Carries out a write of the driver and returns whether the driver may write there.
+    /// Performs a write by the driver; returns whether the driver may write there.
     pub(super) fn write_by_driver(&self, offset: u64, data: &[u8]) -> bool {
         let writable = self.0.driver_writable.clone();
         let start = usize::try_from(offset).ok().and_then(|at| at.checked_sub(writable.start));

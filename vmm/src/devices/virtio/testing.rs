@@ -80,7 +80,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Returns a driver whose device is in its state after a reset.
+    /// Returns a driver of a device in its reset state.
     pub fn new(device: Box<dyn VirtioDevice>) -> Self {
         let host = HostPages::of_this_host().unwrap();
         let plan = Plan::new("anonymous".parse().unwrap(), &host).unwrap();
@@ -252,7 +252,7 @@ impl Driver {
         bytes
     }
 
-    /// Waits until the device has stopped until its next reset.
+    /// Waits until the device has set `DEVICE_NEEDS_RESET`.
     pub fn wait_needs_reset(&mut self) {
         wait_until("DEVICE_NEEDS_RESET", || self.get(reg::VIRTIO_MMIO_STATUS) & 64 != 0);
     }

@@ -114,8 +114,8 @@ impl Transport {
         MmioDeviceInfo::new(&self.name, start, Some(irq), &["virtio,mmio"])
     }
 
-    /// Offset of the register to which the driver writes the index of a queue, as a word, to notify
-    /// the queue.
+    /// Offset of the `QueueNotify` register, to which the driver writes the index of a queue, as a
+    /// 32-bit word, to notify the queue.
     pub const QUEUE_NOTIFY: u64 = reg::VIRTIO_MMIO_QUEUE_NOTIFY as u64;
 
     /// Returns the events that notify the queues, to register as ioeventfds. Without an ioeventfd,

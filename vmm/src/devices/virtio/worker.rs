@@ -26,7 +26,7 @@ pub struct WorkerContext {
 
 /// Running worker thread.
 pub struct Worker {
-    /// Wakes a thread that waits.
+    /// Wakes a waiting thread.
     stop_event: EventFd,
     /// Stops a thread between two requests.
     stop_flag: Arc<AtomicBool>,
@@ -106,7 +106,7 @@ fn serve(
     }
 }
 
-/// Waits until a descriptor is readable. Returns for each, first the events, whether it is.
+/// Waits until a descriptor is readable. Returns whether each is, events before backend.
 fn wait(events: &[&EventFd], backend: Vec<BorrowedFd<'_>>) -> io::Result<Vec<bool>> {
     let fds = events.iter().map(|event| borrow_event(event)).chain(backend);
     let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Disk image or block device on the host.
 //!
-//! A disk is locked while it is open (`flock`): exclusively by one guest that writes, or shared by
-//! guests that read. Two guests that write to one file system would destroy it.
+//! An open disk is locked (`flock`): exclusively for one writing guest, or shared for read-only
+//! guests. Two guests that write to one file system would corrupt it.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -95,13 +95,13 @@ impl Disk {
         }
     }
 
-    /// Deallocates the range, which is not empty and then reads as zeros or keeps its contents.
+    /// Deallocates a non-empty range, which then reads as zeros or keeps its contents.
     pub(super) fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(fallocate(&self.file, mode, offset, length)?)
     }
 
-    /// Fills the range, which is not empty, with zeros; `unmap` permits deallocating it.
+    /// Fills a non-empty range with zeros; `unmap` permits deallocating it.
     pub(super) fn write_zeros(&self, offset: u64, length: u64, unmap: bool) -> io::Result<()> {
         let mode = match unmap {
             true => FallocateFlags::PUNCH_HOLE,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Block device (virtio 1.2, section 5.2), backed by a raw image or a block device of the host.
 //!
-//! The worker carries out one request after another, directly between the file and guest memory. A
-//! write completes when the host's kernel has it; a flush completes when the host's storage has it
-//! (`fdatasync`), from which point on the driver may rely on it. For a driver without the flush
-//! feature, each write is flushed. A failed request returns an error status to the driver and logs a
-//! warning.
+//! The worker processes requests one at a time and transfers data directly between the file and
+//! guest memory. A write completes when the host's kernel has accepted its data, and a flush when
+//! all completed writes are on the host's storage (`fdatasync`). For a driver without the flush
+//! feature, each write is flushed. A failed request returns an error status to the driver and logs
+//! a warning.
 
 mod disk;
 #[cfg(test)]
@@ -32,7 +32,7 @@ const MAX_SEGMENTS: u32 = 254;
 const MAX_SECTORS: u32 = 1 << 16;
 /// Maximum ranges per request.
 const MAX_RANGES: u32 = 32;
-/// Bytes of a request header, and of a range to discard or zero.
+/// Size of a request header, and of a discard or write-zeroes segment, in bytes.
 const HEADER: usize = 16;
 
 /// Block device.
@@ -72,7 +72,7 @@ impl Block {
         Self { disk, id: bytes, flush_each_write: false, log: RateLimitedLog::default() }
     }
 
-    /// Carries out a request and returns the number of bytes written to its buffers.
+    /// Processes a request and returns the number of bytes written to its buffers.
     fn serve(&mut self, chain: &DescriptorChain) -> Result<usize, DeviceError> {
         let mut header = [0; HEADER];
         let space = chain.length(Direction::Writable);
@@ -158,7 +158,7 @@ impl Block {
         self.complete_write()
     }
 
-    /// Flushes a write where the driver cannot request it.
+    /// Flushes the write if the driver cannot send flush requests.
     fn complete_write(&self) -> Result<usize, RequestError> {
         if self.flush_each_write {
             self.disk.flush()?;
@@ -173,7 +173,7 @@ impl Block {
         }
     }
 
-    /// Returns the byte offset of a range in the file if the disk covers the range.
+    /// Returns the file offset of a range, or an error if the range exceeds the disk.
     fn byte_offset(&self, sector: u64, length: u64) -> Result<u64, RequestError> {
         let end = sector.checked_add(length / SECTOR);
         match end {
@@ -238,7 +238,7 @@ fn config_bytes(sectors: u64) -> Vec<u8> {
     put(20, &512_u32.to_le_bytes());
     put(36, &MAX_SECTORS.to_le_bytes());
     put(40, &MAX_RANGES.to_le_bytes());
-    // Discard alignment of 8 sectors: less than a file system block frees nothing.
+    // Discard alignment of 8 sectors: a discard of less than a file system block frees nothing.
     put(44, &8_u32.to_le_bytes());
     put(48, &MAX_SECTORS.to_le_bytes());
     put(52, &MAX_RANGES.to_le_bytes());

@@ -23,7 +23,7 @@ fn disk(folder: &TempDir, read_only: bool) -> Box<Block> {
     Box::new(Block::new(Disk::open(&path, read_only).unwrap(), "a disk of the tests"))
 }
 
-/// Returns the folder of a disk, and its driver.
+/// Returns the temporary directory of a disk, and the disk's driver.
 fn start(read_only: bool) -> (TempDir, Driver) {
     let folder = tempfile::tempdir().unwrap();
     drop(disk(&folder, false));
@@ -268,7 +268,7 @@ fn writes_fail_while_the_storage_of_the_host_is_full() {
         let small = write(&mut driver, 0, vec![1; 16384]);
         let large = write(&mut driver, 128, vec![2; 1 << 17]);
         let read_back = read(&mut driver, 0, 16384);
-        // Back to a sparse disk of the same size.
+        // Makes the disk sparse again, with the same size.
         for length in [0, 1 << 20] {
             let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.set_len(length).unwrap();

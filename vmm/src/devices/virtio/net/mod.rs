@@ -2,11 +2,10 @@
 //! Network card (virtio 1.2, section 5.1), connected to a tap interface of the host.
 //!
 //! Each packet starts with a header that describes its checksum and segmentation offloads. Tap and
-//! guest use the same header, so that packets pass unchanged, and the device negotiates the offloads
-//! between both. A packet to the guest may span several buffers (`MRG_RXBUF`).
+//! guest use the same header, so the device passes packets unchanged and only negotiates the
+//! offloads. A packet to the guest may span several buffers (`MRG_RXBUF`).
 //!
-//! A tap that disappears takes the link down: the guest sees an unplugged cable, and its packets are
-//! dropped.
+//! When the tap disappears, the device reports the link as down and drops the guest's packets.
 
 mod tap;
 #[cfg(test)]
@@ -41,7 +40,7 @@ const FEATURES: [u32; 8] = [
     VIRTIO_NET_F_STATUS,
 ];
 
-/// Features by which the guest accepts an offload, with the flag of the tap.
+/// Features by which the guest accepts an offload, each with the tap's offload flag.
 const GUEST_OFFLOADS: [(u32, libc::c_uint); 5] = [
     (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
     (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
@@ -52,9 +51,9 @@ const GUEST_OFFLOADS: [(u32, libc::c_uint); 5] = [
 
 const QUEUE_SIZE: u16 = 256;
 
-/// Bytes of the header, `struct virtio_net_hdr_v1`.
+/// Size of the packet header, `struct virtio_net_hdr_v1`, in bytes.
 const HEADER: usize = 12;
-/// Offset of the number of buffers in the header.
+/// Offset of `num_buffers` in the header.
 const NUM_BUFFERS: usize = 10;
 
 /// Maximum size of a packet with its header: 64 KiB and an Ethernet header.
@@ -63,7 +62,7 @@ const MAX_PACKET: usize = HEADER + 65536 + 14 + 4;
 /// Offset of the link status in the configuration space.
 const STATUS: usize = 6;
 
-/// Packets passed to the guest before the worker serves the transmit queue.
+/// Maximum number of packets received before the worker serves the transmit queue.
 const BATCH: usize = 64;
 
 /// Ethernet address.
@@ -76,7 +75,7 @@ pub struct Net {
     tap: Option<Tap>,
     config: ConfigSpace,
     mergeable_buffers: bool,
-    /// Set while the receive queue may have a buffer.
+    /// Set while the receive queue may have an available buffer.
     rx_available: bool,
     /// Buffer for a packet from the tap.
     packet: Box<[u8]>,

@@ -70,8 +70,8 @@ impl Tap {
         Ok(Self { file: Arc::new(file), name: name.to_owned(), has_offloads: true })
     }
 
-    /// Uses another non-blocking descriptor as a tap, without offloads. Each read returns and each
-    /// write takes a packet with its header.
+    /// Uses another non-blocking descriptor as a tap, without offloads. Each read or write
+    /// transfers one packet with its header.
     pub fn from_fd(packets: OwnedFd, name: &str) -> Self {
         let file = Arc::new(packets.into());
         Self { file, name: name.to_owned(), has_offloads: false }

@@ -113,7 +113,7 @@ fn check_link_loss(tap: Tap, remove: impl FnOnce()) {
     let interrupt_before = driver.get(0x60) & 2;
 
     remove();
-    // The card notices by a read or by a write.
+    // The device detects the loss by a failed read or write.
     driver.request(1, &[Buffer::Out(packet(60))]);
     wait_until("the link is down", || driver.get(0x104) >> 16 == 0);
     wait_until("a configuration interrupt", || driver.get(0x60) & 2 != 0);

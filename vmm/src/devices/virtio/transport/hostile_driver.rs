@@ -30,10 +30,10 @@ use crate::{
 };
 
 const ROUNDS: u32 = 3000;
-/// Bytes of guest memory that hold random queues.
+/// Size in bytes of the guest memory area for random queues.
 const AREA: u64 = 0x4_0000;
 
-/// Returns a device of each type, and the host's ends of their backends to keep alive.
+/// Returns a device of each type, and the host's ends of their backends, which must stay open.
 fn devices() -> ([Box<dyn VirtioDevice>; 5], impl Drop) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");

@@ -53,7 +53,7 @@ impl Transport {
             reg::VIRTIO_MMIO_QUEUE_SEL => registers.queue_sel = value,
             reg::VIRTIO_MMIO_QUEUE_NOTIFY => match self.queue_events.get(value as usize) {
                 Some(event) => {
-                    // A full counter means that the notification is pending.
+                    // Fails only if the counter is full; a notification is then pending already.
                     let _ = event.write(1);
                 }
                 None => return false,

@@ -2,15 +2,15 @@
 //! Backend of the vsock device in the host's kernel: `/dev/vhost-vsock`.
 //!
 //! Opening it reserves the CID, which no other guest can use until this process ends. Each
-//! activation passes the features, the location of guest memory in this process and the location of
-//! the queues; then the kernel runs. The kernel checks for a stop ([`ActiveBackend`]) under the lock
-//! of each queue before it accesses the queue, and the stop takes these locks: no queue or buffer is
-//! accessed afterwards.
+//! activation passes the features, the addresses of guest memory in this process and those of the
+//! queues, then starts the kernel's thread. Before each access to a queue, the kernel checks for a
+//! stop ([`ActiveBackend`]) under the queue's lock. The stop takes these locks, so that the kernel
+//! accesses no queue or buffer afterwards.
 //!
-//! Descriptors contain guest addresses, which the kernel looks up in the memory table. Rings are
-//! passed as addresses of this process, and the kernel trusts them from their first byte to their
-//! last. A ring must therefore lie within one memory region: the bytes after the region may belong
-//! to something else in this process.
+//! The kernel translates the guest addresses in descriptors by the memory table. Rings are passed
+//! as addresses in this process, and the kernel assumes that each ring is contiguous there. A ring
+//! must therefore lie within one memory region: unrelated memory of this process may follow the
+//! region.
 
 use std::{
     fmt, io,
@@ -37,14 +37,14 @@ use super::{
 /// `SOCK_SEQPACKET` support (section 5.10.3), which the bindings lack.
 const F_SEQPACKET: u32 = 1;
 
-/// Returns a conversion of the error of a call, `operation` being its purpose, for `map_err`.
+/// Returns a conversion for `map_err` that adds `operation`, the purpose of the failed call.
 pub(super) fn refused(operation: &'static str) -> impl Fn(io::Error) -> BackendError {
     move |source| {
         BackendError::new(format!("the vsock of this host cannot be used ({operation})"), source)
     }
 }
 
-/// Returns the error of the kernel, if it is one.
+/// Converts an error of the `vhost` crate, to that of the kernel if it contains one.
 fn host_error(error: vhost::Error) -> io::Error {
     use vhost::Error;
     match error {
@@ -74,8 +74,8 @@ pub struct VsockBackend {
     pub(super) features: u64,
 }
 
-/// Device type of the `vhost` crate. The crate binds a device to guest memory when it is opened,
-/// before there is any: that memory stays empty, and [`BoundBackend`] provides the real one.
+/// Device type of the `vhost` crate. The crate binds an opened device to guest memory before that
+/// exists: the device has an empty memory, and [`BoundBackend`] provides the actual one.
 type KernelDevice = VhostDevice<Arc<GuestMemoryMmap>>;
 
 impl fmt::Debug for VsockBackend {
@@ -114,7 +114,7 @@ impl VsockBackend {
     /// may start a thread of this process, and only a process of one thread can drop privileges.
     pub(super) fn set_owner(&self) -> Result<(), BackendError> {
         match self.device.set_owner().map_err(host_error) {
-            // Owned since an earlier boot of the guest; no other process has the descriptor.
+            // The owner since an earlier boot of the guest; no other process has the descriptor.
             Err(source) if source.raw_os_error() == Some(libc::EBUSY) => Ok(()),
             other => other.map_err(refused("VHOST_SET_OWNER")),
         }
@@ -164,7 +164,7 @@ impl VsockBackend {
 /// Running backend. Dropping it stops the kernel, which then accesses no queue and no buffer.
 pub(super) struct ActiveBackend {
     device: Arc<KernelDevice>,
-    /// Keep alive the memory that the kernel uses.
+    /// Queues, which keep alive the memory that the kernel uses.
     queues: [Queue; 2],
 }
 
@@ -204,7 +204,7 @@ impl<'a> VhostKernBackend for BoundBackend<'a> {
         &self.memory
     }
 
-    /// The default of the crate accepts a ring that spans two memory regions.
+    /// Overrides the crate's default, which accepts a ring that spans two memory regions.
     fn is_valid(&self, config: &VringConfigData) -> bool {
         is_within_one_region(self.memory, config)
     }

@@ -2,18 +2,17 @@
 //! Vsock (virtio 1.2, section 5.10): `AF_VSOCK` sockets between guest and host. An address is a
 //! context identifier (CID; that of the host is 2) and a port.
 //!
-//! The data path is in the host's kernel ([`VsockBackend`]), which waits for the notifications of
-//! the receive and transmit queues on the ioeventfds and accesses queues and buffers from its own
-//! thread. The worker of this device therefore does not serve these two queues. It does what the
-//! kernel cannot do for MMIO registers: the kernel signals an event for used buffers, and the
-//! interrupt status register must name the cause before the interrupt is raised. The third queue,
-//! for events, stays empty: its only event is for a migrated guest.
+//! The data path is in the host's kernel ([`VsockBackend`]), which waits for notifications of the
+//! receive and transmit queues on the ioeventfds and accesses queues and buffers from its own
+//! thread. The worker of this device does not serve these two queues. When the kernel signals used
+//! buffers, the worker sets the cause in the interrupt status register, which the kernel cannot do,
+//! and raises the interrupt. The event queue stays unused: its only event is for a migrated guest.
 //!
-//! The kernel is stopped before a reset completes, before the device is dropped, and when it reports
-//! an invalid ring or packet; it accesses no guest memory from then on. A paused VM only stops its
-//! vCPUs: data that arrives meanwhile is written to the buffers that the guest has provided. Like
-//! all writes of devices, these are not in the dirty log of KVM. Peers on the host notice a reboot
-//! of the guest when they next send, and when this process ends.
+//! The kernel is stopped before a reset completes, before the device is dropped, and when it
+//! reports an invalid ring or packet; it accesses no guest memory afterwards. Pausing the VM only
+//! stops its vCPUs: the kernel still writes arriving data to the buffers that the guest has
+//! provided. Like all device writes, these are not in KVM's dirty log. Peers on the host detect a
+//! reboot of the guest when they next send, and when this process ends.
 
 mod backend;
 
@@ -70,7 +69,7 @@ impl VirtioDevice for Vsock {
             let problem = "it uses the device without receive and transmit queues";
             return Err(DeviceError::Request(problem));
         };
-        // Events left by an earlier activation.
+        // Clears the events of an earlier activation.
         let _ = (self.used.read(), self.broken.read());
         let queues = [receive, transmit];
         let active = self.backend.start(queues, features, &self.used, &self.broken)?;
@@ -78,7 +77,7 @@ impl VirtioDevice for Vsock {
         Ok(())
     }
 
-    /// Leaves the buffers in the event queue: there are no events.
+    /// Leaves the buffers in the event queue, as the device sends no events.
     fn process_queue(&mut self, _: usize, _: &mut Queue) -> Result<(), DeviceError> {
         Ok(())
     }
