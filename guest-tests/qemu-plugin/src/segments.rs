@@ -82,11 +82,11 @@ struct End {
 /// Counters of each CPU, and the output.
 pub struct Segments<W> {
     rows: Vec<Box<[AtomicU64]>>,
-    state: Mutex<State<W>>,
+    state: Mutex<SegmentWriter<W>>,
 }
 
 /// State that changes at a translation or a mark only.
-struct State<W> {
+struct SegmentWriter<W> {
     slots: HashMap<Event, usize>,
     names: Vec<String>,
     seq: u64,
@@ -106,7 +106,7 @@ impl<W: Write> Segments<W> {
     pub fn new(cpus: usize, out: W) -> Self {
         Self {
             rows: (0..cpus).map(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect()).collect(),
-            state: Mutex::new(State {
+            state: Mutex::new(SegmentWriter {
                 slots: HashMap::new(),
                 names: Vec::new(),
                 seq: 0,
@@ -161,7 +161,7 @@ impl<W: Write> Segments<W> {
         write_line(&mut state.out, &end)
     }
 
-    fn close(&self, state: &mut State<W>, clocked: Clocked) -> io::Result<()> {
+    fn close(&self, state: &mut SegmentWriter<W>, clocked: Clocked) -> io::Result<()> {
         let mut segment = Segment {
             seq: state.seq,
             mark: state.mark,
@@ -186,7 +186,7 @@ impl<W: Write> Segments<W> {
         written
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<W>> {
+    fn lock(&self) -> MutexGuard<'_, SegmentWriter<W>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -94,7 +94,7 @@ impl Figures {
         (prepare, act): (Step<T>, Step<T>),
     ) {
         let run = || {
-            pages::sort();
+            pages::reset_pool();
             let mut table = T::new();
             prepare(&mut table);
             let start = Instant::now();

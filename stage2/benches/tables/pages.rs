@@ -12,15 +12,15 @@ use std::{
 const PAGES: usize = 1200;
 
 /// Free pages, in memory that is never freed.
-fn free() -> MutexGuard<'static, Vec<usize>> {
+fn free_pages() -> MutexGuard<'static, Vec<usize>> {
     static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     FREE.lock().expect("the lock is not poisoned")
 }
 
 /// Sorts the pool, so that no benchmark depends on the order that another has left. The first call
 /// fills it.
-pub fn sort() {
-    let mut pages = free();
+pub fn reset_pool() {
+    let mut pages = free_pages();
     if pages.is_empty() {
         let layout = Layout::from_size_align(PAGES * 4096, 2 << 20).expect("a layout");
         // SAFETY: the layout has a size.
@@ -35,7 +35,7 @@ pub fn sort() {
 
 /// Takes a page, not zeroed.
 pub fn page() -> usize {
-    free().pop().expect("the pool is large enough")
+    free_pages().pop().expect("the pool is large enough")
 }
 
 pub fn zeroed_page() -> usize {
@@ -46,9 +46,9 @@ pub fn zeroed_page() -> usize {
 }
 
 pub fn return_page(page: usize) {
-    free().push(page);
+    free_pages().push(page);
 }
 
 pub fn return_pages(pages: impl Iterator<Item = usize>) {
-    free().extend(pages);
+    free_pages().extend(pages);
 }

@@ -118,10 +118,13 @@ fn denied_hint(group: u32, mode: u32, groups: &str) -> String {
     });
     match name {
         Some(name) => format!(
-            "group {name} may: join it (sudo usermod --append --groups {name} \"$USER\") and log \
+            "group {name} has access: join it (sudo usermod --append --groups {name} \"$USER\") and log \
              in again"
         ),
-        None => format!("group {group} may, and this user is not a member"),
+        None => format!(
+            "group {group} has access and no name: create it (sudo groupadd --gid {group} kvm), \
+             join it and log in again"
+        ),
     }
 }
 

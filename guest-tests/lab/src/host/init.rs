@@ -29,7 +29,7 @@ use crate::{
     command::wait_for_exit,
     host::{
         expect, guest_init,
-        job::{self, Ending, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH, Walk},
+        job::{self, CpuSchedule, Ending, FACTS_PATH, JOB_PATH, Job, JobReport, RESULTS_PATH},
     },
 };
 
@@ -119,7 +119,7 @@ fn restrict_to(cpus: &[usize]) -> Result<(), String> {
 fn walk(seed: u64) -> Result<(), String> {
     let cpus = thread::available_parallelism().context(|| "cannot count the CPUs".to_owned())?;
     let cpus: Vec<usize> = (0..cpus.get()).collect();
-    for (cpu, turns) in Walk::new(seed, &cpus) {
+    for (cpu, turns) in CpuSchedule::new(seed, &cpus) {
         restrict_to(&[cpu])?;
         for _ in 0..turns {
             std::hint::spin_loop();

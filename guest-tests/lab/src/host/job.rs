@@ -44,12 +44,12 @@ pub struct Job {
     pub pools: BTreeMap<u64, u64>,
     /// Files below `/sys` and the values to write to them.
     pub settings: BTreeMap<String, String>,
-    /// Seed of the schedule; see [`Walk`]. 0 changes nothing.
+    /// Seed of the schedule; see [`CpuSchedule`]. 0 changes nothing.
     pub seed: u64,
     /// The test is foreign: it executes no marks, so PID 1 executes them around it.
     pub foreign: bool,
     /// Script on the console of the test. Without it, the test has no standard input.
-    #[serde(default, rename = "dialogue", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<Exchange>,
     /// Virtual seconds after which the test is killed.
     pub deadline_seconds: u64,
@@ -93,25 +93,25 @@ pub enum Ending {
     },
 }
 
-/// Walk of PID 1 over the CPUs before the test, which determines the schedule of a seed.
+/// CPUs on which PID 1 runs before the test, which determines the schedule of a seed.
 ///
 /// PID 1 runs on every CPU once, in an order and for a number of turns that depend on the seed. The
 /// scheduler prefers the CPU that became idle last for a new thread (`find_idlest_group_cpu()`), so
 /// the vCPUs run on other CPUs and in another order, and the ticks occur at other times.
 #[derive(Debug, Clone)]
-pub struct Walk {
+pub struct CpuSchedule {
     generator: SplitMix64,
     remaining: Vec<usize>,
 }
 
-impl Walk {
+impl CpuSchedule {
     pub fn new(seed: u64, cpus: &[usize]) -> Self {
         Self { generator: SplitMix64::seed_from_u64(seed), remaining: cpus.to_vec() }
     }
 }
 
 /// A CPU and the number of turns to spin there, below 2^18.
-impl Iterator for Walk {
+impl Iterator for CpuSchedule {
     type Item = (usize, u64);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -164,7 +164,8 @@ mod tests {
     #[test]
     fn a_walk_visits_every_cpu_once_in_an_order_that_the_seed_determines() {
         let all: Vec<usize> = (0..32).step_by(2).collect();
-        let order = |seed| -> Vec<usize> { Walk::new(seed, &all).map(|(cpu, _)| cpu).collect() };
+        let order =
+            |seed| -> Vec<usize> { CpuSchedule::new(seed, &all).map(|(cpu, _)| cpu).collect() };
         let orders: std::collections::BTreeSet<_> = (1..32).map(order).collect();
 
         let mut cpus = order(7);
@@ -173,13 +174,13 @@ mod tests {
         assert_eq!(cpus, all);
         assert_eq!(order(7), order(7));
         assert_eq!(orders.len(), 31);
-        let first = Walk::new(7, &[0, 2, 4, 6]).collect::<Vec<_>>();
+        let first = CpuSchedule::new(7, &[0, 2, 4, 6]).collect::<Vec<_>>();
         assert_eq!(
             first,
             [(6, 4400), (0, 152_811), (4, 65_386), (2, 86_003)],
             "recorded results depend on this sequence"
         );
-        assert!(Walk::new(7, &all).all(|(_, turns)| turns < 1 << 18));
+        assert!(CpuSchedule::new(7, &all).all(|(_, turns)| turns < 1 << 18));
     }
 
     fn report() -> JobReport {

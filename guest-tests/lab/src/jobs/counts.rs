@@ -15,7 +15,7 @@ use granule_types::{mark, phase::Phase, record::Record, units::Nanoseconds};
 
 /// Counts between two marks.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Segment {
+pub struct CountSegment {
     /// The mark that started the segment.
     pub mark: u8,
     /// Sums over all CPUs, by name.
@@ -34,7 +34,7 @@ pub struct ClockTime {
 }
 
 #[derive(Deserialize)]
-struct End {
+struct CountsEnd {
     #[expect(dead_code, reason = "its presence distinguishes this line from a segment")]
     end: bool,
     segments: u64,
@@ -73,12 +73,12 @@ pub enum CountError {
 }
 
 /// Reads the output of the plugin.
-pub fn read_segments(text: &str) -> Result<Vec<Segment>, CountError> {
+pub fn read_segments(text: &str) -> Result<Vec<CountSegment>, CountError> {
     let mut segments = Vec::new();
     let mut expected = None;
     for (index, line) in text.lines().enumerate() {
         let malformed = |source| CountError::Line { line: index + 1, source };
-        if let Ok(end) = serde_json::from_str::<End>(line) {
+        if let Ok(end) = serde_json::from_str::<CountsEnd>(line) {
             expected = Some(end.segments);
             continue;
         }
@@ -99,7 +99,7 @@ pub fn read_segments(text: &str) -> Result<Vec<Segment>, CountError> {
 }
 
 /// Refuses segments of phases in which a CPU waited more than `longest` turns for its own.
-pub fn check_turns(segments: &[Segment], longest: u64) -> Result<(), CountError> {
+pub fn check_turns(segments: &[CountSegment], longest: u64) -> Result<(), CountError> {
     let phases = segments.iter().filter(|segment| phase_of(segment.mark).is_some());
     let waited = phases.map(|segment| segment.time.starved).max().unwrap_or(0);
     if waited > longest {
@@ -113,8 +113,8 @@ fn phase_of(mark: u8) -> Option<Phase> {
 }
 
 /// Copies the counts of each marked segment into the record of the same phase.
-pub fn merge(segments: &[Segment], records: &mut [Record]) -> Result<(), CountError> {
-    let marked: Vec<(Phase, &Segment)> =
+pub fn merge(segments: &[CountSegment], records: &mut [Record]) -> Result<(), CountError> {
+    let marked: Vec<(Phase, &CountSegment)> =
         segments.iter().filter_map(|segment| Some((phase_of(segment.mark)?, segment))).collect();
     let same = marked.len() == records.len()
         && marked.iter().zip(&*records).all(|((phase, _), record)| *phase == record.phase);

@@ -23,7 +23,7 @@ use crate::{
     command::{CommandError, indented, last_lines},
     host::job::{Ending, JobReport, ReportError},
     jobs::{
-        counts::{self, CountError, Segment},
+        counts::{self, CountError, CountSegment},
         matrix::PlannedJob,
     },
 };
@@ -60,7 +60,7 @@ pub enum JobError {
 #[derive(Debug)]
 pub struct JobOutcome {
     pub report: JobReport,
-    pub segments: Vec<Segment>,
+    pub segments: Vec<CountSegment>,
 }
 
 impl JobOutcome {

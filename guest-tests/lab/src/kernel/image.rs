@@ -49,9 +49,9 @@ impl Kernel {
             return Err(CommandError::file("boot", image, not_image));
         }
         let find = |names: &[&str]| {
-            let own = image.parent().unwrap_or(Path::new("."));
-            let top = image.ancestors().nth(4).unwrap_or(own); // TOP/arch/arm64/boot/Image
-            [own, top]
+            let boot = image.parent().unwrap_or(Path::new("."));
+            let root = image.ancestors().nth(4).unwrap_or(boot); // ROOT/arch/arm64/boot/Image
+            [boot, root]
                 .into_iter()
                 .flat_map(|directory| names.iter().map(|name| directory.join(name)))
                 .find(|path| path.is_file())

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use crate::{
     host::guest_init,
     jobs::{
-        counts::Segment,
+        counts::CountSegment,
         matrix::PlannedJob,
         outcome::{JobError, JobOutcome},
     },
@@ -97,7 +97,7 @@ impl BootFigures {
     }
 
     /// Returns the figures of statistics with a boot.
-    fn from_statistics(statistics: &BootStatistics, segments: &[Segment]) -> Option<Self> {
+    fn from_statistics(statistics: &BootStatistics, segments: &[CountSegment]) -> Option<Self> {
         let phases = &statistics.phases;
         let phase = |name: &str| phases.iter().find(|phase| phase.name == name);
         let (start, boot, last) = (phase("start")?, phase("boot")?, phases.last()?);

@@ -121,7 +121,7 @@ impl<'a, 'o> Runner<'a, 'o> {
     /// Runs a phase that the vCPUs execute.
     pub(super) fn guest_phase(&mut self, phase: Phase) -> Result<(), HarnessError> {
         let vcpus = 0..self.threads.vcpus();
-        let tasks: Vec<_> = vcpus.map(|vcpu| self.tasks.of(phase, vcpu)).collect();
+        let tasks: Vec<_> = vcpus.map(|vcpu| self.tasks.for_vcpu(phase, vcpu)).collect();
         let operation = error::phase(phase);
         let armed = self.threads.arm(&tasks, self.plan.config.seed);
         let armed = armed.map_err(threads_error(&operation))?;

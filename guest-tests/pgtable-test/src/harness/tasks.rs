@@ -31,7 +31,7 @@ impl Tasks {
     }
 
     /// Returns a vCPU's task in a phase; [`TaskAccess::Nothing`] in phases in which no vCPU works.
-    pub(super) fn of(self, phase: Phase, vcpu: usize) -> Task {
+    pub(super) fn for_vcpu(self, phase: Phase, vcpu: usize) -> Task {
         let blocks = self.written_by(phase);
         match phase {
             Phase::Create if vcpu.is_multiple_of(2) => blocks,
@@ -125,7 +125,7 @@ mod tests {
             (small, Phase::Update, 0, TaskAccess::Write, 16384, small),
             (large, rebuild, 0, TaskAccess::Read, 16384, small),
         ] {
-            let task = tasks(page).of(phase, vcpu);
+            let task = tasks(page).for_vcpu(phase, vcpu);
 
             assert_eq!((task.access, task.count, task.stride), (access, count, stride), "{phase}");
         }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn update_reads_the_second_half_of_a_block_after_its_write() {
-        let update = tasks(Bytes::mib(2)).of(Phase::Update, 3);
+        let update = tasks(Bytes::mib(2)).for_vcpu(Phase::Update, 3);
 
         assert_eq!(
             (update.inner_first, update.inner_count, update.inner_stride),
@@ -145,7 +145,7 @@ mod tests {
     fn instructions_are_planted_at_the_executed_addresses() {
         let tasks = tasks(Bytes::mib(2));
 
-        let (plant, exec) = (tasks.plant(), tasks.of(Phase::Exec, 5));
+        let (plant, exec) = (tasks.plant(), tasks.for_vcpu(Phase::Exec, 5));
 
         assert_eq!((plant.start, plant.count), (exec.start, exec.count));
         assert_eq!(plant.stride, exec.stride);

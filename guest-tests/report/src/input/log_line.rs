@@ -64,10 +64,10 @@ pub enum Need {
     Optional,
 }
 
-/// Kind of line: its test, words, form and condition.
-type Kind = (Test, &'static str, Form, Need);
+/// Format of a line: its test, words, form and condition.
+type LineFormat = (Test, &'static str, Form, Need);
 
-pub const LINES: &[Kind] = &[
+pub const LINES: &[LineFormat] = &[
     (PageTable, BACKING, Form::Backing, Always),
     (PageTable, MEMORY, Size, Always),
     (Any, VCPUS, Vcpus, Always),
@@ -100,7 +100,7 @@ const fn iteration(rank: usize, [first, later]: [&'static str; 2]) -> Form {
 
 #[derive(Debug)]
 pub struct Line<'a> {
-    pub kind: &'static Kind,
+    pub kind: &'static LineFormat,
     /// Number of its iteration, from 1; `None` for a line of the run.
     pub iteration: Option<u32>,
     /// Nanoseconds, bytes, vCPUs or iterations; 0 for other values.

@@ -78,10 +78,10 @@ pub fn end_of_memory(cpuid: &CpuId) -> GuestAddress {
 /// Returns the host's own CPUID data if its CPU is AMD's, or Hygon's by its licence (leaf 0,
 /// `EBX`). KVM's list of leaves lacks the bits that encryption takes.
 fn amd() -> Option<Amd> {
-    let makers = [*b"Auth", *b"Hygo"].map(u32::from_le_bytes);
+    let vendors = [*b"Auth", *b"Hygo"].map(u32::from_le_bytes);
     let last = __cpuid(0x8000_0000).eax;
     let leaf = |leaf| (leaf <= last).then(|| __cpuid(leaf));
-    makers.contains(&__cpuid(0).ebx).then(|| Amd {
+    vendors.contains(&__cpuid(0).ebx).then(|| Amd {
         family: family(__cpuid(1).eax),
         width: leaf(ADDRESS_LEAF).map_or(36, |leaf| leaf.eax & 0xff),
         encryption: leaf(ENCRYPTION_LEAF).map_or(0, |leaf| leaf.ebx >> 6 & 0x3f),

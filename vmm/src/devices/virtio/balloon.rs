@@ -134,8 +134,8 @@ impl VirtioDevice for Balloon {
 fn inflate(chain: &DescriptorChain) -> u64 {
     let mut bytes = vec![0; chain.length(Direction::Readable)];
     let count = chain.read(0, &mut bytes);
-    let numbers = bytes[..count].as_chunks().0.iter();
-    let pages: Vec<u64> = numbers.map(|number| u32::from_le_bytes(*number).into()).collect();
+    let frame_numbers = bytes[..count].as_chunks().0.iter();
+    let pages: Vec<u64> = frame_numbers.map(|number| u32::from_le_bytes(*number).into()).collect();
     let runs = pages.chunk_by(|page, next| page + 1 == *next);
     let discard = |run: &[u64]| {
         let size = Bytes(run.len() as u64 * PAGE);
