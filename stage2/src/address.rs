@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Addresses by address space, so that a guest address cannot be passed as a host one.
+//! Addresses, typed by address space, so that a guest address cannot be passed as a host address.
 //!
-//! All types are transparent wrappers of a `u64` in `.0`; sizes are plain `u64` bytes.
+//! All types are transparent wrappers of a `u64` (field `.0`); sizes are plain `u64` bytes.
 
 use core::{
     fmt,
@@ -22,7 +22,7 @@ macro_rules! address {
                 Self(self.0 & !(size - 1))
             }
 
-            /// Returns the offset from the multiple of `size` (a power of two) at or below.
+            /// Returns the offset from the next lower multiple of `size`, a power of two.
             #[inline]
             pub const fn offset_in(self, size: u64) -> u64 {
                 self.0 & (size - 1)
@@ -54,7 +54,7 @@ macro_rules! address {
         impl Sub for $name {
             type Output = u64;
 
-            /// Returns the bytes between two addresses of one space.
+            /// Returns the distance in bytes between two addresses of one space.
             #[inline]
             fn sub(self, base: Self) -> u64 {
                 self.0 - base.0
@@ -82,13 +82,13 @@ macro_rules! address {
 }
 
 address! {
-    /// An intermediate physical address: what the guest takes for a physical address, and the input
-    /// of stage 2.
+    /// An intermediate physical address: a physical address from the guest's view, and the input
+    /// address of stage 2.
     Ipa
 }
 
 address! {
-    /// A physical address of the host: the output of stage 2.
+    /// A physical address of the host: the output address of stage 2.
     PhysAddr
 }
 
@@ -98,7 +98,7 @@ address! {
 pub struct EntryAddress(pub u64);
 
 impl EntryAddress {
-    /// Returns the address of the entry `count` entries further in the same table.
+    /// Returns the address of the entry `count` entries after this one in the same table.
     pub const fn skip(self, count: u64) -> Self {
         Self(self.0 + count * 8)
     }

@@ -6,10 +6,10 @@
 //!  ├ ign ┼ sw ──┤ XN  │ Cont │    │   output address        │nT│AF│ SH  │S2AP│MemAttr│T│V│
 //! ```
 //!
-//! V = 0 is invalid whatever the other bits are. T is 1 for a table (levels 0 to 2) and for a page
-//! (level 3), 0 for a block. One walker is changing an invalid entry that equals
-//! [`LOCKED`](Descriptor::LOCKED); the others leave it alone. A valid entry with software bit 55 is
-//! [break-pending](Descriptor::is_break_pending): CPUs use it, and a walker is about to break it.
+//! V = 0 is invalid for any other bits. T is 1 for a table (levels 0 to 2) and for a page (level
+//! 3), 0 for a block. An invalid entry equal to [`LOCKED`](Descriptor::LOCKED) is being changed by
+//! one walker; other walkers do not change it. A valid entry with software bit 55 is
+//! [break-pending](Descriptor::is_break_pending): CPUs use it, and a walker will break it.
 
 use core::fmt;
 
@@ -57,8 +57,8 @@ pub struct Attributes {
 pub enum MemoryType {
     /// Normal write-back cacheable memory, unless the guest's own attributes are stricter.
     Normal,
-    /// Normal non-cacheable: device memory that may be accessed as memory (Linux:
-    /// `KVM_PGTABLE_PROT_NORMAL_NC`). The host's caches hold none of it, so nothing is cleaned.
+    /// Normal non-cacheable: device memory with Normal accesses (Linux:
+    /// `KVM_PGTABLE_PROT_NORMAL_NC`). The host's caches hold no line of it, so it needs no CMO.
     NonCacheable,
     /// Device-nGnRE.
     Device,
@@ -89,7 +89,7 @@ impl Attributes {
         }
     }
 
-    /// Returns the attributes without the permissions that `to` lacks. The access flag stays.
+    /// Returns the attributes restricted to the permissions of `to`. The access flag stays.
     pub const fn restricted(self, to: Self) -> Self {
         Self {
             read: self.read && to.read,
@@ -100,11 +100,11 @@ impl Attributes {
     }
 }
 
-/// An entry of a table, as in memory.
+/// A table entry as stored in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Descriptor(pub u64);
 
-/// Kind of an entry, which depends on its level.
+/// Type of an entry, which depends on its level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
     /// Invalid, and not locked.
@@ -113,14 +113,14 @@ pub enum EntryKind {
     Locked,
     /// A table at this address.
     Table(TableAddress),
-    /// A leaf over memory at this address.
+    /// A leaf that maps memory at this address.
     Leaf(PhysAddr),
 }
 
 impl Descriptor {
     /// The empty entry.
     pub const EMPTY: Self = Self(0);
-    /// The locked entry: invalid, and owned by one walker until it stores another (Linux:
+    /// The locked entry: invalid, and owned by one walker until that walker replaces it (Linux:
     /// `KVM_INVALID_PTE_LOCKED`, the same bit).
     pub const LOCKED: Self = Self(1 << 10);
 
@@ -148,7 +148,7 @@ impl Descriptor {
         Self(bits | ((a.software as u64) << SOFTWARE_SHIFT) & SOFTWARE)
     }
 
-    /// Returns the entry's kind at `level`.
+    /// Returns the entry's type at `level`.
     pub const fn kind(self, level: Level) -> EntryKind {
         if self.0 & VALID == 0 {
             return if self.0 == Self::LOCKED.0 { EntryKind::Locked } else { EntryKind::Invalid };
@@ -176,25 +176,25 @@ impl Descriptor {
         self.0 == Self::LOCKED.0
     }
 
-    /// Returns whether a walker has marked the entry for a break.
+    /// Returns whether a walker has marked the entry break-pending.
     pub const fn is_break_pending(self) -> bool {
         self.is_valid() && self.0 & BREAK_PENDING != 0
     }
 
-    /// Returns the entry marked for a break. Software bits change without one (rule
+    /// Returns the entry marked break-pending. Software bits change without break-before-make (rule
     /// `break-before-make`).
     pub const fn with_break_pending(self) -> Self {
         Self(self.0 | BREAK_PENDING)
     }
 
-    /// Returns the output address, or the address of the next table.
+    /// Returns the output address or the next-level table address.
     pub const fn address(self) -> PhysAddr {
-        // Bit 16 is nT in a block: the smallest block is 2M.
+        // Bit 16 is nT in a block; it is no address bit, as the smallest block is 2M.
         let block = self.0 & TABLE_OR_PAGE == 0;
         PhysAddr(self.0 & ADDRESS & !on(block, NO_TRANSLATION))
     }
 
-    /// Returns the output address of an entry that is known to be a page.
+    /// Returns the output address of an entry that must be a page.
     pub const fn page_address(self) -> PhysAddr {
         PhysAddr(self.0 & ADDRESS)
     }
@@ -237,29 +237,29 @@ impl Descriptor {
         Self(self.0 & !ACCESSED)
     }
 
-    /// Returns the part of a block for one entry of the table below, `offset` bytes into the block.
+    /// Returns the block's part that one entry at `level` maps, `offset` bytes into the block.
     pub const fn part(self, level: Level, offset: u64) -> Self {
         let kind = if level.number() == 3 { TABLE_OR_PAGE } else { 0 };
         let kept = self.0 & !(TABLE_OR_PAGE | BREAK_PENDING | CONTIGUOUS | ADDRESS);
         Self(kept | kind | ((self.address().0 + offset) & ADDRESS))
     }
 
-    /// Returns the leaf at another address, as a page or a block.
+    /// Returns the leaf with output address `phys`, as a page or a block.
     pub const fn moved(self, phys: PhysAddr, page: bool) -> Self {
         let kept = self.0 & !(TABLE_OR_PAGE | ADDRESS);
         Self(kept | on(page, TABLE_OR_PAGE) | (phys.0 & ADDRESS))
     }
 
-    /// Returns a leaf at address 0 at another address.
+    /// Returns a leaf whose address is 0 with output address `phys`.
     pub const fn at(self, phys: PhysAddr) -> Self {
         Self(self.0 | (phys.0 & ADDRESS))
     }
 
-    /// Returns the address of the next table if the entry, above level 3, points at one.
+    /// Returns the next-level table address if the entry, above level 3, is a table entry.
     #[inline(always)]
     pub const fn next_table(self) -> Option<TableAddress> {
         let rest = self.0.wrapping_sub(VALID | TABLE_OR_PAGE);
-        // Fast path: one test and no mask for table entries in the form that the engine writes.
+        // Fast path: one test and no mask for table entries as the engine writes them.
         if rest & !ADDRESS == 0 {
             return Some(TableAddress(rest));
         }
@@ -269,7 +269,7 @@ impl Descriptor {
         None
     }
 
-    /// Returns the leaf `span` bytes further in memory.
+    /// Returns the leaf for the memory `span` bytes after this leaf's.
     pub const fn after(self, span: u64) -> Self {
         Self(self.0 + span)
     }
@@ -284,14 +284,14 @@ impl Descriptor {
         self.is_valid() && self.0 & CONTIGUOUS != 0
     }
 
-    /// Returns whether two entries may be in one contiguous run: all but address, access flag and
-    /// software bits agree.
+    /// Returns whether two entries may belong to one contiguous run: all but address, access flag
+    /// and software bits are equal.
     pub const fn agrees(self, other: Self) -> bool {
         (self.0 ^ other.0) & !(ADDRESS | ACCESSED | BREAK_PENDING | SOFTWARE) == 0
     }
 
-    /// Returns the block with or without nT, which keeps CPUs from caching it while its size
-    /// changes (FEAT_BBM level 1).
+    /// Returns the block with nT set or clear. While nT is set, CPUs do not cache the block, so its
+    /// size can change (FEAT_BBM level 1).
     pub const fn with_nt(self, on: bool) -> Self {
         Self(if on { self.0 | NO_TRANSLATION } else { self.0 & !NO_TRANSLATION })
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Deferred frees of tables that shared walkers may still be below.
+//! Deferred frees of tables that shared walkers may still access.
 //!
-//! Every walk records the epoch in which it began; every deferred table begins a new one. A table
-//! is freed once no walk is active that began in an older epoch than the table's. The SeqCst fences
-//! order "unlink, then read the walkers" against "record the walk, then read the tables" (store
-//! buffering), so that at least one side sees the other.
+//! Each walk records the epoch in which it began; each deferred table begins a new epoch. A table
+//! is freed once no active walk began in an epoch older than the table's. The SeqCst fences order
+//! "unlink, then read the walkers" against "record the walk, then read the tables" (store
+//! buffering), so that at least one side observes the other.
 
 use alloc::{boxed::Box, vec::Vec};
 use std::sync::PoisonError;
@@ -17,7 +17,7 @@ use crate::{
     sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence},
 };
 
-/// Deferred tables, and the walks that may still be below them.
+/// Deferred tables, and the walks that may still access them.
 #[derive(Debug)]
 pub struct EpochReclaim {
     epoch: AtomicU64,
@@ -35,14 +35,14 @@ struct CpuEpoch {
 }
 
 impl CpuEpoch {
-    // loom's atomics implement no `Default`.
+    // loom's atomics do not implement `Default`.
     fn new() -> Self {
         Self { since: AtomicU64::new(0), depth: AtomicUsize::new(0) }
     }
 }
 
 impl EpochReclaim {
-    /// Creates the state for this many CPUs.
+    /// Creates the state for `cpus` CPUs.
     pub fn new(cpus: usize) -> Self {
         Self {
             epoch: AtomicU64::new(0),
@@ -52,7 +52,7 @@ impl EpochReclaim {
         }
     }
 
-    /// Begins a walk of a CPU, which may be inside another of its walks.
+    /// Begins a walk of a CPU. Walks of one CPU may nest.
     pub fn begin(&self, cpu: usize) {
         let CpuEpoch { since, depth } = &self.walkers[cpu];
         let outer = depth.load(Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl EpochReclaim {
             return;
         }
         let epoch = self.epoch.load(Ordering::Acquire);
-        // Release: a thread that reads this also sees the end of the CPU's previous walk.
+        // Release: a thread that reads this value also observes the end of the CPU's previous walk.
         since.store(epoch + 1, Ordering::Release);
         fence(Ordering::SeqCst);
     }
@@ -84,12 +84,12 @@ impl EpochReclaim {
         self.count.store(waiting.len(), Ordering::Release);
     }
 
-    /// Returns whether tables are deferred.
+    /// Returns whether any table is deferred.
     pub fn is_waiting(&self) -> bool {
         self.count.load(Ordering::Acquire) != 0
     }
 
-    /// Removes and returns a table that no walk can be below.
+    /// Removes and returns a table that no walk can access.
     pub fn take(&self) -> Option<Unlinked> {
         if !self.is_waiting() {
             return None;
@@ -108,7 +108,7 @@ impl EpochReclaim {
         Some(unlinked)
     }
 
-    /// Frees every table that no walk can be below.
+    /// Frees every table that no walk can access.
     pub fn drain<R: RawRwLock, O: Operations>(&self, mmu: &Mmu<R>, ops: &O) {
         while let Some(unlinked) = self.take() {
             mmu.shared(ops, |table| table.free_unlinked(ops, unlinked));

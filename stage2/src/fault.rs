@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The fault path of a hypervisor, from a stage-2 abort to the guest's next attempt.
+//! The fault path of a hypervisor, from a stage-2 abort until the guest retries the access.
 //!
-//! The steps come in this order, as in Linux (`user_mem_abort()`): read the invalidation sequence →
-//! look the page up (may sleep) → top the memcache up (may sleep) → take the lock → check that the
-//! sequence has not changed → CMOs, if the policy has them here → relax the leaf or map → mark the
-//! page dirty → release the lock.
+//! The steps follow Linux (`user_mem_abort()`): read the invalidation sequence → look up the page
+//! (may sleep) → top up the memcache (may sleep) → take the lock → check that the sequence has not
+//! changed → CMOs, if the policy does them here → relax the leaf or map → mark the page dirty →
+//! release the lock.
 //!
-//! A race is no error: the guest retries.
+//! A race is not an error: the guest retries.
 
 use core::fmt;
 
@@ -23,7 +23,7 @@ use crate::{
     policy::{Locking, Policy, TopUp},
 };
 
-/// A piece of host memory behind guest addresses.
+/// Contiguous host memory that backs a guest range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
     /// First guest address, a multiple of the size.
@@ -32,42 +32,42 @@ pub struct Page {
     pub phys: PhysAddr,
     /// Bytes, a power of two.
     pub size: u64,
-    /// Set if the guest may write.
+    /// Set if the guest may write to the memory.
     pub writable: bool,
 }
 
-/// The host's memory management, as the fault path uses it.
+/// Interface of the fault path to the host's memory management.
 pub trait Host {
-    /// Looks up the page behind an address, populated for the access. May sleep.
+    /// Looks up the page that backs an address, populated for the access. May sleep.
     fn page(&self, ipa: Ipa, access: Access) -> Option<Page>;
 
-    /// Returns whether dirty logging is on at an address.
+    /// Returns whether dirty logging is enabled for an address.
     fn logging(&self, ipa: Ipa) -> bool;
 
-    /// Returns the invalidation sequence, which grows under the table's lock whenever pages are
+    /// Returns the invalidation sequence, which increases under the table's lock whenever pages are
     /// unmapped (Linux: `mmu_invalidate_seq`).
     fn sequence(&self) -> u64;
 
-    /// Marks bytes dirty that the guest may write from here on.
+    /// Marks bytes dirty before the guest can write them.
     fn mark_dirty(&self, ipa: Ipa, size: u64);
 }
 
-/// Result of a fault.
+/// Result of handling a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resolution {
-    /// The access is mapped.
+    /// A mapping that permits the access exists.
     Resolved,
-    /// Another CPU or the host has interfered: the guest retries.
+    /// Another CPU or the host has changed the mapping: the guest retries.
     Retry,
 }
 
-/// Error returned for a fault that a retry cannot resolve.
+/// Error returned for a fault that retrying cannot resolve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum FaultError {
-    /// No memory is behind the address, or none that permits the access.
+    /// No memory backs the address, or none that permits the access.
     #[error("no memory behind guest address {0} for this access; emulate a device?")]
     NoMemory(Ipa),
-    /// Tables are exhausted.
+    /// No free table is left.
     #[error("page tables exhausted: enlarge the pool")]
     NoTables,
     /// The host's page cannot be mapped.
@@ -93,7 +93,7 @@ impl<R: RawRwLock> fmt::Debug for Mmu<R> {
     }
 }
 
-/// Request of a fault, made before the lock is taken.
+/// Request derived from a fault before the lock is taken.
 struct FaultRequest {
     fault: Fault,
     /// Invalidation sequence before the page lookup.
@@ -104,7 +104,7 @@ struct FaultRequest {
 }
 
 impl<R: RawRwLock> Mmu<R> {
-    /// Puts a table behind a lock of this type.
+    /// Creates an MMU: a table with a lock of type `R`.
     pub const fn new(table: Stage2) -> Self {
         Self {
             geometry: *table.geometry(),
@@ -115,7 +115,7 @@ impl<R: RawRwLock> Mmu<R> {
         }
     }
 
-    /// Runs `act` with the lock held exclusively.
+    /// Runs `act` with the lock held exclusive.
     pub fn exclusive<O: Operations, T>(&self, ops: &O, act: impl FnOnce(&mut Stage2) -> T) -> T {
         let mut table = self.table.write();
         ops.note(Note::Lock { exclusive: true });
@@ -138,7 +138,7 @@ impl<R: RawRwLock> Mmu<R> {
         &self.walker
     }
 
-    /// Returns the shape of the IPA space.
+    /// Returns the geometry of the IPA space.
     pub const fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -146,7 +146,7 @@ impl<R: RawRwLock> Mmu<R> {
     /// Resolves a stage-2 abort.
     ///
     /// # Errors
-    /// [`FaultError`] if a retry does not help.
+    /// [`FaultError`] if retrying cannot resolve the fault.
     pub fn fault<O: Operations, H: Host>(
         &self,
         ops: &O,
@@ -171,7 +171,7 @@ impl<R: RawRwLock> Mmu<R> {
         {
             return Err(FaultError::NoTables);
         }
-        // Under the lock more tables may be missing than at the fault.
+        // The map may need more tables under the lock than at the fault.
         let done = if memcache.len() >= least {
             self.apply(ops, host, memcache, &plan)
         } else {
@@ -188,7 +188,7 @@ impl<R: RawRwLock> Mmu<R> {
         }
     }
 
-    /// Relaxes or maps as planned, under the lock that the policy takes.
+    /// Relaxes a leaf or maps as planned, with the lock mode of the policy.
     fn apply<O: Operations, H: Host>(
         &self,
         ops: &O,
@@ -225,7 +225,7 @@ impl<R: RawRwLock> Mmu<R> {
         })
     }
 
-    /// Returns whether the policy tops the memcache up for a fault.
+    /// Returns whether the policy tops up the memcache for a fault.
     fn may_need_tables(&self, plan: &FaultRequest, logging: bool) -> bool {
         let fault = &plan.fault;
         match self.policy.top_up {
@@ -244,7 +244,7 @@ impl<R: RawRwLock> Mmu<R> {
             largest_leaf(&self.geometry, page.size)
         };
         let ipa = fault.ipa.align_down(size);
-        // Dirty logging needs a fault for the first write to each page.
+        // Dirty logging requires a fault at the first write to each page.
         let write = page.writable && (!logging || fault.access == Access::Write);
         let attributes = Attributes {
             write,
@@ -268,8 +268,8 @@ impl<R: RawRwLock> Mmu<R> {
 }
 
 impl FaultRequest {
-    /// Checks under the lock that the page lookup still holds, and does the CMOs that the policy
-    /// has in the fault path.
+    /// Checks under the lock that the page lookup is still valid, and performs the CMOs if the
+    /// policy does them in the fault path.
     fn prepare<O: Operations, H: Host>(
         &self,
         ops: &O,
@@ -283,7 +283,7 @@ impl FaultRequest {
         Ok(())
     }
 
-    /// Marks writable memory dirty before the lock is released.
+    /// Marks writable memory dirty while the lock is held.
     fn mark_dirty<O: Operations, H: Host>(&self, ops: &O, host: &H) {
         let MapRequest { ipa, size, attributes, .. } = self.request;
         if attributes.write {
@@ -293,7 +293,7 @@ impl FaultRequest {
     }
 }
 
-/// Returns the size of the largest leaf that fits into `size` bytes.
+/// Returns the size of the largest leaf that fits in `size` bytes.
 pub fn largest_leaf(geometry: &Geometry, size: u64) -> u64 {
     (geometry.start().number()..3)
         .filter_map(Level::new)

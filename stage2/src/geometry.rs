@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Granules, levels, and the shape of an IPA space.
+//! Granules, levels, and the geometry of an IPA space.
 //!
 //! A table fills one granule and holds 8-byte entries, so each level resolves 9, 11 or 13 bits of
-//! the intermediate physical address (IPA). The walk starts at the lowest level at which at most 16
-//! tables lie side by side (Arm ARM D8.2.3, concatenated translation tables).
+//! the intermediate physical address (IPA). The walk starts at the lowest level that needs at most
+//! 16 contiguous root tables (Arm ARM D8.2.3, concatenated translation tables).
 
 use core::fmt;
 
@@ -14,7 +14,7 @@ use crate::address::Ipa;
 /// Address width in bits (Arm ARM D8.1.8, without FEAT_LPA and FEAT_LPA2).
 pub(crate) const ADDRESS_BITS: u32 = 48;
 
-/// Size of a page and of a table.
+/// Size of a page and of a translation table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Granule {
@@ -27,7 +27,7 @@ pub enum Granule {
 }
 
 impl Granule {
-    /// Returns the number of address bits within a page.
+    /// Returns the number of offset bits of an address within a page.
     pub const fn shift(self) -> u32 {
         self as u32
     }
@@ -47,7 +47,7 @@ impl Granule {
         1 << self.level_bits()
     }
 
-    /// Returns the size of the largest leaf in bytes: a block of level 1 with 4K, of level 2 with
+    /// Returns the size of the largest leaf in bytes: a level 1 block with 4K, a level 2 block with
     /// 16K and 64K.
     pub const fn largest_leaf(self) -> u64 {
         let levels = match self {
@@ -68,15 +68,15 @@ impl Granule {
     }
 }
 
-/// Level of lookup, 0 to 3; pages are at 3.
+/// Lookup level, 0 to 3; pages are at level 3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Level(u8);
 
 impl Level {
-    /// Level of pages.
+    /// Level of page entries.
     pub const PAGE: Self = Self(3);
 
-    /// Returns the level with this number, or `None` above 3.
+    /// Returns the level with this number, or `None` if it is above 3.
     pub const fn new(number: u8) -> Option<Self> {
         if number <= 3 { Some(Self(number)) } else { None }
     }
@@ -86,12 +86,12 @@ impl Level {
         self.0
     }
 
-    /// Returns the level below, or `None` below pages.
+    /// Returns the next lower level, or `None` for pages.
     pub const fn down(self) -> Option<Self> {
         Self::new(self.0 + 1)
     }
 
-    /// Returns the level above, or `None` above 0.
+    /// Returns the next higher level, or `None` for level 0.
     pub const fn up(self) -> Option<Self> {
         match self.0 {
             0 => None,
@@ -109,8 +109,8 @@ impl Level {
         1 << self.shift(granule)
     }
 
-    /// Returns whether an entry may be a leaf, with addresses of up to 48 bits (Arm ARM D8.3.1):
-    /// pages at 3; blocks at 1 and 2 with 4K, at 2 with 16K and 64K.
+    /// Returns whether an entry may be a leaf, with 48-bit addresses (Arm ARM D8.3.1): pages at
+    /// level 3; blocks at levels 1 and 2 with 4K, at level 2 with 16K and 64K.
     pub const fn can_map(self, granule: Granule) -> bool {
         match granule {
             Granule::K4 => self.0 >= 1,
@@ -118,8 +118,8 @@ impl Level {
         }
     }
 
-    /// Returns the number of entries of a contiguous run (Arm ARM D8.7.1), 1 where the level has
-    /// none.
+    /// Returns the number of entries of a contiguous run (Arm ARM D8.7.1); 1 if the level has no
+    /// runs.
     pub const fn contiguous(self, granule: Granule) -> u64 {
         match (granule, self.0) {
             (Granule::K4, 1..=3) => 16,
@@ -136,19 +136,19 @@ impl fmt::Display for Level {
     }
 }
 
-/// An IPA space: granule, width, and the levels of its tables.
+/// The geometry of an IPA space: granule, width, and table levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     granule: Granule,
     ipa_bits: u32,
     start: Level,
     size: u64,
-    /// `size` if the shape is [`Self::COMMON`], otherwise 0.
+    /// `size` if granule and start level are [`Self::COMMON`], otherwise 0.
     common_size: u64,
     root_tables: u64,
 }
 
-/// Error returned for an unsupported width.
+/// Error returned for an unsupported IPA width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("IPA width {bits}: expected 32 to 48 bits")]
 pub struct GeometryError {
@@ -157,22 +157,22 @@ pub struct GeometryError {
 }
 
 impl Geometry {
-    /// The most frequent shape. Walks are specialised for it, so their shifts and levels are
-    /// constants.
+    /// The most frequent granule and start level. Walks are specialised for them, so that shifts
+    /// and levels are constants.
     pub(crate) const COMMON: (Granule, Level) = (Granule::K4, Level(1));
 
-    /// Returns whether the shape is the common one and the address lies in it, by one comparison.
+    /// Returns, by one comparison, whether the shape is the common one and the address lies in it.
     #[inline(always)]
     pub(crate) const fn is_common(&self, ipa: Ipa) -> bool {
         ipa.0 < self.common_size
     }
 
-    /// Returns granule and start level, which decide all indices.
+    /// Returns granule and start level, which determine all table indices.
     pub(crate) const fn shape(&self) -> (Granule, Level) {
         (self.granule, self.start)
     }
 
-    /// Returns the IPA space of `ipa_bits`, with as few levels as concatenation allows.
+    /// Linux 6.12 with only the first patch of `stage2-fault-count`: it waits for locked entries.
     ///
     /// # Errors
     /// [`GeometryError`] for a width below 32 or above 48.
@@ -180,7 +180,7 @@ impl Geometry {
         if ipa_bits < 32 || ipa_bits > ADDRESS_BITS {
             return Err(GeometryError { bits: ipa_bits });
         }
-        // 16 concatenated tables resolve 4 bits (Linux: stage2_pgtable_levels()).
+        // 16 concatenated tables resolve 4 bits (Linux: `stage2_pgtable_levels()`).
         let resolved = ipa_bits - 4 - granule.shift();
         let levels = resolved.div_ceil(granule.level_bits());
         let start = match levels {
@@ -209,7 +209,7 @@ impl Geometry {
         self.granule
     }
 
-    /// Returns the width of addresses in bits.
+    /// Returns the IPA width in bits.
     pub const fn ipa_bits(&self) -> u32 {
         self.ipa_bits
     }
@@ -224,19 +224,19 @@ impl Geometry {
         self.start
     }
 
-    /// Returns the number of root tables, which lie side by side.
+    /// Returns the number of root tables, which are contiguous in memory.
     pub const fn root_tables(&self) -> u64 {
         self.root_tables
     }
 
-    /// Returns the number of tables below the root on a walk to a page: one mapping needs so many
-    /// at most, and a memcache is topped up to it (Linux: `kvm_mmu_cache_min_pages()`).
+    /// Returns the number of tables below the root on a walk to a page: the maximum that one
+    /// mapping needs, and the memcache minimum (Linux: `kvm_mmu_cache_min_pages()`).
     pub const fn depth(&self) -> usize {
         (3 - self.start.0) as usize
     }
 
-    /// Returns the index of an address's entry in its table; at the start level over all root
-    /// tables.
+    /// Returns the index of an address's entry in its table; at the start level, in all root tables
+    /// together.
     pub const fn index(&self, ipa: Ipa, level: Level) -> u64 {
         let index = ipa.0 >> level.shift(self.granule);
         if level.0 == self.start.0 { index } else { index & (self.granule.entries() - 1) }
@@ -247,8 +247,8 @@ impl Geometry {
         level.span(self.granule)
     }
 
-    /// Returns the number of entries of a table of this level; at the start level of all root
-    /// tables.
+    /// Returns the number of entries of a table at this level; at the start level, of all root
+    /// tables together.
     pub const fn entries(&self, level: Level) -> u64 {
         if level.0 == self.start.0 {
             self.granule.entries() * self.root_tables

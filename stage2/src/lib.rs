@@ -56,7 +56,7 @@ pub mod operations;
 mod policy;
 pub mod pool;
 
-/// Atomics of the processor, or of loom's model with the feature `loom`.
+/// Atomics of the CPU, or loom's atomics with the feature `loom`.
 mod sync {
     #[cfg(not(feature = "loom"))]
     pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tables allocated before the lock is taken.
 //!
-//! Allocation may sleep, so it must not happen under the lock. The fault path tops a [`Memcache`]
-//! up beforehand. A map that finds it empty fails and changes nothing, and the fault is taken again
-//! with a full one (Linux: `kvm_mmu_topup_memory_cache()`).
+//! Allocation may sleep, so it must not happen under the lock. The fault path tops up a
+//! [`Memcache`] before it takes the lock. A map that finds the memcache empty fails without a
+//! change, and the guest refaults after a top-up (Linux: `kvm_mmu_topup_memory_cache()`).
 //!
-//! Tables that blocks have replaced are collected as well and freed together ([`TableFreeBatch`]):
-//! when there are too many, at a top-up, or at the end. A pool therefore needs twice
-//! [`Memcache::CAPACITY`] tables more than are linked, for each memcache.
+//! The memcache also collects tables that blocks have replaced, and frees them together
+//! ([`TableFreeBatch`]): when the batch is full, at a top-up, and when drained. For each memcache,
+//! a pool therefore needs twice [`Memcache::CAPACITY`] tables in addition to the linked ones.
 
 use arrayvec::ArrayVec;
 
@@ -16,7 +16,7 @@ use crate::{
     operations::{Note, Operations},
 };
 
-/// Unreachable tables that are freed together.
+/// Unlinked tables to be freed together.
 #[derive(Debug, Default)]
 pub(crate) struct TableFreeBatch(ArrayVec<TableAddress, { Memcache::CAPACITY }>);
 
@@ -46,15 +46,15 @@ impl TableFreeBatch {
     }
 }
 
-/// Up to [`Memcache::CAPACITY`] tables for one vCPU.
+/// Up to [`Memcache::CAPACITY`] free tables for one vCPU.
 #[derive(Debug, Default)]
 pub struct Memcache {
     tables: ArrayVec<TableAddress, { Self::CAPACITY }>,
     /// Tables that blocks have replaced.
     spent: TableFreeBatch,
-    /// Topped up and not drained since: the owner will drain it.
+    /// Set by a top-up until the memcache is drained: its owner will drain it.
     owned: bool,
-    /// Stays empty: taking from it is expected to fail.
+    /// Set if the memcache always stays empty: taking from it is expected to fail.
     unavailable: bool,
 }
 
@@ -72,7 +72,7 @@ impl Memcache {
         }
     }
 
-    /// Creates a memcache that stays empty: every map that needs a table fails.
+    /// Creates a memcache that always stays empty: every map that needs a table fails.
     pub const fn unavailable() -> Self {
         let mut none = Self::new();
         none.unavailable = true;
@@ -89,8 +89,8 @@ impl Memcache {
         self.tables.is_empty()
     }
 
-    /// Allocates up to `max` tables unless the memcache holds `min`. Must not run under the lock.
-    /// Returns whether it holds `min`.
+    /// Allocates up to `max` tables unless the memcache holds `min`. Must not be called under the
+    /// lock. Returns whether the memcache holds `min`.
     #[inline]
     pub fn top_up<O: Operations>(&mut self, ops: &O, min: usize, max: usize) -> bool {
         self.len() >= min || self.fill(ops, min, max)
@@ -108,7 +108,7 @@ impl Memcache {
         self.len() >= min
     }
 
-    /// Takes a zeroed table, or returns `None`.
+    /// Takes a zeroed table. Returns `None` if the memcache is empty.
     pub fn take<O: Operations>(&mut self, ops: &O) -> Option<TableAddress> {
         let table = self.tables.pop();
         if table.is_none() && !self.unavailable {
@@ -117,13 +117,13 @@ impl Memcache {
         table
     }
 
-    /// Adds an unused table, still zeroed, to the memcache.
+    /// Adds an unused, still zeroed table to the memcache.
     pub(crate) fn return_unused(&mut self, table: TableAddress) {
         self.tables.push(table);
     }
 
-    /// Adds replaced tables to those to be freed by `collect`. Frees them at once if the memcache
-    /// was never topped up, as its owner need not drain it.
+    /// Adds replaced tables by `collect`, to be freed together. Frees them immediately if the
+    /// memcache was never topped up, as its owner need not drain it.
     #[inline]
     pub(crate) fn retire<O: Operations>(
         &mut self,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The engine's interface to its surroundings: tables in memory, barriers, TLBs and caches.
+//! The engine's interface to its environment: tables in memory, barriers, TLBs and caches.
 //!
-//! A value that implements [`Operations`] represents one CPU, or one thread in the place of a CPU.
-//! So the same engine runs at EL2 and in tests. Every call is one architectural event: a wrapper can
+//! A value that implements [`Operations`] represents one CPU, or a thread that simulates one, so
+//! the same engine runs at EL2 and in tests. Every call is one architectural event: a wrapper can
 //! record, check, drop or replace any of them.
 
 use crate::{
@@ -11,33 +11,33 @@ use crate::{
     geometry::Level,
 };
 
-/// VMID, which tags a guest's translations in TLBs.
+/// VMID, which tags the TLB entries of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Vmid(pub u16);
 
-/// Order of a store after earlier stores.
+/// Ordering of a store with respect to earlier stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// No order.
+    /// No ordering.
     Plain,
-    /// Release: observed after everything before it (STLR).
+    /// Release: observed after all earlier accesses (STLR).
     Release,
 }
 
 /// A data synchronisation barrier (Arm ARM B2.3.12).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dsb {
-    /// Stores only, this CPU: `DSB NSHST`.
+    /// This CPU, stores only: `DSB NSHST`.
     NshSt,
     /// This CPU: `DSB NSH`.
     Nsh,
-    /// Stores only, all CPUs: `DSB ISHST`.
+    /// All CPUs, stores only: `DSB ISHST`.
     IshSt,
-    /// Every CPU: `DSB ISH`.
+    /// All CPUs: `DSB ISH`.
     Ish,
 }
 
-/// CPUs that a TLB invalidation reaches.
+/// CPUs that a TLB invalidation affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// The executing CPU.
@@ -46,13 +46,13 @@ pub enum Scope {
     Broadcast,
 }
 
-/// A TLB invalidation for the current VMID (Arm ARM D8.14), and the CPUs that it reaches. The TTL
-/// hint is the level of the leaves (FEAT_TTL), `size` is in bytes.
+/// A TLB invalidation for the current VMID (Arm ARM D8.14), and the CPUs that it affects. The TTL
+/// hint is the level of the leaves (FEAT_TTL); `size` is in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the head names the fields")]
 pub enum Tlbi {
-    /// `IPAS2E1(IS)`, or `IPAS2LE1(IS)` for leaves alone and no walk caches: stage-2 entries of one
-    /// address.
+    /// `IPAS2E1(IS)`: stage-2 entries of one address; `IPAS2LE1(IS)`: leaf entries only, not walk
+    /// caches.
     Ipa { ipa: Ipa, ttl: Option<Level>, leaf_only: bool, scope: Scope },
     /// `RIPAS2E1(IS)`: stage-2 entries of a range (FEAT_TLBIRANGE).
     Range { ipa: Ipa, size: u64, ttl: Option<Level>, scope: Scope },
@@ -63,7 +63,7 @@ pub enum Tlbi {
 }
 
 impl Tlbi {
-    /// Returns the CPUs that the invalidation reaches.
+    /// Returns the CPUs that the invalidation affects.
     pub const fn scope(self) -> Scope {
         let (Self::Ipa { scope, .. }
         | Self::Range { scope, .. }
@@ -80,7 +80,7 @@ impl Tlbi {
     }
 }
 
-/// A table, with all tables below it, that no entry points at.
+/// An unlinked table, with all tables below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unlinked {
     /// Address of the table.
@@ -97,28 +97,28 @@ pub enum Note {
     Lock { exclusive: bool },
     /// The lock is released.
     Unlock,
-    /// Tables are allocated into a memcache; may sleep.
+    /// Tables are allocated into a memcache, which may sleep.
     TopUp,
     /// A table was requested from an empty memcache.
     Empty,
-    /// The host marks `size` bytes from `ipa` dirty, which the guest may write from here on.
+    /// The host marks `size` bytes at `ipa` dirty: the guest may write them afterwards.
     MarkDirty { ipa: Ipa, size: u64 },
     /// A page lookup begins; its result is valid until the invalidation sequence changes.
     LookUp,
-    /// The invalidation sequence changes: earlier page lookups are void.
+    /// The invalidation sequence changes: earlier page lookups become invalid.
     Sequence,
 }
 
 /// Access of one CPU to tables, TLBs and caches.
 pub trait Operations {
-    /// Reads an entry, with acquire or dependency order: the contents of the table that it points
-    /// at are as they were when it was linked, or newer.
+    /// Reads an entry with acquire or dependency ordering: reads of the table that it points at
+    /// observe that table's contents at linking, or newer.
     fn load(&self, entry: EntryAddress) -> Descriptor;
 
     /// Writes an entry.
     fn store(&self, entry: EntryAddress, new: Descriptor, order: Order);
 
-    /// Writes adjacent entries, each `span` bytes of memory further and each in the given order.
+    /// Writes adjacent entries in the given order. Each maps the next `span` bytes of memory.
     fn store_adjacent(
         &self,
         first: EntryAddress,
@@ -143,14 +143,14 @@ pub trait Operations {
         new: Descriptor,
     ) -> Result<(), Descriptor>;
 
-    /// Allocates a zeroed table with one reference, its own. May sleep.
+    /// Allocates a zeroed table with a reference count of 1. May sleep.
     fn allocate(&self) -> Option<TableAddress>;
 
-    /// Frees a table that nothing can reach.
+    /// Frees a table that no walker can reach.
     fn free(&self, table: TableAddress);
 
-    /// Frees tables that nothing can reach, as [`Operations::free`] for each; an implementation may
-    /// take its lock once.
+    /// Frees tables that no walker can reach, as [`Operations::free`] for each; an implementation
+    /// may take its lock once for all.
     fn free_all(&self, tables: &[TableAddress]) {
         tables.iter().for_each(|table| self.free(*table));
     }
@@ -159,20 +159,20 @@ pub trait Operations {
     /// shared walk has ended.
     fn defer(&self, unlinked: Unlinked);
 
-    /// Begins a shared walk. Walks nest: a [`Mapper`](crate::Mapper) walks while it exists.
+    /// Begins a shared walk. Walks nest: a [`Mapper`](crate::Mapper) is a walk until it is dropped.
     fn begin_walk(&self) {}
 
-    /// Ends the innermost walk, which no longer uses entries that it has read.
+    /// Ends the innermost walk. The walker uses no entry that it has read in this walk afterwards.
     fn end_walk(&self) {}
 
-    /// Adds references to a table for entries that have become valid.
+    /// Adds references to a table, one for each entry that has become valid.
     fn take_references(&self, table: TableAddress, count: u32);
 
-    /// Drops references of a table for entries that have become invalid. Returns the remaining
-    /// number, 1 for an empty table.
+    /// Drops references of a table, one for each entry that has become invalid. Returns the
+    /// remaining count, which is 1 for an empty table.
     fn drop_references(&self, table: TableAddress, count: u32) -> u32;
 
-    /// Returns the references of a table.
+    /// Linux 6.12 with only the first patch of `stage2-fault-count`: it waits for locked entries.
     fn references(&self, table: TableAddress) -> u32;
 
     /// Executes a data synchronisation barrier.
@@ -184,8 +184,8 @@ pub trait Operations {
     /// Issues a TLB invalidation.
     fn tlbi(&self, kind: Tlbi);
 
-    /// Makes a VMID current for TLB invalidations and returns the previous one. The engine executes
-    /// an ISB next.
+    /// Makes a VMID current for TLB invalidations and returns the previous one. The engine then
+    /// executes an ISB.
     fn switch_vmid(&self, vmid: Vmid) -> Vmid;
 
     /// Cleans and invalidates memory to the point of coherency, line by line (`DC CIVAC`).
@@ -199,6 +199,6 @@ pub trait Operations {
         core::hint::spin_loop();
     }
 
-    /// Receives software events, for observers.
+    /// Receives software events, for checkers.
     fn note(&self, _note: Note) {}
 }

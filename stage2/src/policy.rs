@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Choices of the engine and the fault path.
 //!
-//! Each field of [`Policy`] is one technique that a kernel may implement; the presets combine them
-//! as kernels do (Linux: `arch/arm64/kvm/hyp/pgtable.c` and `arch/arm64/kvm/mmu.c`).
+//! Each field of [`Policy`] is one technique that a kernel may use; the presets combine them as
+//! kernels do (Linux: `arch/arm64/kvm/hyp/pgtable.c` and `arch/arm64/kvm/mmu.c`).
 
 use core::str::FromStr;
 
 use thiserror::Error;
 
-/// Lock of the fault path.
+/// Lock mode of the fault path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Locking {
     /// Exclusive: one fault at a time.
     Exclusive,
-    /// Shared where permissions are relaxed under dirty logging, otherwise exclusive (6.1).
+    /// Shared for relaxing permissions under dirty logging, otherwise exclusive (6.1).
     SharedRelax,
     /// Shared: entries are changed by compare-and-swap.
     Shared,
 }
 
-/// Place of the CMOs for memory that becomes reachable for the guest.
+/// Place of the CMOs for memory that the guest is about to access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmoPlacement {
-    /// In the fault path, for every fault, whatever the map then does.
+    /// In the fault path, for every fault, independent of what the map changes.
     FaultPath,
-    /// At the entry, between break and make.
+    /// In the map handler, between break and make.
     BetweenBreakAndMake,
-    /// At the entry, before the break.
+    /// In the map handler, before the break.
     BeforeBreak,
 }
 
@@ -39,18 +39,18 @@ pub enum Coalesce {
     InstallFirst,
 }
 
-/// Handling of an existing leaf that differs in permissions alone.
+/// Handling of an existing leaf that differs only in permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExistingLeaf {
-    /// Replace it by break-before-make (5.10).
+    /// Replace the leaf by break-before-make (5.10).
     Replace,
-    /// Leave it; the guest retries (from 6.1).
+    /// Keep the leaf; the guest retries (from 6.1).
     Retry,
-    /// Relax its permissions.
+    /// Relax the leaf's permissions.
     Relax,
 }
 
-/// Condition for topping up the memcache in a fault.
+/// Condition for topping up the memcache in the fault path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TopUp {
     /// Translation faults, and writes under dirty logging.
@@ -59,25 +59,25 @@ pub enum TopUp {
     ByFaultLevel,
 }
 
-/// Number of entries that unmap invalidates at once.
+/// Number of entries that one invalidation of an unmap covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmap {
-    /// One; a full batch with FEAT_S2FWB and FEAT_TLBIRANGE (Linux from 6.6: the whole range).
+    /// One entry, or a full batch with FEAT_S2FWB and FEAT_TLBIRANGE (Linux from 6.6: whole range).
     Deferred,
     /// Up to this many, at least 1.
     Batch(u8),
-    /// Whole tables where they lie in the range, otherwise up to this many entries.
+    /// Whole tables that lie in the range; otherwise up to this many entries.
     Tables(u8),
 }
 
-/// The wait of the Linux series `stage2-fault-count`: 65,536 reads of a locked entry, in the order
-/// of 100us.
+/// The wait limit of the Linux series `stage2-fault-count`: 65,536 reads of a locked entry, about
+/// 100us.
 const LOCKED_ENTRY_TURNS: u32 = 1 << 16;
 
 /// Choices of the engine and the fault path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// Lock of the fault path.
+    /// Lock mode of the fault path.
     pub locking: Locking,
     /// Place of the CMOs.
     pub cmo: CmoPlacement,
@@ -87,37 +87,37 @@ pub struct Policy {
     pub existing_leaf: ExistingLeaf,
     /// Condition for topping up the memcache.
     pub top_up: TopUp,
-    /// Set if a split fills the new table with all parts of the block; otherwise it fills in the
-    /// part that faulted alone.
+    /// Set if a split fills the new table with all parts of the block; otherwise it fills only the
+    /// part that faulted.
     pub populate_on_split: bool,
-    /// Set if blocks are recovered when dirty logging stops.
+    /// Set if block mappings are recovered when dirty logging stops.
     pub recover_blocks: bool,
     /// Set if CMOs for a block skip parts that are mapped at the same address.
     pub skip_mapped: bool,
-    /// Reads of an entry that another walker has locked, the first included, before the guest
-    /// refaults (`STAGE2_LOCKED_TURNS` of the Linux series); 0 and 1 do not wait. Between two reads
-    /// the walker calls [`Operations::pause`](crate::Operations::pause).
+    /// Maximum number of reads of an entry that another walker has locked, the first included,
+    /// before the guest refaults (`STAGE2_LOCKED_TURNS` of the Linux series). With 0 or 1, walkers
+    /// do not wait. Between reads they call [`Operations::pause`](crate::Operations::pause).
     pub locked_entry_turns: u32,
-    /// Set if relaxed permissions are invalidated on the faulting CPU alone.
+    /// Set if the TLB entry of a relaxed leaf is invalidated only on the faulting CPU.
     pub local_relax: bool,
-    /// Set if range TLBIs (FEAT_TLBIRANGE) invalidate a range; otherwise the whole VMID is
+    /// Set if range TLBIs (FEAT_TLBIRANGE) invalidate ranges; otherwise all entries of the VMID are
     /// invalidated.
     pub range_invalidation: bool,
-    /// Number of entries that unmap invalidates at once.
+    /// Number of entries that one invalidation of an unmap covers.
     pub unmap: Unmap,
-    /// Cache lines (64 bytes) beyond which the whole I-cache is invalidated.
+    /// Number of cache lines (64 bytes) above which the whole I-cache is invalidated.
     pub icache_lines: Option<u64>,
     /// Set if each table counts its valid entries (Linux: page references); otherwise the engine
-    /// reads a table to see whether it is empty.
+    /// reads a table's entries to determine whether it is empty.
     pub count_references: bool,
-    /// Set if an exclusive walk sets the contiguous hint on pages that fill a run.
+    /// Set if exclusive walks set the contiguous hint on pages that fill a run.
     pub contiguous: bool,
-    /// Set if the size of a mapping changes without a break where FEAT_BBM allows it. Before a
-    /// block replaces a table, the engine then reads all of the table's entries.
+    /// Set if mapping sizes change without a break where FEAT_BBM allows it. Before a block
+    /// replaces a table, the engine then reads all entries of the table.
     pub use_bbm: bool,
 }
 
-/// Error returned for a name that is no preset.
+/// Error returned for an unknown preset name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error(
     "unknown policy; expected one of linux-5.10, linux-5.10+series, linux-6.1, linux-6.12, \
@@ -172,11 +172,11 @@ impl Policy {
         icache_lines: Some(512),
         ..Self::LINUX_6_1
     };
-    /// Linux 6.12 with the first patch of `stage2-fault-count` alone: it waits for locked entries.
+    /// Linux 6.12 with only the first patch of `stage2-fault-count`: it waits for locked entries.
     pub const LINUX_6_12_WAIT: Self =
         Self { locked_entry_turns: LOCKED_ENTRY_TURNS, ..Self::LINUX_6_12 };
-    /// Linux 6.12 with the series `stage2-fault-count`, except its patches outside of the page
-    /// table code.
+    /// Linux 6.12 with the series `stage2-fault-count`, without the patches outside the page-table
+    /// code.
     pub const LINUX_6_12_SERIES: Self = Self {
         populate_on_split: true,
         recover_blocks: true,

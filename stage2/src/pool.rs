@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A pool of tables in one piece of memory, without allocator and without `unsafe`.
+//! A pool of tables in contiguous memory, without an allocator and without `unsafe`.
 //!
-//! The root's tables come first. The others are on a free list, which any number of CPUs access by
-//! compare-and-swap; its head carries a tag against ABA. The memory may be a `static`.
+//! The root tables come first. The other tables are on a free list, which CPUs access concurrently
+//! by compare-and-swap; a tag in its head prevents ABA. The memory may be a `static`.
 
 use core::ops::Deref;
 
@@ -25,14 +25,14 @@ pub struct TablePool<M> {
     shift: u32,
     root_tables: u64,
     words: M,
-    /// Two words a table: its references, and the next free table.
+    /// Two words for each table: its reference count, and the next free table.
     meta: M,
-    /// Tag in the upper half, first free table in the lower.
+    /// Tag in the upper half, index of the first free table in the lower half.
     head: AtomicU64,
 }
 
 impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
-    /// Creates a pool over `words`, which CPUs see at `base` (a multiple of the granule), with two
+    /// Creates a pool in `words`, which CPUs access at `base` (a multiple of the granule), with two
     /// words of `meta` for each table. Returns `None` if the root does not fit or `meta` is too
     /// short.
     pub fn new(base: PhysAddr, geometry: &Geometry, words: M, meta: M) -> Option<Self> {
@@ -86,7 +86,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         self.meta[index(2 * table)].store(1, Ordering::Relaxed);
     }
 
-    /// Adds a chain of tables to the free list.
+    /// Pushes a chain of tables onto the free list.
     fn push(&self, first: u64, last: u64) {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
@@ -99,7 +99,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         }
     }
 
-    /// Allocates a zeroed table with one reference, or returns `None`.
+    /// Allocates a zeroed table with a reference count of 1. Returns `None` if no table is free.
     pub fn allocate(&self) -> Option<TableAddress> {
         let mut head = self.head.load(Ordering::Acquire);
         loop {
@@ -124,7 +124,7 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
         self.free_all(&[table]);
     }
 
-    /// Frees tables together.
+    /// Frees several tables.
     pub fn free_all(&self, tables: &[TableAddress]) {
         let (Some(first), Some(last)) = (tables.first(), tables.last()) else {
             return;
@@ -155,15 +155,15 @@ impl<M: Deref<Target = [AtomicU64]>> TablePool<M> {
     }
 }
 
-/// Writes adjacent entries in memory, each `span` bytes of memory further, as
-/// [`Operations::store_adjacent`].
+/// Writes adjacent entries in memory, as [`Operations::store_adjacent`]: each maps the next `span`
+/// bytes.
 #[inline]
 pub fn store_adjacent(entries: &[AtomicU64], leaf: Descriptor, span: u64, order: Order) {
     if order == Order::Release {
         fence(Ordering::Release);
     }
     let mut next = leaf.0;
-    // By cache lines: eight stores without a branch.
+    // Whole cache lines: eight stores without a branch.
     let mut lines = entries.chunks_exact(8);
     for line in &mut lines {
         for entry in line {
@@ -183,10 +183,10 @@ pub fn words(count: usize) -> alloc::boxed::Box<[AtomicU64]> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// Operations on a pool that access entries and maintain nothing.
+/// Operations on a pool that access entries and perform no barriers, TLBIs or CMOs.
 ///
-/// They serve a table that is built before its guest first runs, and tests. Once a CPU may walk the
-/// table, operations that wrap these must invalidate and clean as the architecture requires. Shared
+/// Use them for a table built before its guest first runs, and in tests. Once a CPU may walk the
+/// table, a wrapper must add the barriers, TLBIs and CMOs that the architecture requires. Shared
 /// walks must not coalesce: deferred tables ([`Operations::defer`]) are never freed.
 #[derive(Debug)]
 pub struct NoMaintenance<'a, M>(pub &'a TablePool<M>);
