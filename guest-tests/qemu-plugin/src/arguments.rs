@@ -14,11 +14,11 @@ pub struct Arguments {
     pub out: PathBuf,
     /// Name and virtual address of the functions whose calls are counted.
     pub functions: Vec<(String, u64)>,
-    /// Count all instructions.
+    /// `true` to count all instructions.
     pub instructions: bool,
     /// Length of a turn in picoseconds of virtual time, if elapsed time is measured.
     pub quantum: Option<u64>,
-    /// Seed of the lengths of rounds, if they vary.
+    /// Seed of the turn lengths, if they vary.
     pub seed: Option<u64>,
     /// Costs of instructions in elapsed time.
     pub costs: Costs,

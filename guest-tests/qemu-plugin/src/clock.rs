@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! Elapsed time of CPUs that run side by side, from their turns in one thread.
+//! Elapsed time of CPUs that run in parallel, computed from their turns in one thread.
 //!
-//! Under `-icount` one thread of QEMU runs the CPUs in the order of their numbers, each until a
-//! timer's deadline. The clock ends a CPU's turn after a *quantum* of virtual time, so that in each
-//! *round* every CPU that can run has a turn of the same length, up to a block of code. Rounds are
-//! then parallel time:
+//! Under `-icount` one thread of QEMU runs the CPUs by ascending number, each until a timer's
+//! deadline. The clock ends a CPU's turn after a *quantum* of virtual time, so that in each *round*
+//! every CPU that can run has a turn of the same length, up to a block of code. The turns of a
+//! round count as parallel:
 //!
 //! ```text
 //! elapsed = sum over rounds of (the longest turn of any CPU in that round)
 //! work    = sum over all turns
 //! ```
 //!
-//! With a seed, the length of the turns varies from round to round between half a quantum and one and
-//! a half, so that CPUs which repeat the same code do not stay in step with their turns.
+//! With a seed, the turn length varies from round to round between 0.5 and 1.5 quanta, so that CPUs
+//! that repeat the same code do not synchronize with their turns.
 //!
-//! A CPU is known by its [key](CpuKey), which grows with the CPU's number; a round ends where the
-//! key falls. The turns of a CPU that runs alone count as one, with the same sum. A CPU that spins
-//! by `WFE` or `YIELD` leaves the rest of its turn to the others: the round is as long as the turn of
-//! the CPU that it waits for. A CPU that spins by loads executes its whole turn, as on hardware.
+//! A CPU is identified by its [key](CpuKey), which increases with the CPU's number; a round ends
+//! when the key decreases. Consecutive turns of a CPU that runs alone count as one. A CPU that
+//! spins with `WFE` or `YIELD` yields the rest of its turn: the round is as long as the turn of the
+//! CPU that it waits for. A CPU that spins with loads uses its whole turn, as on hardware.
 //!
-//! A CPU that gets a lock in the round in which it was released works beside its predecessor in
-//! that round. So the quantum must be shorter than the work between two handovers of a lock.
+//! A CPU that acquires a lock in the round of its release counts as parallel to the previous holder
+//! in that round. The quantum must therefore be shorter than the work between lock handovers.
 //!
-//! Elapsed time is meaningless if a CPU that can run has no turn: [`Time::starved`] is the longest
+//! Elapsed time is meaningless if a CPU that can run gets no turn: [`Time::starved`] is the longest
 //! wait of such a CPU, in turns of the other CPUs.
 
 use std::{collections::BTreeMap, mem};
@@ -35,8 +35,8 @@ use serde::Serialize;
 
 use crate::costs::Costs;
 
-/// Value of a register that holds another value on each CPU: the per-CPU offset of the kernel,
-/// which grows with the number of the CPU.
+/// Value of a register that differs between CPUs: the kernel's per-CPU offset, which increases with
+/// the CPU's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CpuKey(pub u64);
 
@@ -47,14 +47,14 @@ pub struct Block {
     pub instructions: u64,
     /// Cost of its instructions in picoseconds.
     pub cost: u64,
-    /// It ends with an instruction after which the CPU may not be able to run: `WFI`, `HVC`, `SMC`.
+    /// `true` if the last instruction may stop the CPU from running: `WFI`, `HVC`, `SMC`.
     pub may_halt: bool,
 }
 
 impl Block {
     const INSTRUCTION_BITS: u32 = 15;
 
-    /// Packs the block into a word for a callback; a cost above some minutes is cut.
+    /// Packs the block into a word for a callback; a cost above some minutes is truncated.
     #[expect(clippy::cast_possible_truncation, reason = "QEMU's hosts have 64 bits")]
     pub const fn pack(self) -> usize {
         let cost = self.cost << (Self::INSTRUCTION_BITS + 1);
@@ -81,10 +81,10 @@ pub struct Time {
     pub work: u64,
     /// Number of rounds.
     pub rounds: u64,
-    /// Largest number of turns of other CPUs while one that could run had none. A turn that takes
-    /// its whole quantum counts twice: at its end, and where the next CPU begins.
+    /// Largest number of turns of other CPUs while a CPU that could run had none. A turn of a whole
+    /// quantum counts twice: when it ends, and when the next CPU begins.
     pub starved: u64,
-    /// Work and rounds of each CPU that executed, in the order of their numbers.
+    /// Work and rounds of each CPU that executed, sorted by number.
     pub cpus: Vec<CpuTime>,
 }
 
@@ -107,22 +107,22 @@ struct Cpu {
     work: u64,
     rounds: u64,
     may_halt: bool,
-    /// Turns of the machine when its last turn ended.
+    /// Number of the machine's turns when this CPU's last turn ended.
     ended: u64,
-    /// Lines cleaned since its last `DSB`.
+    /// Cache lines maintained by `DC` since its last `DSB`.
     lines: u64,
 }
 
 impl Cpu {
-    /// Returns the number of turns since its last one if the CPU can run, of `now` in all.
-    /// CPUs share the key 0 until the kernel has set one for each.
+    /// Returns the number of turns since this CPU's last one if it can run; `now` is the number of
+    /// all turns. CPUs share the key 0 until the kernel has set one for each.
     fn wait(&self, now: u64) -> u64 {
         let can_run = !self.may_halt && self.key != CpuKey(0);
         if can_run { now - self.ended } else { 0 }
     }
 }
 
-/// CPUs that have executed the last atomic operation on cache lines.
+/// CPU that executed the last atomic operation on each cache line.
 #[derive(Debug)]
 struct Owners(Box<[(u64, usize)]>);
 
@@ -133,8 +133,8 @@ impl Default for Owners {
 }
 
 impl Owners {
-    /// Records an operation; returns whether the last one on the line was another CPU's. A line
-    /// is forgotten when one with the same low bits of the address is recorded.
+    /// Records an operation; returns whether another CPU executed the previous one on the line. A
+    /// line is evicted when a line with the same low address bits is recorded.
     fn change(&mut self, address: u64, row: usize) -> bool {
         let line = address / 64;
         let place = line as usize % self.0.len();
@@ -157,10 +157,10 @@ pub struct Clock {
     /// Index of the CPU whose turn it is.
     current: Option<usize>,
     turn: u64,
-    /// Part of the turn after which its end was requested.
+    /// Value of `turn` when the end of the turn was last requested.
     ended: u64,
     longest: u64,
-    /// Turns of the machine.
+    /// Number of turns of the machine.
     turns: u64,
     owners: Owners,
     time: Time,
@@ -197,7 +197,7 @@ impl Clock {
         *lines += 1;
     }
 
-    /// Ends the range of lines that the current CPU has cleaned.
+    /// Ends the current CPU's range of maintained lines, at a `DSB`.
     pub fn end_range(&mut self) {
         if let Some(current) = self.current {
             self.cpus[current].lines = 0;
@@ -234,7 +234,7 @@ impl Clock {
         time
     }
 
-    /// Returns the number of the CPU of each row.
+    /// Returns the CPU number of each row.
     pub fn numbers(&self) -> BTreeMap<usize, usize> {
         self.cpus.iter().enumerate().map(|(number, cpu)| (cpu.row, number)).collect()
     }
@@ -299,7 +299,7 @@ mod tests {
         Block { instructions: cost, cost, may_halt }
     }
 
-    /// Runs turns of CPU and cost.
+    /// Runs turns, each a CPU and a cost.
     fn run(clock: &mut Clock, turns: &[(u64, u64)]) {
         for (cpu, cost) in turns {
             clock.execute(CpuKey(*cpu), block(*cost, false));

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! Costs of instructions by class, in picoseconds.
 //!
-//! Without a table each instruction costs one nanosecond of virtual time, as under `-icount shift=0`.
-//! A table names the classes whose cost differs. The entry of an exception has no instruction, so
-//! `exception` is the cost of entry and return, accounted at the `ERET`.
+//! Without a table each instruction costs one nanosecond of virtual time, as under `-icount
+//! shift=0`. A table names the classes whose cost differs. An exception entry has no instruction of
+//! its own, so `exception` is the cost of entry and return, accounted at the `ERET`.
 //!
 //! Two costs depend on what was executed before:
 //!
-//! * `dc_long`: a line after [`SHORT_RANGE`] others that the CPU has cleaned without a `DSB`. A CPU
-//!   pays more for each line of a range that is larger than what its TLB and the caches hold.
-//! * `atomic_shared`: an atomic operation on a cache line whose last one was another CPU's, so that
-//!   the line moves between them.
+//! * `dc_long`: `DC` of a line after [`SHORT_RANGE`] others without a `DSB`. Each line of a range
+//!   costs more if the range exceeds the reach of the CPU's TLB and caches.
+//! * `atomic_shared`: an atomic operation on a cache line on which another CPU executed the previous
+//!   one, so that the line moves between the CPUs.
 //!
-//! Without them such instructions cost as others of their classes.
+//! Without these costs, such instructions cost the same as others of their classes.
 
 use crate::decode::{SysOperation, maintenance};
 
-/// Number of lines that a CPU cleans before further ones cost more: 4M of memory, which is what a
-/// TLB of 1,024 pages of 4K covers.
+/// Number of `DC` lines after which further lines cost more: 4M of memory, the reach of a TLB with
+/// 1,024 entries of 4K.
 pub const SHORT_RANGE: u64 = 1 << 16;
 
 /// Class of an instruction.
@@ -80,7 +80,7 @@ pub enum Cost {
     Fixed(u64),
     /// `DC` of a line, by the length of the range.
     Line,
-    /// Atomic operation, by the CPU that had the cache line.
+    /// Atomic operation, by whether another CPU used the cache line last.
     Atomic,
 }
 
@@ -114,12 +114,12 @@ impl Costs {
         self.long.is_some()
     }
 
-    /// Returns the cost of cleaning a line after `lines` others of a range.
+    /// Returns the cost of `DC` of a line after `lines` others of its range.
     pub fn line(&self, lines: u64) -> u64 {
         self.long.filter(|_| lines >= SHORT_RANGE).unwrap_or(self.fixed(Class::CacheLine))
     }
 
-    /// Returns the cost of an atomic operation on a line that another CPU may have had.
+    /// Returns the cost of an atomic operation; `shared` if another CPU used the line last.
     pub fn atomic(&self, shared: bool) -> u64 {
         self.shared.filter(|_| shared).unwrap_or(self.fixed(Class::Atomic))
     }
@@ -129,7 +129,7 @@ impl Costs {
     }
 }
 
-/// Returns whether an instruction is a `DSB`, which ends a range of cleaned lines.
+/// Returns whether an instruction is a `DSB`, which ends a range of maintained lines.
 pub const fn ends_range(word: u32) -> bool {
     word & 0xffff_f0ff == 0xd503_309f
 }

@@ -15,7 +15,7 @@
 //!   as `NAME`; the address is the entry of a kernel function in `System.map`.
 //! * `instructions=on`: counts all instructions, by blocks of code. A block that an exception
 //!   leaves early counts as a whole, and again when it is entered again.
-//! * `quantum=NANOSECONDS`: measures [elapsed time](clock) of the CPUs side by side, in quanta of
+//! * `quantum=NANOSECONDS`: measures the [elapsed time](clock) of CPUs in parallel, in quanta of
 //!   virtual time. It needs `-icount`.
 //! * `cost=CLASS:PICOSECONDS`, repeatable: the [cost](costs) of a class of instructions in elapsed
 //!   time.

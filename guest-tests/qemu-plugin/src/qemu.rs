@@ -39,7 +39,7 @@ pub static qemu_plugin_version: AtomicI32 = AtomicI32::new(1);
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = choose_version;
 
-/// Functions that exist since an interface version.
+/// Functions, with the interface version that introduced each.
 const FUNCTIONS_SINCE: [(&CStr, i32); 4] = [
     (c"qemu_plugin_translate_vaddr", 5),
     (c"qemu_plugin_read_memory_vaddr", 4),
@@ -160,7 +160,7 @@ impl Plugin {
     fn new(cpus: usize, raw: &[String]) -> Result<Self, String> {
         let arguments =
             Arguments::parse(raw.iter().map(String::as_str)).map_err(|e| e.to_string())?;
-        // One row more: before the kernel sets their keys, all CPUs have the same one.
+        // One extra row: before the kernel sets their keys, all CPUs have the same key.
         let segments = Segments::new(cpus + 1, create(&arguments.out)?);
         let functions = arguments
             .functions
@@ -300,7 +300,7 @@ impl Plugin {
         }
     }
 
-    /// Ends the segment of the clock.
+    /// Ends the clock's segment and returns its times.
     fn clocked(&self) -> Clocked {
         let Some(elapsed) = &self.elapsed else { return Clocked::default() };
         let mut clock = elapsed.clock();

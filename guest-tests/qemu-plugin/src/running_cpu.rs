@@ -6,9 +6,9 @@
 //! that runs. `TPIDR_EL2` holds the kernel's per-CPU offset, with VHE and without; KVM never lets a
 //! guest write it. Older versions do not let plugins read registers, and have right CPU numbers.
 //!
-//! A turn ends by QEMU's own function `cpu_exit`, which makes the running CPU leave its loop after
-//! the current block. It is not part of the plugin interface: it has had the same form since 2013,
-//! and QEMU exports it where it is built with modules, as the distributions build it.
+//! `cpu_exit`, a function of QEMU, ends a turn: the running CPU leaves its loop after the current
+//! block. It is not part of the plugin interface, but its signature is the same since 2013, and
+//! QEMU exports it if built with modules, as distributions do.
 //!
 //! All functions are looked up by name, so that one binary loads in every version.
 
@@ -95,7 +95,7 @@ pub fn register() -> Option<u64> {
     let mut buffer = register.buffer;
     // SAFETY: the buffer lives as long as QEMU, and only the thread of all CPUs uses it.
     let bytes = unsafe { buffer.as_mut() };
-    // QEMU appends.
+    // QEMU appends to the buffer.
     bytes.len = 0;
     // SAFETY: the callers are callbacks that QEMU lets read registers.
     let length = unsafe { (register.read)(register.handle, buffer.as_ptr()) };

@@ -36,7 +36,7 @@ const SLOTS: usize = 4096;
 pub enum Event {
     /// A maintenance instruction.
     Maintenance(SysOperation),
-    /// A function call, by the name of its count.
+    /// Calls of a function, by the name of its count.
     Function(String),
     /// Any instruction.
     Any,
@@ -69,7 +69,7 @@ struct Segment {
 pub struct Clocked {
     /// Times of the segment that ends.
     pub time: Option<Time>,
-    /// Number of the CPU of a row, where it is not that of the row.
+    /// CPU number of a row, where it differs from the row's index.
     pub numbers: BTreeMap<usize, usize>,
 }
 
@@ -117,7 +117,7 @@ impl<W: Write> Segments<W> {
         }
     }
 
-    /// Returns the slot of an event; always the same one.
+    /// Returns the slot of an event, which never changes.
     pub fn slot(&self, event: Event) -> usize {
         let state = &mut *self.lock();
         if let Some(slot) = state.slots.get(&event) {

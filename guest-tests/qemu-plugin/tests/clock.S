@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //
-// A program for QEMU's virt machine with EL2 whose elapsed time is known. CPU 0 starts the others,
-// all meet, and a mark starts the measured phase: each CPU has one turn of WORK instructions. SCENARIO
-// selects the relation of the turns:
+// A program with known elapsed time, for QEMU's virt machine with EL2. CPU 0 starts the other CPUs.
+// When all run, a mark starts the measured phase: each CPU has one turn of WORK instructions.
+// SCENARIO selects the relation of the turns:
 //
 //   0  all at once
 //   1  one after another; the others wait by WFE

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-//! The clock in QEMU, by a program whose elapsed time is known: `clock.S` beside this file.
+//! Tests of the clock in QEMU with a program of known elapsed time, `clock.S` beside this file.
 //!
 //! It needs QEMU, the plugin's release build and a compiler for arm64, so it runs on request, with
 //! the emulator of `GRANULE_QEMU` or `qemu-system-aarch64`:
@@ -92,7 +92,7 @@ fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> MeasuredTime 
     MeasuredTime { elapsed: time("elapsed"), work: time("work") }
 }
 
-/// Asserts that a time is at most a tenth of a percent and two quanta a CPU from the known one.
+/// Asserts that a time differs from the known one by at most 0.1% plus two quanta per CPU.
 fn assert_near(found: u64, known: u64, quanta: u64) {
     let known = known * 1000;
     let margin = known / 1000 + quanta * 1_000_000;
@@ -126,10 +126,10 @@ fn only_spinning_by_loads_is_work() {
     let work = |scenario| run(scenario, 4, 1000, "").work;
 
     for scenario in [SPIN_BY_WFE, SPIN_BY_YIELD, SLEEP] {
-        // A waiter looks at the lock once a round.
+        // A waiter reads the lock once per round.
         assert!(work(scenario) < WORK * 4 * 1020, "{scenario}");
     }
-    // One CPU waits for one turn, one for two, one for three.
+    // Three CPUs wait, for one, two and three turns.
     assert_near(work(SPIN_BY_LOADS), WORK * (4 + 1 + 2 + 3), 8);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory backings and their names.
 //!
-//! The names are those of the kernel's selftests, and results always carry them. The command line
-//! also accepts aliases.
+//! The names are those of the kernel's selftests; results always use them. The command line also
+//! accepts aliases.
 //!
 //! To add an alias, add a row to [`Backing::ALIASES`]; parser, error message and help text follow.
 //! To add a backing, add a variant and follow the compiler: its name in `Backing::name`, its pages

@@ -38,9 +38,9 @@ const fn mode(id: u32, name: &'static str, pa_bits: u8, va_bits: u8, page_shift:
 impl GuestMode {
     /// 48-bit physical and virtual addresses, 4K granule: the default on hosts that support it.
     pub const P48V48_4K: Self = mode(2, "P48V48_4K", 48, 48, 12);
-    /// 40-bit physical addresses: the next default.
+    /// 40-bit physical addresses: the default where 48 bits are not supported.
     pub const P40V48_4K: Self = mode(5, "P40V48_4K", 40, 48, 12);
-    /// 36-bit physical addresses: the default where neither wider mode fits.
+    /// 36-bit physical addresses: the default where neither wider mode is supported.
     pub const P36V48_4K: Self = mode(11, "P36V48_4K", 36, 48, 12);
     /// Physical addresses as wide as the CPU's: the only mode on x86_64.
     pub const PXXV48_4K: Self = mode(8, "PXXV48_4K", 0, 48, 12);

@@ -33,7 +33,7 @@ pub struct Record {
     pub engine: String,
     /// The requested configuration.
     pub config: RunConfig,
-    /// The page sizes that back the region, read from the host.
+    /// Resident bytes of the region by page size, read from the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub obtained: Option<ResidentPages>,
     /// The phase.
@@ -41,11 +41,11 @@ pub struct Record {
     /// Number of the migration round, from 1; `None` in other phases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round: Option<u32>,
-    /// Time from the common start of the vCPUs to the end of the last one, or of the host's call;
-    /// in a migration round, of the collection of the dirty bitmap.
+    /// Time from the common start of the vCPUs to the end of the last one. In a host phase, time of
+    /// the host's call; in a migration round, of collecting the dirty bitmap.
     pub ns: Nanoseconds,
-    /// Time that the emulated CPUs would take side by side; `ns` is their work. Absent on hardware
-    /// and if the emulator did not measure it.
+    /// Elapsed time as if the emulated CPUs ran in parallel; `ns` is the sum of their work. Absent
+    /// on hardware and if the emulator did not measure it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elapsed_ns: Option<Nanoseconds>,
     /// Each vCPU's own time; empty where only the host works.
@@ -59,14 +59,14 @@ pub struct Record {
     /// adds the number of pages reported dirty that no vCPU wrote (`pages_logged_in_vain`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub events: BTreeMap<String, u64>,
-    /// Levels at the end of the phase (such as pages mapped by size), by name. Migration rounds add
+    /// Gauges at the end of the phase (such as pages mapped by size), by name. Migration rounds add
     /// their length (`round_ns`) and the time per thousand writes of all vCPUs together
     /// (`ns_per_1000_writes`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gauges: BTreeMap<String, u64>,
 }
 
-/// Provenance of a result. Two results compare only if these fields are known on both sides; an
+/// Provenance of a result. Two results are comparable only if these fields are known in both; an
 /// empty string means unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -110,7 +110,7 @@ pub struct RunConfig {
     pub memory: Bytes,
     /// Number of vCPUs.
     pub vcpus: u32,
-    /// Seed of the schedule: delays the vCPUs' starts.
+    /// Seed of the schedule, from which the delays of the vCPUs' starts derive.
     pub seed: u64,
     /// Number of the iteration, from 0.
     pub iteration: u32,

@@ -87,8 +87,7 @@ fn offset(u: &mut Unstructured<'_>) -> Result<u64> {
 }
 
 /// Returns a bus with one device of each type that `granule run` emulates, its serial port, and the
-/// host's end of its network card. The host's kernel serves the queues of a vsock, which is
-/// therefore absent.
+/// host's end of its network card. A vsock is absent, because the host's kernel serves its queues.
 fn device_bus() -> (Bus, Arc<Mutex<Serial>>, UnixDatagram) {
     let mut bus = Bus::default();
     let serial = Serial::new(event(), Box::new(sink())).expect("an event");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Fuzz targets: functions that process untrusted input of `granule run`.
 //!
-//! A [`Target`] takes any bytes and must not panic, hang, or violate a rule that it checks.
+//! A [`Target`] takes any bytes and must not panic, hang, or violate an invariant that it checks.
 //! `scripts/fuzz` runs it on libFuzzer, `tests/corpus.rs` on its corpus and mutations of it;
 //! `docs/fuzzing.md` describes both.
 //!
