@@ -55,7 +55,7 @@ pub use x86_64::{guest, host, vm};
 
 use crate::devices::MmioDeviceInfo;
 
-/// Memory, devices and command line of a VM, from which boot data is written.
+/// Memory, devices and command line of a VM, as input of its boot data.
 #[derive(Debug)]
 pub struct VmDescription {
     /// Guest memory ranges, each `(start, size)`.

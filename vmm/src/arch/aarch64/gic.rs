@@ -3,8 +3,8 @@
 //! GICv2 on a host without GICv3 (`Documentation/virt/kvm/devices/arm-vgic-v3.rst`,
 //! `arm-vgic-its.rst`, `arm-vgic.rst`).
 //!
-//! KVM requires this order: all vCPUs, the controller, its addresses, the ITS, the number of
-//! interrupts, and the initialisation.
+//! KVM requires this order: create all vCPUs, create the controller, set its addresses, create the
+//! ITS, set the number of interrupts, initialise the controller.
 
 use granule_types::units::GuestAddress;
 use kvm_bindings::{
@@ -30,7 +30,7 @@ const GICV2_CPUS: u64 = 8;
 const PRIVATE_INTERRUPTS: u32 = 32;
 
 /// Creates the interrupt controller of a VM, with `interrupts` SPIs for devices. All vCPUs must
-/// exist. KVM keeps the controller as long as the VM.
+/// exist. KVM frees the controller with the VM.
 pub fn create(vm: &VmFd, vcpus: u64, interrupts: u32) -> Result<Gic, KvmError> {
     match create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_V3) {
         Ok(gic) => v3(vm, &gic, vcpus, interrupts),
@@ -52,7 +52,7 @@ fn v3(vm: &VmFd, gic: &DeviceFd, vcpus: u64, interrupts: u32) -> Result<Gic, Kvm
         )));
     }
     set_address(gic, KVM_VGIC_V3_ADDR_TYPE_DIST, GIC_DISTRIBUTOR.start)?;
-    // One region for all redistributors: their number is in bits 63:52.
+    // One region holds all redistributors; bits 63:52 hold their number.
     let region = GuestAddress(vcpus << 52 | GIC_REDISTRIBUTORS.start.0);
     set_address(gic, KVM_VGIC_V3_ADDR_TYPE_REDIST_REGION, region)?;
     let its = create_device(vm, kvm_device_type_KVM_DEV_TYPE_ARM_VGIC_ITS)

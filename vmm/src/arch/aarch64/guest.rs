@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Linux guests on arm64: the functions that the VM builder calls for what is specific to arm64.
+//! Linux guests on arm64: the arm64-specific steps of the VM builder.
 
 use std::{io::Cursor, sync::Arc};
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{arch::VmDescription, kvm::KvmError, memory::GuestRam};
 
-/// The vCPUs of a guest, the presence of a PMU in them, and their interrupt controller.
+/// The vCPUs of a guest, whether they have a PMU, and their interrupt controller.
 #[derive(Debug)]
 pub struct GuestVcpus {
     /// The vCPUs, the boot vCPU first.
@@ -27,14 +27,14 @@ pub struct GuestVcpus {
     gic: Gic,
 }
 
-/// Returns an error on an architecture without support for Linux guests.
+/// Returns an error if the architecture does not support Linux guests.
 pub const fn check_supported() -> Result<(), KvmError> {
     Ok(())
 }
 
-/// Creates a VM with eager page splitting, if requested, and exits for undecoded device accesses.
-/// Returns it and its IPA width: `requested`, or the smallest that holds `memory` and has blocks of
-/// its page sizes, as far as the host supports it.
+/// Creates a VM with `KVM_EXIT_ARM_NISV` exits and, if requested, eager page splitting. Returns the
+/// VM and its IPA width: `requested`, or the smallest width that holds `memory` and, up to the
+/// host's limit, allows blocks of its page sizes.
 pub fn create_vm(
     kvm: &Kvm,
     memory: &[Arc<GuestRam>],

@@ -16,14 +16,14 @@ use std::ffi::CStr;
 pub const TRACEPOINTS: &[&str] =
     &["kvm_guest_fault", "kvm_access_fault", "kvm_exit", "kvm_unmap_hva_range", "kvm_set_spte_hva"];
 
-/// Returns why the KVM driver may be missing.
+/// Returns the possible causes of a missing KVM driver.
 pub fn explain_missing_driver() -> String {
     "the kernel needs CONFIG_KVM and must be booted at EL2, which a virtual machine without nested \
      virtualisation does not provide (`dmesg | grep -i kvm` reports which)"
         .to_owned()
 }
 
-/// System calls that newer architectures replaced; arm64 has none of them.
+/// Legacy system calls, which newer architectures lack; arm64 has none.
 pub const LEGACY_SYSCALLS: &[i64] = &[];
 
 /// The tracepoint of stage-2 aborts.
@@ -50,8 +50,8 @@ mod tests {
     use super::*;
     use crate::arch::MEMORY;
 
-    /// Returns whether a filter passes a syndrome. The first of its terms, joined by `&&`, leaves
-    /// out device accesses, the others each test bits.
+    /// Returns whether a filter accepts a syndrome. `&&` joins the terms: the first excludes device
+    /// accesses, each other term tests bits of the syndrome.
     fn passes(filter: &CStr, syndrome: u64) -> bool {
         let mut terms = filter.to_str().unwrap().split(" && ");
         assert_eq!(terms.next(), Some(format!("ipa >= {:#x}", MEMORY.0).as_str()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! vCPUs of a Linux guest. They have the host CPU's features (SVE, pointer authentication, PMU).
-//! The guest powers on all but the first by PSCI; the first starts at the kernel's entry point with
-//! the address of the device tree in `x0` (`Documentation/arch/arm64/booting.rst`).
+//! The first vCPU starts at the kernel's entry point with the address of the device tree in `x0`
+//! (`Documentation/arch/arm64/booting.rst`). The guest powers on the others through PSCI.
 //!
 //! Registers are accessed by their KVM register IDs (`KVM_SET_ONE_REG`,
 //! `Documentation/virt/kvm/api.rst`).
@@ -27,13 +27,13 @@ const AFFINITY_MASK: u64 = 0xff_00ff_ffff;
 /// Interrupt ID of the first PPI.
 const FIRST_PPI: u32 = 16;
 
-/// Bit of the performance monitors in the features of a vCPU.
+/// PMU bit of `kvm_vcpu_init.features[0]`.
 pub const PMU: u32 = 1 << KVM_ARM_VCPU_PMU_V3;
 const SVE: u32 = 1 << KVM_ARM_VCPU_SVE;
 const POINTER_AUTHENTICATION: u32 =
     1 << KVM_ARM_VCPU_PTRAUTH_ADDRESS | 1 << KVM_ARM_VCPU_PTRAUTH_GENERIC;
 
-/// Returns PSCI and all optional features that the host supports, as in
+/// Returns the bits of PSCI and of all optional features that the host supports, for
 /// `kvm_vcpu_init.features[0]`.
 pub fn features_of_host(vm: &VmFd) -> u32 {
     let has = |cap| vm.check_extension(cap);
@@ -48,8 +48,8 @@ pub fn features_of_host(vm: &VmFd) -> u32 {
     features
 }
 
-/// Enables `KVM_EXIT_ARM_NISV` (Linux 5.5), so that a device access by an instruction that KVM does
-/// not decode exits with its address instead of failing `KVM_RUN` with `ENOSYS`.
+/// Enables `KVM_EXIT_ARM_NISV` (Linux 5.5): a device access without a valid syndrome (ISV 0) exits
+/// with its address instead of failing `KVM_RUN` with `ENOSYS`.
 pub fn enable_nisv_exits(vm: &VmFd) {
     if let Err(error) = enable_capability(vm, KVM_CAP_ARM_NISV_TO_USER, 0) {
         log::debug!("KVM_CAP_ARM_NISV_TO_USER: {error}");
@@ -129,7 +129,7 @@ pub const fn system_register([op0, op1, crn, crm, op2]: [u8; 5]) -> u64 {
         | op2 as u64
 }
 
-/// Returns the program counter of a vCPU, if KVM returns it.
+/// Returns the program counter of a vCPU, or `None` if it cannot be read.
 pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
     get(vcpu, PC).ok()
 }
@@ -139,14 +139,14 @@ pub fn set_pc(vcpu: &VcpuFd, value: u64) -> Result<(), KvmError> {
     set(vcpu, PC, value)
 }
 
-/// Returns the register of a vCPU with this ID.
+/// Returns the value of register `id` of a vCPU.
 pub fn get(vcpu: &VcpuFd, id: u64) -> Result<u64, KvmError> {
     let mut bytes = [0; 8];
     vcpu.get_one_reg(id, &mut bytes).map_err(|error| KvmError::call("KVM_GET_ONE_REG", error))?;
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Sets the register of a vCPU with this ID.
+/// Sets register `id` of a vCPU.
 pub fn set(vcpu: &VcpuFd, id: u64, value: u64) -> Result<(), KvmError> {
     vcpu.set_one_reg(id, &value.to_le_bytes())
         .map(drop)

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Creates a VM: the width of its intermediate physical addresses (IPA), and eager page splitting.
+//! VM creation: the width of intermediate physical addresses (IPA), and eager page splitting.
 //!
-//! With 4K pages stage 2 has two levels up to 34 bits, three up to 43 and four from 44 on, and each
-//! level is one more access in every walk. A VM therefore gets the smallest width that holds its
-//! memory, at least 32 bits (the minimum of `KVM_CREATE_VM`, `Documentation/virt/kvm/api.rst`). A
-//! guest on huge pages gets at least the levels that blocks of that size need: with tables that
-//! start at 2M entries, a 1G page would be 512 entries.
+//! With 4K pages, stage 2 has two levels up to 34 bits, three up to 43 and four above. Each level
+//! adds a memory access to a walk. A VM therefore gets the smallest width that holds its memory, at
+//! least 32 bits (the minimum of `KVM_CREATE_VM`, `Documentation/virt/kvm/api.rst`). A guest on
+//! huge pages gets at least the levels that its block size needs: if the start level maps 2M
+//! blocks, a 1G page takes 512 entries.
 //!
 //! With eager page splitting (`KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`, since Linux 6.5), KVM splits
 //! blocks into pages when dirty logging starts or part of the log is cleared, one chunk of tables
-//! at a time, instead of at each write fault. The chunk is a block size of stage 2. KVM accepts it
-//! only before the VM has memslots.
+//! at a time, instead of at each write fault. The chunk size is a block size of stage 2. KVM
+//! accepts it only before the VM has memslots.
 
 use granule_types::units::{Bytes, GuestAddress};
 use kvm_bindings::{KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE, KVM_CAP_ARM_SUPPORTED_BLOCK_SIZES};
@@ -24,10 +24,10 @@ use crate::kvm::{KvmError, ioctls::enable_capability};
 
 /// Smallest IPA width of KVM.
 const MIN_BITS: u8 = 32;
-/// IPA width of kernels without a choice (before Linux 4.20).
+/// IPA width of kernels that do not let user space set it (before Linux 4.20).
 const FIXED_BITS: u8 = 40;
 
-/// Returns the largest IPA width, from the value of `KVM_CAP_ARM_VM_IPA_SIZE`; 0 means no choice.
+/// Returns the largest IPA width for a value of `KVM_CAP_ARM_VM_IPA_SIZE`; 0 means a fixed width.
 pub fn bits_limit(capability: i32) -> u8 {
     match u8::try_from(capability) {
         Ok(bits) if bits >= MIN_BITS => bits,
@@ -56,8 +56,8 @@ pub fn choose_bits(end: GuestAddress, requested: Option<u8>, limit: u8) -> Resul
     Ok(bits)
 }
 
-/// Returns the smallest width whose tables have blocks of `page` bytes, with pages of `granule`
-/// bytes.
+/// Returns the smallest IPA width whose tables have blocks of `page` bytes, with translation
+/// granule `granule`.
 ///
 /// The number of levels is (bits - 8) / (index bits), because KVM concatenates up to 16 tables at
 /// the start level (`stage2_pgtable_levels` in the kernel's `asm/stage2_pgtable.h`).
@@ -79,7 +79,7 @@ pub fn choose_ipa_bits(
     choose_bits(end, requested, bits_limit(kvm.get_host_ipa_limit()))
 }
 
-/// Creates a VM with `ipa_bits` of guest-physical address.
+/// Creates a VM with an IPA width of `ipa_bits`.
 #[cfg(target_arch = "aarch64")]
 pub fn create_vm(kvm: &Kvm, ipa_bits: u8) -> Result<VmFd, KvmError> {
     // Without KVM_CAP_ARM_VM_IPA_SIZE every VM has 40 bits, and the type must be 0.
@@ -99,7 +99,7 @@ pub fn enable_eager_split(vm: &VmFd, chunk: Bytes) -> Result<(), KvmError> {
         .map_err(|error| KvmError::call("KVM_ENABLE_CAP (eager split)", error))
 }
 
-/// Checks a size against the bitmap of supported sizes.
+/// Checks a chunk size against the bitmap of supported block sizes.
 fn check_chunk(requested: Bytes, supported: u64) -> Result<(), KvmError> {
     if supported == 0 {
         return Err(KvmError::Unsupported(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Linux guests are not supported on x86_64: every function fails, and [`check_supported`] reports
-//! it before anything is opened. The functions mirror those of `arch::aarch64::guest`.
+//! Linux guests are not supported on x86_64: every function fails. [`check_supported`] reports the
+//! error before any file is opened. The functions mirror those of `arch::aarch64::guest`.
 
 #![allow(missing_docs, reason = "documented in arch::aarch64::guest")]
 

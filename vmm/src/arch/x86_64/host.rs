@@ -3,17 +3,17 @@
 
 use std::{ffi::CStr, fs};
 
-/// The tracepoints to count, of the kernel's `kvm` group.
+/// Tracepoints to count, in the kernel's `kvm` group.
 pub const TRACEPOINTS: &[&str] = &["kvm_page_fault", "kvm_exit", "kvm_unmap_hva_range"];
 
 /// The tracepoint of guest page faults.
 pub const FAULT_TRACEPOINT: &str = "kvm_page_fault";
 
-/// Counters of guest page faults by event filter: none, because the error code does not encode the
-/// level, and `granule run`, which would count them, does not support x86_64 guests.
+/// Event filters for guest page faults: none, because the error code does not encode the level, and
+/// `granule run` does not support x86_64 guests.
 pub const FAULT_FILTERS: &[(&str, &CStr)] = &[];
 
-/// System calls that newer architectures replaced; the C library may use them.
+/// Legacy system calls, which newer architectures lack; the C library may use them.
 #[cfg(target_arch = "x86_64")]
 pub const LEGACY_SYSCALLS: &[i64] = &[
     libc::SYS_access,
@@ -25,7 +25,7 @@ pub const LEGACY_SYSCALLS: &[i64] = &[
     libc::SYS_unlink,
 ];
 
-/// Returns why the KVM driver is missing, from the CPU's flags and the loaded modules.
+/// Returns the cause of a missing KVM driver, from the CPU's flags and the loaded modules.
 pub fn explain_missing_driver() -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let modules: Vec<String> = fs::read_dir("/sys/module")
@@ -56,7 +56,7 @@ fn explain(cpuinfo: &str, modules: &[String]) -> String {
         return "the CPU reports neither VMX nor SVM: enable virtualisation in the firmware settings"
             .to_owned();
     };
-    // A built-in module is listed even if it did not start.
+    // A built-in module is listed even if its initialisation failed.
     if modules.iter().any(|name| name == module) {
         format!(
             "the CPU supports KVM, but module {module} did not start: read the reason in the \

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Creates a VM, and computes the range of its physical addresses.
+//! VM creation, and the range of guest-physical addresses.
 //!
 //! A VM has the CPU's address width (CPUID leaf `0x8000_0008`), unless KVM reports a smaller one
-//! for the second stage. On AMD CPUs 12 GiB are reserved for HyperTransport and cannot hold memory:
-//! from family 17h on at the end of the CPU's addresses, whose width memory encryption reduces
-//! (leaf `0x8000_001f`); before it below 1T, which then limits all memory. The kernel's selftests
-//! use the same rule (`vm_compute_max_gfn()` in
+//! for the second stage. On AMD CPUs, the 12 GiB reserved for HyperTransport cannot hold memory.
+//! Since family 17h they are at the end of the CPU's addresses, whose width memory encryption
+//! reduces (leaf `0x8000_001f`). In earlier families they end at 1T and limit all memory. The
+//! kernel's selftests use the same rule (`vm_compute_max_gfn()` in
 //! `tools/testing/selftests/kvm/lib/x86_64/processor.c`).
 
 use std::arch::x86_64::__cpuid;
@@ -23,7 +23,7 @@ const TASK_SEGMENT: usize = 0xfffb_d000;
 /// The CPUID leaf with the width of a physical address.
 const ADDRESS_LEAF: u32 = 0x8000_0008;
 
-/// The CPUID leaf with the number of address bits that memory encryption takes.
+/// The CPUID leaf with the number of address bits that memory encryption reserves.
 const ENCRYPTION_LEAF: u32 = 0x8000_001f;
 
 /// Size of the HyperTransport range.
@@ -70,13 +70,13 @@ pub fn physical_width(cpuid: &CpuId) -> u8 {
     leaf.map_or(36, |entry| width(entry.eax))
 }
 
-/// Returns the end of the addresses that memory can have in a VM with these CPUID leaves.
+/// Returns the exclusive end of guest memory in a VM with these CPUID leaves.
 pub fn end_of_memory(cpuid: &CpuId) -> GuestAddress {
     end(physical_width(cpuid), amd())
 }
 
-/// Returns the host's own CPUID data if its CPU is AMD's, or Hygon's by its licence (leaf 0,
-/// `EBX`). KVM's list of leaves lacks the bits that encryption takes.
+/// Returns the CPUID data of an AMD or Hygon host CPU (vendor in leaf 0, `EBX`).
+/// `KVM_GET_SUPPORTED_CPUID` omits the address bits that memory encryption reserves.
 fn amd() -> Option<Amd> {
     let vendors = [*b"Auth", *b"Hygo"].map(u32::from_le_bytes);
     let last = __cpuid(0x8000_0000).eax;
@@ -88,19 +88,19 @@ fn amd() -> Option<Amd> {
     })
 }
 
-/// Returns a vCPU's program counter, if KVM returns it.
+/// Returns the program counter of a vCPU, or `None` if it cannot be read.
 pub fn program_counter(vcpu: &VcpuFd) -> Option<u64> {
     vcpu.get_regs().ok().map(|registers| registers.rip)
 }
 
-/// Returns the address width in `EAX` of leaf `0x8000_0008`: that of the second stage (bits 23:16),
-/// or if it is 0 that of the CPU (bits 7:0).
+/// Returns the address width in `EAX` of leaf `0x8000_0008`: bits 23:16 (guest-physical), or if
+/// they are 0, bits 7:0 (CPU).
 const fn width(eax: u32) -> u8 {
     let [physical, _, guest, _] = eax.to_le_bytes();
     if guest == 0 { physical } else { guest }
 }
 
-/// Returns the family in `EAX` of leaf 1: bits 11:8, plus bits 27:20 if all of those are set.
+/// Returns the CPU family in `EAX` of leaf 1: bits 11:8, plus bits 27:20 if bits 11:8 are all set.
 const fn family(eax: u32) -> u32 {
     let base = eax >> 8 & 0xf;
     if base == 0xf { base + (eax >> 20 & 0xff) } else { base }
@@ -112,11 +112,11 @@ struct Amd {
     family: u32,
     /// The CPU's address width.
     width: u32,
-    /// Number of address bits that memory encryption takes.
+    /// Number of address bits that memory encryption reserves.
     encryption: u32,
 }
 
-/// Returns the end of the addresses that memory can have in a VM of `width` bits.
+/// Returns the exclusive end of guest memory in a VM with an address width of `width` bits.
 fn end(width: u8, amd: Option<Amd>) -> GuestAddress {
     let end = 1u64 << width;
     GuestAddress(match amd {
@@ -149,11 +149,11 @@ mod tests {
         for (width, cpu, expected) in [
             // Not an AMD CPU.
             (46, None, 1 << 46),
-            // Before family 17h the range is below 1T; below 40 bits it is out of reach.
+            // Before family 17h the range ends at 1T; a width below 40 bits does not reach it.
             (40, amd(0x10, 40, 0), 0xfd_0000_0000),
             (48, amd(0x10, 48, 0), 0xfd_0000_0000),
             (39, amd(0x10, 39, 0), 1 << 39),
-            // From family 17h on it ends the CPU's addresses, which encryption reduces.
+            // Since family 17h it ends the CPU's addresses, which encryption reduces.
             (48, amd(0x17, 48, 0), (1 << 48) - (12 << 30)),
             (48, amd(0x17, 48, 5), (1 << 43) - (12 << 30)),
             (48, amd(0x19, 52, 0), 1 << 48),

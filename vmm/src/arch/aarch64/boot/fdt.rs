@@ -40,7 +40,7 @@ const GICV2_CPUS: usize = 8;
 pub enum Gic {
     /// GICv3.
     V3 {
-        /// Presence of the interrupt translation service.
+        /// `true` if the GIC has an interrupt translation service.
         its: bool,
     },
     /// GICv2.
@@ -54,7 +54,7 @@ pub struct Fdt<'a> {
     pub memory: &'a [(GuestAddress, Bytes)],
     /// The affinity fields of each vCPU's `MPIDR_EL1`, the boot vCPU first.
     pub cpus: &'a [u64],
-    /// Presence of a PMU in the vCPUs.
+    /// `true` if the vCPUs have a PMU.
     pub pmu: bool,
     /// The interrupt controller.
     pub gic: Gic,

@@ -19,8 +19,8 @@ use granule_types::units::Bytes;
 
 use super::BootError;
 
-/// Maximum size of an uncompressed kernel. Debian's has 40M; one with all drivers built in below
-/// 300M.
+/// Maximum size of an uncompressed kernel. Debian's kernel takes 40M, one with all drivers built in
+/// less than 300M.
 pub const MAX_SIZE: Bytes = Bytes::mib(512);
 
 /// Offset of the header's magic number.
@@ -45,12 +45,12 @@ impl Image {
     /// Parses a kernel file and decompresses it.
     ///
     /// # Errors
-    /// The file is no kernel image, or decompresses to more than the limit.
+    /// The file is not a kernel image, or its decompressed size exceeds [`MAX_SIZE`].
     pub fn from_file(file: Vec<u8>) -> Result<Self, BootError> {
         Self::with_limit(file, MAX_SIZE)
     }
 
-    /// As [`Image::from_file`], with a maximum size of `limit`.
+    /// Parses a kernel file as [`Image::from_file`] does, with a maximum size of `limit`.
     pub fn with_limit(file: Vec<u8>, limit: Bytes) -> Result<Self, BootError> {
         let bytes = match decompress_zboot(&file, limit)? {
             Some(payload) => payload,

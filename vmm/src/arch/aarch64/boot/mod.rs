@@ -8,8 +8,8 @@
 //! | `0x0800_0000` | GIC: distributor, CPU interface or ITS |
 //! | `0x1000_0000` | GIC redistributors, 128K for each vCPU |
 //!
-//! Device tree, kernel and initramfs are at the start of memory, each aligned to 2M, so that a
-//! guest touches few of the host's huge pages before it runs.
+//! Device tree, kernel and initramfs are at the start of memory, each aligned to 2M, so that
+//! loading them populates few of the host's huge pages.
 //!
 //! These modules need neither KVM nor an arm64 host, so they are tested on every host.
 
@@ -39,7 +39,7 @@ pub const GIC_ITS: Range<GuestAddress> = GuestAddress(0x0808_0000)..GuestAddress
 /// Range of the GICv3 redistributors.
 pub const GIC_REDISTRIBUTORS: Range<GuestAddress> =
     GuestAddress(0x1000_0000)..GuestAddress(0x4000_0000);
-/// Size of the registers of a vCPU's redistributor.
+/// Size of the register range of one redistributor.
 pub const GIC_REDISTRIBUTOR_SIZE: u64 = 0x2_0000;
 /// Maximum size of the device tree (the arm64 kernel maps one 2M block).
 pub const FDT_MAX_SIZE: Bytes = Bytes::mib(2);
@@ -70,7 +70,7 @@ pub enum BootError {
     /// The kernel or the device tree cannot be copied into guest memory.
     #[error("{object} cannot be copied into guest memory")]
     Load {
-        /// The object.
+        /// Name of the object.
         object: &'static str,
         /// The loader's error.
         #[source]
@@ -90,7 +90,7 @@ pub struct BootLayout {
 }
 
 impl BootLayout {
-    /// Places the boot data in a first memory range of `memory` bytes.
+    /// Places the boot data in the first memory range, which has `memory` bytes.
     ///
     /// # Errors
     /// The memory is too small.
@@ -141,7 +141,7 @@ pub fn parse_command_line(text: &str) -> Result<Cmdline, BootError> {
     })
 }
 
-/// Returns the error of a command line that has other characters than printable ASCII.
+/// Returns the error for a command line with characters other than printable ASCII.
 pub fn invalid_command_line(error: cmdline::Error) -> BootError {
     BootError::Refused(format!("--cmdline is not valid: {error} Use printable ASCII only"))
 }
@@ -160,7 +160,7 @@ mod tests {
         let initrd = GuestAddress(0x4220_0000)..GuestAddress(0x4220_0000 + 5_000_001);
         for (image, kernel, initrd) in [
             (image(0, Bytes::mib(31)), 0x4020_0000, Some(initrd)),
-            // A kernel without image size is loaded at its text offset.
+            // A kernel whose header has no image size is loaded at its text offset.
             (image(0x8_0000, Bytes::mib(8)), 0x4028_0000, None),
         ] {
             let size = initrd.as_ref().map(|range| Bytes(range.end.0 - range.start.0));
@@ -175,7 +175,7 @@ mod tests {
         assert!(error.contains("need 74M"), "{error}");
     }
 
-    // The redistributor range holds 512 vCPUs, the limit of KVM, and no ranges overlap.
+    // The redistributor range fits 512 vCPUs, the limit of KVM, and no ranges overlap.
     const _: () = {
         assert!(
             (GIC_REDISTRIBUTORS.end.0 - GIC_REDISTRIBUTORS.start.0) / GIC_REDISTRIBUTOR_SIZE >= 512
