@@ -4,7 +4,7 @@
 //! The error of `open(2)` distinguishes a missing node or driver (`ENOENT`, `ENODEV`, `ENXIO`), a
 //! missing permission (`EACCES`) and a device cgroup (`EPERM`). `/proc/misc` lists a loaded driver
 //! even in a container that hides the node. The caller supplies the architecture's explanation of a
-//! missing driver. A file that opens is KVM only if `KVM_GET_API_VERSION` returns 12
+//! missing driver. An opened file is KVM's only if `KVM_GET_API_VERSION` returns 12
 //! (`Documentation/virt/kvm/api.rst`, 4.1).
 
 use std::{ffi::CString, fs, io, os::unix::fs::MetadataExt};
@@ -50,7 +50,7 @@ fn wrong_version(version: i32) -> String {
     )
 }
 
-/// Returns the cause of an error of opening `/dev/kvm`.
+/// Returns the cause of an error from opening `/dev/kvm`.
 fn explain(error: &io::Error, explain_missing_driver: fn() -> String) -> String {
     match error.raw_os_error() {
         Some(libc::EPERM) => format!(
@@ -98,7 +98,7 @@ fn node_hint(missing: bool, minor: u32) -> String {
     )
 }
 
-/// The hint for root without access.
+/// Hint for the case that root has no access.
 const ROOT_DENIED: &str = "root may not either: the file system is mounted nodev, or a security \
                            module (SELinux, AppArmor) forbids access; read the kernel's log (sudo \
                            dmesg)";

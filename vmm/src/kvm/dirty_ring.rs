@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Dirty rings (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`): each vCPU has a ring of the pages that it
-//! dirties, so the cost of collecting depends on the pages written, not on the size of memory.
+//! dirties, so the cost of harvesting depends on the pages written, not on the size of memory.
 //!
 //! An entry belongs to the kernel until its flags are `DIRTY`. Harvesting sets them to `RESET`, and
 //! `KVM_RESET_DIRTY_RINGS` write-protects the harvested pages and returns the entries. A vCPU whose
-//! ring is full exits until that is done. Every thread that harvests, vCPU threads included, sets
-//! bits in one bitmap for each memslot. A page in the bitmap is write-protected after it was
-//! harvested, so data read from it afterwards is at least as new as the log.
+//! ring is full exits to user space until then. Every thread that harvests, vCPU threads included,
+//! sets bits in one bitmap for each memslot. A harvested page is write-protected before the bitmap
+//! reports it, so data read from it afterwards is at least as new as the log.
 //!
 //! The kernel forces an exit while some entries are still free. A kernel that exits too late
 //! overwrites entries, and the lost pages cannot be identified, so a ring without a free entry is
 //! an error.
 //!
-//! Writes without a vCPU (saving the tables of an interrupt controller) have no ring. A
+//! Writes outside a vCPU context (saving the tables of an interrupt controller) use no ring. A
 //! kernel that logs them in a bitmap (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) requires it;
 //! this VMM saves no such state, so the bitmap stays empty.
 
@@ -126,7 +126,7 @@ impl DirtyRings {
         self.collect(&mut self.harvest.lock())
     }
 
-    /// Returns the pages of a memslot written since the last call, one bit each.
+    /// Returns the pages of memslot `slot` that were written since the last call, one bit each.
     pub fn take(&self, slot: u32) -> Result<Vec<u64>, KvmError> {
         let mut harvest = self.harvest.lock();
         self.collect(&mut harvest)?;
@@ -173,7 +173,7 @@ impl VcpuRing {
         if flags.load(Ordering::Acquire) & DIRTY == 0 {
             return None;
         }
-        // SAFETY: the entry lies in the mapping, and the kernel leaves it alone while it is DIRTY.
+        // SAFETY: the entry lies in the mapping, and the kernel does not access it while DIRTY.
         let kvm_dirty_gfn { slot, offset, .. } = unsafe { entry.read_volatile() };
         flags.store(RESET, Ordering::Release);
         self.next += 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! VM ioctls that `kvm-ioctls` 0.25 lacks on some architecture, and the names of exit reasons.
+//! VM ioctls that `kvm-ioctls` 0.25 lacks on some architectures, and the names of exit reasons.
 
 #![allow(missing_docs, reason = "the ioctl macros define undocumented functions")]
 
@@ -27,7 +27,7 @@ pub fn reset_dirty_rings(vm: BorrowedFd<'_>) -> errno::Result<()> {
     }
 }
 
-/// Enables a capability of a VM with its first argument (`KVM_ENABLE_CAP`).
+/// Enables capability `cap` of a VM with `argument` as its first argument (`KVM_ENABLE_CAP`).
 pub fn enable_capability(vm: &VmFd, cap: u32, argument: u64) -> errno::Result<()> {
     let args = [argument, 0, 0, 0];
     let cap = kvm_enable_cap { cap, args, ..kvm_enable_cap::default() };
@@ -69,13 +69,13 @@ pub fn clear_dirty_log(
     }
 }
 
-/// Names of exit reasons in the order of their numbers (`KVM_EXIT_*` in `linux/kvm.h`).
+/// Names of exit reasons, indexed by number (`KVM_EXIT_*` in `linux/kvm.h`).
 const EXIT_REASONS: &str = "UNKNOWN EXCEPTION IO HYPERCALL DEBUG HLT MMIO IRQ_WINDOW_OPEN SHUTDOWN \
      FAIL_ENTRY INTR SET_TPR TPR_ACCESS S390_SIEIC S390_RESET DCR NMI INTERNAL_ERROR OSI \
      PAPR_HCALL S390_UCONTROL WATCHDOG S390_TSCH EPR SYSTEM_EVENT S390_STSI IOAPIC_EOI HYPERV \
      ARM_NISV X86_RDMSR X86_WRMSR";
 
-/// Returns the name of an exit reason, or its number if it has no name here.
+/// Returns the name of an exit reason, or its number if the name is unknown.
 pub fn exit_name(reason: u32) -> String {
     let index = usize::try_from(reason).unwrap_or(usize::MAX);
     match EXIT_REASONS.split(' ').nth(index) {

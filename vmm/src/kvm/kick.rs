@@ -2,10 +2,10 @@
 //! Kicks: forcing a vCPU out of the guest from another thread.
 //!
 //! A kick sets `immediate_exit` in the vCPU's `kvm_run`, so that no later `KVM_RUN` enters the
-//! guest, and then sends a signal to the vCPU's thread, so that a running `KVM_RUN` returns. Either
-//! returns `EINTR`. This order loses no kick: a signal that arrives before `KVM_RUN` finds the flag
-//! set. The signal handler is empty. [`KickTarget::clear_kicks`] lets the vCPU enter the guest
-//! again.
+//! guest, and then sends a signal to the vCPU's thread, so that a running `KVM_RUN` returns. In
+//! both cases `KVM_RUN` returns `EINTR`. This order loses no kick: a signal that arrives before
+//! `KVM_RUN` finds the flag set. The signal handler is empty. [`KickTarget::clear_kicks`] lets the
+//! vCPU enter the guest again.
 //!
 //! A kick accesses the vCPU's `kvm_run` and its thread. [`KickTarget`] refers to both and is
 //! emptied under a lock before the vCPU is dropped, so a late kick has no effect.
@@ -35,8 +35,8 @@ unsafe impl Send for BoundVcpu {}
 
 impl BoundVcpu {
     fn set_immediate_exit(&self, value: u8) {
-        // SAFETY: the value is bound and its lock is held, so `kvm_run` is mapped; this module has
-        // the only accesses to this byte, all atomic stores.
+        // SAFETY: the value is bound and its lock is held, so `kvm_run` is mapped; only this module
+        // accesses this byte, by atomic stores.
         unsafe { AtomicU8::from_ptr(self.immediate_exit) }.store(value, Ordering::SeqCst);
     }
 }
@@ -64,7 +64,7 @@ impl KickTarget {
     pub fn bind(&self, vcpu: &mut VcpuFd) -> io::Result<Kicker> {
         register_signal_handler(SIGRTMIN(), ignore_signal)?;
         let immediate_exit = &raw mut vcpu.get_kvm_run().immediate_exit;
-        // SAFETY: gettid takes nothing and cannot fail.
+        // SAFETY: gettid takes no argument and cannot fail.
         let thread = unsafe { libc::gettid() };
         *self.state.vcpu.lock() = Some(BoundVcpu { immediate_exit, thread });
         Ok(Kicker { state: Arc::clone(&self.state) })

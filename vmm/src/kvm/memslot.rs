@@ -3,10 +3,9 @@
 //!
 //! Plain logging: the kernel write-protects the memslot when logging starts, and reading the log
 //! clears it and write-protects the reported pages again. Manual clearing: reading changes nothing;
-//! `KVM_CLEAR_DIRTY_LOG` clears and write-protects. All pages set initially: starting protects
-//! nothing, so [`DirtyLog::switch`] clears the log once, because it reports every page until then.
-//! [Dirty rings](super::dirty_ring): `KVM_GET_DIRTY_LOG` is not used; the harvested pages are the
-//! log.
+//! `KVM_CLEAR_DIRTY_LOG` clears and write-protects. Initially set: starting write-protects nothing
+//! and sets every page in the log, so [`DirtyLog::switch`] clears the log once. [Dirty
+//! rings](super::dirty_ring): `KVM_GET_DIRTY_LOG` is not used; the harvested pages are the log.
 
 use std::sync::Arc;
 
@@ -71,8 +70,8 @@ pub enum DirtyMode {
     Plain,
     /// Reading the log changes nothing; `KVM_CLEAR_DIRTY_LOG` clears it.
     Manual,
-    /// As [`DirtyMode::Manual`], and starting sets every page dirty instead of write-protecting the
-    /// region (`KVM_DIRTY_LOG_INITIALLY_SET`).
+    /// As [`DirtyMode::Manual`], but starting marks every page dirty instead of write-protecting
+    /// the region (`KVM_DIRTY_LOG_INITIALLY_SET`).
     #[serde(rename = "initially-set")]
     ManualInitiallySet,
     /// Each vCPU has a ring of the pages that it dirties (`KVM_CAP_DIRTY_LOG_RING_ACQ_REL`).
@@ -130,7 +129,7 @@ impl DirtyLog {
         Ok(Self { mode, rings, seen: None })
     }
 
-    /// Starts or stops logging of `slot`.
+    /// Starts or stops dirty logging of `slot`.
     pub fn switch(&mut self, vm: &VmFd, slot: &Memslot, on: bool) -> Result<(), KvmError> {
         slot.set(vm, if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })?;
         if let Some(rings) = &self.rings {
@@ -173,7 +172,7 @@ impl DirtyLog {
             let ram = slot.ram();
             let mut pages = ram.size().0 / ram.plan().base_page().0;
             let mut first = 0;
-            // The ioctl takes a 32-bit page count, and a multiple of 64 pages except at the end.
+            // The page count has 32 bits and is a multiple of 64, except at the end of the memslot.
             while pages > 0 {
                 let now = u32::try_from(pages).unwrap_or(1 << 31);
                 let words = usize::try_from(first / 64).unwrap_or(usize::MAX);

@@ -24,8 +24,8 @@ pub fn stage2_table_bytes() -> Option<u64> {
 /// KVM's debugfs folder; a VM's folder in it is named by process and file descriptor.
 const DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
-/// Returns the bytes mapped by the leaves of each level of a VM's tables; empty if the host does
-/// not show them.
+/// Returns the bytes that the leaves of each level of a VM's stage-2 tables map; empty if the host
+/// does not export the tables.
 #[must_use]
 pub fn mapped_by_level(vm: &impl AsRawFd) -> BTreeMap<u8, u64> {
     let folder = format!("{}-{}", std::process::id(), vm.as_raw_fd());

@@ -7,8 +7,8 @@
 //! by name prefix because each architecture has its own names. A VM's statistics are named
 //! `vm.NAME`; those of all vCPUs are summed as `vcpu.NAME`.
 //!
-//! A KVM with its own fault path offers these statistics and does not count them. A guest that has
-//! run has faulted and has pages mapped, so statistics that are all zero then are left out.
+//! A KVM with its own fault path exports these statistics without counting them. After a guest has
+//! run, faults and mapped pages are above zero; statistics that are all zero then are left out.
 
 use std::{
     collections::BTreeMap,

@@ -5,7 +5,7 @@
 //! [`EventCounters::open`] (inherited counters). Other VMs of the host and kernel threads
 //! (khugepaged) are not counted. Open the counters before the vCPU threads start.
 //!
-//! perf events name a tracepoint by its number in tracefs, which only root can read. An event that
+//! A perf event selects a tracepoint by its ID in tracefs, which only root can read. An event that
 //! cannot be opened is absent from the counts, never zero; the reason is logged at debug level.
 //!
 //! Each counted event costs a few hundred instructions, and each context switch saves and restores
@@ -58,13 +58,13 @@ impl EventCounters {
         }
     }
 
-    /// Returns whether nothing is counted.
+    /// Returns whether no counter is open.
     pub const fn is_empty(&self) -> bool {
         self.counters.is_empty()
     }
 
-    /// Removes tracepoints that this KVM has and does not reach because it has its own entry path:
-    /// a guest has run and no exit was counted. Call it after the guest has run.
+    /// Removes tracepoints that this KVM does not reach because it has its own entry path, which
+    /// shows in zero counted exits. Call it after the guest has run.
     pub fn leave_out_uncounted(&mut self) -> Result<(), KvmError> {
         if self.read()?.get("kvm_exit") == Some(&0) {
             let on_entry_path = |name: &str| name == "kvm_exit" || name.ends_with("_fault");
@@ -118,7 +118,7 @@ fn open(tracefs: Option<&Path>, name: &str) -> io::Result<Counter> {
     Ok(counter)
 }
 
-/// Returns an error with the call or the file that caused it.
+/// Adds the failed call or file to the message of an error.
 fn named(cause: &str, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{cause}: {error}"))
 }
