@@ -24,7 +24,7 @@ pub struct GuestRam {
 pub struct RamOptions {
     /// Populates the memory before the guest touches it.
     pub prefault: bool,
-    /// Power of two modulo which guest and host addresses are equal, if larger than the page.
+    /// Guest and host addresses are congruent modulo this power of two, if it exceeds the page.
     pub align: Option<Bytes>,
     /// NUMA node that provides all pages.
     pub node: Option<u32>,
@@ -32,15 +32,15 @@ pub struct RamOptions {
     pub parallel: bool,
 }
 
-/// Amount of memory that justifies a further thread to populate it.
+/// Minimum amount of memory for each populating thread.
 const POPULATED_PER_THREAD: Bytes = Bytes::mib(64);
 
 impl GuestRam {
-    /// Maps `size` bytes of guest memory at guest address `start` as `plan` determines.
+    /// Maps `size` bytes of guest memory at guest address `start` according to `plan`.
     ///
     /// # Errors
-    /// The size is not a multiple of the page of the backing, the pool is short, the kernel
-    /// refuses, it maps other pages than requested, or the NUMA node does not exist.
+    /// The size is not a multiple of the backing's page size, the hugetlb pool is too small, the
+    /// NUMA node does not exist, or the kernel refuses or maps other pages than requested.
     pub fn new(
         plan: Plan,
         host: &HostPages,
@@ -100,20 +100,20 @@ impl GuestRam {
         start..HostVirtAddr(start.0 + self.size().0)
     }
 
-    /// Reads back the mapped pages by size and verifies that they are the requested ones.
+    /// Returns the mapped bytes by page size, after checking that the pages are as requested.
     pub fn obtained(&self) -> Result<ResidentPages, MemoryError> {
         let residency = Residency::of_range(self.host_range())?;
         self.plan().check(&residency)?;
         Ok(self.by_page_size(&residency))
     }
 
-    /// Reads back the mapped pages by size, without verifying them.
+    /// Returns the mapped bytes by page size, without checking the pages.
     pub fn resident(&self) -> Result<ResidentPages, MemoryError> {
         Ok(self.by_page_size(&Residency::of_range(self.host_range())?))
     }
 
-    /// Collapses small pages into huge ones where the kernel can, and reads back the result. A
-    /// partial discard of a huge page, for example, splits it.
+    /// Collapses small pages into huge pages where the kernel can, for example after a partial
+    /// discard of a huge page. Returns the mapped bytes by page size.
     pub fn collapse(&self) -> Result<ResidentPages, MemoryError> {
         if self.plan().page_type() != PageType::Transparent {
             return Err(MemoryError::Invalid(format!(
@@ -146,7 +146,7 @@ impl GuestRam {
         self.mapping.drop_backing()
     }
 
-    /// Prepares the region for a first touch after [`GuestRam::drop_backing`].
+    /// Maps and populates the region after [`GuestRam::drop_backing`], where needed.
     pub fn restore_backing(&self) -> Result<(), MemoryError> {
         if self.plan().remap_after_drop() {
             self.mapping.map()?;
@@ -201,7 +201,7 @@ impl GuestRam {
     }
 }
 
-/// Memory of a guest in the type that other virtualisation crates use.
+/// Guest memory, as regions and as a `vm-memory` map.
 #[derive(Debug, Clone)]
 pub struct GuestMemory {
     map: GuestMemoryMmap,
@@ -232,7 +232,7 @@ impl GuestMemory {
         &self.rams
     }
 
-    /// Returns the memory by guest-physical address.
+    /// Returns the `vm-memory` map.
     pub const fn map(&self) -> &GuestMemoryMmap {
         &self.map
     }

@@ -15,7 +15,7 @@ use super::{MemoryError, kib_field};
 pub struct HostPages {
     /// Base page.
     pub base: Bytes,
-    /// Size of a transparent huge page, if they are enabled.
+    /// Transparent huge page size, if THP is enabled.
     pub thp: Option<Bytes>,
     /// Hugetlb page sizes, smallest first.
     pub hugetlb: Vec<Bytes>,
@@ -25,7 +25,7 @@ pub struct HostPages {
     sys: PathBuf,
 }
 
-/// Returns the block that an entry of the second-to-last table level maps. A table of 8-byte
+/// Returns the block size of the second-to-last table level for a page size. A table of 8-byte
 /// entries fills one page: 4K → 2M, 16K → 32M, 64K → 512M.
 pub(super) const fn block_above(page: Bytes) -> Bytes {
     Bytes(page.0 * (page.0 / 8))
@@ -61,8 +61,8 @@ impl HostPages {
         })
     }
 
-    /// Checks that a NUMA node has free hugetlb pages for a mapping: the pool of all nodes reserves
-    /// them, and a touch takes them from this node.
+    /// Checks that a NUMA node has enough free hugetlb pages for a mapping, which reserves pages in
+    /// the pool of all nodes but allocates them from this node.
     pub fn check_node(&self, node: u32, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
         let pool = self
             .sys
@@ -87,8 +87,8 @@ impl HostPages {
         Ok(())
     }
 
-    /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes: unused ones
-    /// that no mapping has reserved, and the surplus that the pool may still add
+    /// Checks that a mapping can reserve its hugetlb pages in the pool of all nodes: free pages
+    /// without a reservation, and surplus pages that the pool may still add
     /// (`Documentation/admin-guide/mm/hugetlbpage.rst`).
     pub fn check_pool(&self, page: Bytes, size: Bytes) -> Result<(), MemoryError> {
         let kib = page.0 >> 10;
@@ -120,7 +120,7 @@ impl HostPages {
     }
 }
 
-/// Returns the page size in the name of a directory, `hugepages-2048kB`.
+/// Parses the page size in the name of a directory, such as `hugepages-2048kB`.
 fn folder_size(name: &str) -> Option<Bytes> {
     let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
     Some(Bytes::kib(kib.parse().ok()?))

@@ -16,7 +16,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
 use super::{MemoryError, Plan};
 
-/// Since Linux 6.1; some C libraries lack it.
+/// Advice since Linux 6.1, which some C libraries do not define.
 const MADV_COLLAPSE: i32 = 25;
 
 /// Mapping of guest memory.
@@ -37,8 +37,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Reserves address space and maps `size` bytes in it as `plan` determines, at an address
-    /// congruent to `guest` modulo `block`, which is at least the page of the plan.
+    /// Reserves address space and maps `size` bytes in it according to `plan`, at an address
+    /// congruent to `guest` modulo `block`, which is at least the plan's page size.
     pub fn new(
         plan: Plan,
         size: Bytes,
@@ -67,7 +67,7 @@ impl Mapping {
         }
         let address = congruent_from(reserved.addr() as u64 + base.0, guest.0, block.0);
         let memory = reserved.with_addr(saturate(address));
-        // From here on, dropping `mapping` releases the reservation.
+        // `mapping` owns the reservation and releases it when dropped.
         let mut mapping = Self { plan, reserved, reserved_len, memory, len, file: None };
         if let Some(flags) = mapping.plan.memfd_flags() {
             mapping.file = Some(mapping.memory_file(flags)?);
@@ -96,7 +96,7 @@ impl Mapping {
         Ok(file)
     }
 
-    /// Maps the memory in place of the present contents and applies the advice of the plan.
+    /// Maps the memory, which replaces its contents, and applies the advice of the plan.
     pub fn map(&self) -> Result<(), MemoryError> {
         use std::os::fd::AsRawFd as _;
         let fd = self.file.as_ref().map_or(-1, File::as_raw_fd);
@@ -129,7 +129,7 @@ impl Mapping {
         }
     }
 
-    /// Applies advice to `len` bytes from `offset` on, which must lie in the memory.
+    /// Applies advice to the `len` bytes at `offset`, which must lie in the memory.
     fn madvise(&self, offset: usize, len: usize, advice: i32) -> io::Result<()> {
         let address = self.memory.wrapping_byte_add(offset);
         // SAFETY: this value owns the range, and the advice used in this module only populates,
@@ -140,7 +140,7 @@ impl Mapping {
         }
     }
 
-    /// Restricts the memory to one NUMA node, before it is touched.
+    /// Binds the memory to one NUMA node; call it before the first touch.
     pub fn bind(&self, node: u32) -> Result<(), MemoryError> {
         let failed = |source| self.error("binding the memory to a NUMA node (mbind)", source);
         let mut mask = [0u64; 16];
@@ -151,7 +151,7 @@ impl Mapping {
         // The kernel uses one bit less than the argument.
         let bits = mask.len() * 64 + 1;
         // SAFETY: this value owns the range, and the mask has as many bits as the argument says;
-        // the call changes where pages come from, not what they hold.
+        // the call changes the node of pages, not their contents.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -169,8 +169,8 @@ impl Mapping {
         }
     }
 
-    /// Populates the memory for writing, each of `threads` threads a part of it. The memory must
-    /// hold zeros: kernels before Linux 5.14 cannot populate it, and zeros are written instead.
+    /// Populates the memory for writing with up to `threads` threads. The memory must hold zeros,
+    /// as zeros are written on kernels without `MADV_POPULATE_WRITE` (before Linux 5.14).
     pub fn populate(&self, threads: usize) -> Result<(), MemoryError> {
         let page = usize::try_from(self.plan.page().0).unwrap_or(usize::MAX);
         let part = self.len.div_ceil(threads.max(1)).next_multiple_of(page);
@@ -204,8 +204,8 @@ impl Mapping {
         }
     }
 
-    /// Writes a zero to every page of a part, without a read before: a read would map the zero
-    /// page, and the write would split a huge zero page.
+    /// Writes a zero to every page of a range without reading it first: a read would map the huge
+    /// zero page, which the write would split.
     fn write_zeros(&self, offset: usize, len: usize, page: Bytes) {
         let Ok(step) = usize::try_from(page.0) else {
             return;
@@ -223,8 +223,8 @@ impl Mapping {
             return Err(MemoryError::NoCollapse);
         }
         match self.madvise(0, self.len, MADV_COLLAPSE) {
-            // A part is absent, pinned or changing, or huge pages are short; the caller reads back
-            // what has been collapsed.
+            // Some pages are absent, pinned or in use, or huge pages are short; the caller reads
+            // back the result.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -244,8 +244,8 @@ impl Mapping {
         if self.plan.remap_to_drop() { self.map() } else { self.discard_range(0, self.len) }
     }
 
-    /// Discards `length` bytes from `offset` on, by a hole in the file or by advice. The range must
-    /// lie in the memory.
+    /// Discards the `length` bytes at `offset`, by punching a hole in the file or by advice. The
+    /// range must lie in the memory.
     pub fn discard_range(&self, offset: usize, length: usize) -> Result<(), MemoryError> {
         match &self.file {
             Some(file) => {
@@ -279,12 +279,12 @@ impl Drop for Mapping {
     }
 }
 
-/// Returns a size or address of this process; one that exceeds it becomes the largest.
+/// Converts a size or address to `usize`; a value out of range saturates.
 fn saturate(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// Returns the first address not below `from` that equals `to` modulo `block`, a power of two.
+/// Returns the first address from `from` that is congruent to `to` modulo the power of 2 `block`.
 const fn congruent_from(from: u64, to: u64, block: u64) -> u64 {
     from + (to.wrapping_sub(from) & (block - 1))
 }

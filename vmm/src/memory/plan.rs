@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Plan of a backing on one host: all decisions about mapping, advising, aligning, dropping and
-//! checking follow from the type of its pages and whether it is shared, which [`Plan::new`]
-//! chooses.
+//! Plan of a backing on one host. [`Plan::new`] selects the page type and private or shared memory;
+//! mapping, advice, alignment, dropping and checks follow from these two.
 
 use granule_types::{backing::Backing, units::Bytes};
 
@@ -72,12 +71,12 @@ impl Plan {
         self.backing
     }
 
-    /// Returns the type of its pages.
+    /// Returns the page type.
     pub(super) const fn page_type(&self) -> PageType {
         self.page_type
     }
 
-    /// Returns the base page of the host.
+    /// Returns the base page size of the host.
     pub const fn base_page(&self) -> Bytes {
         self.base
     }
@@ -93,14 +92,14 @@ impl Plan {
         matches!(self.page_type, PageType::Hugetlb)
     }
 
-    /// Returns the hugetlb page size as flags of `mmap` and `memfd_create` encode it: its binary
-    /// logarithm at `MAP_HUGE_SHIFT`.
+    /// Returns the hugetlb page size as encoded in the flags of `mmap` and `memfd_create`: its
+    /// binary logarithm, shifted by `MAP_HUGE_SHIFT`.
     const fn huge_size_bits(&self) -> i32 {
         self.page.0.trailing_zeros().cast_signed() << libc::MAP_HUGE_SHIFT
     }
 
-    /// Returns the flags of `mmap`, without `MAP_FIXED`. Hugetlb lacks `MAP_NORESERVE`, so that its
-    /// pages are reserved at once and no later touch ends in SIGBUS.
+    /// Returns the flags of `mmap`, without `MAP_FIXED`. They omit `MAP_NORESERVE`, so that `mmap`
+    /// reserves hugetlb pages and no later touch causes SIGBUS.
     pub(super) const fn map_flags(&self) -> i32 {
         match (self.shared, self.page_type) {
             (true, _) => libc::MAP_SHARED,
@@ -131,15 +130,15 @@ impl Plan {
         }
     }
 
-    /// Returns whether the memory is dropped by mapping it again. Private hugetlb memory is, on
-    /// every kernel: Linux up to 5.17 refuses `MADV_DONTNEED` for it, and up to 6.7 loses its
+    /// Returns whether mapping the memory again drops its contents. Private hugetlb memory is
+    /// dropped this way: Linux up to 5.17 refuses `MADV_DONTNEED` for it, and up to 6.7 loses its
     /// reservation.
     pub(super) const fn remap_to_drop(&self) -> bool {
         !self.shared && self.is_hugetlb()
     }
 
-    /// Returns whether the memory must be mapped again after a drop: a hole in a hugetlb file also
-    /// releases the reservation of its pages.
+    /// Returns whether the memory must be mapped again after a drop: punching a hole in a hugetlb
+    /// file also releases the reservation.
     pub(super) const fn remap_after_drop(&self) -> bool {
         self.shared && self.is_hugetlb()
     }

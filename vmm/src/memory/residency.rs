@@ -18,21 +18,21 @@ use super::MemoryError;
 pub struct Residency {
     /// Page size of the mapping: the base page, or that of hugetlb.
     pub kernel_page: Bytes,
-    /// Size of base pages.
+    /// Bytes in base pages.
     pub small: Bytes,
-    /// Size of transparent huge pages.
+    /// Bytes in transparent huge pages.
     pub huge: Bytes,
-    /// Size of hugetlb pages.
+    /// Bytes in hugetlb pages.
     pub hugetlb: Bytes,
 }
 
 impl Residency {
-    /// Returns the size of all resident pages.
+    /// Returns the bytes in all resident pages.
     pub const fn resident(&self) -> Bytes {
         Bytes(self.small.0 + self.huge.0 + self.hugetlb.0)
     }
 
-    /// Reads the resident pages of `range` of this process, which consists of whole mappings.
+    /// Reads the resident pages of `range`, which consists of whole mappings of this process.
     pub fn of_range(range: Range<HostVirtAddr>) -> Result<Self, MemoryError> {
         let path = PathBuf::from("/proc/self/smaps");
         match fs::read_to_string(&path) {
