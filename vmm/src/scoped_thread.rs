@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A thread that ends when its owner drops it. The thread waits for its own work and for a stop
-//! event; the drop signals the event and joins the thread.
+//! A thread that stops when its owner is dropped. The thread waits for work and for a stop event;
+//! dropping the owner signals the stop event and joins the thread.
 
 use std::{
     io,
@@ -35,7 +35,7 @@ impl Drop for ScopedThread {
     fn drop(&mut self) {
         let signalled = self.stop.write(1).is_ok();
         if let (true, Some(thread)) = (signalled, self.thread.take()) {
-            // A panic of the thread has been reported.
+            // The panic hook has reported a panic of the thread.
             let _ = thread.join();
         }
     }
