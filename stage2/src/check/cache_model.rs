@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The model of the caches: bytes that an uncached access of the guest reads wrong, and bytes that
-//! the host reads wrong afterwards.
+//! The model of the caches: it finds stale bytes that uncached guest accesses read, and stale bytes
+//! that the host reads after the memory is unmapped.
 //!
 //! A byte is *dirty* if the host wrote it and no clean to the PoC has completed since; *stale* if
-//! an I-cache may hold an older instruction; *touched* if a guest could reach it, so that a line in
-//! the host's caches may hide data that the guest wrote. Maintenance takes effect when a later DSB
-//! of the same CPU completes it, except for bytes that the host writes in between.
+//! an I-cache may hold an older instruction; *touched* if a guest could access it, so that a line
+//! in the host's caches may hide the guest's data. A CMO takes effect when a later DSB of the same
+//! CPU completes it, except for bytes that the host writes in between.
 
 use alloc::{vec, vec::Vec};
 use core::ops::{Add, Range, Sub};
@@ -38,26 +38,26 @@ impl<A: Copy + Ord + Add<u64, Output = A> + Sub<Output = u64>> Ranges<A> {
         }
     }
 
-    /// Returns the parts of a range that are in the set, by address and size.
+    /// Returns the parts of a range that are in the set, as address and size.
     pub(super) fn overlaps(&self, start: A, size: u64) -> Vec<(A, u64)> {
         let end = start + size;
         let found = self.0.overlapping(start..end);
         found.map(|range| with_size(range.start.max(start)..range.end.min(end))).collect()
     }
 
-    /// Returns the parts of a range that are missing from the set, by address and size.
+    /// Returns the parts of a range that are missing from the set, as address and size.
     pub(super) fn gaps(&self, start: A, size: u64) -> Vec<(A, u64)> {
         let range = start..start + size;
         self.0.gaps(&range).map(with_size).collect()
     }
 
-    /// Returns the first address of a range that is in the set.
+    /// Returns the first address in a range that is in the set.
     pub(super) fn first_in(&self, start: A, size: u64) -> Option<A> {
         let mut found = self.0.overlapping(start..start + size);
         found.next().map(|range| range.start.max(start))
     }
 
-    /// Returns all ranges of the set, by address and size.
+    /// Returns all ranges of the set, as address and size.
     pub(super) fn iter(&self) -> impl Iterator<Item = (A, u64)> + '_ {
         self.0.iter().cloned().map(with_size)
     }
@@ -75,7 +75,7 @@ fn with_size<A: Copy + Sub<Output = u64>>(range: Range<A>) -> (A, u64) {
 #[derive(Debug, Clone, Copy)]
 enum ClearedSet {
     Dirty,
-    /// Memory that a guest could reach and can no longer.
+    /// Memory that a guest could access until it was unmapped.
     Touched,
     Stale,
 }
@@ -88,11 +88,11 @@ pub(super) struct CacheModel {
     /// Mapped bytes that the host wrote: coherent until they are unmapped.
     written_while_mapped: Ranges<PhysAddr>,
     mapped: Ranges<PhysAddr>,
-    /// Mapped and executable: the guest maintains the I-cache there.
+    /// Mapped and executable bytes: the guest invalidates the I-cache for them.
     executable: Ranges<PhysAddr>,
-    /// Effects of maintenance that a CPU has issued and not completed.
+    /// Effects of CMOs that a CPU has issued and no DSB has completed.
     pending: Vec<Vec<(ClearedSet, PhysAddr, u64)>>,
-    /// For each CPU, true if it has issued maintenance, even without effect, and not completed it.
+    /// For each CPU, true if it has issued a CMO, even without effect, that no DSB has completed.
     issued: Vec<bool>,
 }
 
@@ -134,15 +134,15 @@ impl CacheModel {
         }
     }
 
-    /// Adds memory that the host has just written to the guest.
+    /// Adds memory, which the host has just written, to the guest.
     pub(super) fn add_memory(&mut self, phys: PhysAddr, size: u64) {
         self.unmap(phys, size);
         self.touched.remove(phys, size);
         self.host_write(phys, size);
     }
 
-    /// Issues a clean and invalidate to the PoC; returns whether it has an effect. It prepares
-    /// memory for reuse by the host only where no CPU can reach the memory any more.
+    /// Issues a clean and invalidate to the PoC; returns whether it has an effect. It makes memory
+    /// reusable by the host only if no CPU can access the memory through the table any more.
     pub(super) fn clean(
         &mut self,
         cpu: usize,
@@ -163,8 +163,8 @@ impl CacheModel {
         effect
     }
 
-    /// Issues an invalidation of the I-cache over a range, or of all of it; returns whether it has
-    /// an effect. Dirty bytes stay stale: a later fetch misses the data of the host.
+    /// Issues an I-cache invalidation over a range, or of all of it; returns whether it has an
+    /// effect. Dirty bytes remain stale: later fetches do not read the host's data.
     pub(super) fn invalidate_instructions(
         &mut self,
         cpu: usize,
@@ -183,7 +183,7 @@ impl CacheModel {
         effect
     }
 
-    /// Completes the maintenance of a CPU at its DSB; returns whether it had an effect.
+    /// Completes the CMOs of a CPU at its DSB; returns whether they had an effect.
     pub(super) fn complete(&mut self, cpu: usize) -> bool {
         let mut effect = false;
         self.issued[cpu] = false;
@@ -204,7 +204,7 @@ impl CacheModel {
             self.executable.add(phys, size);
         }
         self.mapped.add(phys, size);
-        // The host's caches hold no line of a device.
+        // The host's caches hold no lines of device memory.
         if is_memory {
             self.touched.add(phys, size);
         }
@@ -215,8 +215,8 @@ impl CacheModel {
         self.mapped.remove(phys, size);
     }
 
-    /// Ends an operation: bytes that are no longer mapped are no longer coherent. Returns the
-    /// ranges that a guest could reach and that nothing has maintained since.
+    /// Ends an operation: bytes no longer mapped become incoherent. Returns the unmapped ranges
+    /// that a guest could access and that no completed CMO has covered since.
     pub(super) fn end_operation(&mut self) -> Vec<(PhysAddr, u64)> {
         let written: Vec<_> = self.written_while_mapped.iter().collect();
         for (at, len) in written {
@@ -234,22 +234,22 @@ impl CacheModel {
         unmapped
     }
 
-    /// Returns whether a CPU has issued maintenance without a DSB after it.
+    /// Returns whether a CPU has issued a CMO that no DSB has completed.
     pub(super) fn is_pending(&self, cpu: usize) -> bool {
         self.issued[cpu]
     }
 
-    /// Returns the first dirty address of a range.
+    /// Returns the first dirty address in a range.
     pub(super) fn dirty(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
         self.dirty.first_in(phys, size)
     }
 
-    /// Returns the first address of a range with stale instructions.
+    /// Returns the first address in a range that has stale instructions.
     pub(super) fn stale(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
         self.stale.first_in(phys, size)
     }
 
-    /// Returns the first address of a range that a guest could reach.
+    /// Returns the first address in a range that a guest could access.
     pub(super) fn touched(&self, phys: PhysAddr, size: u64) -> Option<PhysAddr> {
         self.touched.first_in(phys, size)
     }

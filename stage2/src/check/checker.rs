@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The checker's state, and the dispatch of each event to the models and to the rules.
+//! The checker's state, and the dispatch of events to the models and the rules.
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -27,11 +27,11 @@ use crate::{
 /// A violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// The rule.
+    /// The violated rule.
     pub rule: Rule,
-    /// The event that violates it, counted from 0.
+    /// The number of the violating event, counted from 0.
     pub event: u64,
-    /// The CPU of the event.
+    /// The CPU that caused the event.
     pub cpu: u8,
     /// The addresses and values of the violation.
     pub detail: String,
@@ -45,26 +45,26 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Reports after which a checker keeps only the rules that are violated.
+/// Number of reported violations after which a checker records only which rules are violated.
 const MAX_VIOLATIONS: usize = 1000;
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CpuState {
     pub(super) vmid: Vmid,
-    /// Set from a switch of the VMID to the next ISB.
+    /// Set from a VMID switch until the next ISB.
     pub(super) needs_isb: bool,
     pub(super) lock: Option<HeldLock>,
-    /// Depth of nested shared walks, and the event that began the outermost.
+    /// Depth of nested shared walks, and the event at which the outermost began.
     walk_depth: u32,
     walking_since: u64,
-    /// The event of the last release of the lock.
+    /// The event at which the CPU last released the lock.
     pub(super) released: u64,
-    /// The invalidation sequence at the page lookup.
+    /// The invalidation sequence at the last page lookup.
     pub(super) looked_up: Option<u64>,
 }
 
 impl CpuState {
-    /// Returns whether the CPU is in a shared walk that began by an event.
+    /// Returns whether the CPU is in a shared walk that began at or before `event`.
     pub(super) const fn walks_since(&self, event: u64) -> bool {
         self.walk_depth > 0 && self.walking_since <= event
     }
@@ -73,7 +73,7 @@ impl CpuState {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeldLock {
     pub(super) is_exclusive: bool,
-    /// The VMID when the lock was taken.
+    /// The current VMID when the lock was taken.
     pub(super) vmid: Vmid,
 }
 
@@ -84,7 +84,7 @@ pub(super) struct MemslotModel {
     pub(super) is_device: bool,
 }
 
-/// Checker of a stream of events.
+/// Checks a stream of events.
 #[derive(Debug)]
 pub struct Checker {
     pub(super) setup: Setup,
@@ -95,7 +95,7 @@ pub struct Checker {
     pub(super) memslots: BTreeMap<Ipa, MemslotModel>,
     pub(super) logged: Ranges<Ipa>,
     pub(super) marked: Ranges<Ipa>,
-    /// Writable ranges that are not marked dirty.
+    /// Ranges that are writable and not marked dirty.
     pub(super) unmarked: Ranges<Ipa>,
     /// The number of mmu_notifier invalidations.
     pub(super) sequence: u64,
@@ -107,7 +107,7 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// Returns a checker of an empty table.
+    /// Creates a checker with an empty table.
     pub fn new(setup: Setup) -> Self {
         let cpus = usize::from(setup.cpus);
         Self {
@@ -129,23 +129,23 @@ impl Checker {
         }
     }
 
-    /// Returns the violations in order, at most 1,000.
+    /// Returns up to 1,000 violations, in order of their events.
     pub fn violations(&self) -> &[Violation] {
         &self.violations
     }
 
-    /// Returns the rules that are violated.
+    /// Returns the violated rules.
     pub const fn violated(&self) -> &BTreeSet<Rule> {
         &self.violated
     }
 
-    /// Returns the number of events so far.
+    /// Returns the number of events checked.
     pub const fn events(&self) -> u64 {
         self.now
     }
 
-    /// Returns the effect of the last event: an event without one may be missing, and one without a
-    /// strong effect may be weakened.
+    /// Returns the effect of the last event: an event without effect may be omitted, and an event
+    /// without strong effect may be weakened.
     pub const fn effect(&self) -> Effect {
         self.effect
     }
@@ -162,7 +162,7 @@ impl Checker {
         }
     }
 
-    /// Takes the next event.
+    /// Checks the next event.
     pub fn check(&mut self, event: &Event) {
         let cpu = usize::from(event.cpu);
         self.cpu_now = event.cpu;

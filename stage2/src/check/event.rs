@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The events that the checker takes, in the order in which they happened.
+//! The events that the checker processes, in the order in which they occurred.
 
 use crate::{
     address::{EntryAddress, Ipa, PhysAddr, TableAddress},
@@ -9,12 +9,12 @@ use crate::{
     operations::{Dsb, Note, Tlbi, Vmid},
 };
 
-/// The configuration of a run, fixed before its first event.
+/// The configuration of a run, set before its first event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setup {
     /// The granule and IPA width of the table.
     pub geometry: Geometry,
-    /// The features that all CPUs have.
+    /// The features common to all CPUs.
     pub features: Features,
     /// The VMID of the guest.
     pub vmid: Vmid,
@@ -51,7 +51,7 @@ pub struct Event {
     reason = "fields are the first address, the bytes, and the operands of the variant"
 )]
 pub enum Action {
-    /// Writes an entry from `old` to `new`.
+    /// Changes an entry from `old` to `new`.
     Store {
         entry: EntryAddress,
         old: Descriptor,
@@ -83,19 +83,19 @@ pub enum Action {
         phys: PhysAddr,
         size: u64,
     },
-    /// Adds memory that the host has just written to the guest; a device is not memory.
+    /// Adds memory, which the host has just written, or a device to the guest.
     AddMemory {
         ipa: Ipa,
         phys: PhysAddr,
         size: u64,
         device: bool,
     },
-    /// Removes memory from the guest; the host reuses it.
+    /// Removes memory from the guest; the host then reuses it.
     RemoveMemory {
         ipa: Ipa,
         size: u64,
     },
-    /// Starts or stops dirty logging of a range.
+    /// Starts or stops dirty logging for a range.
     Logging {
         ipa: Ipa,
         size: u64,
@@ -106,7 +106,7 @@ pub enum Action {
         ipa: Ipa,
         size: u64,
     },
-    /// Resumes a vCPU after its fault was handled.
+    /// Resumes a vCPU after its fault has been handled.
     Resume {
         ipa: Ipa,
         access: Access,

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The checker: compares a stream of events with the rules of the architecture and of the protocol.
+//! The checker: checks a stream of events against the rules of the architecture and the protocol.
 //!
-//! Emulation has neither caches nor weak memory, so a missing clean or barrier never fails there.
-//! The checker assumes the worst that the architecture allows: every CPU holds every entry that it
-//! may hold (`tlb_model`), and every byte that the host wrote is in a cache until it is cleaned
-//! (`cache_model`). It keeps its own copy of the tables (`table_model`) and reports the violation
-//! of a [`Rule`] at the event where it shows (`rules`).
+//! Emulation has neither caches nor weak memory ordering, so a missing CMO or barrier never fails
+//! there. The checker assumes the worst case that the architecture allows: every CPU caches every
+//! entry that it may cache (`tlb_model`), and every byte written by the host stays in a cache until
+//! it is cleaned (`cache_model`). It keeps its own copy of the tables (`table_model`) and reports
+//! each violation of a [`Rule`] at the event that reveals it (`rules`).
 //!
 //! Events come from a [`Recorder`] around the engine's operations, or from a [trace](mod@trace) of
-//! any origin, which can be replayed and [shrunk](Trace::shrink); `examples/trace.rs` does both.
+//! any origin, which it can replay and [shrink](Trace::shrink); `examples/trace.rs` does both.
 //!
-//! Not modelled: stage 1 by itself, hardware updates of the access flag and the dirty state, the
-//! reordering of plain stores other than by the rules, tables of more than one VMID.
+//! Not modelled: stage 1 by itself, hardware updates of the access flag and the dirty state,
+//! reordering of plain stores beyond the rules, tables with more than one VMID.
 
 mod cache_model;
 mod checker;
@@ -25,10 +25,10 @@ mod tlb_model;
 pub mod trace;
 
 mod rules {
-    //! The checks of the rules, by the event at which a violation shows.
+    //! The checks of the rules, grouped by the event that reveals a violation.
     //!
-    //! Each file adds methods to [`Checker`](super::Checker), one for each kind of event, which update
-    //! the models and call `Checker::report`:
+    //! Each file adds methods to [`Checker`](super::Checker), one for each type of event. They
+    //! update the models and call `Checker::report`:
     //!
     //! | file | events |
     //! |---|---|

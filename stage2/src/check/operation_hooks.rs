@@ -2,10 +2,10 @@
 //! Operations with a hook around every call.
 //!
 //! [`Hooked`] turns each call of an [`Operations`] method into a [`Call`] and passes it to its
-//! [`Hook`]. The hook runs the call on the inner operations, before or after work of its own, or
-//! runs another call, or none, and returns the [`Reply`]. A [`Recorder`] reports every call to a
-//! [`Sink`]: an operation and its report happen under one mutex, so the order of events is the order
-//! in memory. Fault injection, pausing and scheduling in tests are other hooks.
+//! [`Hook`]. The hook runs the call on the inner operations, replaces it or omits it, and returns
+//! the [`Reply`]. A [`Recorder`] reports every call to a [`Sink`]. One mutex covers an operation
+//! and its report, so the order of events is the order in memory. Tests implement other hooks for
+//! fault injection, pauses and schedules.
 
 use alloc::vec::Vec;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -63,7 +63,7 @@ pub enum Reply {
 }
 
 impl Call {
-    /// Makes the call.
+    /// Performs the call on `ops`.
     pub fn run(self, ops: &impl Operations) -> Reply {
         match self {
             Self::Load(entry) => return Reply::Entry(ops.load(entry)),
@@ -94,17 +94,17 @@ impl Call {
     }
 }
 
-/// Code that runs in place of every call.
+/// Handler that runs in place of every call.
 pub trait Hook<O: Operations> {
-    /// Handles a call; [`Call::run`] on `inner` makes it. The variant of the reply must be the one
-    /// of the call.
+    /// Handles a call. [`Call::run`] on `inner` performs it. The reply's variant must be the
+    /// call's.
     fn call(&self, inner: &O, call: Call) -> Reply;
 }
 
-/// Operations whose calls all go through a hook.
+/// Operations that pass every call to a hook.
 #[derive(Debug)]
 pub struct Hooked<O, H> {
-    /// The operations that the hook runs calls on.
+    /// The operations on which the hook runs calls.
     pub inner: O,
     /// The hook.
     pub hook: H,
@@ -116,7 +116,7 @@ impl<O: Operations, H: Hook<O>> Hooked<O, H> {
     }
 }
 
-/// Takes the value out of the reply of the variant that belongs to a call.
+/// Extracts the value from the reply variant that corresponds to a call.
 macro_rules! reply {
     ($self:ident, $variant:ident, $call:expr) => {
         match $self.call($call) {
@@ -211,7 +211,7 @@ impl<O: Operations, H: Hook<O>> Operations for Hooked<O, H> {
 
 /// Receiver of events.
 pub trait Sink {
-    /// Takes the next event.
+    /// Receives the next event.
     fn event(&mut self, event: Event);
 }
 
@@ -227,14 +227,14 @@ impl Sink for Checker {
     }
 }
 
-/// The hook of a [`Recorder`].
+/// Hook of a [`Recorder`].
 #[derive(Debug)]
 pub struct RecordHook<'a, S> {
     cpu: u8,
     sink: &'a Mutex<S>,
 }
 
-/// Operations of one CPU that are reported to a sink.
+/// Operations of one CPU, reported to a sink.
 pub type Recorder<'a, O, S> = Hooked<O, RecordHook<'a, S>>;
 
 impl<'a, O, S: Sink> Recorder<'a, O, S> {
@@ -243,13 +243,13 @@ impl<'a, O, S: Sink> Recorder<'a, O, S> {
         Self { inner, hook: RecordHook { cpu, sink } }
     }
 
-    /// Reports an event that is no operation of the engine.
+    /// Reports an event that is not an operation of the engine.
     pub fn record(&self, action: Action) {
         let cpu = self.hook.cpu;
         self.sink().event(Event { cpu, action });
     }
 
-    /// Locks the sink: no CPU goes on until the guard is dropped.
+    /// Locks the sink. No CPU can report an event until the guard is dropped.
     pub fn sink(&self) -> MutexGuard<'_, S> {
         self.hook.lock()
     }

@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The rules: name, description and source of each. `docs/checking.md` lists them and describes how
+//! The rules: name, description and source of each. `docs/checking.md` lists them and explains how
 //! to add one.
 
 use core::fmt;
 
 macro_rules! rules {
     ($($rule:ident: $name:literal, $description:literal, $source:literal;)*) => {
-        /// A rule that a change of stage-2 tables must keep.
+        /// A rule for changes of stage-2 tables.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Rule {
             $(#[doc = $description] $rule,)*
         }
 
         impl Rule {
-            /// Every rule, in the order of declaration.
+            /// All rules, in order of declaration.
             pub const ALL: &[Self] = &[$(Self::$rule,)*];
 
-            /// Returns the name, as reports print it.
+            /// Returns the rule's name, as printed in reports.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$rule => $name,)* }
             }
 
-            /// Returns the violation that the rule reports, in one sentence.
+            /// Returns a one-sentence description of the violation.
             pub const fn description(self) -> &'static str {
                 match self { $(Self::$rule => $description,)* }
             }
 
-            /// Returns the source: a section of the Arm Architecture Reference Manual (DDI 0487) or
-            /// a kernel function.
+            /// Returns the rule's source: a section of the Arm Architecture Reference Manual (DDI
+            /// 0487) or a kernel function.
             pub const fn source(self) -> &'static str {
                 match self { $(Self::$rule => $source,)* }
             }

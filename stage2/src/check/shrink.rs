@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Replays a trace, and shrinks one that violates a rule.
+//! Replay of a trace, and shrinking of a trace that violates a rule.
 //!
-//! Shrinking removes whole operations, from a lock to its release, and never a barrier or an
-//! invalidation inside one: a trace without it would violate the rule for another reason. The rest
-//! must be [possible](Trace::is_possible), so an operation stays if others depend on it. The events
-//! after the violation are removed first, then halves of the rest, quarters, and so on to single
-//! operations (delta debugging: Zeller and Hildebrandt, 2002).
+//! Shrinking removes whole operations, each from a lock to its release. It never removes a barrier
+//! or an invalidation from an operation: the shorter trace would then violate the rule for another
+//! reason. The rest must be [possible](Trace::is_possible), so an operation that others depend on
+//! stays. The events after the violation are removed first, then halves, quarters, and so on down
+//! to single operations (delta debugging: Zeller and Hildebrandt, 2002).
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ impl Trace {
         checker
     }
 
-    /// Returns whether every store finds the value that its event names, in an allocated table.
+    /// Returns whether every store finds the old value that its event names, in an allocated table.
     pub fn is_possible(&self) -> bool {
         let granule = self.setup.geometry.granule().size();
         let roots = 0..self.setup.geometry.root_tables();
@@ -49,8 +49,8 @@ impl Trace {
         })
     }
 
-    /// Returns a shorter trace that violates `rule` and no rule that this trace keeps; the trace
-    /// itself if it does not violate `rule`.
+    /// Returns a shorter trace that violates `rule`, and no rule that this trace does not violate.
+    /// Returns a copy of this trace if it does not violate `rule`.
     #[must_use]
     pub fn shrink(&self, rule: Rule) -> Self {
         let whole = self.replay();
@@ -80,8 +80,8 @@ impl Trace {
         best
     }
 
-    /// Removes each run of `chunk` operations that `keeps` does not need; returns whether it has
-    /// removed any.
+    /// Removes each sequence of `chunk` operations without which `keeps` still holds. Returns
+    /// whether any was removed.
     fn remove_chunks(&mut self, chunk: usize, keeps: &impl Fn(&Self) -> bool) -> bool {
         let mut from = 0;
         let mut removed = false;
@@ -113,7 +113,7 @@ impl Trace {
     }
 }
 
-/// Returns the events of each operation, by index; an event outside an operation is one by itself.
+/// Returns the event indices of each operation. An event outside an operation is its own operation.
 fn operations(events: &[Event]) -> Vec<Vec<usize>> {
     let mut units: Vec<Vec<usize>> = Vec::new();
     let mut open: BTreeMap<u8, usize> = BTreeMap::new();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A changed entry and the CPUs that may still hold its old value.
 //!
-//! A CPU may fetch any valid entry at any time, used or not (Arm ARM D8.13.1). From the store that
-//! changes a valid entry on, every CPU is therefore taken to hold the old value in its stage-2 TLB
-//! and walk cache, and combined with stage 1, until these steps have removed it:
+//! A CPU may fetch any valid entry at any time, used or not (Arm ARM D8.13.1). After a store
+//! changes a valid entry, every CPU is assumed to hold the old value in its stage-2 TLB and walk
+//! cache, and combined with stage 1, until these steps have removed it:
 //!
 //! ```text
 //!             DSB (all CPUs observe the store)   TLBI IPAS2…  DSB           TLBI VMALLE1…  DSB
@@ -11,8 +11,8 @@
 //!     └────────────────────────────── TLBI VMALLS12E1… ─ issued(i) ────────────────── DSB ──┘
 //! ```
 //!
-//! `i` is the CPU that issued the TLBI: its own DSB completes it. Several CPUs may invalidate at
-//! the same time, each by its own instructions, so the model keeps what each CPU has under way.
+//! `i` is the CPU that issued the TLBI: only its own DSB completes it. Several CPUs may invalidate
+//! at the same time, so the model tracks each CPU's TLBIs separately.
 
 use alloc::{vec, vec::Vec};
 
@@ -24,17 +24,17 @@ use crate::{
     operations::{Dsb, Scope, Tlbi},
 };
 
-/// The old values that one CPU may hold.
+/// The old values that one CPU may cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HeldEntries {
-    /// The stage-2 entry and the entries combined from it.
+    /// The stage-2 entry, and entries that combine it with stage 1.
     Both,
-    /// Entries combined with stage 1.
+    /// Entries that combine stage 2 with stage 1.
     Combined,
     Nothing,
 }
 
-/// The CPUs that have issued an invalidation and not completed it.
+/// The CPUs that have issued an invalidation and not yet completed it.
 #[derive(Debug, Clone, Copy, Default)]
 struct IssuedInvalidations {
     local: u64,
@@ -42,7 +42,7 @@ struct IssuedInvalidations {
 }
 
 impl IssuedInvalidations {
-    /// Notes an invalidation; returns whether none was under way.
+    /// Records an invalidation. Returns whether this CPU had none pending.
     fn issue(&mut self, cpu: usize, is_broadcast: bool) -> bool {
         let by = if is_broadcast { &mut self.broadcast } else { &mut self.local };
         let first = *by >> cpu & 1 == 0;
@@ -50,7 +50,7 @@ impl IssuedInvalidations {
         first
     }
 
-    /// Returns whether a DSB of a CPU completes one: of all, or of local ones only.
+    /// Returns whether a CPU's DSB completes a pending invalidation: any, or local ones only.
     const fn completes(self, cpu: usize, is_broadcast: bool) -> bool {
         let by = self.local | if is_broadcast { self.broadcast } else { 0 };
         by >> cpu & 1 != 0
@@ -61,24 +61,24 @@ impl IssuedInvalidations {
     }
 }
 
-/// The progress of the invalidation on one CPU.
+/// The progress of the invalidations for one CPU.
 #[derive(Debug, Clone, Copy)]
 struct InvalidationProgress {
     held: HeldEntries,
-    /// Invalidations of stage 2 under way.
+    /// Pending stage-2 invalidations.
     stage2: IssuedInvalidations,
-    /// Invalidations of everything that is still held under way.
+    /// Pending invalidations of everything that the CPU still holds.
     last: IssuedInvalidations,
 }
 
 impl InvalidationProgress {
-    /// Notes that an invalidation covers the entry; returns whether it has an effect.
+    /// Records an invalidation that covers the entry. Returns whether it has an effect.
     fn issue(&mut self, cpu: usize, kind: Tlbi, is_broadcast: bool) -> bool {
         match (kind, self.held) {
             (Tlbi::Ipa { .. } | Tlbi::Range { .. }, HeldEntries::Both) => {
                 self.stage2.issue(cpu, is_broadcast)
             }
-            // A CPU can combine again while it holds the stage-2 entry.
+            // While a CPU holds the stage-2 entry, it can create combined entries again.
             (Tlbi::Stage1 { .. }, HeldEntries::Combined)
             | (Tlbi::All { .. }, HeldEntries::Both | HeldEntries::Combined) => {
                 self.last.issue(cpu, is_broadcast)
@@ -87,7 +87,7 @@ impl InvalidationProgress {
         }
     }
 
-    /// Completes invalidations at a DSB; returns whether it has an effect.
+    /// Completes invalidations at a DSB. Returns whether that has an effect.
     fn complete(&mut self, cpu: usize, is_broadcast: bool) -> bool {
         let next = if self.last.completes(cpu, is_broadcast) {
             HeldEntries::Nothing
@@ -102,25 +102,25 @@ impl InvalidationProgress {
     }
 }
 
-/// The difference between an entry's old value and its new one.
+/// The type of change from an entry's old value to its new value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EntryChange {
     Removed,
     Restricted,
-    /// Permissions are added: a CPU with the old value takes a fault.
+    /// Permissions are added: a CPU with the old value takes a permission fault.
     Relaxed,
 }
 
-/// A valid entry before a store that changes it.
+/// A valid entry and its change by a store.
 #[derive(Debug, Clone)]
 pub(super) struct ChangedEntry {
     pub(super) position: EntryPosition,
     pub(super) was: Descriptor,
-    /// The bytes that the entry maps.
+    /// The number of bytes that the entry maps.
     pub(super) size: u64,
     pub(super) change: EntryChange,
     pub(super) table: Option<TableAddress>,
-    /// Set if a table above the leaf was unlinked, not the leaf itself.
+    /// Set if the leaf became unreachable because a table above it was unlinked.
     pub(super) below_table: bool,
 }
 
@@ -130,24 +130,24 @@ pub(super) struct StaleEntry {
     pub(super) entry: ChangedEntry,
     pub(super) since: u64,
     pub(super) by: usize,
-    /// Set while the rest of its contiguous run is in the table, so that CPUs may fetch it again.
+    /// Set while other entries of its contiguous run remain, so that CPUs may fetch it again.
     pub(super) run_remains: bool,
-    /// The CPUs that have written the entry since. A CPU that observes one of these stores observes
+    /// The CPUs that have since written the entry. A CPU that observes one of these stores observes
     /// the change.
     writers: u64,
-    /// The CPUs that have executed a DSB since. The walker of a CPU that has loaded the new value
-    /// observes the change then.
+    /// The CPUs that have since executed a DSB. If such a CPU has loaded the new value, its table
+    /// walker observes the change.
     observed_by: u64,
     observed_by_all: bool,
     progress: Vec<InvalidationProgress>,
 }
 
-/// The effect of an event on what CPUs may hold or observe.
+/// The effect of an event on the values that CPUs may hold or observe.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// The event changes what CPUs may hold or observe.
+    /// The event changes the values that CPUs may hold or observe.
     pub any: bool,
-    /// A weaker event of its kind (local instead of broadcast, stores instead of all) changes less.
+    /// A weaker event (local instead of broadcast, stores instead of all accesses) changes less.
     pub strong: bool,
 }
 
@@ -158,12 +158,12 @@ impl Effect {
     }
 }
 
-/// The relation of a TLB invalidation to an entry.
+/// The relation between a TLB invalidation and an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coverage {
     Outside,
     Covered,
-    /// The address is covered, the TTL hint or the leaf-only form excludes the entry.
+    /// The address is covered, but the TTL hint or the leaf-only form excludes the entry.
     Excluded,
 }
 
@@ -191,7 +191,7 @@ impl StaleEntry {
         first < ipa + size && ipa < first + self.entry.size
     }
 
-    /// Returns whether this is a removed leaf whose memory overlaps a range.
+    /// Returns whether this is a removed leaf whose memory overlaps the range.
     pub(super) fn maps_memory(&self, phys: PhysAddr, size: u64) -> bool {
         let at = self.entry.was.address();
         self.entry.table.is_none()
@@ -208,7 +208,7 @@ impl StaleEntry {
         self.progress.iter().any(|p| p.held != HeldEntries::Nothing)
     }
 
-    /// Returns whether only entries combined with stage 1 can be left.
+    /// Returns whether no CPU can hold more than entries combined with stage 1.
     pub(super) fn only_combined(&self) -> bool {
         let mut progress = self.progress.iter();
         progress.all(|p| p.held != HeldEntries::Both || p.last.is_any())
@@ -234,12 +234,12 @@ impl StaleEntry {
         if fits { Coverage::Covered } else { Coverage::Excluded }
     }
 
-    /// Notes an invalidation that covers the entry.
+    /// Records an invalidation that covers the entry.
     pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi) -> Effect {
         let is_broadcast = kind.scope() == Scope::Broadcast;
         let is_relaxed = self.entry.change == EntryChange::Relaxed;
-        // A CPU may invalidate locally what it has observed itself, and by a broadcast what was
-        // relaxed: others lose nothing.
+        // A CPU that has observed the change may invalidate locally. For a relaxed entry it may
+        // also broadcast, as other CPUs may keep the old value.
         let observed = self.observed_by_all
             || ((!is_broadcast || is_relaxed) && self.observed_by >> cpu & 1 != 0);
         let mut effect = Effect::default();
@@ -256,7 +256,7 @@ impl StaleEntry {
         effect
     }
 
-    /// Notes a DSB of a CPU.
+    /// Records a DSB of a CPU.
     pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb) -> Effect {
         let orders_all = matches!(kind, Dsb::Ish | Dsb::IshSt);
         let wrote = self.writers >> cpu & 1 != 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The model of the tables: their contents, whether they are linked, and their reference counts.
+//! The model of the tables: their contents, linkage and reference counts.
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use crate::{
     geometry::{Geometry, Level},
 };
 
-/// The position of an entry in the tables and in the guest's address space.
+/// The position of an entry in the tables and in the IPA space.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EntryPosition {
     pub(super) entry: EntryAddress,
@@ -24,7 +24,7 @@ pub(super) struct EntryPosition {
 /// A translation table.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Bytes: several granules for a concatenated root.
+    /// Size in bytes: several granules for a concatenated root.
     pub(super) size: u64,
     pub(super) level: Option<Level>,
     pub(super) ipa: Ipa,
@@ -32,7 +32,7 @@ pub(super) struct Table {
     pub(super) unlinked_at: Option<u64>,
     pub(super) entries: BTreeMap<u64, Descriptor>,
     pub(super) count: i64,
-    /// The CPU whose stores to the table no barrier orders yet.
+    /// The CPU whose stores to the table are not yet ordered by a barrier.
     pub(super) writer: Option<usize>,
 }
 
@@ -58,13 +58,13 @@ pub(super) struct Subtree {
     pub(super) tables: Vec<TableAddress>,
 }
 
-/// The tables of a run by address.
+/// The tables of a run, keyed by address.
 #[derive(Debug)]
 pub(super) struct TableModel {
     pub(super) all: BTreeMap<TableAddress, Table>,
     /// Locked entries and the CPUs that locked them.
     pub(super) locked: BTreeMap<EntryAddress, usize>,
-    /// Leaves that were broken and not replaced yet, while the lock is held.
+    /// Leaves that are broken and not yet replaced, while the lock is held.
     pub(super) broken: BTreeMap<EntryAddress, Descriptor>,
     pub(super) changed: BTreeSet<TableAddress>,
     /// Set once the trace changes a reference count.
@@ -93,7 +93,7 @@ impl TableModel {
         }
     }
 
-    /// Returns the table that holds an entry, and its address.
+    /// Returns the table that contains an entry, and the table's address.
     pub(super) fn holding(&mut self, entry: EntryAddress) -> Option<(TableAddress, &mut Table)> {
         let (at, table) = self.all.range_mut(..=TableAddress(entry.0)).next_back()?;
         (entry.0 < at.0 + table.size).then_some((*at, table))
@@ -118,7 +118,7 @@ impl TableModel {
         self.all.get(&table)?.unlinked_at
     }
 
-    /// Orders the stores of a CPU: a barrier.
+    /// Records a barrier, which orders the stores of a CPU.
     pub(super) fn publish(&mut self, cpu: usize) {
         for table in self.all.values_mut() {
             if table.writer == Some(cpu) {
@@ -141,8 +141,8 @@ impl TableModel {
         locked.map(|(entry, _)| entry).collect()
     }
 
-    /// Returns the changed tables with a wrong count: address, count, number of valid entries. A
-    /// trace without reference counts has none.
+    /// Returns the changed tables with a wrong count: address, count, number of valid entries.
+    /// Returns none for a trace without reference counts.
     pub(super) fn take_miscounted(&mut self) -> Vec<(TableAddress, i64, usize)> {
         let changed = core::mem::take(&mut self.changed);
         let counted = changed.into_iter().filter(|_| self.counted);
@@ -157,7 +157,7 @@ impl TableModel {
             .collect()
     }
 
-    /// Returns the leaves of changed, linked tables whose contiguous run is incomplete or
+    /// Returns the leaves, in changed and linked tables, whose contiguous run is incomplete or
     /// inconsistent.
     pub(super) fn uneven_runs(&self) -> Vec<(Ipa, Descriptor)> {
         let mut found = Vec::new();
@@ -187,7 +187,7 @@ impl TableModel {
         found
     }
 
-    /// Returns whether the contiguous run that an entry belonged to still has a contiguous entry.
+    /// Returns whether the contiguous run of an entry still has any contiguous entry.
     pub(super) fn run_remains(&mut self, entry: EntryAddress, level: Level) -> bool {
         let count = level.contiguous(self.geometry.granule());
         let Some((at, table)) = self.holding(entry) else {
@@ -198,7 +198,7 @@ impl TableModel {
         table.linked && run.any(|(_, entry)| entry.is_contiguous())
     }
 
-    /// Returns the leaves and tables from a linked table on, the table included.
+    /// Returns a linked table with all tables and leaves below it.
     pub(super) fn subtree(&self, table: TableAddress) -> Subtree {
         let mut found = Subtree::default();
         self.collect(table, &mut found);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The model of the TLBs: all [stale entries](StaleEntry) of a run, and the effect of invalidations
-//! and barriers on them.
+//! The model of the TLBs: all [stale entries](StaleEntry) of a run, and how invalidations and
+//! barriers affect them.
 
 use alloc::vec::Vec;
 
@@ -21,22 +21,22 @@ impl TlbModel {
         Self { stale: Vec::new(), cpus }
     }
 
-    /// Notes a store to an entry by any CPU.
+    /// Records a store to an entry by any CPU.
     pub(super) fn note_store(&mut self, cpu: usize, entry: EntryAddress) {
         let of_entry = |stale: &&mut StaleEntry| stale.entry.position.entry == entry;
         let stale = self.stale.iter_mut().filter(of_entry);
         stale.for_each(|stale| stale.note_writer(cpu));
     }
 
-    /// Adds an entry that a CPU has changed in the event `now`.
+    /// Adds an entry that a CPU changed in event `now`.
     pub(super) fn add(&mut self, cpu: usize, now: u64, entry: ChangedEntry) {
         self.note_store(cpu, entry.position.entry);
         let stale = StaleEntry::new(entry, now, cpu, self.cpus);
         self.stale.push(stale);
     }
 
-    /// Issues an invalidation. Returns its effect, and whether its TTL hint is wrong for every leaf
-    /// that it covers.
+    /// Records an invalidation. Returns its effect, and whether its TTL hint is wrong for every
+    /// leaf that it covers.
     pub(super) fn invalidate(&mut self, cpu: usize, kind: Tlbi) -> (Effect, bool) {
         let mut effect = Effect::default();
         let (mut covers_leaf, mut excludes_leaf) = (false, false);
@@ -54,7 +54,7 @@ impl TlbModel {
         (effect, excludes_leaf && !covers_leaf)
     }
 
-    /// Executes a DSB and returns its effect.
+    /// Records a DSB. Returns its effect.
     pub(super) fn barrier(&mut self, cpu: usize, kind: Dsb) -> Effect {
         let mut effect = Effect::default();
         for stale in &mut self.stale {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Traces as text, version 1: one event a line, so that other programs can write them.
+//! Traces as text, version 1: one event per line, so that other programs can write them.
 //!
 //! ```text
 //! granule-trace 1 granule=0x1000 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 fwb=0 dic=0 tlbrange=0 bbm=0
@@ -62,7 +62,7 @@ pub struct Trace {
 pub struct ParseTraceError {
     /// The line, counted from 1.
     pub line: usize,
-    /// The text of the line.
+    /// The contents of the line.
     pub text: String,
     /// The defect.
     pub defect: &'static str,
@@ -71,17 +71,17 @@ pub struct ParseTraceError {
 /// A parsed value, or the error in the line.
 type Parsed<T> = Result<T, &'static str>;
 
-/// The words of a line that are not parsed yet.
+/// The words of a line that are not yet parsed.
 type Words<'a> = SplitWhitespace<'a>;
 
-/// Text form of an argument; the writer puts a space before each word.
+/// Text form of an argument. The writer adds a space before each word.
 trait TextForm<T> {
     fn parse(&self, words: &mut Words<'_>) -> Parsed<T>;
     fn write(&self, value: T, f: &mut fmt::Formatter<'_>) -> fmt::Result;
 }
 
-/// Defines the parser and the writer of events. A row has the event's name, its arguments with the
-/// form of each, and the event in Rust.
+/// Defines the parser and the writer of events. A row contains the event's name, its arguments with
+/// their text forms, and the event as a Rust expression.
 macro_rules! grammar {
     ($($name:literal [$($value:ident: $form:expr),*] => { $($event:tt)+ })*) => {
         fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
@@ -192,7 +192,7 @@ fn number<T: TryFrom<i128>>(word: &str) -> Parsed<T> {
     number.ok().and_then(|number| number.try_into().ok()).ok_or("expected a number in range")
 }
 
-/// A number, which the writer writes in hexadecimal or decimal.
+/// A number, written in hexadecimal or decimal.
 struct Number {
     hex: bool,
 }
@@ -225,7 +225,7 @@ impl From<Level> for i128 {
     }
 }
 
-/// `ttl=` and a level, or nothing.
+/// `ttl=` and a level, or no text.
 struct Ttl;
 
 impl TextForm<Option<Level>> for Ttl {
@@ -240,7 +240,7 @@ impl TextForm<Option<Level>> for Ttl {
     }
 }
 
-/// Host address and bytes, or nothing.
+/// Host address and size in bytes, or no text.
 struct OptionalRange;
 
 impl TextForm<Option<(PhysAddr, u64)>> for OptionalRange {
@@ -254,7 +254,7 @@ impl TextForm<Option<(PhysAddr, u64)>> for OptionalRange {
     }
 }
 
-/// A TLB invalidation with its operands.
+/// A TLB invalidation and its operands.
 struct Instruction;
 
 impl TextForm<Tlbi> for Instruction {
@@ -298,7 +298,7 @@ impl TextForm<Tlbi> for Instruction {
     }
 }
 
-/// Returns the name of a TLBI instruction without `IS`.
+/// Returns the name of a TLBI instruction, without `IS`.
 const fn mnemonic(kind: Tlbi) -> &'static str {
     match kind {
         Tlbi::Ipa { leaf_only: false, .. } => "ipas2e1",

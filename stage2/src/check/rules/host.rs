@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules of the host: memory added and removed, the dirty bitmap, the resumption of a vCPU.
+//! Rules for the host: adding and removing memory, the dirty bitmap, resuming a vCPU.
 
 use alloc::format;
 
@@ -46,7 +46,7 @@ impl Checker {
         }
     }
 
-    /// Notes a writable leaf for the dirty bitmap.
+    /// Adds a writable leaf to the ranges that must be marked dirty.
     pub(crate) fn note_writable(&mut self, ipa: Ipa, size: u64) {
         let page = self.setup.geometry.granule().size();
         for (at, len) in self.logged.overlaps(ipa, size) {
@@ -79,7 +79,7 @@ impl Checker {
         self.marked.remove(ipa, size);
     }
 
-    /// Checks that every write faults from here on.
+    /// Checks that no CPU can write the range without a fault.
     fn check_write_protected(&mut self, ipa: Ipa, size: u64) {
         if let Some(at) = self.tables.writable_in(ipa, size) {
             self.report(Rule::LogReadTooEarly, format!("{at:#x} is writable"));
@@ -96,7 +96,7 @@ impl Checker {
     }
 
     pub(crate) fn resume(&mut self, cpu: usize, ipa: Ipa, access: Access, level: Level) {
-        // A CPU that removes a relaxed entry invalidates it on every CPU.
+        // A CPU that later removes the relaxed entry invalidates it on all CPUs.
         let is_removed_later = |relaxed: &StaleEntry| {
             self.tlbs.stale.iter().any(|stale| {
                 stale.entry.position.entry == relaxed.entry.position.entry
@@ -108,7 +108,7 @@ impl Checker {
             let entry = &stale.entry;
             entry.change == EntryChange::Relaxed
                 && entry.position.level == level
-                // A later change belongs to the next fault.
+                // A later change is handled by the next fault.
                 && stale.since < self.cpus[cpu].released
                 && stale.is_held_by(cpu)
                 && stale.overlaps(ipa, 1)

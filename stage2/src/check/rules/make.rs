@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules of an entry that becomes valid: the old entry is invalidated, a table is published, and
-//! the memory of a leaf is the guest's, aligned and clean.
+//! Rules for an entry that becomes valid: the old entry is invalidated, a linked table is
+//! published, and a leaf's memory belongs to the guest, is aligned and clean.
 
 use alloc::{format, vec::Vec};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Checker {
-    /// Checks that no CPU holds an entry that was removed at the same addresses.
+    /// Checks that no CPU may hold an entry that was removed from the same addresses.
     pub(super) fn check_invalidated(&mut self, position: &EntryPosition, new: Descriptor) {
         let size = self.setup.geometry.span(position.level);
         let conflicts = |stale: &&StaleEntry| {
@@ -82,7 +82,7 @@ impl Checker {
                 leaf.is_leaf(below) && leaf.attributes().restricted(allowed) != leaf.attributes()
             };
             let relaxed = entries.iter().filter(|(_, leaf)| relaxes(leaf)).count();
-            // The fault needs one.
+            // The fault requires one relaxed part.
             if relaxed > 1 {
                 let detail = format!("{:#x}: {relaxed} parts of {block:?}", position.ipa);
                 self.report(Rule::SplitRelaxed, detail);
@@ -98,8 +98,8 @@ impl Checker {
         }
     }
 
-    /// Checks a leaf that becomes reachable or relaxed; instructions only if the memory was not
-    /// executable before.
+    /// Checks a leaf that becomes valid or is relaxed. Checks instructions only if the memory was
+    /// not executable before.
     pub(super) fn check_leaf(
         &mut self,
         position: &EntryPosition,

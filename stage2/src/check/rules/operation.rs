@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules of the lock, of the engine's notes, of tables, of TLB invalidations, CMOs and switches of
-//! the VMID, and of the end of an operation or walk.
+//! Rules for the lock, the engine's notes, tables, TLB invalidations, CMOs, VMID switches, and the
+//! end of an operation or walk.
 
 use alloc::{format, vec::Vec};
 
@@ -46,7 +46,7 @@ impl Checker {
         self.cpus[cpu].lock = Some(HeldLock { is_exclusive, vmid });
     }
 
-    /// Ends an operation, which must have completed everything that it began.
+    /// Ends an operation, which must have completed all its invalidations and CMOs.
     fn unlock(&mut self, cpu: usize) {
         let Some(lock) = self.cpus[cpu].lock.take() else {
             return self.report(Rule::LockDiscipline, "released while it is not held");
@@ -62,7 +62,7 @@ impl Checker {
         if lock.is_exclusive {
             self.check_tables();
         }
-        // With a shared lock, others may be between break and make.
+        // While another CPU holds the lock shared, it may be between break and make.
         if self.cpus.iter().all(|cpu| cpu.lock.is_none()) {
             self.tables.broken.clear();
             for (at, size) in self.caches.end_operation() {
@@ -84,8 +84,8 @@ impl Checker {
         }
     }
 
-    /// Checks the end of a walk: the CPU has unlocked its entries and completed the invalidation of
-    /// entries that it removed or restricted. Each violation is reported once.
+    /// Checks the end of a walk: the CPU has unlocked its entries, and has completed the
+    /// invalidation of entries that it removed or restricted. Reports each violation once.
     pub(crate) fn check_end_of_walk(&mut self, cpu: usize) {
         for entry in self.tables.take_locked_by(cpu) {
             let detail = format!("entry {:#x} is left locked", entry.0);
@@ -125,7 +125,7 @@ impl Checker {
             self.report(Rule::FreedWhileWalked, detail.as_str());
         }
         let unlinked_at = self.tables.unlinked_at(table);
-        // The walk of the freeing CPU counts too: no grace period ends before the walk does.
+        // The freeing CPU's own walk counts: the grace period does not end before that walk ends.
         let may_be_inside = |cpu: &CpuState| unlinked_at.is_some_and(|at| cpu.walks_since(at));
         if self.cpus.iter().any(may_be_inside) {
             self.report(Rule::FreedInGracePeriod, detail.as_str());
@@ -159,8 +159,8 @@ impl Checker {
         {
             self.report(Rule::RangeNotEncodable, format!("{size:#x} bytes"));
         }
-        // While one entry of a contiguous run remains, a CPU may fetch the whole run again. A TLB
-        // need not hold the run as one entry, so each page needs its own invalidation.
+        // A CPU may fetch a whole contiguous run again while one of its entries remains. A TLB need
+        // not cache the run as one entry, so each page needs its own invalidation.
         for stale in &mut self.tlbs.stale {
             let entry = &stale.entry;
             stale.run_remains = entry.change == EntryChange::Removed
@@ -191,8 +191,8 @@ impl Checker {
         self.effect.any = self.caches.clean(cpu, phys, size, is_reachable);
     }
 
-    /// Checks that a CPU has completed its CMOs: it must before it breaks an entry, so that the
-    /// break-before-make window stays short, and before it releases the lock.
+    /// Checks that a CPU has completed its CMOs: before it breaks an entry, which keeps the
+    /// break-before-make window short, and before it releases the lock.
     pub(crate) fn check_maintenance_complete(&mut self, cpu: usize) {
         if self.caches.is_pending(cpu) {
             self.report(Rule::UnfinishedMaintenance, "a DSB is missing");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Rules of a store to a table.
+//! Rules for a store to a table.
 
 use alloc::format;
 
@@ -123,7 +123,7 @@ impl Checker {
             (EntryKind::Table(table), EntryKind::Leaf(_)) => (new.has_nt(), table, new),
             _ => return self.report(Rule::BreakBeforeMake, detail),
         };
-        // At every FEAT_BBM level the parts must map the same memory with the same type.
+        // At every FEAT_BBM level, the parts must map the block's memory with its memory type.
         let geometry = self.setup.geometry;
         let differs = position.level.down().is_some_and(|below| {
             let part = |index| block.part(below, index * geometry.span(below));
@@ -155,12 +155,12 @@ impl Checker {
         for (applies, change) in
             [(restricts, EntryChange::Restricted), (relaxes, EntryChange::Relaxed)]
         {
-            // No CPU holds an entry without the access flag, or with nT.
+            // CPUs do not cache an entry whose access flag is clear or whose nT is set.
             if applies && a.accessed && !old.has_nt() {
                 self.add_stale(cpu, position, old, change, false);
             }
         }
-        // After ageing, CPUs keep the old entry: a later restriction must invalidate it.
+        // CPUs keep the old entry after ageing: a later restriction must invalidate it.
         let is_known = |stale: &StaleEntry| {
             stale.entry.position.entry == position.entry && stale.entry.was == old
         };
@@ -195,7 +195,7 @@ impl Checker {
         self.tlbs.add(cpu, self.now, entry);
     }
 
-    /// Handles a valid entry that becomes invalid or is replaced.
+    /// Handles a valid entry that is made invalid or replaced.
     fn remove(&mut self, cpu: usize, position: &EntryPosition, old: Descriptor) {
         self.check_maintenance_complete(cpu);
         if !old.has_nt() || !old.is_leaf(position.level) {
