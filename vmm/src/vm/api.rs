@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The control socket: HTTP/1.1 with JSON on a Unix socket, one request a connection.
+//! The control socket: HTTP/1.1 with JSON on a Unix socket, one request per connection.
 //!
-//! A thread reads [requests](super::api_request) and writes responses; the main thread carries the
-//! requests out. A client has 2 s for each read or write; a second client waits. A socket that a
-//! killed run left is replaced; only its owner removes it.
+//! A thread reads [requests](super::api_request) and writes responses; the main thread executes the
+//! requests. A client has 2 s for each read or write; clients are served one at a time. A stale
+//! socket of a killed run is replaced; only its owner removes a socket.
 
 use std::{
     fs,
@@ -39,7 +39,7 @@ pub struct SocketFile {
 
 impl SocketFile {
     /// Removes the file, if it has not been replaced. A process that has changed its user may lack
-    /// the permission; the next run replaces the file then.
+    /// the permission; the next run then replaces the file.
     pub fn remove(&self) {
         let current = fs::symlink_metadata(&self.path);
         if current.is_ok_and(|file| (file.dev(), file.ino()) == (self.device, self.inode)) {
@@ -62,7 +62,7 @@ pub struct BoundSocket {
 }
 
 impl BoundSocket {
-    /// Binds a socket at `path`. Replaces a socket that a killed run left.
+    /// Binds a socket at `path`. Replaces a stale socket of a killed run.
     pub fn new(path: &Path) -> io::Result<Self> {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

@@ -40,15 +40,15 @@ pub enum Request {
 /// A response: HTTP status and body.
 pub type Response = (u16, Value);
 
-/// Returns the response to a request that is refused.
+/// Returns the response to a refused request.
 pub fn error_response(status: u16, reason: &str) -> Response {
     (status, json!({ "error": reason }))
 }
 
-/// Parses the first bytes that a client has sent. Returns `None` if the request needs more bytes.
+/// Parses the bytes that a client has sent so far. Returns `None` if the request needs more bytes.
 ///
 /// # Errors
-/// The response to a request that is not valid.
+/// The response to an invalid request.
 pub fn parse(bytes: &[u8]) -> Result<Option<Request>, Response> {
     let too_large = || error_response(413, "the request is larger than 8K");
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];

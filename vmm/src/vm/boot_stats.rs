@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Statistics of one boot of a guest by phase: `granule run --stats FILE`.
 //!
-//! The phases are `start` (before the vCPUs run), `boot` (until the guest's init writes the
-//! [boot timer](crate::devices::BootTimer)), `first-minute` (from there) and `run` (until the guest
-//! exits). A [`Snapshot`] is taken at each boundary; a phase holds the differences of counters and
-//! the last value of gauges. Taking a snapshot is not part of a phase.
+//! The phases are `start` (before the vCPUs run), `boot` (until the guest's init writes the [boot
+//! timer](crate::devices::BootTimer)), `first-minute` (60 s) and `run` (until the guest exits). A
+//! [`Snapshot`] is taken at each boundary; a phase holds the differences of counters and the last
+//! value of gauges. Taking a snapshot is not part of a phase.
 //!
-//! The file holds one JSON object a line for each boot, written when the guest exits.
+//! The file holds one JSON object per line for each boot, written when the guest exits.
 
 use std::{
     fs::File,
@@ -26,7 +26,7 @@ const SCHEMA: &str = "granule.run/1";
 
 pub const FIRST_MINUTE: Duration = Duration::from_secs(60);
 
-/// Maximum number of marks of the boot timer that are recorded.
+/// Maximum number of recorded boot timer marks.
 const MAX_MARKS: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -97,7 +97,7 @@ struct BootRecord<'a> {
     schema: &'static str,
     host: &'a Host,
     config: &'a VmConfig,
-    /// Reason of the end.
+    /// Outcome of the boot.
     ended: &'static str,
     /// Values that the guest wrote to the boot timer, with their times in nanoseconds.
     marks: &'a [(u8, u64)],

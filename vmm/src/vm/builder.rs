@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Builds a VM up to vCPU threads that wait at the kernel's entry point.
+//! Builds a VM whose vCPU threads wait at the kernel's entry point.
 //!
-//! The order is the same on all architectures: everything that can be refused without a VM (kernel
-//! image, command line, memory), then the VM and its memslots, vCPUs, interrupt controller,
-//! devices, boot data and vCPU threads. [`crate::arch::guest`] has the architecture's part of each
-//! step.
+//! The order is the same on all architectures: the kernel image, command line and memory, which
+//! need no VM, then the VM and its memslots, vCPUs, interrupt controller, devices, boot data and
+//! vCPU threads. [`crate::arch::guest`] implements the architecture-specific part of each step.
 
 use std::{io::Read as _, sync::Arc};
 
@@ -42,14 +41,14 @@ use crate::{
     memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
 };
 
-/// Largest kernel file that is read: above the maximum size of an uncompressed kernel.
+/// Maximum number of bytes read from a kernel file: one more than the largest valid kernel has.
 const MAX_KERNEL_FILE: u64 = (512 << 20) + 1;
 
 /// Connections of a VM to the rest of the process.
 pub struct VmConnections {
     pub serial_output: SerialOutput,
-    /// Destination of the console output, for backpressure on the vCPUs that write to the serial
-    /// port.
+    /// Destination of the console output, which applies backpressure to vCPUs that write to the
+    /// serial port.
     pub console_output: ConsoleOutput,
     pub console: Option<Console>,
     pub boot_timer: BootTimer,
@@ -59,13 +58,13 @@ pub struct VmConnections {
     pub statistics: bool,
 }
 
-/// A VM. The order of its fields is the order in which they are dropped: users before their
+/// A VM. Its fields are declared in the order in which they must be dropped: users before their
 /// resources.
 pub struct Vm {
     pub vcpus: VcpuThreads,
     pub serial: SharedSerialPort,
     pub balloon: Option<Arc<BalloonHandle>>,
-    /// Dirty rings, in that dirty logging mode.
+    /// Dirty rings, if the dirty logging mode uses them.
     pub rings: Option<Arc<DirtyRings>>,
     /// Memslots, in the order of the memory zones.
     pub slots: Vec<Memslot>,

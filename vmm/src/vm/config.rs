@@ -20,7 +20,7 @@ pub struct MemoryZone {
     pub prefault: bool,
     /// Alignment of guest and host addresses; the backing's page size by default.
     pub align: Option<Bytes>,
-    /// NUMA node that all memory comes from.
+    /// NUMA node that provides all pages.
     pub node: Option<u32>,
 }
 
@@ -71,7 +71,7 @@ pub struct VirtioConfig {
     pub vsock: Option<VsockConfig>,
     /// Adds a balloon.
     pub balloon: bool,
-    /// Adds a console, `hvc0`, to which the terminal connects instead of the serial port.
+    /// Adds a console, `hvc0`, which replaces the serial port as the terminal's device.
     pub console: bool,
 }
 
@@ -107,7 +107,7 @@ pub struct VmConfig {
 pub struct RunOptions {
     /// Start time of the program.
     pub started: Instant,
-    /// Boots a guest again that resets itself.
+    /// Reboots a guest that resets itself.
     pub reboot: bool,
     /// Text on the guest's console that marks the start of its init.
     pub init_text: Option<String>,

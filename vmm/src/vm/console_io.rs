@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Connects the terminal with the guest's console device.
 //!
-//! The terminal is connected to the serial port, or to the virtio console if there is one. With a
-//! virtio console, input goes to it alone, and the output of the serial port is still shown,
-//! because it has the messages of a kernel that has not loaded its drivers yet.
+//! The terminal is connected to the serial port, or to the virtio console if there is one. A virtio
+//! console receives all input, but the output of the serial port is still shown, because a kernel
+//! prints its messages there until it has loaded the virtio driver.
 //!
 //! A text in the output can mark the start of the guest's init, for guests that do not write the
 //! boot timer.
@@ -92,7 +92,7 @@ impl<W: Write> Write for PatternMatcher<W> {
     }
 }
 
-/// The ends of the channels between a VM and the terminal.
+/// The VM's ends of the channels to the terminal.
 pub struct ConsoleChannels {
     pub serial_output: SerialOutput,
     pub console: Option<Console>,
@@ -100,8 +100,8 @@ pub struct ConsoleChannels {
 }
 
 impl ConsoleChannels {
-    /// Creates the channels to `output`, with or without a virtio console. `pattern` is searched
-    /// for in the output of the device that the terminal is connected to.
+    /// Creates the channels to `output`, with or without a virtio console. The output of the device
+    /// that the terminal is connected to is searched for `pattern`.
     pub fn new(
         output: &ConsoleOutput,
         virtio_console: bool,

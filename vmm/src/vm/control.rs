@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Carries out requests of the [control socket](super::api) on the main thread.
+//! Executes requests of the [control socket](super::api) on the main thread.
 
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ impl<'a> VmController<'a> {
         (200, json!({ "zones": zones, "balloon": balloon }))
     }
 
-    /// Collapses the zones; the response has the result of each.
+    /// Collapses the memory of all zones; the response has the result of each zone.
     fn collapse(&self) -> Response {
         let zones = self.vm.memory.regions().iter();
         let zones = zones.map(|ram| match ram.collapse() {
@@ -165,7 +165,7 @@ impl<'a> VmController<'a> {
         for slot in &self.vm.slots {
             let mut log = DirtyLog::new(vm, self.config.dirty, self.vm.rings.clone())?;
             let switched = log.switch(vm, slot, true);
-            // The log is kept after an error too, so that logging is stopped for its memslot.
+            // The log is kept even after an error, so that logging of its memslot is stopped.
             self.dirty.push(log);
             switched?;
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Creates the devices of a VM. Each device gets a register range on the bus and, if it interrupts,
-//! an interrupt with an irqfd. Queue notifications of virtio devices are ioeventfds.
+//! Creates the devices of a VM. Each device has a register range on the bus and, if it raises
+//! interrupts, an interrupt with an irqfd. Queue notifications of virtio devices are ioeventfds.
 
 use std::{iter::StepBy, ops::Range, sync::Arc};
 
@@ -36,7 +36,7 @@ use crate::{
 /// Number of interrupts for devices.
 pub const DEVICE_INTERRUPTS: u32 = 256;
 
-/// The object of an error of creating a device's file descriptors.
+/// Object of the error returned when a device's eventfd cannot be created.
 const EVENTFD: &str = "a device's eventfd cannot be created";
 
 /// A serial port that vCPU threads and the console input thread share.
@@ -177,7 +177,7 @@ fn next(addresses: &mut StepBy<Range<u64>>) -> Result<GuestAddress, VmError> {
     addresses.next().map(GuestAddress).ok_or_else(full)
 }
 
-/// Returns the error of a device for which no address or no interrupt is left.
+/// Returns the error for a device without a free address or interrupt.
 fn full() -> VmError {
     VmError::Refused("too many devices: use fewer --disk and --net options".to_owned())
 }

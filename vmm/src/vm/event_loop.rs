@@ -27,7 +27,7 @@ use crate::{devices::BootTimer, scoped_thread::borrow_event};
 /// The event sources of the main thread.
 pub(super) struct EventLoop<'a> {
     pub(super) signals: &'a Signals,
-    /// Signalled for marks and for the guest's exit.
+    /// Signalled for boot timer marks and for the guest's exit.
     pub(super) wake: &'a EventFd,
     /// Signalled by the escape key.
     pub(super) quit: &'a EventFd,
@@ -96,13 +96,13 @@ impl EventLoop<'_> {
         }
         let [quit, woken] = [0, 1].map(|index: usize| !fds[index].revents().is_empty());
         if woken {
-            // The sources are checked after this; later events signal again.
+            // The sources are checked after this read; later events signal again.
             let _ = self.wake.read();
         }
         Ok(quit)
     }
 
-    /// Returns the rest of the phase `first-minute`, while it is the current phase.
+    /// Returns the time left in phase `first-minute`, or `None` in another phase.
     fn rest_of_first_minute(&self, controller: &VmController<'_>) -> Option<Duration> {
         let boot = &controller.boot;
         let end = boot.since + FIRST_MINUTE;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Files and devices that a VM needs, opened once before anything else.
+//! Files and devices of a VM, opened once before the VM is built.
 //!
-//! A VM that is rebooted is built from the same open files. So nothing is opened by name after the
-//! process has dropped its [privileges](super::privileges) and is [confined](super::sandbox), and a
-//! disk stays locked across reboots. A kernel file that is replaced meanwhile is not seen.
+//! A reboot builds the VM from the same open files. None of them is opened by name after the
+//! process has dropped its [privileges](super::privileges) and is [confined](super::sandbox). A
+//! disk stays locked across reboots, and replacing a kernel file meanwhile has no effect.
 
 use std::{
     fs::File,
@@ -65,7 +65,7 @@ pub struct OpenFiles {
 }
 
 impl OpenFiles {
-    /// Opens everything that `config` names.
+    /// Opens all files and devices that `config` names.
     pub fn new(config: &VmConfig) -> Result<Self, VmError> {
         let initrd = config.initrd.as_deref();
         let disks = config.devices.disks.iter();

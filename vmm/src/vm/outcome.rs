@@ -50,7 +50,7 @@ pub enum VmError {
     /// The host's description cannot be read.
     #[error(transparent)]
     Facts(#[from] FactsError),
-    /// An option or the host rules the VM out.
+    /// An option is not valid, or the host does not allow the VM.
     #[error("{0}")]
     Refused(String),
     /// An operation failed, or the object that an option names cannot be used.

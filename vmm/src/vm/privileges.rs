@@ -2,11 +2,11 @@
 //! Drops the privileges of the process.
 //!
 //! `--user` and `--group` name the user and group that the process changes to after it has opened
-//! all files. It then has no supplementary groups and no capabilities, and no program that it could
-//! start can gain any (`no_new_privs`, empty bounding set). A check at the end tries to regain
-//! root.
+//! all files. It then has no supplementary groups and no capabilities, and a program that it starts
+//! cannot gain any (`no_new_privs`, empty bounding set). A final check verifies that the process
+//! cannot regain root.
 //!
-//! Names are looked up in `/etc/passwd` and `/etc/group`. A user of another service (LDAP) must be
+//! Names are looked up in `/etc/passwd` and `/etc/group`. A user from another source (LDAP) must be
 //! specified by number.
 
 use std::{fmt, fs, io};
@@ -161,7 +161,7 @@ fn find(
     Ok(Some(Identity { user, group }))
 }
 
-/// Returns the first row of colon-separated fields that `matches` accepts.
+/// Returns the colon-separated fields of the first row that `matches` accepts.
 fn row(file: &str, matches: impl Fn(&[&str]) -> bool) -> Option<Vec<&str>> {
     file.lines().map(|line| line.split(':').collect::<Vec<_>>()).find(|row| matches(row))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Runs a VM on the main thread: opens files, confines the process, and boots the VM until its
-//! guest no longer reboots. One boot goes from building the VM to the guest's exit.
+//! Runs a VM on the main thread: opens files, confines the process, and boots the VM again after
+//! each reset. One boot lasts from building the VM to the guest's exit.
 
 use std::{
     mem,
@@ -86,7 +86,7 @@ pub fn run(config: &VmConfig, options: &RunOptions) -> Result<VmOutcome, VmError
     };
     let unwritten = output.finish();
     drop(api);
-    // A signal terminates the process from here on, even if its standard error is blocked.
+    // A signal can then terminate the process even if its standard error is blocked.
     signals.release();
     if unwritten > 0 {
         log::warn!("the last {unwritten} bytes of console output were not read");
@@ -144,7 +144,7 @@ fn confine_process(
     Ok(api)
 }
 
-/// Everything that is kept across reboots.
+/// State that is kept across reboots.
 struct RunContext<'a> {
     config: &'a VmConfig,
     options: &'a RunOptions,
@@ -211,7 +211,7 @@ impl RunContext<'_> {
         Ok(outcome)
     }
 
-    /// Builds the VM. A signal terminates the process meanwhile.
+    /// Builds the VM. A signal during the build terminates the process.
     fn build(
         &self,
         started: Instant,
@@ -246,7 +246,7 @@ impl RunContext<'_> {
         Ok((vm, channels.console_input))
     }
 
-    /// Starts a thread that terminates the process at a signal and removes the control socket.
+    /// Starts a thread that on a signal removes the control socket and ends the process.
     fn terminate_on_signal(&self) -> Result<ScopedThread, VmError> {
         let socket = self.api.map(|api| Arc::clone(&api.file));
         let terminate = move |signal: &'static str| {
@@ -285,7 +285,7 @@ impl RunContext<'_> {
         if *outcome != VmOutcome::Reset || !self.options.reboot {
             return Err(failed(named("--stats", &file.path))(error));
         }
-        // Losing statistics must not stop a guest that reboots.
+        // A failed write of statistics must not stop a guest that reboots.
         let path = file.path.display();
         log::error!("--stats {path}: the statistics of a boot are lost: {error}");
         Ok(())

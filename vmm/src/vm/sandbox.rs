@@ -3,9 +3,9 @@
 //!
 //! A guest that exploits a device runs code in a thread of this process. Two mechanisms limit it:
 //!
-//! * Landlock limits the file system to the folders of `/proc` and `/sys` from which
-//!   memory and counters are read. All other files are [open](super::open_files) already. In the
-//!   folder of the control socket files can be removed, as the socket is at the end.
+//! * Landlock limits the file system to the folders of `/proc` and `/sys` that report memory and
+//!   counters. All other files are [open](super::open_files) already. Files in the control socket's
+//!   folder can be removed, because the socket is removed at the end.
 //! * seccomp limits each kind of thread to the system calls that it uses. Programs
 //!   cannot be executed, and network sockets cannot be created.
 //!
@@ -23,8 +23,8 @@ use super::{
     stats::STAT_REFRESH,
 };
 
-/// Restricts the process to reading the files that memory and counters are read from, and to
-/// removing files from `socket_folder`.
+/// Restricts the process to reading the files that report memory and counters, and to removing
+/// files from `socket_folder`.
 pub fn restrict_files(socket_folder: Option<&Path>) -> Result<(), VmError> {
     let refused = || failed("Landlock refuses the rules; --sandbox off runs without it");
     let abi = ABI::V3;

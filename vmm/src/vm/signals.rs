@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Termination signals as a file descriptor: they are blocked in every thread and read from a
-//! signalfd(2). A signal that is ignored at the start (`nohup`) stays ignored. While a VM is built,
-//! the main thread does not wait; [`Signals::terminate_on_signal`] handles signals then.
+//! signalfd(2). A signal that is ignored at the start (`nohup`) stays ignored. While the main
+//! thread builds a VM, [`Signals::terminate_on_signal`] handles signals.
 
 use std::{
     fs::File,
@@ -18,10 +18,10 @@ use crate::scoped_thread::{ScopedThread, borrow_event};
 /// The termination signals, and `SIGCONT`, after which the terminal must be set raw again.
 const SIGNALS: [i32; 5] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGCONT];
 
-/// The request that a signal carries.
+/// Request of a signal to the main thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalRequest {
-    /// Terminate; the name of the signal.
+    /// Termination, with the name of the signal.
     Terminate(&'static str),
     Continue,
 }
@@ -207,7 +207,7 @@ mod tests {
     fn a_signal_terminates_the_process_while_the_main_thread_is_busy() {
         if std::env::var_os(CHILD).is_some() {
             let signals = Signals::block().unwrap();
-            // A dropped thread has no effect.
+            // A dropped thread does not call its closure.
             drop(signals.terminate_on_signal(|_| std::process::exit(2)).unwrap());
             let _thread = signals.terminate_on_signal(|signal| {
                 println!("\nterminated by {signal}");

@@ -25,7 +25,7 @@ use crate::{
     memory::{GuestRam, MemoryError, Residency},
 };
 
-/// Counters of the host kernel. They count threads that start after they were opened.
+/// Counters of the host kernel. They count only threads that start after the counters are opened.
 #[derive(Debug, Default)]
 pub struct HostCounters {
     events: EventCounters,
@@ -106,8 +106,8 @@ impl StatsReader {
 }
 
 /// Returns [`stage2_table_bytes`] after the kernel has summed its per-CPU counters, because the
-/// tables of a small guest are below the per-CPU threshold. Without the permission to do so, the
-/// counters are read without a refresh.
+/// tables of a small guest are below the per-CPU threshold. Without the permission, the counters
+/// are not refreshed.
 pub fn refreshed_stage2_table_bytes() -> Option<u64> {
     let before = stage2_table_bytes()?;
     match fs::write(STAT_REFRESH, "1") {

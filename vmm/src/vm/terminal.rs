@@ -6,7 +6,7 @@
 //! by [`restore`] in a signal handler, where nothing is dropped. If a run is killed, the next one
 //! finds a raw terminal and restores usable settings.
 //!
-//! Output processing is not changed, so that this program's messages have line ends.
+//! Output processing is not changed, so that line ends of this program's messages stay visible.
 
 use std::{
     io,
@@ -144,7 +144,7 @@ mod tests {
         for (reads, sent, proceed) in [
             // Other keys go to the guest, Ctrl-C included.
             (&[b"ls\r\x03x".as_slice()][..], b"ls\r\x03x".as_slice(), true),
-            // The sequence may come in two reads.
+            // The sequence may arrive in two reads.
             (&[b"ab\x01", b"xcd"], b"ab", false),
             (&[b"\x01a\x01\x01\x01qx"], b"\x01\x01qx", true),
         ] {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The loop of a vCPU thread: `KVM_RUN`, and the handling of its exits.
 //!
-//! A thread that finds the guest at its end, or cannot continue, reports that to the main thread
-//! and waits: only the main thread stops a VM. The two share the requested run state, the number of
-//! paused vCPUs, exit counters, and backpressure of the console.
+//! When the guest exits or its vCPU cannot continue, a thread reports that to the main thread and
+//! waits: only the main thread stops a VM. All these threads share the requested run state, the
+//! number of paused vCPUs, exit counters, and backpressure of the console.
 
 use std::{
     io,
@@ -39,7 +39,7 @@ use crate::{
     },
 };
 
-/// The run state that is requested of all vCPUs.
+/// Run state requested of all vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
     Running,
@@ -76,7 +76,7 @@ struct ControlState {
 }
 
 impl RunControl {
-    /// Returns the control of `vcpus` vCPUs, which are requested to pause.
+    /// Returns the run control of `vcpus` vCPUs, with a pause requested.
     pub const fn new(vcpus: usize) -> Self {
         Self {
             state: Mutex::new(ControlState { requested: RunState::Paused, paused_vcpus: 0 }),
@@ -109,7 +109,7 @@ impl RunControl {
         });
     }
 
-    /// Waits in a vCPU thread while a pause is requested; returns the state that is requested then.
+    /// Blocks a vCPU thread while a pause is requested; returns the next requested state.
     pub(super) fn wait_while_paused(&self) -> RunState {
         let mut state = self.state.lock();
         if state.requested == RunState::Paused {
@@ -133,7 +133,7 @@ impl RunControl {
     }
 }
 
-/// Everything that the vCPU threads of a VM share.
+/// State that the vCPU threads of a VM share.
 #[derive(Debug)]
 pub struct VcpuContext {
     pub control: RunControl,
@@ -149,8 +149,8 @@ pub struct VcpuContext {
 }
 
 impl VcpuContext {
-    /// Waits after a store to the serial port until the console has space or the vCPUs are not to
-    /// run.
+    /// Waits after a store to the serial port until the console has space, or a pause or stop is
+    /// requested.
     pub(super) fn wait_for_console(&self, address: GuestAddress) {
         if self.serial_registers.contains(&address) {
             let paused = || self.control.requested() != RunState::Running;
@@ -220,7 +220,7 @@ impl Vcpu {
         }
     }
 
-    /// Calls `KVM_RUN` once and handles the exit. Returns the end of the guest, to be reported.
+    /// Calls `KVM_RUN` once and handles the exit. Returns the outcome if the guest ended.
     fn enter_guest(&mut self) -> Option<VmOutcome> {
         let context = &self.reporter.context;
         let exits = &context.exits;

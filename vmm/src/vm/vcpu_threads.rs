@@ -95,7 +95,7 @@ impl Drop for VcpuThreads {
     fn drop(&mut self) {
         self.request(RunState::Stopped);
         for thread in self.threads.drain(..) {
-            // A panic of the thread has been reported.
+            // The panic hook has reported a panic of the thread.
             let _ = thread.join();
         }
     }
@@ -116,8 +116,8 @@ mod tests {
 
     const PORT: GuestAddress = GuestAddress(0x1000);
 
-    /// Returns threads with one vCPU, whose thread the test provides. A serial port at [`PORT`]
-    /// writes to `console_output`.
+    /// Returns the threads of one vCPU, whose thread the test starts itself. A serial port at
+    /// [`PORT`] writes to `console_output`.
     fn one_vcpu(bus: Bus, console_output: ConsoleOutput) -> (VcpuThreads, ExitReporter) {
         let (exits, guest_exits) = mpsc::channel();
         let context = Arc::new(VcpuContext {

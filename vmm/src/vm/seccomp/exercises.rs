@@ -116,7 +116,7 @@ fn console() {
     drop(input);
 }
 
-/// Allocates private memory of a NUMA node and shared memory, and reads the resident pages.
+/// Allocates private memory on a NUMA node and shared memory, and reads the resident pages.
 fn guest_memory() {
     let zone = |backing: &str, node| MemoryZone {
         size: Bytes::mib(4),
@@ -134,7 +134,7 @@ fn guest_memory() {
     }
 }
 
-/// Drives devices as a vCPU does, whose stores activate them.
+/// Drives devices in a vCPU thread, in which the guest's stores activate them.
 fn devices(mut disk: Driver, mut entropy: Driver, mut balloon: Driver) {
     let range = [0_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat();
     let features = disk.offered_features();
@@ -213,7 +213,7 @@ const DIRECT: &[(i64, &str)] = &[
 /// Issues the calls of [`DIRECT`] with invalid arguments, under the filter of the main thread.
 fn issue_directly() {
     for (number, reason) in DIRECT {
-        // SAFETY: -1 is no valid file descriptor, address or flag, so the kernel refuses the call.
+        // SAFETY: -1 is an invalid file descriptor, address or flag, so the kernel refuses the call.
         let result = unsafe { libc::syscall(*number, -1_i64, -1_i64, -1_i64, -1_i64, -1_i64) };
         assert!(result < 0, "{number}: {reason}");
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! seccomp filters: each kind of thread is limited to the system calls that it uses.
 //!
-//! The filter of the main thread is inherited by all threads that it starts and holds for the whole
-//! process; vCPU, console and control socket threads add a narrower one. A call that is not allowed
-//! ends the process with a message that names the call. `io_uring` calls are not allowed: an
-//! io_uring can create sockets and open files past the filter.
+//! The filter of the main thread is inherited by all threads that it starts and applies to the
+//! whole process; vCPU, console and control socket threads add a narrower one. A call that is not
+//! allowed ends the process with a message that names the call. `io_uring` calls are not allowed:
+//! an io_uring can create sockets and open files past the filter.
 
 #[cfg(test)]
 mod exercises;
@@ -67,7 +67,7 @@ const ALL_THREADS: &[AllowedCall] = &[
     (libc::SYS_writev, "log"),
 ];
 
-/// Additional calls of vCPU threads: `KVM_RUN`, and devices that are served in the vCPU's thread.
+/// Additional calls of vCPU threads: `KVM_RUN`, and devices that are emulated in the vCPU's thread.
 const VCPU: &[AllowedCall] = &[
     (libc::SYS_clone, "start of device threads, by C libraries without clone3"),
     (libc::SYS_clone3, "start of device threads"),
@@ -117,10 +117,10 @@ const MAIN: &[AllowedCall] = &[
 const RESTRICTED: &[(i64, &[u64])] =
     &[(libc::SYS_ioctl, &[0x5402, 0x402c_542b]), (libc::SYS_fcntl, &[libc::F_GETFD as u64])];
 
-/// A kind of thread.
+/// Role of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadRole {
-    /// The main thread; its filter holds for all threads.
+    /// The main thread, whose filter applies to all threads.
     Main,
     /// A vCPU.
     Vcpu,

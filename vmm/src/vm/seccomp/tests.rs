@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Tests of the filters. A child process runs the [components](super::exercises) once with the
-//! filters, and once for each call with filters that lack this call, which must end the process.
+//! filters, and once for each call with filters that lack it, which must end the process.
 
 use std::{
     fs::{self, File},
