@@ -81,11 +81,11 @@ pub enum Format {
 /// Runs `granule compare`.
 ///
 /// # Errors
-/// A side cannot be read, the sides do not compare, or the file cannot be written.
+/// A side cannot be read, the sides are not comparable, or the file cannot be written.
 pub fn run(args: Args) -> CommandResult {
     let bisect = args.bisect;
     match judge(args) {
-        // `git bisect run` takes 2 for a bad commit.
+        // `git bisect run` interprets exit code 2 as a bad commit.
         Err(error) if bisect => {
             super::report(error.as_ref());
             Ok(CommandOutcome::Abort)
@@ -150,7 +150,7 @@ fn judge(args: Args) -> CommandResult {
     })
 }
 
-/// Refuses to write a report over an input.
+/// Refuses an output path that is one of the inputs.
 fn refuse_input<'a>(
     output: &Path,
     mut inputs: impl Iterator<Item = &'a PathBuf>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! `granule lab`: a run of the lab, or a subcommand that boots nothing.
+//! `granule lab`: runs the lab, or a subcommand that boots no kernel.
 
 use std::path::PathBuf;
 

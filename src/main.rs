@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The `granule` command: one module a subcommand, each an `Args` and a `run`. Shell completions and
-//! man pages are made from the definition of the command line.
+//! The `granule` command: one module per subcommand, each with `Args` and `run`. Shell completions
+//! and man pages are generated from the definition of the command line.
 
 pub mod bench;
 pub mod compare;
@@ -36,14 +36,14 @@ enum Command {
     Man(ManArgs),
 }
 
-/// Outcome of a subcommand, and so the exit code of the process.
+/// Outcome of a subcommand, which determines the exit code of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandOutcome {
     /// The command is done: 0.
     Done,
     /// A test failed or a regression was found: 1.
     Failed,
-    /// The comparison is inconclusive: 125, with which `git bisect run` skips a commit.
+    /// The comparison is inconclusive: 125, on which `git bisect run` skips a commit.
     Inconclusive,
     /// The command could not run, and `git bisect run` must stop: 128.
     Abort,
@@ -53,7 +53,7 @@ pub enum CommandOutcome {
 pub type CommandResult = Result<CommandOutcome, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    // The lab's emulated host, and a guest in it, start this program as their init.
+    // The lab's emulated host and its guest run this program as init.
     if granule_lab::run_as_pid_1() {
         return ExitCode::FAILURE;
     }

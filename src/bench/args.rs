@@ -157,7 +157,7 @@ pub struct OutputArgs {
 pub struct SweepConflict(pub(super) &'static str, pub(super) &'static str);
 
 impl Args {
-    /// Checks the options of all points, so that a wrong one is reported before the first run.
+    /// Checks the options of all points, so that errors are reported before the first run.
     pub(super) fn check(&self) -> Result<(), Box<dyn Error>> {
         SweepValues::one_of_each(&self.workload.sweep)?;
         self.check_sweeps()?;
@@ -170,7 +170,7 @@ impl Args {
         Ok(())
     }
 
-    /// Returns these arguments for every point of the sweeps, or alone without a sweep.
+    /// Returns the arguments of each point of the sweeps, or these arguments without a sweep.
     pub(super) fn points(&self) -> Vec<Self> {
         let mut points = vec![self.clone()];
         for sweep in &self.workload.sweep {

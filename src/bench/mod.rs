@@ -47,7 +47,7 @@ pub fn run(args: Args) -> CommandResult {
     Ok(CommandOutcome::Done)
 }
 
-/// Runs the test once, as one of `runs`; the first run whose machine can be made creates `json`.
+/// Runs the test once, as one of `runs`. The first run with a machine creates the file `json`.
 fn run_one(args: &Args, runs: u64, json: &mut Option<RecordWriter>) -> CommandResult {
     let (mut machine, mode) = make_machine(args)?;
     let plan = args.plan(mode, machine.region().size);
@@ -90,14 +90,14 @@ fn make_machine(args: &Args) -> Result<(Box<dyn Machine>, GuestMode), Box<dyn st
     })
 }
 
-/// Error returned for an option that the selected engine does not have.
+/// Error returned for an option that the selected engine does not support.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} requires --engine {1}; omit it, or select that engine")]
 struct WrongEngine(&'static str, &'static str);
 
 /// The machine and the plan that the options describe.
 impl Args {
-    /// Returns the plan of a run with this guest mode and size of the region.
+    /// Returns the plan of a run with this guest mode and memory size.
     fn plan(&self, mode: GuestMode, memory: Bytes) -> RunPlan {
         let workload = &self.workload;
         let mut plan = RunPlan {
@@ -139,7 +139,7 @@ impl Args {
         })
     }
 
-    /// Returns the configuration of a software machine, which supports no options of KVM.
+    /// Returns the configuration of a software machine; refuses options that only KVM supports.
     fn software_config(&self) -> Result<SoftwareMachineConfig, WrongEngine> {
         let given = [
             ("--phys-offset", self.guest.phys_offset.is_some()),

@@ -73,7 +73,7 @@ pub enum Switch {
     Off,
 }
 
-/// Host CPUs, in the order of the list.
+/// Host CPUs, in list order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuList(Vec<usize>);
 
@@ -85,7 +85,7 @@ impl fmt::Display for CpuList {
 }
 
 impl CpuList {
-    /// Reads `0-3,8`.
+    /// Parses a CPU list such as `0-3,8`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!("'{text}' is not a list of CPUs; expected numbers and ranges, such as 0-3,8")
@@ -103,13 +103,13 @@ impl CpuList {
         Ok(Self(cpus))
     }
 
-    /// Returns one CPU for each vCPU, in turn.
+    /// Assigns a CPU to each vCPU, round-robin.
     pub(super) fn for_vcpus(&self, vcpus: u32) -> Vec<usize> {
         self.0.iter().copied().cycle().zip(0..vcpus).map(|(cpu, _)| cpu).collect()
     }
 }
 
-/// A swept quantity at one point.
+/// Value of a swept quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SweepValue {
     /// Number of vCPUs.
@@ -118,12 +118,12 @@ pub enum SweepValue {
     Memory(Bytes),
 }
 
-/// Values of one quantity, at least one, for each of which the test runs once.
+/// Values of a swept quantity, at least one. The test runs once for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SweepValues(pub(super) Vec<SweepValue>);
 
 impl SweepValues {
-    /// Checks that each quantity is swept once at most.
+    /// Checks that each quantity is swept at most once.
     pub(super) fn one_of_each(sweeps: &[Self]) -> Result<(), String> {
         let vcpus = sweeps.iter().filter(|sweep| matches!(sweep.0[0], SweepValue::Vcpus(_)));
         let vcpus = vcpus.count();
@@ -133,7 +133,7 @@ impl SweepValues {
         }
     }
 
-    /// Reads `vcpus=1,2,4` and `size=64M,256M`.
+    /// Parses a sweep such as `vcpus=1,2,4` or `size=64M,256M`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let Some((name, values)) = text.split_once('=') else {
             return Err("expected vcpus=1,2,4 or size=64M,256M".to_owned());
@@ -154,7 +154,7 @@ impl SweepValues {
     }
 }
 
-/// Returns a value's name on the command line, unless it is the default.
+/// Returns a value's name on the command line, or `None` for the default.
 pub(super) fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Option<String> {
     if value == T::default() {
         return None;
@@ -162,7 +162,7 @@ pub(super) fn unless_default<T: ValueEnum + Default + PartialEq>(value: T) -> Op
     Some(value.to_possible_value()?.get_name().to_owned())
 }
 
-/// Reads a count of at least one.
+/// Parses a count of at least one.
 pub(super) fn count(text: &str) -> Result<NonZeroU32, String> {
     let wrong = |_| match text.parse::<u64>() {
         Ok(1..) => format!("expected a whole number from 1 to {}", u32::MAX),
@@ -171,7 +171,7 @@ pub(super) fn count(text: &str) -> Result<NonZeroU32, String> {
     text.parse().map_err(wrong)
 }
 
-/// Reads a guest-physical address.
+/// Parses a guest-physical address.
 pub(super) fn address(text: &str) -> Result<GuestAddress, String> {
     match text.parse::<Bytes>() {
         Ok(Bytes(offset)) => Ok(GuestAddress(offset)),

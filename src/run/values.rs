@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Parsers of values of several parts:
+//! Parsers of option values with several parts:
 //!
 //! ```text
 //! --memory SIZE[,backing=…][,prefault=on][,shared=on][,align=…][,host-numa-node=N]
