@@ -24,7 +24,7 @@ impl Inputs {
         self.path(name)
     }
 
-    /// Writes a log of several runs of the kernel's test; the times in nanoseconds differ a little.
+    /// Writes a log of several runs of `kvm_page_table_test`, whose times in ns differ a little.
     fn log(&self, name: &str, times: [u64; 3], runs: u64) -> String {
         let run = |at: u64| {
             let [create, update, rebuild] = times.map(|ns| ns + ns / 1000 * (at * 7 % 5));
@@ -164,7 +164,7 @@ fn every_format_is_printed() {
     assert_eq!(json["configurations"][0]["phases"][0]["time"]["ratio"], 1.0);
 }
 
-/// Runs `git bisect` in a repository whose commits are results of kernels.
+/// Runs `git bisect` in a repository in which each commit holds the result of one kernel.
 #[test]
 fn git_bisect_finds_the_patch_that_removes_most_cache_maintenance() {
     // The medians of DC CIVAC from base to patch 7, as in the README of the 5.10 series.

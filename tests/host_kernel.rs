@@ -27,7 +27,7 @@ fn write(path: &Path, text: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Creates the files of a tree that the command reads; returns its path.
+/// Creates a kernel tree with the files that the command reads; returns its path.
 fn tree(directory: &Path, patch_level: u32) -> String {
     write(&directory.join("Makefile"), &format!("VERSION = 5\nPATCHLEVEL = {patch_level}\n"));
     fs::create_dir_all(directory.join("arch/arm64")).unwrap();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A guest's console whose reader stalls, as a serial port and as a virtio console: input reaches
-//! the guest, and then the guest writes more than is read. The VM can still be paused, resumed and
-//! stopped. A VM that is being built can be stopped too. Writes of a booting guest are in the dirty
-//! log, by zone.
+//! Guest consoles with a stalled reader, on serial ports and on a virtio console. Input reaches the
+//! guest, which then writes more than is read; the VM can still be paused, resumed and stopped. A
+//! VM can also be stopped while it is built. The dirty log reports writes of a booting guest by
+//! zone.
 
 use super::host::Host;
 

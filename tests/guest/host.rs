@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The emulated host: Debian's kernel and root file system from `scripts/guest`, a second disk with
 //! `granule` and the guest's files, and a third for the guest. A shell on the console is its only
-//! process. Writes to the disks are discarded. A [`Session`] waits for its output, then sends a
-//! line.
+//! process. Writes to the disks are discarded. A [`Session`] waits for output and sends lines.
 
 use std::{
     env, fs,
@@ -95,7 +94,7 @@ impl Host {
                 &format!("virtio-blk-device,drive={name},serial={name}"),
             ]);
         }
-        // Virtual time advances one nanosecond an instruction, so timeouts do not depend on the
+        // Virtual time advances by one nanosecond per instruction, so timeouts do not depend on the
         // load.
         command
             .arg("-M")
@@ -173,7 +172,7 @@ impl Session {
         self.input.flush().unwrap();
     }
 
-    /// Waits for `text`; returns the output before it.
+    /// Waits for `text` and returns the output before it.
     pub fn expect(&mut self, text: &str) -> String {
         let until = Instant::now() + TIMEOUT;
         loop {
@@ -198,7 +197,7 @@ impl Drop for Session {
     }
 }
 
-/// The folder that `scripts/guest` has made, or another like it that `GRANULE_GUEST` names.
+/// Returns the folder in `GRANULE_GUEST`, or the one that `scripts/guest` builds.
 fn guest() -> PathBuf {
     if let Some(folder) = env::var_os("GRANULE_GUEST") {
         return PathBuf::from(folder);
@@ -218,7 +217,7 @@ fn granule() -> PathBuf {
     granule
 }
 
-/// Returns Debian's initramfs with a second archive, whose init replaces the first.
+/// Returns Debian's initramfs with an appended archive, whose init replaces Debian's.
 fn initrd(guest: &Path, files: &Path) -> PathBuf {
     let folder = files.join("init");
     fs::create_dir(&folder).unwrap();

@@ -2,9 +2,9 @@
 //! Kills `granule run` at random moments and checks the state that the next run finds.
 //!
 //! The guest is Debian's kernel with a shell that writes consecutive numbers to its disk, flushes,
-//! and prints each number that is safe. Half of the runs are killed while they start, half while
-//! the guest writes. `GRANULE_KILLS` sets their number. All start as root and change to a user who
-//! can open neither disk nor tap. The same guest shows that a GICv2 works.
+//! and prints each flushed number as safe. Half of the runs are killed while they start, half while
+//! the guest writes. `GRANULE_KILLS` sets the number of runs. Each run starts as root and changes
+//! to a user who can open neither disk nor tap. The same guest tests a GICv2.
 
 use std::env;
 
@@ -12,7 +12,7 @@ use super::host::{Host, number};
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest
 /// (`run again` one that reboots first); `kill_it SECONDS start|work` kills a guest and prints its
-/// exit status, the last safe number, and the number that the disk holds in its place.
+/// exit status, the last safe number, and the number at its place on the disk.
 const FUNCTIONS: &str = r#"
 prepare() {
     install_programs /bin/busybox

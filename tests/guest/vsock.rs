@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Vsock connections between a guest and its host: connections from either side with data in both
+//! Vsock connections between a guest and its host: either side connects, and data flows in both
 //! directions at once, in two boots of one VM and in the next VM.
 
 use super::host::Host;
@@ -86,7 +86,7 @@ send_command() { echo $1 | perl /tmp/peer connect 42 6001; }
 end() { kill $1 $pid; wait $pid; echo "status=$?"; cat /tmp/err; true; }
 "#;
 
-/// Parses the checksums that a side has sent and received, in order.
+/// Parses the checksums of the data that a side has sent and received, in order.
 fn sums<'a>(output: &'a str, side: &str) -> Vec<(&'a str, &'a str)> {
     let start = format!("{side} sent ");
     let rows = output.split(start.as_str()).skip(1);

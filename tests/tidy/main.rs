@@ -19,9 +19,9 @@ use prose::{has, prose};
 /// A crate of the workspace.
 #[derive(Debug)]
 struct Crate {
-    /// The names of the workspace's crates that it uses outside tests.
+    /// Names of the workspace crates that it uses outside tests.
     uses: Vec<String>,
-    /// The root file of its library or program.
+    /// Root source file of its library or program.
     root: PathBuf,
 }
 
@@ -76,7 +76,7 @@ fn text(path: &Path) -> String {
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The most lines that a source file may have.
+/// Maximum number of lines of a source file.
 const LONGEST_FILE: usize = 500;
 
 /// Returns the names that reach themselves through others.
@@ -148,8 +148,8 @@ fn no_source_file_is_longer_than_500_lines() {
     assert!(long.is_empty(), "split:\n{}", long.join("\n"));
 }
 
-/// Words that comments, messages and documents do not use, as they hide who does what or have a term
-/// in this field, and their replacements.
+/// Words that comments, messages and documents must not use, because they hide the subject or
+/// paraphrase a term of the field, and their replacements.
 const REPLACED: &[(&str, &str)] = &[
     ("tell", "report, show, print"),
     ("tells", "reports, shows, prints"),
@@ -200,7 +200,7 @@ const REPLACED: &[(&str, &str)] = &[
 /// an edit of a comment rebuilds all of them.
 const UNCHECKED: &[&str] = &["stage2/linux/config/lab.config"];
 
-/// Words that do not open a doc comment or a heading: a noun or a third-person verb says what the item is.
+/// Words that must not open a doc comment or heading: use a noun or a third-person verb.
 const NO_OPENING: &[&str] = &[
     "All", "How", "Its", "Many", "None", "Nothing", "That", "There", "What", "Where", "Whether",
     "Which", "Who", "Whoever", "Whom", "Why",

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Finds which modules of a crate use which, from the `use` lines and paths of its sources.
+//! Finds the uses between modules of a crate in the `use` lines and paths of its sources.
 //!
-//! A path counts where it begins with `crate`, `self` or `super`. Modules for tests only
-//! (`#[cfg(test)]`) are left out: a test may use what it likes. A module and the modules inside it
-//! are one unit, so what counts at each level are uses between siblings.
+//! Only paths that begin with `crate`, `self` or `super` count. Test modules (`#[cfg(test)]`) are
+//! left out: they may use any module. A module and its submodules are one unit, so only uses
+//! between siblings count at each level.
 
 use std::{
     collections::BTreeSet,
@@ -16,10 +16,10 @@ use syn::{
     visit::{self, Visit},
 };
 
-/// A module's path in its crate; the crate's root is the empty path.
+/// Path of a module in its crate; empty for the crate root.
 pub type ModulePath = Vec<String>;
 
-/// The modules of a crate and the paths that each uses.
+/// The modules of a crate and the paths that each module uses.
 #[derive(Debug, Default)]
 pub struct Modules {
     names: BTreeSet<ModulePath>,
@@ -35,7 +35,7 @@ impl Modules {
         modules
     }
 
-    /// Reads a file as module `module`; modules inside it are files in `folder`.
+    /// Reads a file as module `module`, whose submodules are files in `folder`.
     fn read_file(&mut self, module: &[String], file: &Path, folder: &Path) {
         let text = fs::read_to_string(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         let parsed = syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
@@ -67,7 +67,7 @@ impl Modules {
         }
     }
 
-    /// Returns the uses between siblings, each as the module that holds both and their two names.
+    /// Returns the uses between siblings, each as the parent module, the user and the used module.
     pub fn between_siblings(&self) -> BTreeSet<(ModulePath, String, String)> {
         let mut edges = BTreeSet::new();
         for (from, path) in &self.uses {
@@ -80,7 +80,7 @@ impl Modules {
         edges
     }
 
-    /// Returns the innermost module that a path leads into.
+    /// Returns the innermost module on a path.
     fn module_of(&self, path: &[String]) -> ModulePath {
         (0..=path.len())
             .rev()
@@ -90,7 +90,7 @@ impl Modules {
     }
 }
 
-/// Returns a module's file, and the folder of the modules inside it.
+/// Returns a module's file and the folder of its submodules.
 fn module_file(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
     let inner = folder.join(name);
     let nested = inner.join("mod.rs");
@@ -109,7 +109,7 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Collects the paths of one module, resolved from the crate's root.
+/// Collects the paths in one module, as absolute paths in the crate.
 struct Paths {
     module: ModulePath,
     found: Vec<ModulePath>,
@@ -161,6 +161,6 @@ impl<'ast> Visit<'ast> for Paths {
         visit::visit_path(self, path);
     }
 
-    // Modules inside this one are read by themselves.
+    // Submodules are read separately.
     fn visit_item_mod(&mut self, _: &'ast ItemMod) {}
 }

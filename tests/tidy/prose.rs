@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The prose of a file: pages, comments, strings, and the messages and added comments of patches.
 
-/// Returns the lines of a file that have prose, in lower case, by number; `None` if it is data.
+/// Returns the prose of each line with its number, in lower case; `None` for a data file.
 pub(crate) fn prose(path: &str, text: impl FnOnce() -> String) -> Option<Vec<(usize, String)>> {
     if path.contains("golden/") || path.contains("LICENSE") {
         return None;
@@ -17,7 +17,7 @@ pub(crate) fn prose(path: &str, text: impl FnOnce() -> String) -> Option<Vec<(us
         _ => return None,
     };
     let text = text();
-    // The message of a patch is prose as a whole.
+    // The whole message of a patch is prose.
     let message = text.lines().position(|line| line == "---" && ending == Some("patch"));
     let prose = |(number, line): (usize, &str)| match number < message.unwrap_or(0) {
         true => (number + 1, line.to_lowercase()),
@@ -26,7 +26,7 @@ pub(crate) fn prose(path: &str, text: impl FnOnce() -> String) -> Option<Vec<(us
     Some(text.lines().enumerate().map(prose).collect())
 }
 
-/// Returns the parts of a line outside of pairs of a quote.
+/// Returns the parts of a line outside quotes.
 fn outside(line: &str, quote: char) -> String {
     line.split(quote).step_by(2).collect::<Vec<_>>().join(" ")
 }
