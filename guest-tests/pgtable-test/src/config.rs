@@ -15,11 +15,11 @@ use granule_types::phase::Phase;
 /// Mapping of the region under test by the guest's stage-1 tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum GuestMap {
-    /// By the largest blocks that fit: few tables, so nearly all stage-2 faults are of the region.
+    /// Maps the largest blocks that fit: few tables, and nearly all stage-2 faults in the region.
     #[default]
     Blocks,
-    /// By pages, as the kernel's test does: each stage-1 table is a page that takes a stage-2 fault
-    /// when it is first walked, in `create`.
+    /// Maps pages, as the kernel's test does: each stage-1 table is a page that takes a stage-2
+    /// fault when it is first walked, in `create`.
     Pages,
 }
 
@@ -29,11 +29,11 @@ pub enum GuestMap {
 pub struct Migration {
     /// Number of rounds before the vCPUs are stopped, at least one.
     pub rounds: u32,
-    /// Least time from the start of a round to the collection of its bitmap.
+    /// Minimum time from the start of a round to the collection of its bitmap.
     pub round_time: Duration,
 }
 
-/// A set of phases that contains the dependencies of each.
+/// A set of phases with all their dependencies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PhaseSelection(Vec<Phase>);
 
@@ -81,8 +81,8 @@ impl PhaseSelection {
         Self(Phase::ALL.into_iter().filter(|phase| selected.contains(phase)).collect())
     }
 
-    /// Removes `create`, for a run that logs from untouched memory: the faults of `update` and
-    /// `rebuild` then create their mappings.
+    /// Removes `create`, for a run whose dirty logging starts on untouched memory: the faults of
+    /// `update` and `rebuild` then create the mappings.
     ///
     /// # Errors
     /// The selection does not contain `update`.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A machine for the tests of harness and vCPU threads: vCPUs that access a vector, with one
-//! injected defect at a time.
+//! A fake machine for tests of harness and vCPU threads: its vCPUs access words in a map, with at
+//! most one injected defect.
 
 use std::{
     collections::BTreeMap,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The printed lines. Those of phases that the kernel's `kvm_page_table_test` has are the kernel's
-//! (Linux 6.1) to the letter, so that its scripts read them; `rebuild` is the kernel's adjust. All
+//! The printed lines. Lines for phases of the kernel's `kvm_page_table_test` equal the kernel's
+//! (Linux 6.1), so that scripts for that test can read them; `rebuild` is the kernel's adjust. All
 //! other lines begin with `granule:`, which no such script matches.
 
 use std::io::{self, Write};

@@ -67,7 +67,7 @@ impl fmt::Display for VcpuFailure {
 
 impl Error for VcpuFailure {}
 
-/// A vCPU, on its own thread from [`Vcpu::bind`] on.
+/// A vCPU; [`Vcpu::bind`] binds it to a thread of its own.
 pub trait Vcpu: Send {
     /// Prepares the calling thread to run this vCPU (name, CPU affinity, identity) and returns the
     /// handle that forces the vCPU out of the guest. Called once, on that thread.
@@ -134,8 +134,8 @@ pub struct Region {
 /// A machine under test.
 ///
 /// # Errors
-/// Operations fail if the host refuses, counters if they can no longer be read, the dirty bitmap if
-/// logging is off, and reads of memory outside the region.
+/// An operation fails if the host refuses it, reading counters if the host no longer offers them,
+/// the dirty bitmap if logging is off, and a read if it is outside the region.
 pub trait Machine {
     /// Returns the provenance of results: kernel, CPU, emulator.
     fn host(&self) -> &Host;
@@ -173,24 +173,24 @@ pub trait Machine {
     /// Reads 8 bytes of the region through the host's mapping.
     fn read_u64(&self, address: GuestAddress) -> Result<u64, MachineError>;
 
-    /// Returns event counts since the machine was made, by name, without those that the host does
-    /// not count.
+    /// Returns event counts since the machine's creation, by name, without events that the host
+    /// does not count.
     fn events(&mut self) -> Result<EventCounts, MachineError>;
 
-    /// Returns current levels (such as pages mapped by size), by name, without those that the host
+    /// Returns current gauges (such as pages mapped by size), by name, without those that the host
     /// does not report.
     fn gauges(&mut self) -> Result<EventCounts, MachineError> {
         Ok(EventCounts::new())
     }
 
-    /// Returns the operations that migration needs while vCPUs run, where the machine has them.
+    /// Returns the operations for migration while vCPUs run, if the machine supports them.
     fn migration_ops(&mut self) -> Option<&mut dyn MigrationOps> {
         None
     }
 }
 
-/// Operations of a live migration, on a machine whose vCPUs run at
-/// [`TaskAccess::WriteAtRandom`](crate::task::TaskAccess::WriteAtRandom); errors as of [`Machine`].
+/// Operations of a live migration, on a machine whose vCPUs execute
+/// [`TaskAccess::WriteAtRandom`](crate::task::TaskAccess::WriteAtRandom). Errors: as [`Machine`].
 pub trait MigrationOps {
     /// Sets or clears the request that the vCPUs stop writing. Before the vCPUs start, `false` also
     /// resets their write counts.

@@ -30,7 +30,7 @@ pub enum TaskAccess {
     WriteAtRandom,
 }
 
-/// One vCPU's work in one phase: an access at `count` addresses, `stride` apart, from `start` on.
+/// One vCPU's work in one phase: accesses at `count` addresses, `stride` apart, first `start`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Task {
     /// The operation at each address.

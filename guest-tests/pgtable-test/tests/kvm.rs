@@ -113,7 +113,7 @@ fn a_difference_is_reported_with_its_address_and_the_vcpu_continues() {
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn a_failed_access_is_reported_with_its_address() {
-    // Below the width of virtual addresses, so that they equal the physical ones.
+    // Within the virtual address width, so that virtual and physical addresses are equal.
     let start = GuestAddress(0x4000_0000);
     let config = || KvmConfig { phys_offset: Some(start), ..small(1) };
     let run = |access, at| {
@@ -205,8 +205,8 @@ fn written_pages_are_logged_in_every_mode() {
     }
 }
 
-/// The vCPU writes more pages than a ring has entries, so it exits to have the ring harvested. Some
-/// hosts' KVM lets vCPUs exit too late and loses pages, which must be an error.
+/// The vCPU writes more pages than a ring has entries, so it exits with a full ring. On some hosts
+/// KVM exits too late and loses pages, which must be an error.
 #[test]
 #[ignore = "needs /dev/kvm"]
 fn a_full_ring_loses_no_page_silently() {

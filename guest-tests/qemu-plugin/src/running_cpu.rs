@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 //! The CPU that QEMU runs: its key, and the end of its turn.
 //!
-//! From QEMU 9.1 to at least 10.0, the CPU number that callbacks get is wrong under `-icount`: a
+//! From QEMU 9.1 to at least 10.0, the CPU number passed to callbacks is wrong under `-icount`: a
 //! block of code keeps the number of the CPU that translated it. Registers are read from the CPU
 //! that runs. `TPIDR_EL2` holds the kernel's per-CPU offset, with VHE and without; KVM never lets a
-//! guest write it. Older versions do not let plugins read registers, and have right CPU numbers.
+//! guest write it. Older versions do not let plugins read registers, but pass right CPU numbers.
 //!
 //! `cpu_exit`, a function of QEMU, ends a turn: the running CPU leaves its loop after the current
 //! block. It is not part of the plugin interface, but its signature is the same since 2013, and

@@ -92,7 +92,7 @@ fn run(scenario: u32, cpus: u64, quantum: u32, arguments: &str) -> MeasuredTime 
     MeasuredTime { elapsed: time("elapsed"), work: time("work") }
 }
 
-/// Asserts that a time differs from the known one by at most 0.1% plus two quanta per CPU.
+/// Asserts that a time differs from the known one by at most 0.1% plus `quanta` quanta of 1 µs.
 fn assert_near(found: u64, known: u64, quanta: u64) {
     let known = known * 1000;
     let margin = known / 1000 + quanta * 1_000_000;

@@ -12,9 +12,9 @@
 //!            their end, as in the kernel's `kvm_page_table_test`
 //! ```
 //!
-//! A guest-virtual address is the physical one, truncated to the width of a virtual address. Where
-//! that width is less than a physical address's, the truncated region must neither overlap low
-//! memory nor exceed the last virtual address.
+//! A guest-virtual address is the guest-physical one, truncated to the virtual address width. If
+//! the physical width is larger, the truncated region must neither overlap low memory nor exceed
+//! the last virtual address.
 
 use thiserror::Error;
 
@@ -88,10 +88,10 @@ pub fn place_region(
         .ok_or(too_large)
 }
 
-/// Returns the maximum number of stage-1 tables of a guest with a region of this size: the root,
-/// one for each level for low memory, two for each level for the ends of the region, and between
-/// those one for each 64 GiB, which a table of 16K-granule blocks maps (other granules map more).
-/// By pages, one for each table's worth of pages, and as many again for the levels above.
+/// Returns the maximum number of stage-1 tables for a region of this size: the root, one per level
+/// for low memory, two per level for the ends of the region, and one per 64 GiB between the ends,
+/// the range of a table of blocks with 16K granules (larger with other granules). With
+/// `GuestMap::Pages`, one per table of pages, and as many again for the levels above.
 pub(super) const fn max_tables(size: Bytes, granule: Bytes, map: GuestMap) -> u64 {
     let between = match map {
         GuestMap::Blocks => size.0 >> 36,
@@ -126,7 +126,7 @@ impl Layout {
         guest_map: GuestMap,
     ) -> Result<Self, LayoutError> {
         let granule = abi.mode.page_size();
-        // No two parts share a page of host or guest.
+        // No two parts share a host or guest page.
         let unit = host_page.0.max(granule.0);
         let vcpus = u64::from(vcpus);
         let tables_at = GuestAddress(MAILBOXES + vcpus * unit);

@@ -4,7 +4,7 @@
 //! The host writes a task into the mailbox while the vCPU is not in the guest, then enters the
 //! guest. The guest replies through a doorbell: a store to a guest-physical address without memory,
 //! or to a port. KVM exits to user space (`KVM_EXIT_MMIO`, `KVM_EXIT_IO`), which orders all earlier
-//! accesses. Neither side accesses the mailbox while the other may; plain loads and stores suffice.
+//! accesses. Only one side accesses the mailbox at a time, so plain loads and stores suffice.
 //!
 //! Two words after the mailbox are shared while the guest runs, each with one writer: the host's
 //! request to stop at [`STOP_OFFSET`] and the guest's count of writes at [`WRITES_OFFSET`].
@@ -86,8 +86,8 @@ impl Mailbox {
     /// Returns a mailbox that holds `task`, whose first address is `virtual_start` for the guest.
     ///
     /// Guest-virtual and guest-physical addresses share their low bits (see
-    /// [`Layout::virtual_of`](super::layout::Layout::virtual_of)). The seed takes up the bits that
-    /// differ, so that values derive from the physical address.
+    /// [`Layout::virtual_of`](super::layout::Layout::virtual_of)). The seed compensates for the
+    /// bits that differ, so that values derive from the physical address.
     pub fn of_task(task: &Task, virtual_start: GuestVirtAddr, doorbell: u64) -> Self {
         Self {
             access: task.access as u64,

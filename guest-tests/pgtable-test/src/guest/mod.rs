@@ -25,8 +25,8 @@ pub mod arch {
 use crate::task::TaskAccess;
 use mailbox::{Doorbell, Mailbox};
 
-/// Assembles a guest program, a file of `payload`, between three symbols, with the constants that
-/// both programs use and those listed.
+/// Assembles a guest program from a file in `payload` between three symbols, with the constants of
+/// both programs and those listed.
 macro_rules! assemble {
     ($file:literal, $first_doorbell:expr, $($field:ident = $of:ident),*; $($more:tt)*) => {
         std::arch::global_asm!(

@@ -2,9 +2,9 @@
 //! The guest's stage-1 tables, built by the host before the guest runs.
 //!
 //! A table fills one granule. Each level translates `granule bits - 3` bits of the address; the
-//! last level is 3. The architecture defines the entries ([`Abi`]). By default all memory
-//! is mapped by the largest blocks that fit, so the guest's walks touch few pages and nearly all
-//! stage-2 faults are of the region under test.
+//! last level is 3. The architecture defines the entries ([`Abi`]). By default all memory is mapped
+//! by the largest blocks that fit, so the guest's walks touch few pages and nearly all stage-2
+//! faults are in the region under test.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use granule_types::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestVirtAddr(pub u64);
 
-/// Properties of a guest that its architecture determines; mostly its format of table entries. An
-/// entry is a physical address and attribute bits.
+/// Architecture-specific properties of a guest, mostly its format of table entries. An entry is a
+/// physical address and attribute bits.
 #[derive(Debug, Clone, Copy)]
 pub struct Abi {
     pub mode: GuestMode,
@@ -39,8 +39,8 @@ pub struct Abi {
 }
 
 impl Abi {
-    /// Returns an address in an entry: bits 51:12, or with 64K granules bits 47:16 in place and
-    /// bits 51:48 in 15:12 (Arm manual, D8.3).
+    /// Returns the address bits of an entry: bits 51:12, or with 64K granules bits 47:16 in place
+    /// and bits 51:48 in 15:12 (Arm manual, D8.3).
     const fn address(&self, physical: u64) -> u64 {
         let aligned = physical & 0x000f_ffff_ffff_f000 & !((1 << self.mode.page_shift) - 1);
         if self.mode.page_shift == 16 {
@@ -55,13 +55,13 @@ impl Abi {
     }
 }
 
-/// Stage-1 tables under construction, contiguous from [`Tables::base`] on, the root first.
+/// Stage-1 tables under construction, contiguous at [`Tables::base`], root first.
 #[derive(Debug, Clone)]
 pub struct Tables {
     base: GuestAddress,
     abi: Abi,
     words: Vec<u64>,
-    /// Index of the first word of a table by that of the word that links it.
+    /// Index of the first word of each table, by the index of the entry that links the table.
     linked: BTreeMap<usize, usize>,
 }
 
@@ -95,7 +95,7 @@ impl Tables {
     /// memory of the type [`Abi::normal`] or [`Abi::device`].
     ///
     /// # Panics
-    /// The range is not aligned to the granule, exceeds the virtual addresses or is mapped.
+    /// The range is not aligned to the granule, exceeds the virtual addresses or is already mapped.
     pub fn map(
         &mut self,
         GuestVirtAddr(address): GuestVirtAddr,
@@ -118,8 +118,8 @@ impl Tables {
         }
     }
 
-    /// Maps the largest block from level `first_leaf` on that starts at `address` and fits in
-    /// `left`, and returns its size.
+    /// Maps the largest block that starts at `address`, fits in `left` and is at level `first_leaf`
+    /// or below. Returns its size.
     fn map_largest(
         &mut self,
         address: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The layout of guests of every mode, and their tables against an independent walker, written from
-//! the manuals.
+//! Tests of the layout for every guest mode, and of the tables against an independent walker,
+//! written from the manuals.
 
 use super::{
     arch::{
@@ -180,7 +180,7 @@ impl TestTables {
             let is_last = low == *shift;
             let is_leaf = match (entry & 3, abi.mode.name) {
                 (0, _) => return None,
-                // P, R/W and at other levels than the last, PS.
+                // P, R/W, and PS except at the last level.
                 (3, X86_64) => is_last || entry & 1 << 7 != 0,
                 (3, _) => is_last,
                 (1, _) if !is_last => true,

@@ -10,16 +10,15 @@
 //!
 //! A round copies the pages of the previous dirty bitmap (the first round copies all pages) to the
 //! destination, waits until the round's time is over, and collects the next bitmap. The record's
-//! time is that of the collection, which blocks vCPUs that fault; events and gauges of the record
-//! hold the guest's progress in the whole round. The time of the stop is measured from the request
-//! to stop to the last copied page. Records are passed on after the stop, so that rounds follow
-//! each other at once.
+//! time is that of the collection, which blocks faulting vCPUs; its events and gauges cover the
+//! guest's progress in the whole round. The time of the stop is measured from the request to stop
+//! to the last copied page. Records are passed to the observer after the stop, so that no delay
+//! separates rounds.
 //!
 //! Afterwards source and destination must be equal; a page differs if it was written after its last
-//! copy and no later bitmap contained it. The source must also hold what the vCPUs wrote: the host
-//! repeats their [`RandomWalk`]s, so it knows the last write of each vCPU to each page, and also
-//! how many pages the bitmaps contained that no vCPU wrote (`pages_logged_in_vain` in the record of
-//! the stop).
+//! copy and no later bitmap contained it. The source must also contain all writes: the host repeats
+//! the vCPUs' [`RandomWalk`]s to compute the last write of each vCPU to each page. It also counts
+//! the clean pages that the bitmaps contained (`pages_logged_in_vain` in the record of the stop).
 
 use std::{thread, time::Duration};
 
@@ -311,7 +310,7 @@ impl MigrationDestination {
     }
 
     /// Returns the number of pages that dirty bitmaps contained although no vCPU wrote them;
-    /// `writes` are each vCPU's writes at the end.
+    /// `writes` are each vCPU's write counts at the end.
     pub(super) fn unwritten_pages_logged(&self, tasks: &[Task], writes: &[u64]) -> u64 {
         let mut unwritten: Vec<_> = self.logged_in.iter().map(|&round| round != 0).collect();
         for (task, &count) in tasks.iter().zip(writes) {

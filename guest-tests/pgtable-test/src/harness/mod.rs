@@ -51,9 +51,9 @@ pub struct RunPlan {
     pub phases: PhaseSelection,
     /// A migration workload, which replaces the phases except `unmap`.
     pub migration: Option<Migration>,
-    /// Limit of the time that the vCPUs work in one phase.
+    /// Time limit for the vCPUs in one phase.
     pub deadline: Duration,
-    /// Permission to continue when the host backs the region with other pages than configured.
+    /// `true` to continue when the host backs the region with other pages than configured.
     pub accept_fallback: bool,
 }
 

@@ -73,7 +73,7 @@ impl<'a, 'o> Runner<'a, 'o> {
         (self.observer)(progress).map_err(HarnessError::Observer)
     }
 
-    /// Begins an iteration: new tasks, unknown backing.
+    /// Begins an iteration, with new tasks and unknown backing.
     pub(super) fn begin(&mut self, iteration: u32) -> Result<(), HarnessError> {
         self.iteration = iteration;
         self.obtained = None;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The page-table test's machine on KVM.
 //!
-//! [`KvmMachine::new`] makes memory, VM, memslots, vCPUs and guest program from a [`KvmConfig`].
+//! [`KvmMachine::new`] creates memory, VM, memslots, vCPUs and guest program from a [`KvmConfig`].
 //! Guest mode, layout and memory come first, as they can fail without a VM; then the VM with the
 //! smallest address width that fits, its two memslots and its vCPUs.
 
@@ -76,9 +76,9 @@ pub struct KvmConfig {
     /// Start of the region, rounded down to the backing's page and the guest's granule; `None` for
     /// the top of the mode's physical addresses, as in the kernel's test.
     pub phys_offset: Option<GuestAddress>,
-    /// Population of the region by the host before the guest accesses it.
+    /// `true` if the host populates the region before the guest accesses it.
     pub prefault: bool,
-    /// Permission to continue when the host provides other pages than configured.
+    /// `true` to continue when the host provides other pages than configured.
     pub accept_fallback: bool,
     /// Host CPUs to pin the vCPUs to, one for each in order; empty for no pinning.
     pub pin: Vec<usize>,
@@ -88,7 +88,7 @@ pub struct KvmConfig {
     pub dirty: DirtyMode,
     /// Chunk size of eager page splitting when logging starts; `None` for splits on write faults.
     pub eager_split: Option<Bytes>,
-    /// Counting of the kernel's events, which takes time.
+    /// `true` to count the kernel's events, which takes time.
     pub events: bool,
 }
 
@@ -218,8 +218,8 @@ impl KvmMachine {
         Ok(())
     }
 
-    /// Warns where KVM emulates the guest's instructions, and leaves out the counters that this KVM
-    /// does not update. On an emulated host time is instructions, so the check would show nothing.
+    /// Warns if KVM emulates guest instructions, and omits the counters that this KVM does not
+    /// update. On an emulated host time counts instructions, so the check would detect nothing.
     fn check_for_emulation(&mut self) -> Result<(), MachineError> {
         let (None, Some(vcpu)) = (&self.host.emulator, self.vcpus.first_mut()) else {
             return Ok(());

@@ -4,8 +4,8 @@
 //!
 //! On a host without hardware virtualisation (a virtual machine without nesting), some KVM
 //! implementations emulate a guest's kernel mode instruction by instruction. The test works there,
-//! but the guest's own instructions dominate every time. Before the test, vCPU 0 reads one address
-//! of the guest's program a thousand times, in no phase; a time that no CPU takes is logged as a
+//! but the guest's own instructions dominate every time. Before the first phase, vCPU 0 reads one
+//! address of the guest's program a thousand times; a time above that of any CPU is logged as a
 //! warning.
 
 use std::{io, sync::Arc};

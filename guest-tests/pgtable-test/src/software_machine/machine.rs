@@ -41,7 +41,7 @@ pub struct SoftwareMachine {
 }
 
 /// Returns the maximum number of stage-2 tables below the root: one for each 2M, as many that wait
-/// to be freed, and the memcaches of the vCPUs.
+/// for reclaim, and those in the vCPUs' memcaches.
 fn max_tables(size: u64, vcpus: usize) -> usize {
     index(2 * (size >> 21) + 2 * (size >> 30) + 64) + 48 * vcpus
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The memory under test: anonymous memory of this process.
 //!
-//! Stage 2 maps it from [`HOST_START`] on, whatever its address in this process. All accesses and
-//! cache maintenance take addresses of stage 2.
+//! Stage 2 maps it at [`HOST_START`], independent of its address in this process. All accesses and
+//! cache maintenance take output addresses of stage 2.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use vm_memory::{MmapRegion, VolatileMemory, mmap::MmapRegionError};
 use super::{PAGE, cache::CacheMaintenance, index};
 use granule_types::units::HostVirtAddr;
 
-/// Address of the memory in stage 2, a multiple of 1G.
+/// Output address of the memory in stage 2, a multiple of 1G.
 const HOST_START: u64 = 1 << 44;
 
 /// The memory under test and the caches in front of it.
@@ -47,7 +47,7 @@ impl TestMemory {
         HostVirtAddr(self.mapping.as_ptr().addr() as u64)
     }
 
-    /// Returns the address in stage 2 of an offset.
+    /// Returns the output address in stage 2 of an offset.
     pub const fn phys(offset: u64) -> PhysAddr {
         PhysAddr(HOST_START + offset)
     }
@@ -81,7 +81,7 @@ impl TestMemory {
     /// Returns the word at an address.
     ///
     /// # Panics
-    /// The address is outside the memory: the tables that lead there are wrong.
+    /// The address is outside the memory: a stage-2 entry is wrong.
     fn word(&self, phys: PhysAddr) -> &AtomicU64 {
         let word = self.mapping.get_atomic_ref(index(phys.0.wrapping_sub(HOST_START)));
         word.unwrap_or_else(|error| panic!("{phys} is outside the memory: {error}"))

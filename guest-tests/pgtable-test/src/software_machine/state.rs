@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The state that the vCPUs and the host's thread share, and the host's part of a fault.
 //!
-//! The engine's walks and the vCPUs' walks hold off the free of a table in different ways. A table
-//! that the engine's shared walks may be below waits in `reclaim` until they have ended. A vCPU
-//! walks as hardware does, without a lock, while any table may be freed and reused: every free adds
-//! to `frees`, and a vCPU repeats a walk during which `frees` changed.
+//! Engine and vCPUs handle freed tables differently. A table that shared walkers of the engine may
+//! use waits in `reclaim` until they end. A vCPU walks as hardware does, without a lock, while any
+//! table may be freed and reused: every free increments `frees`, and a vCPU repeats a walk during
+//! which `frees` changed.
 
 use std::{
     fmt,

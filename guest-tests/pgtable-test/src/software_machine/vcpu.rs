@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A vCPU without a guest.
 //!
-//! For each access of a task it walks the stage-2 tables as a CPU does, and handles a fault by the
+//! For each access of a task it walks the stage-2 tables as a CPU does, and passes faults to the
 //! engine until the walk succeeds; then it accesses the memory.
 
 use std::{
@@ -58,7 +58,7 @@ impl SoftwareVcpu {
         Self { index, ops, memcache: Memcache::new(), kicked: Arc::default() }
     }
 
-    /// Returns the host address of a guest address, after handling the faults of the access.
+    /// Returns the host address of a guest address, after handling the access's faults.
     fn translate(&mut self, ipa: Ipa, access: Access) -> Result<PhysAddr, AccessError> {
         let state = &*self.ops.state;
         loop {

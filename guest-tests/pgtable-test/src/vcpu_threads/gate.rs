@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The gate at which all vCPU threads wait before a phase.
 //!
-//! It is a generation number and a futex. A thread waits while the number is that of its task. When
-//! all threads wait, the harness increments the number and wakes them with one call. Leaving takes
-//! no lock, so no vCPU waits for another, and no thread spins, so waiting costs no work where there
-//! are more vCPUs than CPUs.
+//! The gate is a generation number and a futex. A thread waits while the number is that of its
+//! task. When all threads wait, the harness increments the number and wakes them with one call.
+//! Leaving takes no lock, so no vCPU waits for another. No thread spins, so waiting costs no CPU
+//! time where vCPUs outnumber CPUs.
 //!
 //! A seed delays starts. Under deterministic emulation one run is one schedule of the vCPUs, and
 //! another binary or initramfs yields another schedule, so a difference between two single runs has

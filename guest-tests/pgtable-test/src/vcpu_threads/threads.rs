@@ -282,7 +282,7 @@ impl TaskThreads {
         }
     }
 
-    /// Removes the failure of a vCPU's task.
+    /// Takes the failure of a vCPU's task, if the task failed.
     fn take_failure(&self, vcpu: usize) -> Option<TaskThreadsError> {
         self.shared.completion(vcpu).take()?.result.err()
     }

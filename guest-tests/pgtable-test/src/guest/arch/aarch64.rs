@@ -9,11 +9,11 @@ use crate::guest::{
 };
 use granule_types::{guest_mode::GuestMode, units::GuestAddress};
 
-/// Address of the doorbells: no memory is there, so every store exits to the host.
+/// Address of the doorbells, without a memslot, so that every store exits to the host.
 pub const DOORBELL: GuestAddress = GuestAddress(0x8000);
 
 const VALID: u64 = 1 << 0;
-/// A table at levels 0 to 2, a page at level 3; a block where clear.
+/// Descriptor type: a table at levels 0 to 2 and a page at level 3; if clear, a block.
 const TABLE_OR_PAGE: u64 = 1 << 1;
 /// Attribute 1 of [`MAIR`]: write-back cacheable.
 const WRITE_BACK: u64 = 1 << 2;

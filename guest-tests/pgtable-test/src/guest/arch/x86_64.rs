@@ -12,17 +12,17 @@ use crate::guest::{
 };
 use granule_types::guest_mode::GuestMode;
 
-/// The first doorbell port. No device is there, so every `OUT` exits to the host.
+/// The first doorbell port. No device handles it, so every `OUT` exits to the host.
 pub const DOORBELL: u16 = 0x1000;
 
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
 /// Write-through and cache-disable: strong uncacheable by the reset value of the PAT.
 const UNCACHED: u64 = 1 << 3 | 1 << 4;
-/// Set in advance, so that no walk writes to the tables.
+/// Accessed and dirty flags, set so that no walk writes to the tables.
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
-/// A block at a level above the last.
+/// Marks a block at a level above the last.
 const PAGE_SIZE: u64 = 1 << 7;
 const NO_EXECUTE: u64 = 1 << 63;
 
