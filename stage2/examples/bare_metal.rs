@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A hypervisor without allocator: tables in a `static`, one CPU. It prints each instruction that a
-//! hypervisor at EL2 executes. `cargo run -p granule-stage2 --example bare_metal`
+//! A hypervisor without an allocator: tables in a `static`, one CPU. It prints the instructions
+//! that a hypervisor executes at EL2. `cargo run -p granule-stage2 --example bare_metal`
 #![no_std]
 extern crate std; // for println and the runtime of main()
 use core::sync::atomic::AtomicU64;
@@ -11,7 +11,7 @@ const TABLES: usize = 16;
 static WORDS: [AtomicU64; TABLES * 512] = [const { AtomicU64::new(0) }; TABLES * 512];
 static META: [AtomicU64; TABLES * 2] = [const { AtomicU64::new(0) }; TABLES * 2];
 
-/// The tables' memory, and the instructions of EL2.
+/// The tables' memory, and the instructions that EL2 executes.
 struct El2<'a>(NoMaintenance<'a, &'static [AtomicU64]>);
 
 impl Operations for El2<'_> {

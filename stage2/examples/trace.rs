@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Checks or shrinks a trace file: `cargo run -p granule-stage2 --example trace -- COMMAND FILE`.
 //!
-//! `check` prints the violations; `shrink` prints the shortest trace that violates the first rule
-//! again. Exit codes: 0 done, 1 a rule is violated, 2 wrong use or unusable input.
+//! `check` prints the violations; `shrink` prints a minimal trace that still violates the first
+//! rule. Exit codes: 0 success, 1 a rule is violated, 2 wrong usage or unusable input.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Traces beyond those of `rules.rs`: known defects of page-table code of other projects, mistakes
-//! that the Linux series must avoid, and operations of several CPUs at once. Each violates the
-//! expected rules; the corrected trace, where there is one, violates none.
+//! Traces in addition to `rules.rs`: known bugs in page-table code of other projects, mistakes that
+//! the Linux series must avoid, and concurrent operations of several CPUs. Each trace violates the
+//! expected rules; the corrected trace, if there is one, violates none.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
@@ -16,15 +16,15 @@ fn violated(script: &str) -> BTreeSet<Rule> {
     replay("", script).violated().clone()
 }
 
-/// Two clean pages, mapped.
+/// Two mapped pages, cleaned and invalidated.
 const TWO_PAGES: &str = "LINKED; CLEAN; TWO_PAGES";
 
 /// A run of 16 contiguous pages.
 const RUN: &str =
     "LINKED; CLEAN; ref T3 16; 0..16 * store ENTRY# 0 HINTED# release; unlock; lock exclusive";
 
-/// A row: name, events before, scripts and the rules that each violates. Memory that is reachable
-/// when it is cleaned, or never cleaned, also violates `returned-unclean`.
+/// Name, events before, and scripts with the rules that each violates. A script that cleans memory
+/// while the guest can access it, or not at all, also violates `returned-unclean`.
 type Defect = (&'static str, &'static str, &'static [(&'static str, &'static [Rule])]);
 
 #[rustfmt::skip]
@@ -37,12 +37,12 @@ const DEFECTS: &[Defect] = &[
         ("lock exclusive; UNMAP1; ENTER; tlbi vmalle1is; dsb ish; LEAVE; unlock",
             &[Rule::ReductionNotComplete, Rule::ReturnedUnclean]),
     ]),
-    // The operand holds the address from bit 12 on; without the shift it names another page.
+    // The operand holds address bits 12 and up; without the shift it encodes another page.
     ("axaddrspace invalidates an unshifted address", TWO_PAGES, &[
         ("lock exclusive; UNMAP1; ENTER; tlbi ipas2e1is 0x1000000; STAGE1; LEAVE; unlock",
             &[Rule::ReductionNotComplete, Rule::ReturnedUnclean]),
     ]),
-    // One page is mapped and clean, the rest of its 2M is not; then a block replaces the table.
+    // One page is mapped and clean, the rest of its 2M is not. Then a block replaces the table.
     ("a coalesced block without CMOs is unclean",
         "LINKED; dc PHYS 0x1000; dsb ish; store ENTRY0 0 PAGE0 release; ref T3 1", &[
         ("COALESCE; store T2 0 BLOCK release; FREE_T3; unlock", &[Rule::UncleanReachable]),
@@ -82,7 +82,7 @@ const DEFECTS: &[Defect] = &[
         ("tlbi ripas2e1is 0x0 0x2000 ttl=3; STAGE1; LEAVE; CLEAN; unlock", &[]),
         ("tlbi ripas2e1is 0x0 0x2000; STAGE1; LEAVE; CLEAN; unlock", &[]),
     ]),
-    // Two CPUs replace a page each; the DSB of a CPU completes its own invalidations alone.
+    // Two CPUs replace one page each; a CPU's DSB completes only its own invalidations.
     ("each CPU completes its own invalidations",
         "LINKED; CLEAN; TWO_PAGES; lock shared; 1 lock shared; store ENTRY0 PAGE0 LOCKED swap; \
          1 store ENTRY1 PAGE1 LOCKED swap; ENTER; tlbi ipas2e1is 0x0 ttl=3; 1 ENTER; 1 tlbi ipas2e1is 0x1000 ttl=3", &[
@@ -90,7 +90,7 @@ const DEFECTS: &[Defect] = &[
             &[Rule::MakeBeforeInvalidated, Rule::ReductionNotComplete]),
         ("dsb ish; 1 tlbi vmalls12e1is; tlbi vmalle1is; dsb ish; MAKE_BOTH", &[Rule::CombinedNotInvalidated]),
         ("tlbi vmalls12e1is; 1 dsb ish; 1 tlbi vmalle1is; dsb ish; MAKE_BOTH", &[]),
-        // Combined entries return while a CPU may hold the stage-2 entry.
+        // CPUs may create combined entries again while they hold the stage-2 entry.
         ("1 tlbi vmalle1is; dsb ish; 1 dsb ish; MAKE_BOTH", &[Rule::CombinedNotInvalidated]),
     ]),
     ("an invalidation before all CPUs observe the store does not count",
@@ -110,11 +110,11 @@ const DEFECTS: &[Defect] = &[
             &[Rule::MakeBeforeInvalidated, Rule::ReductionNotComplete]),
         ("store ENTRY0 HINTED0 0 plain; ref T3 -1; FLUSH; unlock",
             &[Rule::ContiguousRun, Rule::ReductionNotComplete, Rule::ReturnedUnclean]),
-        // While the rest of the run is there, a CPU may fetch the first page again.
+        // While the rest of the run remains, a CPU may fetch the first page again.
         ("store ENTRY0 HINTED0 0 plain; FLUSH; store ENTRY0 0 RPAGE0 release; 1..16 * store ENTRY# HINTED# 0 plain; \
           FLUSH; 1..16 * store ENTRY# 0 PAGE# release; unlock", &[Rule::MakeBeforeInvalidated]),
     ]),
-    // A TLB need not hold a run as one entry.
+    // A TLB need not cache a run as one entry.
     ("each page of a contiguous run needs its own invalidation", RUN, &[
         ("BREAK_RUN; ref T3 -16; ENTER; 0..16 * tlbi ipas2e1is IPA# ttl=3; STAGE1; LEAVE; CLEAN; unlock", &[]),
         ("BREAK_RUN; ref T3 -16; ENTER; 0..15 * tlbi ipas2e1is IPA# ttl=3; STAGE1; LEAVE; CLEAN; unlock",

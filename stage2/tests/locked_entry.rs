@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Shared walkers that find an entry locked by another walker: they wait for it at every level,
-//! whatever they request, and continue with the entry that the other makes. With a policy that does
+//! Shared walkers that find an entry locked by another walker. They wait for it at every level and
+//! for every request, and continue with the entry that the other walker makes. If the policy does
 //! not wait, the guest refaults.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
@@ -18,7 +18,7 @@ use granule_stage2::{
 };
 use support::{ALL_FEATURES, BLOCK, MEMORY, PAGE, Pool, fixture_with};
 
-/// Stores an entry as another walker does, at the second pause.
+/// Stores an entry at the second pause, as another walker would.
 struct OtherWalker {
     entry: EntryAddress,
     new: Descriptor,
@@ -59,8 +59,8 @@ impl LockedEntry {
         Self { pool, table, entry }
     }
 
-    /// Maps or relaxes while another walker stores `new` at the second pause; returns the result and
-    /// the number of pauses.
+    /// Maps or relaxes while another walker stores `new` at the second pause. Returns the result
+    /// and the number of pauses.
     fn run(
         &self,
         new: Descriptor,
@@ -98,7 +98,7 @@ fn block(attributes: Attributes) -> Descriptor {
     Descriptor::leaf(MEMORY, Level::new(2).unwrap(), attributes, true)
 }
 
-/// 6.12 with the wait as the only difference.
+/// Linux 6.12 with waits for locked entries as the only change.
 const WAITS: Policy = Policy::LINUX_6_12_WAIT;
 const NO_WAIT: Policy = Policy::LINUX_6_12;
 const READ: Attributes = Attributes::READ;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Single maps and the mapper: every granule and IPA width, refused addresses, attributes, devices,
-//! memcaches and replaced tables; and the Contiguous bit: which pages receive it, and that a change
-//! to one page removes it from the run first. `known_bugs.rs` and `mutation.rs` show that the
-//! checker reports a change which leaves the bit.
+//! memcaches and replaced tables. The Contiguous bit: which pages get it, and that a change to one
+//! page first removes it from the run. `known_bugs.rs` and `mutation.rs` test that the checker
+//! reports a change that does not.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
@@ -51,7 +51,7 @@ fn a_mapper_applies_the_attributes_of_each_request() {
     let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 8);
     let ops = NoMaintenance(&pool);
     let types = [MemoryType::Normal, MemoryType::NonCacheable, MemoryType::Device];
-    // Gray code: one attribute changes from page to page, and the memory type after 256.
+    // Gray code: one attribute changes from page to page; the memory type changes after 256 pages.
     let all = types.into_iter().flat_map(|memory| {
         (0..256_u16).map(move |n| {
             let bits = n ^ (n >> 1);
@@ -61,7 +61,7 @@ fn a_mapper_applies_the_attributes_of_each_request() {
                 write: bits & 2 != 0,
                 execute: bits & 4 != 0,
                 accessed: bits & 8 != 0,
-                // The engine ignores it: it alone decides what a run is.
+                // The engine ignores this attribute: it alone decides which pages form a run.
                 contiguous: bits & 16 != 0,
                 software: u8::try_from(bits >> 5).unwrap(),
             }
@@ -102,7 +102,7 @@ fn every_granule_and_ipa_width_is_walked_alike() {
         let request =
             |ipa, size| MapRequest::new(Ipa(ipa), PhysAddr(ipa), size, Attributes::READ_WRITE);
 
-        // Act: the last block but one, then two pages, one of them by a mapper.
+        // Act: the last block but one, then two pages, one of them with a mapper.
         let (one, other) = (at + block, at + block + granule.size());
         table.map(&ops, &mut memcache, &request(at, block)).unwrap();
         table.map(&ops, &mut memcache, &request(one, granule.size())).unwrap();
@@ -113,11 +113,11 @@ fn every_granule_and_ipa_width_is_walked_alike() {
         for ipa in [at, at + block - 1, one, other + 5] {
             assert_eq!(seen(ipa).map(|s| s.phys.0), Some(ipa), "{granule:?} {bits}");
         }
-        // With concatenated root tables: the same entry of another table.
+        // With concatenated root tables: the same entry in another root table.
         let alias = at.wrapping_sub(geometry.size() / geometry.root_tables());
         let others = [at.wrapping_sub(1), alias, other + granule.size(), geometry.size()];
         assert!(others.into_iter().all(|ipa| seen(ipa).is_none()));
-        // 64K pages and 32 bits allow no block.
+        // 64K pages and a 32-bit IPA space allow no block.
         let highest = geometry.start().max(Level::new(2).unwrap());
         assert_eq!(table.look_up(&ops, Ipa(at)).1, highest);
         assert_eq!(table.look_up(&ops, Ipa(one)).1, Level::PAGE);
@@ -132,7 +132,7 @@ fn a_replaced_table_is_not_freed_during_a_mappers_walk() {
 
     let mut mapper = table.mapper_shared(&ops);
     mapper.map(&mut memcache, &request(0, PAGE)).unwrap();
-    // The same CPU maps a block there in a walk of its own.
+    // The same CPU maps a block there in a separate walk.
     let block = table.map_shared(&ops, &mut memcache, &request(0, BLOCK));
     let early = reclaim.take();
     mapper.map(&mut memcache, &request(PAGE, PAGE)).unwrap();
@@ -154,7 +154,7 @@ fn addresses_beyond_48_bits_are_refused() {
         let high = request(Ipa(0x5000), PhysAddr(MEMORY.0 | bit));
         let alone = [far, high].map(|r| table.map(&ops, &mut memcache, &r));
         let mut mapper = table.mapper(&ops);
-        // The mapper remembers the table that the refused addresses would truncate to.
+        // The mapper caches the table that the refused addresses would truncate to.
         mapper.map(&mut memcache, &request(Ipa(page), MEMORY + page)).unwrap();
         let in_one_walk = [far, high].map(|r| mapper.map(&mut memcache, &r));
 
@@ -183,7 +183,7 @@ fn addresses_outside_the_table_are_refused() {
         let at = |ipa| MapRequest::new(ipa, PhysAddr(1 << 40), leaf, Attributes::READ);
         let last = Ipa(end.0 - leaf);
 
-        // First and last leaf, so that the mapper continues from the table of either.
+        // First and last leaf, so that the mapper continues from either leaf's table.
         let mut mapper = table.mapper(&ops);
         let mut outside = Vec::new();
         for ipa in [Ipa(0), last] {
@@ -213,7 +213,7 @@ fn addresses_outside_the_table_are_refused() {
 
 type CheckedOps<'a> = Recorder<'a, Cpu<'a>, Checker>;
 
-/// Runs `act` on an empty table with the checker on, which reports no violation.
+/// Runs `act` on an empty table with the checker enabled, which must report no violation.
 fn checked(features: Features, act: impl FnOnce(&mut Stage2, &CheckedOps<'_>, &mut Memcache)) {
     let geometry = Geometry::new(Granule::K4, 40).unwrap();
     let (pool, reclaim) = (pool(&geometry, 32), EpochReclaim::new(1));
@@ -318,7 +318,7 @@ fn coalescing_needs_no_break_with_bbm_3_and_equal_permissions() {
     };
 
     assert!(!breaks(3, true));
-    // FEAT_BBM level 2 needs the nT bit, thus two stores; a change of permissions needs a break.
+    // FEAT_BBM level 2 needs two stores, as it uses nT; a change of permissions needs a break.
     assert!(breaks(2, true) && breaks(1, true) && breaks(0, true));
     assert!(breaks(3, false));
 }
@@ -326,7 +326,7 @@ fn coalescing_needs_no_break_with_bbm_3_and_equal_permissions() {
 #[test]
 fn tables_that_blocks_replace_return_to_the_pool() {
     const BLOCKS: u64 = 80;
-    // All of 128 but the root's and the one below it.
+    // All 128 tables except the root and the table below it.
     const FREE: usize = 126;
     let (pool, mut table, mut memcache) = fixture(Granule::K4, 39, 128);
     let ops = NoMaintenance(&pool);
@@ -341,11 +341,11 @@ fn tables_that_blocks_replace_return_to_the_pool() {
     by_pages(&mut table, &mut memcache);
     assert_eq!(pool.available(), FREE - 80);
 
-    // A drained memcache keeps no table.
+    // A drained memcache retains no table.
     blocks().for_each(|r| table.map(&ops, &mut memcache, &r).unwrap());
     assert_eq!(pool.available(), FREE);
 
-    // A memcache that was topped up keeps the tables that it has room for.
+    // A topped-up memcache retains as many tables as fit.
     for hand in [1, 8, Memcache::CAPACITY - 1, Memcache::CAPACITY] {
         table.unmap(&ops, Ipa(0), BLOCKS * BLOCK).unwrap();
         by_pages(&mut table, &mut memcache);
@@ -360,7 +360,7 @@ fn tables_that_blocks_replace_return_to_the_pool() {
     }
 }
 
-/// Returns how many of the first `pages` have the bit after one exclusive map of them.
+/// Returns how many of the first `pages` have the bit after one exclusive map.
 fn contiguous_pages(policy: Policy, granule: Granule, phys: PhysAddr, pages: u64) -> usize {
     let geometry = Geometry::new(granule, 40).unwrap();
     let (pool, mut table, mut memcache) = fixture_with(geometry, Features::default(), policy, 32);
@@ -425,7 +425,7 @@ fn a_change_removes_the_bit_from_the_runs_that_it_touches() {
         ("nothing", |_| (), 512),
         ("an execute permission", |g| assert!(g.touch(CHANGED, Access::Fetch).unwrap() > 0), 496),
         ("unmap of one page", |g| g.unmap(CHANGED, PAGE), 496),
-        // Whole runs in the middle, parts of runs at the ends.
+        // Whole runs in the middle, partial runs at the ends.
         ("unmap of 64 pages", |g| g.unmap(CHANGED, 64 * PAGE), 432),
         ("unmap of the block", |g| g.unmap(3 * BLOCK, BLOCK), 0),
         // Entries of a run may differ in the access flag.

@@ -1,31 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Mutations: the engine with one operation missing, weaker, shorter, misplaced or late. The
+//! Mutations: the engine with one operation omitted, weakened, shortened, misplaced or delayed. The
 //! checker must report it.
 //!
-//! A fixed scenario exercises every function of the engine. It runs once to count the operations
-//! and to determine their effects, by the state of the checker ([`Effect`]); then once for each of
-//! these and each [`Mutation`]. An operation without effect may be missing without harm and is
-//! skipped.
+//! A fixed scenario exercises every function of the engine. The first run counts the operations and
+//! determines the effect of each ([`Effect`]) from the checker's state. Then the scenario runs once
+//! for each operation and [`Mutation`]. An operation without effect may be omitted without harm and
+//! is skipped.
 //!
-//! Survivors, each examined, and why they do no harm:
+//! Mutations that the checker does not report, and why each is harmless:
 //!
-//! - `Clean`: 6.12 cleans a block inside the break-before-make window although its memory has been
-//!   clean since it was first mapped.
-//! - `Instructions`: the whole I-cache is invalidated, and its stale lines belong to other memory.
-//! - `Ish` missing or weaker, `Tlbi All` late: 6.12's maintenance inside the window ends with its
-//!   own DSB before the make, which completes the invalidation too.
-//! - `Ish` late: the store that it changes places with links an empty table, or writes another
-//!   entry.
-//! - `Clean` late: it changes places with the DSB of another range of the same operation; the DSB
-//!   of the last range completes both.
-//! - `IshSt` weaker: it precedes a broadcast for relaxed permissions. Only the CPU that faulted
-//!   must lose the older entry, and that CPU made the change itself.
-//! - `Tlbi Ipa`, `IshSt` late: they change places with the invalidation of another page of the same
+//! - `Clean`: 6.12 cleans a block's memory inside the break-before-make window although the memory
+//!   has been clean since it was first mapped.
+//! - `Instructions`: the whole I-cache is invalidated; its stale lines belong to other memory.
+//! - `Ish` missing or weaker, `Tlbi All` late: 6.12's CMOs inside the window end with their own DSB
+//!   before the make, which completes the invalidation too.
+//! - `Ish` late: it is swapped with a store that links an empty table or writes another entry.
+//! - `Clean` late: it is swapped with the DSB of another range of the same operation; the DSB of
+//!   the last range completes both.
+//! - `IshSt` weaker: it precedes a broadcast for relaxed permissions. Only the faulting CPU must
+//!   invalidate the old entry, and that CPU made the change itself.
+//! - `Tlbi Ipa`, `IshSt` late: they are swapped with the invalidation of another page of the same
 //!   batch. A DSB after all of them completes the first; the other page was invalidated earlier,
 //!   with its contiguous run.
-//! - `Tlbi Ipa` missing, local or misplaced, in 6.12 with the series: the entry of a table that the
-//!   same batch empties begins at the same address, and its invalidation without a TTL hint covers
-//!   the leaf.
+//! - `Tlbi Ipa` missing, local or misplaced, in 6.12 with the series: the same batch unmaps a
+//!   table whose entry begins at the same address. The invalidation of that entry has no TTL hint,
+//!   so it also covers the leaf.
 //! - `Tlbi Range` shorter: nothing is mapped in the second half.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
@@ -49,17 +48,17 @@ use support::{
     test_vm::{TestVm, Vcpu},
 };
 
-/// A way to make an operation wrong.
+/// A defect to inject into an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Mutation {
     Drop,
-    /// It affects only this CPU, or orders only stores.
+    /// Affects only this CPU, or orders only stores.
     Weaken,
-    /// It covers too little.
+    /// Covers too little.
     Shorten,
-    /// It affects another address.
+    /// Affects another address.
     Misplace,
-    /// It follows the next operation.
+    /// Follows the next operation.
     Late,
 }
 
@@ -68,7 +67,7 @@ const MUTATIONS: [Mutation; 5] =
 
 #[derive(Debug, Default)]
 struct Mutator {
-    /// The operation to mutate, counted among those that can be; without one, `effects` are noted.
+    /// The index of the operation to mutate, and the mutation; `None` to record `effects` instead.
     target: Option<(u64, Mutation)>,
     next: Cell<u64>,
     late: Cell<Option<Call>>,
@@ -89,8 +88,8 @@ impl Mutator {
         (target == index).then_some(mutation)
     }
 
-    /// Records the effect of an operation. The checker cannot judge calls that are not
-    /// architectural; all of those count.
+    /// Records the effect of an operation. Calls that are not architectural always count, as the
+    /// checker cannot judge them.
     fn note_effect(&self, call: Call, of_checker: Effect) {
         let counts = matches!(
             call,
@@ -116,7 +115,7 @@ impl Mutator {
                 hit();
                 match call {
                     Call::DropReferences(table, _) => Reply::Count(inner.references(table)),
-                    // The engine sees the VMID that it expects.
+                    // Returns the VMID that the engine expects.
                     Call::SwitchVmid(Vmid(0)) => Reply::Vmid(VMID),
                     Call::SwitchVmid(_) => Reply::Vmid(Vmid(0)),
                     _ => Reply::Done,
@@ -178,7 +177,7 @@ const fn is_delayable(call: Call) -> bool {
     )
 }
 
-/// Returns the wrong call; `None` where the mutation does not apply.
+/// Returns the mutated call, or `None` if the mutation does not apply.
 fn mutated(mut call: Call, mutation: Mutation) -> Option<Call> {
     match (&mut call, mutation) {
         (Call::Store { order, .. }, Mutation::Weaken) => *order = Order::Plain,
@@ -208,10 +207,10 @@ fn mutated_tlbi(mut kind: Tlbi, mutation: Mutation) -> Option<Tlbi> {
             | Tlbi::All { scope },
             Mutation::Weaken,
         ) if *scope == Scope::Broadcast => *scope = Scope::Local,
-        // The wrong regime.
+        // The wrong translation regime.
         (Tlbi::All { scope }, Mutation::Shorten) => return Some(Tlbi::Stage1 { scope: *scope }),
         (Tlbi::Range { size, .. }, Mutation::Shorten) => *size /= 2,
-        // The level above the leaf's; without a level, the leaf alone.
+        // The level above the leaf's; without a level, only the leaf.
         (Tlbi::Ipa { ttl, leaf_only, .. }, Mutation::Shorten) => match ttl {
             Some(level) => *ttl = level.up(),
             None => *leaf_only = true,
@@ -224,7 +223,7 @@ fn mutated_tlbi(mut kind: Tlbi, mutation: Mutation) -> Option<Tlbi> {
     Some(kind)
 }
 
-/// Returns the kind of an operation, for the statistics.
+/// Returns the type of an operation, for the statistics.
 fn name(call: Call) -> String {
     let level_2 = Level::new(2).unwrap();
     let name = match call {
@@ -248,7 +247,7 @@ fn name(call: Call) -> String {
     name.to_owned()
 }
 
-/// Exercises every function of the engine, on two CPUs in turn.
+/// Exercises every function of the engine, alternately on two CPUs.
 fn scenario(
     policy: Policy,
     features: Features,
@@ -269,13 +268,12 @@ fn scenario(
 
 type MutatedVcpu<'a> = Vcpu<'a, Hooked<Recorder<'a, Cpu<'a>, Checker>, &'a Mutator>, Checker>;
 
-/// Accesses memory. A mutation may leave the guest without progress; the violations until then
-/// count.
+/// Accesses memory. A mutation may prevent the guest's progress; the violations until then count.
 fn try_touch(vcpu: &mut MutatedVcpu<'_>, ipa: u64, access: Access) {
     let _ = vcpu.touch(ipa, access);
 }
 
-/// Maps, splits for the dirty log, relaxes, and coalesces when logging stops.
+/// Maps, splits for the dirty log, relaxes, and coalesces when dirty logging stops.
 fn write_and_log(a: &mut MutatedVcpu<'_>, b: &mut MutatedVcpu<'_>) {
     try_touch(a, 0, Access::Write);
     try_touch(b, 3 * PAGE, Access::Fetch);
@@ -319,7 +317,7 @@ fn reuse_and_unmap(a: &mut MutatedVcpu<'_>, b: &mut MutatedVcpu<'_>) {
 }
 
 /// Mutates operations one by one. Returns the number of mutations that the checker reports, and the
-/// others by kind.
+/// other mutations by type.
 fn score(policy: Policy, features: Features) -> (usize, Vec<(String, Mutation)>) {
     let (plain, effects, _) = scenario(policy, features, None);
     let usual = plain.violated().clone();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Random operations of several CPUs with the checker on: no correct policy violates a rule.
+//! Random operations on several CPUs with the checker enabled: no correct policy violates a rule.
 //!
-//! Threads make each run different, so a run that fails writes its trace to a file. The long run is
-//! a million operations for each policy and kind of CPU: `cargo test --release -p granule-stage2
-//! --test random -- --ignored`
+//! Thread timing makes each run different, so a failed run writes its trace to a file. The long run
+//! performs a million operations for each policy and set of CPU features: `cargo test --release -p
+//! granule-stage2 --test random -- --ignored`
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
@@ -17,7 +17,7 @@ use granule_stage2::{
 };
 use support::{features, generator, test_vm::TestVm};
 
-/// Runs `steps` on each of the CPUs, in threads.
+/// Runs `steps` operations on each CPU, in its own thread.
 fn run(name: &str, policy: Policy, features: Features, cpus: u8, seed: u64, steps: u64) {
     let vm = TestVm::new(policy, features, cpus, 6);
     let checker = Mutex::new(RecordingChecker::new(vm.setup));
@@ -54,7 +54,7 @@ fn run_all(
 
 #[test]
 fn thousands_of_operations_violate_no_rule() {
-    // Miri is slow and looks for data races: few steps suffice.
+    // Miri is slow and only looks for data races: few steps suffice.
     let (steps, seeds) = if cfg!(miri) { (4, 1..2) } else { (200, 1..5) };
     run_all(Policy::PRESETS, 4, steps, seeds);
 }
@@ -108,7 +108,7 @@ fn a_million_operations_violate_no_rule() {
     run_all(Policy::PRESETS, 4, 250_000, 42..43);
 }
 
-/// Maximum number of events kept for a trace; a longer one exhausts memory and is too long to read.
+/// Maximum number of events kept for a trace; a longer trace exhausts memory and is unreadable.
 const MAX_KEPT_EVENTS: u64 = 2_000_000;
 
 /// A checker and the events that it has checked.
@@ -135,7 +135,7 @@ impl RecordingChecker {
         Self { setup, checker: Checker::new(setup), events: Vec::new() }
     }
 
-    /// Panics if the run violates a rule that its policy keeps, after writing the trace to a file.
+    /// Panics, after writing the trace to a file, if the run violates a rule that the policy keeps.
     fn assert_clean(&self, name: &str, policy: &Policy, seed: u64) {
         let known = known_violations(policy);
         let found = self.checker.violations().iter();
@@ -155,11 +155,11 @@ impl RecordingChecker {
     }
 }
 
-/// Returns the rules that the kernel behind a policy violates itself.
+/// Returns the rules that the policy's kernel itself violates.
 ///
-/// A split that leaves the block's other parts unmapped removes their mapping without a CMO: if the
-/// host reuses the memory first, a line in its caches may hide data that the guest wrote uncached.
-/// 5.10 cleans nothing before it coalesces a block for a permission fault (patch 4 of the series).
+/// A split that does not map the block's other parts unmaps them without a CMO: if the host reuses
+/// their memory first, a line in its caches may hide data that the guest wrote uncached. 5.10
+/// performs no CMO before a permission fault coalesces a block (patch 4 of the series).
 fn known_violations(policy: &Policy) -> BTreeSet<Rule> {
     let mut known = BTreeSet::new();
     if !policy.populate_on_split {

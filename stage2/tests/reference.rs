@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The engine against a map of pages, with the checker on: after any sequence of operations every
-//! page translates as expected, and pages outside an operation's range keep their translation.
+//! Compares the engine with a reference map of pages, with the checker enabled: after any sequence
+//! of operations, every page translates as expected and pages outside the range are unchanged.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
@@ -30,13 +30,13 @@ enum Op {
         attributes: Attributes,
         blocks: bool,
     },
-    /// Maps page by page with one mapper, or block by block if the range consists of blocks.
+    /// Maps page by page with one mapper, or block by block if the range consists of whole blocks.
     MapEach {
         attributes: Attributes,
         blocks: bool,
     },
     Unmap,
-    /// Restricts the permissions to these.
+    /// Restricts the permissions to those of the attributes.
     Protect(Attributes),
     Relax(Attributes),
     Split,
@@ -64,8 +64,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Returns the attributes of a page that [`Op::MapEach`] maps: write permission alternates, so that
-/// the leaf that the mapper remembers does not always fit.
+/// Returns the attributes of a page that [`Op::MapEach`] maps. Write permission alternates, so that
+/// the mapper's cached leaf does not always match.
 fn alternating(attributes: Attributes, blocks: bool, at: u64, page: u64) -> Attributes {
     Attributes { write: attributes.write && (blocks || at & page != 0), ..attributes }
 }
@@ -91,8 +91,8 @@ impl TestTable<'_> {
             .collect()
     }
 
-    /// Applies an operation under the lock, after the maintenance of the fault path if the policy
-    /// has it there.
+    /// Applies an operation under the lock, after the CMOs of the fault path if the policy does
+    /// them there.
     fn step(&mut self, op: Op, ipa: Ipa, size: u64) {
         self.memcache.top_up(&self.ops, 8, 12);
         self.ops.note(Note::Lock { exclusive: true });
@@ -155,7 +155,7 @@ impl TestTable<'_> {
     }
 }
 
-/// The change of one page by an operation.
+/// The effect of one operation on one page.
 struct PageChange {
     op: Op,
     /// Set if the page is in the operation's range.
@@ -192,7 +192,7 @@ impl PageChange {
                         && after.is_none() == before.is_none()
                         && after.is_none_or(|(_, has)| is_subset(has, allowed))
                 }
-                // A page of a block that the operation splits may lose what the block loses.
+                // Other pages of a block that the operation splits may be restricted too.
                 Op::Unmap | Op::Protect(_) | Op::Recover => self.is_restricted(),
                 Op::Relax(_) => match (before, after) {
                     (Some((_, old)), Some((_, new))) => is_subset(old, new),
@@ -209,8 +209,8 @@ impl PageChange {
         }
     }
 
-    /// Returns whether the page is mapped with the requested permissions; a page that was mapped
-    /// may keep its own as well.
+    /// Returns whether the page is mapped with the requested permissions. A page mapped before may
+    /// also keep its permissions.
     fn is_mapped(&self, requested: Attributes) -> bool {
         let requested = [true, requested.write, requested.execute];
         let old = self.before.map_or([false; 3], |(_, old)| old);
@@ -221,7 +221,7 @@ impl PageChange {
     }
 }
 
-/// Applies operations to an empty table and compares all translations after each.
+/// Applies operations to an empty table. Compares all translations after each operation.
 fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u16)]) {
     let geometry = Geometry::new(granule, 40).unwrap();
     let pool = pool(&geometry, 64);
@@ -270,8 +270,8 @@ fn run(policy: Policy, granule: Granule, features: Features, ops: &[(Op, u16, u1
     assert!(found.is_none(), "{}", found.unwrap());
 }
 
-/// Returns the first page and the number of pages of an operation: one in four is a whole block or
-/// both blocks.
+/// Returns the first page and the number of pages of an operation; one operation in four covers a
+/// whole block or both blocks.
 fn range(granule: Granule, at: u16, length: u16) -> (u64, u64) {
     let per_block = granule.entries();
     let pages = 2 * per_block;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Every rule by itself: a script that violates it and no other, and a twin that violates none.
+//! Tests of each rule: a script that violates this rule only, and a variant that violates none.
 //!
-//! To add a rule, add a row (`docs/checking.md`, "Add a rule"). `GRANULE_GOLDEN=write` writes the
-//! table of that page.
+//! To add a rule, add a row (`docs/checking.md`, "Add a rule"). `GRANULE_GOLDEN=write` writes that
+//! page's table.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 use granule_stage2::check::Rule;
 use support::script::replay;
 
-/// CPUs that need no cache maintenance, so that a row shows one rule alone.
+/// CPUs that need no CMOs, so that a row tests one rule only.
 const COHERENT: &str = "fwb=1 dic=1";
-/// CPUs with incoherent walks of the data side, and of the instruction side.
+/// CPUs that need D-cache and I-cache CMOs.
 const INCOHERENT: &str = "fwb=0 dic=0";
 const INCOHERENT_INSTRUCTIONS: &str = "fwb=1 dic=0";
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Recorded traces: replayed and shrunk.
+//! Replay and shrinking of recorded traces.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;
@@ -35,7 +35,7 @@ fn shrink_keeps_the_operation_that_violates_the_rule() {
     let mut trace = record(Policy::LINUX_5_10);
     let usual = trace.replay().violated().clone();
     assert!(!usual.contains(&Rule::CombinedNotInvalidated));
-    // The last invalidation of combined entries is missing.
+    // Removes the last invalidation of combined entries.
     let is_last = |event: &Event| matches!(event.action, Action::Tlbi(Tlbi::Stage1 { .. }));
     let last = trace.events.iter().rposition(is_last).unwrap();
     trace.events.remove(last);
@@ -58,7 +58,7 @@ fn a_trace_without_violations_stays_as_it_is() {
     assert_eq!(trace.replay().violations(), []);
     assert_eq!(trace.shrink(Rule::BreakBeforeMake), trace);
 
-    // Without its first store it is impossible.
+    // Without its first store, the trace is not possible.
     let is_store = |event: &Event| matches!(event.action, Action::Store { .. });
     let first = trace.events.iter().position(is_store).unwrap();
     trace.events.remove(first);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The engine's table, with entries accessed through pointers as in the other crates.
+//! The engine's table, which accesses entries through pointers as the other crates do.
 
 use std::{
     slice::from_raw_parts,
@@ -20,7 +20,7 @@ use crate::{
     pages::{return_page, return_pages, zeroed_page},
 };
 
-/// Operations on pages of the pool that maintain nothing.
+/// Operations on pages of the pool, without barriers, TLBIs and CMOs.
 struct Direct;
 
 fn word(entry: EntryAddress) -> &'static AtomicU64 {
@@ -90,13 +90,13 @@ impl Operations for Direct {
     fn invalidate_instructions(&self, _: Option<(PhysAddr, u64)>) {}
 }
 
-/// Number of tables that a map may need, and that a top-up fetches: few, so that a zeroed table is
-/// still in the L1 cache when it is used, as with the other crates.
+/// Number of tables that a map may need. A top-up allocates few, so that a zeroed table is still in
+/// the L1 cache when it is used, as with the other crates.
 const MIN_TABLES: usize = 2;
 const MAX_TABLES: usize = 4;
 
-/// The engine's table for CPUs with this level of FEAT_BBM. They need no cache maintenance, as the
-/// other crates do none.
+/// The engine's table for CPUs with FEAT_BBM level `BBM` that need no CMOs. The other crates
+/// perform none.
 pub struct Engine<const BBM: u8> {
     table: Stage2,
     memcache: Memcache,
@@ -119,7 +119,7 @@ impl<const BBM: u8> Table for Engine<BBM> {
     }
 
     fn map(&mut self, ipa: u64, size: u64, blocks: bool) {
-        // Needs at most as many tables as the memcache holds.
+        // One piece needs no more tables than the memcache holds.
         const PIECE: u64 = 32 * BLOCK;
         let largest = if blocks { BLOCK } else { PAGE };
         for at in (ipa..ipa + size).step_by(PIECE as usize) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The engine's tables and those of other crates in one run, one thread, with tables in warm memory
-//! (`cargo bench --bench tables`, `docs/benchmarks.md`).
+//! Benchmarks of the engine and of other crates: one run, one thread, tables in warm memory (`cargo
+//! bench --bench tables`, `docs/benchmarks.md`).
 //!
-//! A figure is the fastest of all runs, as other work on the machine only adds time. No TLB is
-//! invalidated and no cache maintained: the benchmarks time the work on the tables. Ratios within
-//! one run are comparable; absolute figures hold for one machine.
+//! A figure is the minimum of all runs, as other load on the machine only adds time. The benchmarks
+//! time only the work on the tables, without TLB invalidations and CMOs. Ratios within one run are
+//! comparable; absolute figures are valid for one machine only.
 
 #![allow(missing_docs, reason = "a benchmark")]
 #![allow(
@@ -36,25 +36,25 @@ const GIB: u64 = 1 << 30;
 const PHYS: u64 = 0x8_0000_0000;
 const PAGES: u64 = GIB / PAGE;
 const BLOCKS: u64 = GIB / BLOCK;
-/// Number of single maps in a run: few, so that a run is seldom interrupted.
+/// Number of single maps in a run: few, so that a run is rarely interrupted.
 const SINGLE: u64 = PAGES / 4;
-/// Number of single 2M maps in a run: many, so that reading the clock is negligible.
+/// Number of single 2M maps in a run: many, so that the cost of reading the clock is negligible.
 const SINGLE_BLOCKS: u64 = 64 * BLOCKS;
 
-/// A table to benchmark. The default of an operation is that the table cannot do it.
+/// A table to benchmark. By default, an optional operation is unsupported.
 trait Table: Sized {
     const NAME: &'static str;
     const CAN_SPLIT: bool = true;
     const CAN_COALESCE: bool = true;
 
     fn new() -> Self;
-    /// Maps `size` bytes at `ipa` to the same distance from [`PHYS`], by pages or by 2M blocks.
+    /// Maps `size` bytes at `ipa` to the same offset from [`PHYS`], with pages or 2M blocks.
     fn map(&mut self, ipa: u64, size: u64, blocks: bool);
-    /// Maps `count` pages or 2M blocks (`SIZE`) from address 0 on, one by one.
+    /// Maps `count` pages or 2M blocks of `SIZE` bytes one by one, starting at address 0.
     fn map_each<const SIZE: u64>(&mut self, count: u64) {
         (0..count).for_each(|n| self.map(n * SIZE, SIZE, SIZE == BLOCK));
     }
-    /// Maps `count` pages from address 0 on, each so that other threads may map at the same time.
+    /// Maps `count` pages one by one, starting at address 0. Other threads may map concurrently.
     fn map_shared(&mut self, count: u64) {
         let table = Mutex::new(self);
         for n in 0..count {
@@ -63,29 +63,29 @@ trait Table: Sized {
     }
     /// Translates an address. Each implementation is inlined into the benchmark's loop.
     fn translate(&self, ipa: u64) -> u64;
-    /// Write-protects memory that is mapped by pages.
+    /// Write-protects memory that is mapped with pages.
     fn protect(&mut self, ipa: u64, size: u64);
-    /// Unmaps memory that is mapped by pages.
+    /// Unmaps memory that is mapped with pages.
     fn unmap(&mut self, ipa: u64, size: u64);
     /// Splits the 2M block at `ipa` into pages with its attributes.
     fn split(&mut self, _ipa: u64) {
         unreachable!("{} cannot split", Self::NAME);
     }
-    /// Coalesces `count` blocks from address 0 on, one by one.
+    /// Coalesces `count` blocks one by one, starting at address 0.
     fn coalesce_each(&mut self, _count: u64) {
         unreachable!("{} cannot coalesce", Self::NAME);
     }
 }
 
-/// Nanoseconds of the fastest run of each operation, by table.
+/// Minimum time of each operation in nanoseconds, by table.
 #[derive(Default)]
 struct Figures(BTreeMap<&'static str, BTreeMap<&'static str, f64>>);
 
-/// A step of a benchmark on a table.
+/// A step of a benchmark, performed on a table.
 type Step<T> = fn(&mut T);
 
 impl Figures {
-    /// Measures the time of each of `count` operations of `act` on a table after `prepare`.
+    /// Measures the time per operation of `act`, which performs `count` of them, after `prepare`.
     fn bench<T: Table>(
         &mut self,
         c: &mut Criterion,
@@ -109,14 +109,14 @@ impl Figures {
                 let ns = fastest.as_nanos() as f64 / count as f64;
                 let figure = self.0.entry(operation).or_default().entry(T::NAME).or_insert(ns);
                 *figure = figure.min(ns);
-                // Criterion divides by the iterations: one of them is one page or block.
+                // Criterion divides by the iterations; one iteration is one page or block.
                 Duration::from_secs_f64(ns * 1e-9 * iterations as f64)
             });
         });
         group.finish();
     }
 
-    /// Benchmarks the operations that a table has.
+    /// Benchmarks the operations that a table supports.
     fn bench_all<T: Table>(&mut self, c: &mut Criterion) {
         let mut rows: Vec<(&'static str, u64, Step<T>, Step<T>)> = vec![
             ("range map, per 4K", PAGES, nothing, by_pages),
@@ -138,8 +138,8 @@ impl Figures {
         }
     }
 
-    /// Prints every figure, and the rows of `docs/charts/benchmarks.csv`: how many times the engine's
-    /// time the fastest other crate takes.
+    /// Prints all figures, and the rows of `docs/charts/benchmarks.csv`: the time of the fastest
+    /// other crate as a multiple of the engine's.
     fn report(&self) {
         for (operation, figures) in &self.0 {
             for (table, ns) in figures {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! A warm pool of pages for the tables of all crates. Pages are not zeroed: a crate that needs
-//! zeroes writes them.
+//! zeroed pages clears them.
 
 use std::{
     alloc::{Layout, alloc},
@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-/// Number of pages: more than the tables of 1 GiB need.
+/// Number of pages; exceeds the number of tables for 1 GiB.
 const PAGES: usize = 1200;
 
 /// Free pages, in memory that is never freed.
@@ -17,23 +17,23 @@ fn free_pages() -> MutexGuard<'static, Vec<usize>> {
     FREE.lock().expect("the lock is not poisoned")
 }
 
-/// Sorts the pool, so that no benchmark depends on the order that another has left. The first call
-/// fills it.
+/// Sorts the pool, so that no benchmark depends on the order that a previous one left. The first
+/// call fills the pool.
 pub fn reset_pool() {
     let mut pages = free_pages();
     if pages.is_empty() {
         let layout = Layout::from_size_align(PAGES * 4096, 2 << 20).expect("a layout");
-        // SAFETY: the layout has a size.
+        // SAFETY: the layout's size is not zero.
         let base = unsafe { alloc(layout) };
         assert!(!base.is_null(), "no memory");
-        // SAFETY: the memory is as large and has no other owner.
+        // SAFETY: the allocation has this size and no other owner.
         unsafe { write_bytes(base, 0, PAGES * 4096) };
         pages.extend((0..PAGES).map(|n| base as usize + n * 4096));
     }
     pages.sort_unstable_by(|a, b| b.cmp(a));
 }
 
-/// Takes a page, not zeroed.
+/// Takes a page, which is not zeroed.
 pub fn page() -> usize {
     free_pages().pop().expect("the pool is large enough")
 }

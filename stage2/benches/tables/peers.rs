@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Tables of other crates: aarch64-paging with a table that no CPU uses, so that it invalidates
-//! nothing; page-table-generic and page_table_multiarch with three levels, entries of arm64's shape
-//! and no TLB.
+//! Tables of other crates: aarch64-paging with a table that is not active, so that it invalidates
+//! nothing; page-table-generic and page_table_multiarch with three levels, entries in arm64's
+//! format and no TLB.
 
 use std::ptr::NonNull;
 
@@ -102,7 +102,7 @@ impl Table for Aarch64Paging {
     }
 }
 
-/// An entry of arm64's shape.
+/// An entry in arm64's format.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry(u64);
 
@@ -191,7 +191,7 @@ impl generic::TableMeta for Shape {
     type P = Entry;
     const PAGE_SIZE: usize = 4096;
     const LEVEL_BITS: &[usize] = &[9, 9, 9];
-    /// Blocks of 2M, as with the other crates.
+    /// The largest blocks are 2M, as with the other crates.
     const MAX_BLOCK_LEVEL: usize = 2;
     fn flush(_: Option<generic::VirtAddr>) {}
 }
@@ -230,7 +230,7 @@ impl PagingHandler for Pages {
 
 pub struct PageTableGeneric {
     table: generic::PageTable<Shape, Pages>,
-    /// Receipts of splits, in the order of blocks.
+    /// Results of the splits, in order of the blocks.
     splits: Vec<generic::InstalledHugeSplit<Shape>>,
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Memory of a few tables in loom's atomics, and the operations of one CPU on it.
 //!
-//! The first two entries of each table are loom's; the others keep what was written before the
-//! table was linked. Each CPU has one free table of its own.
+//! The first two entries of each table are loom atomics; the others keep the values written before
+//! the table was linked. Each CPU has one free table of its own.
 
 use std::{cell::RefCell, collections::BTreeMap, sync::Mutex};
 

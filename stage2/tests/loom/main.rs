@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two CPUs, every pair of operations on one small table, in every order that the memory model
+//! Two CPUs and every pair of operations on one small table, in every order that the memory model
 //! allows. `cargo test --release -p granule-stage2 --features loom --test loom`
 //!
 //! In every order: a concurrent walk finds the right memory or a fault, no entry stays locked or
-//! awaits its break, counts are right, no table is lost or free twice, and one CPU succeeds.
+//! break-pending, counts are right, no table is lost or freed twice, and one CPU succeeds.
 
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
@@ -27,10 +27,10 @@ use loom::sync::{
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
 const MEMORY: u64 = 1 << 32;
-/// The distance to other memory.
+/// The offset of the memory that [`Op::Moved`] maps.
 const OTHER_MEMORY: u64 = 1 << 30;
 const ROOT: u64 = 0x8000_0000;
-/// Tables below the root's four: one for each CPU, one from before.
+/// Tables below the four root tables: one for each CPU, one for the initial mapping.
 const TABLES: u64 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ enum Op {
     Write(u64),
     Execute(u64),
     Block,
-    /// Maps a block of other memory.
+    /// Maps a block to other memory.
     Moved,
     Relax(u64),
     Walk(u64),
@@ -82,7 +82,7 @@ fn request(op: Op) -> MapRequest {
     MapRequest::new(Ipa(at * PAGE), PhysAddr(MEMORY + elsewhere + at * PAGE), size, attributes)
 }
 
-/// Performs an operation as a shared walker, or as the `exclusive` one during walks.
+/// Performs an operation as a shared walker, or as the exclusive walker during other walks.
 fn act(table: &Stage2, exclusive: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Result<(), MapError> {
     let mut memcache = Memcache::new();
     memcache.top_up(cpu, 1, 1);
@@ -109,7 +109,7 @@ fn act(table: &Stage2, exclusive: Option<&mut Stage2>, cpu: &Cpu, op: Op) -> Res
 
 fn table(policy: Policy, features: Features) -> Stage2 {
     let geometry = Geometry::new(Granule::K4, 32).unwrap();
-    // Shared walkers do not change a contiguous run.
+    // Shared walkers cannot change a contiguous run.
     let policy = Policy { contiguous: false, ..policy };
     Stage2::new(geometry, features, policy, Vmid(1), TableAddress(ROOT))
 }
@@ -131,7 +131,7 @@ fn prepare(memory: &Arc<Memory>, policy: Policy, features: Features, before: Ini
     }
 }
 
-/// Checks the final entries and counts below a table; returns the number of tables in use.
+/// Checks the final entries and counts below a table. Returns the number of tables in use.
 fn check(
     cpu: &Cpu,
     table: TableAddress,
@@ -159,10 +159,10 @@ fn check(
     tables
 }
 
-/// Explores all orders of two operations and returns their number.
+/// Explores all orders of two operations. Returns their number.
 fn pair(policy: Policy, features: Features, before: InitialMapping, ops: [Op; 2]) -> u64 {
     let case = format!("{before:?}, {ops:?}, {features:?}");
-    // A missing leaf cannot be relaxed, and 6.12 leaves an existing one to the next fault.
+    // A missing leaf cannot be relaxed, and 6.12 does not relax an existing leaf in a map.
     let must_succeed = matches!(before, InitialMapping::Nothing)
         && !ops.iter().all(|op| matches!(op, Op::Relax(_)));
     let orders = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
@@ -210,7 +210,7 @@ fn pair(policy: Policy, features: Features, before: InitialMapping, ops: [Op; 2]
     orders.load(std::sync::atomic::Ordering::Relaxed)
 }
 
-/// A walker does not wait for a locked entry: it would repeat operations that are tested here once.
+/// Policy without waits for locked entries: a wait would only repeat operations tested here.
 const GRANULE: Policy = Policy { locked_entry_turns: 0, ..Policy::GRANULE };
 
 fn all_pairs(policy: Policy, bbm: u8) {
@@ -257,7 +257,7 @@ fn a_pool_allocates_no_table_twice() {
     model.max_branches = 100_000;
     model.check(|| {
         let geometry = Geometry::new(Granule::K4, 32).unwrap();
-        // Four root tables, and free ones.
+        // Four root tables, and the free tables.
         const FREE: usize = 4;
         let tables = words((4 + FREE) * 512);
         let pool = TablePool::new(PhysAddr(ROOT), &geometry, tables, words(2 * (4 + FREE)));
@@ -265,7 +265,7 @@ fn a_pool_allocates_no_table_twice() {
         let other = {
             let pool = Arc::clone(&pool);
             loom::thread::spawn(move || {
-                // Both are freed at once, in any order of the list.
+                // One `free_all` frees both tables, in either order of their addresses.
                 let tables = [pool.allocate().unwrap(), pool.allocate().unwrap()];
                 pool.free_all(&tables);
                 pool.allocate()

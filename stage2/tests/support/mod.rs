@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Support for the tests: pools of tables, CPUs that change them, kinds of CPU, seeded generators;
-//! the virtual machine of the random tests is in [`test_vm`].
+//! Test support: pools of tables, CPUs that change tables, sets of CPU features, seeded generators.
+//! The virtual machine of the random tests is in [`test_vm`].
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
@@ -28,7 +28,7 @@ pub const VMID: Vmid = Vmid(7);
 
 pub type Pool = TablePool<Box<[AtomicU64]>>;
 
-/// Operations of one CPU on a pool; barriers, TLBs and caches have no effect.
+/// Operations of one CPU on a pool; barriers, TLBIs and CMOs have no effect.
 pub type Cpu<'a> = Hooked<NoMaintenance<'a, Box<[AtomicU64]>>, CpuState<'a>>;
 
 /// State of one CPU: shared walks, deferred frees and the VMID.
@@ -62,7 +62,7 @@ pub fn cpu<'a>(pool: &'a Pool, reclaim: &'a EpochReclaim, index: u8) -> Cpu<'a> 
     }
 }
 
-/// Returns a pool of `tables` tables, the root's included.
+/// Returns a pool of `tables` tables, including the root tables.
 pub fn pool(geometry: &Geometry, tables: usize) -> Pool {
     let entries = usize::try_from(geometry.granule().entries()).unwrap();
     Pool::new(TABLES, geometry, words(tables * entries), words(2 * tables)).unwrap()
@@ -86,21 +86,21 @@ pub fn fixture_with(
     (pool, table, memcache)
 }
 
-/// Returns a [fixture](fixture_with) of the policy `granule` on [`ALL_FEATURES`].
+/// Returns a [fixture](fixture_with) with the policy `granule` and [`ALL_FEATURES`].
 pub fn fixture(granule: Granule, ipa_bits: u32, tables: usize) -> (Pool, Stage2, Memcache) {
     let geometry = Geometry::new(granule, ipa_bits).unwrap();
     fixture_with(geometry, ALL_FEATURES, Policy::GRANULE, tables)
 }
 
-/// Returns the setup of a checker for a table in a pool.
+/// Returns the checker configuration for a table in a pool.
 pub fn setup(geometry: Geometry, features: Features, pool: &Pool, cpus: u8) -> Setup {
     Setup { geometry, features, vmid: VMID, root: pool.root(), cpus }
 }
 
-/// CPUs that need no cache maintenance and change block sizes without a break.
+/// CPUs that need no CMOs and change block sizes without a break.
 pub const ALL_FEATURES: Features = Features { fwb: true, dic: true, tlb_range: true, bbm: 3 };
 
-/// Returns CPUs without a feature, with some, with all.
+/// Returns CPU features: none, some, all.
 pub fn features() -> [Features; 3] {
     let some = Features { tlb_range: true, bbm: 1, ..Features::default() };
     [Features::default(), some, ALL_FEATURES]

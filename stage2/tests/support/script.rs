@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Short scripts in place of traces.
+//! Short scripts that expand to traces.
 //!
-//! A script is a list of events in the format of a trace, separated by `;`. An event without a CPU
-//! is CPU 0's. `0..16 * EVENT` repeats an event with a number in place of `#`. A word in capitals is
-//! a value, or a list of events by itself:
+//! A script is a list of events in trace format, separated by `;`. An event without a CPU number
+//! belongs to CPU 0. `0..16 * EVENT` repeats an event and replaces `#` by the number. An uppercase
+//! word is a value or a list of events:
 //!
 //! | word | value or events |
 //! |---|---|
@@ -32,7 +32,7 @@ const VALUES: &[(&str, u64)] = &[
     ("PHYS", 0x1_0000_0000),
 ];
 
-/// Values with a number behind the word: the first value, and the distance to the next.
+/// Values with a numeric suffix: the first value, and the difference between values.
 const SERIES: &[(&str, u64, u64)] = &[
     ("ENTRY", 0x8000_5000, 8),
     ("PAGE", 0x0040_0001_0000_07ff, 0x1000),
@@ -42,9 +42,9 @@ const SERIES: &[(&str, u64, u64)] = &[
     ("IPA", 0, 0x1000),
 ];
 
-/// Lists of events, which may contain others.
+/// Lists of events, which may contain other lists.
 const EVENTS: &[(&str, &str)] = &[
-    // Tables of level 2 and 3, neither linked; the lock is held.
+    // Unlinked tables of levels 2 and 3; the lock is held.
     ("TABLES", "allocate T2; allocate T3; add-memory 0 PHYS 0x200000; lock exclusive"),
     ("LINK_T2", "store ROOT 0 LINK2 release; ref ROOT 1"),
     ("LINK_T3", "store T2 0 LINK3 release; ref T2 1"),
@@ -56,7 +56,7 @@ const EVENTS: &[(&str, &str)] = &[
     ("BREAK_RUN", "0..16 * store ENTRY# HINTED# 0 plain"),
     ("UNLINK_T3", "store T2 LINK3 0 plain; ref T2 -1"),
     ("PROTECT0", "lock exclusive; store ENTRY0 PAGE0 RPAGE0 plain; FLUSH; unlock"),
-    // CPUs 0 and 1 make the pages that each has broken.
+    // CPUs 0 and 1 each make the page that they have broken.
     (
         "MAKE_BOTH",
         "LEAVE; store ENTRY0 LOCKED RPAGE0 release; unlock; 1 LEAVE; \
@@ -64,7 +64,7 @@ const EVENTS: &[(&str, &str)] = &[
     ),
     ("COALESCE", "UNLINK_T3; FLUSH"),
     ("FREE_T3", "ref T2 1; ref T3 -1; free T3"),
-    // The switch to the guest's VMID, and back.
+    // Switch to the guest's VMID, and back.
     ("ENTER", "dsb ishst; vmid 1; isb"),
     ("LEAVE", "vmid 0; isb"),
     ("STAGE1", "dsb ish; tlbi vmalle1is; dsb ish"),
@@ -76,17 +76,17 @@ const EVENTS: &[(&str, &str)] = &[
     ("CLEAN", "dc PHYS 0x200000; dsb ish"),
 ];
 
-/// Returns the first line of a trace. `fields` replaces the defaults: `fwb`, `dic`, `tlbrange`,
-/// `bbm`, `granule`, `ipa-bits`, `cpus` and the others of a trace.
+/// Returns the first line of a trace. `fields` replaces the defaults of `fwb`, `dic`, `tlbrange`,
+/// `bbm`, `granule`, `ipa-bits`, `cpus` and the other fields.
 pub fn first_line(fields: &str) -> String {
-    // The parser takes the first value of a field.
+    // The parser takes the first occurrence of a field.
     format!(
         "granule-trace 1 {fields} granule=4096 ipa-bits=40 vmid=1 root=0x80000000 cpus=2 fwb=0 \
          dic=0 tlbrange=0 bbm=0\n"
     )
 }
 
-/// Checks a script; the text format must return the same trace.
+/// Checks a script. Its trace must survive conversion to text and back.
 pub fn replay(features: &str, script: &str) -> Checker {
     let mut text = first_line(features);
     expand(script, "0", &mut text);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A virtual machine for tests: one stage-2 table, and memory in blocks of 2M that the host adds,
-//! writes and reuses. Its vCPUs access memory and fault, and their threads change the table as the
-//! host. Every step is recorded to a sink.
+//! A virtual machine for tests: one stage-2 table, and memory in 2M blocks that the host adds,
+//! writes and reuses. Its vCPUs access memory and take faults, and their threads change the table
+//! as the host does. Every step is recorded to a sink.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,13 +26,13 @@ use rand_xoshiro::SplitMix64;
 
 use super::{BLOCK, Cpu, MEMORY, PAGE, Pool, below, cpu, pool, setup, stage2};
 
-/// Faults of one access after which the walkers are considered to block each other for ever.
+/// Number of faults of one access after which the walkers are assumed to be in a livelock.
 const MAX_FAULTS: u32 = 1_000_000;
 
-/// Host state: the memory that the guest has and the dirty bitmap.
+/// Host state: the memory of the guest and the dirty bitmap.
 #[derive(Debug, Default)]
 pub struct HostState {
-    /// Blocks of 2M by number; true if host memory is contiguous there.
+    /// 2M blocks by number; true if the block is contiguous in host memory.
     pub blocks: BTreeMap<u64, bool>,
     pub logging: bool,
     pub dirty: BTreeSet<u64>,
@@ -73,19 +73,19 @@ impl TestVm {
         self.blocks * BLOCK
     }
 
-    /// Panics unless every table but the two of the root is back in the pool.
+    /// Panics unless all tables except the two root tables are back in the pool.
     pub fn assert_no_table_lost(&self, name: &str) {
         let tables = tables(self.setup.cpus, self.blocks);
         assert_eq!(self.pool.available(), tables - 2, "{name}: tables are lost");
     }
 }
 
-/// Returns a number of tables that suffices for every memcache and for the guest's blocks, twice.
+/// Returns a number of tables sufficient for all memcaches and for twice the guest's blocks.
 fn tables(cpus: u8, blocks: u64) -> usize {
     64 + 64 * usize::from(cpus) + 4 * usize::try_from(blocks).unwrap()
 }
 
-/// Returns whether a block consists of scattered pages in the host: each fourth does.
+/// Returns whether a block consists of scattered host pages, as every fourth block does.
 pub const fn is_small(block: u64) -> bool {
     block % 4 == 3
 }
@@ -94,7 +94,7 @@ pub fn phys_of(ipa: Ipa) -> PhysAddr {
     MEMORY + ipa.0
 }
 
-/// The host of a fault on one CPU; it records its actions.
+/// The host that handles a fault on one CPU. Records its actions.
 pub struct VmHost<'a, S> {
     pub vm: &'a TestVm,
     pub recorder: &'a Recorder<'a, Cpu<'a>, S>,
@@ -137,7 +137,7 @@ impl<S: Sink> Host for VmHost<'_, S> {
     }
 }
 
-/// A vCPU and the thread of the host that runs it; `O` may change the operations.
+/// A vCPU and the host thread that runs it; `O` may change the operations.
 pub struct Vcpu<'a, O, S> {
     pub vm: &'a TestVm,
     pub ops: O,
@@ -146,7 +146,7 @@ pub struct Vcpu<'a, O, S> {
 }
 
 impl TestVm {
-    /// Returns a vCPU whose operations and host events go to `sink`.
+    /// Returns a vCPU whose operations and host events are recorded to `sink`.
     pub fn vcpu<'a, S: Sink>(
         &'a self,
         index: u8,
@@ -155,7 +155,7 @@ impl TestVm {
         self.vcpu_with(index, sink, |recorder| recorder)
     }
 
-    /// Returns a vCPU whose operations are wrapped by `wrap`.
+    /// Returns a vCPU whose operations `wrap` has wrapped.
     pub fn vcpu_with<'a, O: Operations, S: Sink>(
         &'a self,
         index: u8,
@@ -168,7 +168,7 @@ impl TestVm {
 }
 
 impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
-    /// Accesses an address until it succeeds and returns the number of faults.
+    /// Accesses an address until the access succeeds. Returns the number of faults.
     pub fn touch(&mut self, ipa: u64, access: Access) -> Result<u32, FaultError> {
         let ipa = Ipa(ipa);
         let host = VmHost { vm: self.vm, recorder: &self.recorder };
@@ -181,8 +181,8 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
                 self.recorder.record(Action::Resume { ipa, access, status, level });
             } else {
                 self.ops.pause();
-                // The walker that holds the entry may be preempted on a busy machine, and threads
-                // that only yield may be chosen before it for long.
+                // On a busy machine, the walker that holds the entry may be preempted, and threads
+                // that only yield may be scheduled before it for a long time.
                 if faults % 64 == 63 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -199,7 +199,7 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     pub fn set_logging(&self, on: bool) {
         let size = self.vm.size();
         self.vm.mmu.exclusive(&self.ops, |table| {
-            // A lookup that reads the new sequence reads the new setting.
+            // A lookup that reads the new sequence also reads the new setting.
             let mut host = self.vm.host();
             self.invalidate_lookups();
             host.logging = on;
@@ -229,8 +229,8 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     }
 
     fn invalidate_lookups(&self) {
-        // The note comes first. A lookup between the two is void for the engine and valid for the
-        // checker; in the other order the checker would reject a lookup that is valid.
+        // The note comes first: a lookup between the two is then invalid for the engine and valid
+        // for the checker. In the other order, the checker would reject a valid lookup.
         self.ops.note(Note::Sequence);
         self.vm.sequence.fetch_add(1, Ordering::SeqCst);
     }
@@ -249,7 +249,7 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
         });
     }
 
-    /// Unmaps a range whose memory stays the guest's.
+    /// Unmaps a range; its memory still belongs to the guest.
     pub fn unmap(&self, ipa: u64, size: u64) {
         self.vm.mmu.exclusive(&self.ops, |table| {
             self.invalidate_lookups();
@@ -272,8 +272,8 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
         });
     }
 
-    /// Maps a block of pages before the guest accesses it, exclusively, for policies that set the
-    /// Contiguous bit.
+    /// Maps a block with pages, exclusively and before the guest accesses it, for policies that set
+    /// the Contiguous bit.
     pub fn populate(&mut self, block: u64) {
         self.memcache.top_up(&self.ops, 8, 8);
         let (ops, memcache) = (&self.ops, &mut self.memcache);
@@ -299,7 +299,7 @@ impl<'a, O: Operations, S: Sink> Vcpu<'a, O, S> {
     }
 
     /// Writes through the host's own mapping. The lock excludes fault handling: a write during a
-    /// fault is a race of the host with itself.
+    /// fault would be a race within the host.
     pub fn host_write(&self, ipa: u64, size: u64) {
         self.vm.mmu.exclusive(&self.ops, |_| {
             if self.vm.host().blocks.contains_key(&(ipa / BLOCK)) {
