@@ -5,8 +5,8 @@
 use super::host::Host;
 
 /// Functions of the host's shell. `prepare` builds the guest's initramfs; `run` starts a guest that
-/// connects to the host, accepts a connection, and carries out a command; `exchange BOOT` is the
-/// host's side and prints the checksums of the data sent and received; `send_command WORD` sends a
+/// connects to the host, accepts a connection, and runs a command; `exchange BOOT` is the host's
+/// side and prints the checksums of the data sent and received; `send_command WORD` sends a
 /// command.
 const FUNCTIONS: &str = r#"
 prepare() {

@@ -8,9 +8,9 @@
 //! sets bits in one bitmap for each memslot. A harvested page is write-protected before the bitmap
 //! reports it, so data read from it afterwards is at least as new as the log.
 //!
-//! The kernel forces an exit while some entries are still free. A kernel that exits too late
-//! overwrites entries, and the lost pages cannot be identified, so a ring without a free entry is
-//! an error.
+//! The kernel forces an exit while some entries are still free. If the exit is late, the kernel
+//! overwrites entries and the lost pages cannot be identified, so a ring without a free entry is an
+//! error.
 //!
 //! Writes outside a vCPU context (saving the tables of an interrupt controller) use no ring. A
 //! kernel that logs them in a bitmap (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) requires it;
@@ -54,7 +54,7 @@ pub struct DirtyRings {
 #[derive(Debug, Default)]
 struct Harvest {
     rings: Vec<VcpuRing>,
-    /// The harvested pages that no caller has taken, one bit each, by memslot.
+    /// Harvested pages that [`DirtyRings::take`] has not returned, one bit each, by memslot.
     dirty: BTreeMap<u32, Vec<u64>>,
 }
 
@@ -183,7 +183,7 @@ impl VcpuRing {
 
 impl Drop for VcpuRing {
     fn drop(&mut self) {
-        // SAFETY: `add_vcpu` made the mapping, and only this drop unmaps it.
+        // SAFETY: `add_vcpu` created the mapping, and only this drop unmaps it.
         unsafe { libc::munmap(self.entries.cast(), self.bytes) };
     }
 }

@@ -60,7 +60,7 @@ pub struct Kicker {
 }
 
 impl KickTarget {
-    /// Binds kicks to `vcpu` and to the calling thread, which must be the one that runs it.
+    /// Binds kicks to `vcpu` and to the calling thread, which must run this vCPU.
     pub fn bind(&self, vcpu: &mut VcpuFd) -> io::Result<Kicker> {
         register_signal_handler(SIGRTMIN(), ignore_signal)?;
         let immediate_exit = &raw mut vcpu.get_kvm_run().immediate_exit;

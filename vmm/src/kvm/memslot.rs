@@ -55,7 +55,7 @@ impl Memslot {
             userspace_addr: self.ram.host_address().0,
         };
         // SAFETY: the range is a mapping of this process that `ram` keeps alive; this process reads
-        // what the guest writes to it through volatile accesses only.
+        // guest writes through volatile accesses only.
         unsafe { vm.set_user_memory_region(region) }
             .map_err(|error| KvmError::call("KVM_SET_USER_MEMORY_REGION", error))
     }

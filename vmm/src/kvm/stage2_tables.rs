@@ -2,8 +2,8 @@
 //! Size and contents of stage-2 page tables, as the host kernel reports them.
 //!
 //! The size is `SecPageTables` in `/proc/meminfo` (since Linux 6.1; the kernel's
-//! `Documentation/filesystems/proc.rst`). It covers all guests of the host, so it is meaningful on
-//! a host with one guest, as in the lab, or as a difference on an otherwise idle host.
+//! `Documentation/filesystems/proc.rst`). It covers all guests of the host, so it is meaningful
+//! only with a single guest, as in the lab, or as a difference on an otherwise idle host.
 //!
 //! The contents are in debugfs (`CONFIG_PTDUMP_STAGE2_DEBUGFS`, since Linux 6.12), one line for
 //! each run of equal entries: `0x0000000080000000-0x0000000084000000          64M 2 R W …`, where 2

@@ -3,9 +3,9 @@
 //! 4.133; since Linux 5.14).
 //!
 //! The header of a statistics file holds the offsets of the descriptors, each with a name, and of
-//! the data. Only statistics of faults, mappings, TLB flushes and exits are read; they are selected
-//! by name prefix because each architecture has its own names. A VM's statistics are named
-//! `vm.NAME`; those of all vCPUs are summed as `vcpu.NAME`.
+//! the data. Only statistics of faults, mappings, TLB flushes and exits are read. They are selected
+//! by name prefix, because names depend on the architecture. A VM's statistics are named `vm.NAME`;
+//! those of all vCPUs are summed as `vcpu.NAME`.
 //!
 //! A KVM with its own fault path exports these statistics without counting them. After a guest has
 //! run, faults and mapped pages are above zero; statistics that are all zero then are left out.

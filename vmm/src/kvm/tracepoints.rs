@@ -63,8 +63,8 @@ impl EventCounters {
         self.counters.is_empty()
     }
 
-    /// Removes tracepoints that this KVM does not reach because it has its own entry path, which
-    /// shows in zero counted exits. Call it after the guest has run.
+    /// Removes tracepoints that this KVM bypasses with its own entry path: no exit has been
+    /// counted. Call it after the guest has run.
     pub fn leave_out_uncounted(&mut self) -> Result<(), KvmError> {
         if self.read()?.get("kvm_exit") == Some(&0) {
             let on_entry_path = |name: &str| name == "kvm_exit" || name.ends_with("_fault");

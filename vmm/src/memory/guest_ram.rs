@@ -245,8 +245,8 @@ fn region(ram: &GuestRam) -> Result<GuestRegionMmap, MemoryError> {
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(ram.plan().map_flags())
         .with_hugetlbfs(ram.plan().is_hugetlb());
-    // SAFETY: pointer and length are those of a mapping with this protection; [`GuestMemory`]
-    // holds its owner as long as the region.
+    // SAFETY: pointer and length are those of a mapping with this protection; [`GuestMemory`] keeps
+    // its owner as long as the region.
     let builder = unsafe { builder.with_raw_mmap_pointer(mapping.as_ptr()) };
     let region = builder.build().map_err(|error| invalid(&error))?;
     GuestRegionMmap::new(region, ram.start()).ok_or_else(|| invalid(&"a range exceeds 64 bits"))

@@ -30,8 +30,8 @@ pub struct Mapping {
     file: Option<File>,
 }
 
-// SAFETY: the pointers are addresses of memory that exists as long as the value; every access
-// through them is volatile or a system call, which any thread may do.
+// SAFETY: the memory behind the pointers is mapped as long as the value exists; every access
+// through them is volatile or a system call, which is allowed in any thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as for Send; no method returns a reference to the memory.
 unsafe impl Sync for Mapping {}
@@ -150,8 +150,8 @@ impl Mapping {
         *word = 1 << (node % u64::BITS);
         // The kernel uses one bit less than the argument.
         let bits = mask.len() * 64 + 1;
-        // SAFETY: this value owns the range, and the mask has as many bits as the argument says;
-        // the call changes the node of pages, not their contents.
+        // SAFETY: this value owns the range, and the kernel reads no bits beyond the mask; the call
+        // changes the node of pages, not their contents.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_mbind,

@@ -41,7 +41,7 @@ use crate::{
     memory::{GuestMemory, GuestRam, HostPages, Plan, RamOptions},
 };
 
-/// Maximum number of bytes read from a kernel file: one more than the largest valid kernel has.
+/// Maximum number of bytes read from a kernel file: one more than the size limit of a kernel.
 const MAX_KERNEL_FILE: u64 = (512 << 20) + 1;
 
 /// Connections of a VM to the rest of the process.

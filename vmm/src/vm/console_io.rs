@@ -45,7 +45,7 @@ pub type MatchCallback = Box<dyn FnOnce() + Send>;
 struct PatternMatcher<W> {
     to: W,
     pattern: Vec<u8>,
-    /// The last bytes written, at most as many as the pattern has; empty after the match.
+    /// The last bytes written, at most as many as in the pattern; empty after the match.
     last: Vec<u8>,
     on_match: Option<MatchCallback>,
 }

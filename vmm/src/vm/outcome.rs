@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The outcome of a run, and the error of a VM that cannot be built or run.
+//! The outcome of a run, and the error type of building and running a VM.
 
 use std::error::Error;
 

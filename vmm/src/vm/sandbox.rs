@@ -9,7 +9,7 @@
 //! * seccomp limits each kind of thread to the system calls that it uses. Programs
 //!   cannot be executed, and network sockets cannot be created.
 //!
-//! On a host kernel without one of them the VM runs without it, and a warning is logged.
+//! If the host kernel lacks one of them, the VM runs without it and logs a warning.
 
 use std::{io, path::Path};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Statistics of a VM at one moment: kernel events, stage-2 aborts, exits, KVM's statistics,
+//! Statistics of a VM at one point in time: kernel events, stage-2 aborts, exits, KVM's statistics,
 //! resident memory and stage-2 tables. Values that the host does not report are absent, never zero.
 
 use std::{
@@ -44,7 +44,7 @@ impl HostCounters {
     }
 }
 
-/// The statistics at one moment.
+/// The statistics at one point in time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
     /// Kernel events and KVM's cumulative statistics, since the start.

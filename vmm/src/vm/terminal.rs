@@ -3,8 +3,8 @@
 //!
 //! While a guest runs, the terminal is raw: every key goes to the guest, Ctrl-C included, except
 //! the [escape key](EscapeKey), Ctrl-A. The settings are restored when [`Terminal`] is dropped, and
-//! by [`restore`] in a signal handler, where nothing is dropped. If a run is killed, the next one
-//! finds a raw terminal and restores usable settings.
+//! by [`restore`] in a signal handler. If a run is killed, the next run finds a raw terminal and
+//! restores usable settings.
 //!
 //! Output processing is not changed, so that line ends of this program's messages stay visible.
 
@@ -73,7 +73,7 @@ pub fn restore() {
     }
 }
 
-/// Returns the settings to restore: `found`, made usable if a killed run left the terminal raw.
+/// Returns the settings to restore: `found`, in cooked mode if a killed run left the terminal raw.
 fn usable(mut found: Termios) -> Termios {
     if !found.local_modes.intersects(COOKED) {
         found.local_modes |= COOKED;
@@ -97,7 +97,7 @@ const ESCAPE: u8 = 1;
 pub const HELP: &str = "Ctrl-A x stops the VM, Ctrl-A a sends Ctrl-A to the guest";
 
 /// A filter for the escape key: Ctrl-A and then `x` stops the VM, `a` or Ctrl-A sends one Ctrl-A to
-/// the guest, any other key is sent without the Ctrl-A.
+/// the guest, any other key is sent alone.
 #[derive(Debug, Default)]
 pub struct EscapeKey {
     pending: bool,
@@ -163,7 +163,7 @@ mod tests {
 
     const CHILD: &str = "GRANULE_TEST_TERMINAL";
 
-    /// Runs in child processes with a terminal as standard input, one of which ends abnormally.
+    /// Runs in child processes on a terminal; one of them ends abnormally.
     #[test]
     fn a_run_restores_a_usable_terminal_even_if_an_earlier_run_was_killed() {
         if let Some(end) = std::env::var_os(CHILD) {

@@ -138,7 +138,7 @@ impl RunControl {
 pub struct VcpuContext {
     pub control: RunControl,
     pub bus: Arc<Bus>,
-    /// Dirty rings, which are drained when one is full.
+    /// Dirty rings, all drained when one is full.
     pub rings: Option<Arc<DirtyRings>>,
     pub serial_registers: Range<GuestAddress>,
     /// Destination of the serial port's output.

@@ -116,7 +116,7 @@ mod tests {
 
     const PORT: GuestAddress = GuestAddress(0x1000);
 
-    /// Returns the threads of one vCPU, whose thread the test starts itself. A serial port at
+    /// Returns [`VcpuThreads`] for one vCPU, whose thread the test starts. A serial port at
     /// [`PORT`] writes to `console_output`.
     fn one_vcpu(bus: Bus, console_output: ConsoleOutput) -> (VcpuThreads, ExitReporter) {
         let (exits, guest_exits) = mpsc::channel();

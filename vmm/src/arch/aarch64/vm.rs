@@ -2,10 +2,10 @@
 //! VM creation: the width of intermediate physical addresses (IPA), and eager page splitting.
 //!
 //! With 4K pages, stage 2 has two levels up to 34 bits, three up to 43 and four above. Each level
-//! adds a memory access to a walk. A VM therefore gets the smallest width that holds its memory, at
+//! adds a memory access to a walk. A VM therefore has the smallest width that covers its memory, at
 //! least 32 bits (the minimum of `KVM_CREATE_VM`, `Documentation/virt/kvm/api.rst`). A guest on
-//! huge pages gets at least the levels that its block size needs: if the start level maps 2M
-//! blocks, a 1G page takes 512 entries.
+//! huge pages has at least the levels that its block size needs: if the start level maps 2M blocks,
+//! a 1G page takes 512 entries.
 //!
 //! With eager page splitting (`KVM_CAP_ARM_EAGER_SPLIT_CHUNK_SIZE`, since Linux 6.5), KVM splits
 //! blocks into pages when dirty logging starts or part of the log is cleared, one chunk of tables

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! VM creation, and the range of guest-physical addresses.
 //!
-//! A VM has the CPU's address width (CPUID leaf `0x8000_0008`), unless KVM reports a smaller one
-//! for the second stage. On AMD CPUs, the 12 GiB reserved for HyperTransport cannot hold memory.
+//! A VM has the CPU's address width (CPUID leaf `0x8000_0008`), unless KVM reports a smaller
+//! guest-physical width. On AMD CPUs, the 12 GiB reserved for HyperTransport cannot hold memory.
 //! Since family 17h they are at the end of the CPU's addresses, whose width memory encryption
 //! reduces (leaf `0x8000_001f`). In earlier families they end at 1T and limit all memory. The
 //! kernel's selftests use the same rule (`vm_compute_max_gfn()` in

@@ -93,7 +93,7 @@ fn run_confined(socket: BoundSocket, disk: Disk, stats: StatsFile) {
     signals.release();
 }
 
-/// Connects standard input, which holds a line, with a virtio console, and writes console output.
+/// Forwards a line of standard input to a virtio console, and writes console output.
 fn console() {
     let (mut screen, to) = io::pipe().unwrap();
     let output = ConsoleOutput::new(to, || confine_if(true, ThreadRole::Console)).unwrap();

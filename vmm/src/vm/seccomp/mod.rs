@@ -2,7 +2,7 @@
 //! seccomp filters: each kind of thread is limited to the system calls that it uses.
 //!
 //! The filter of the main thread is inherited by all threads that it starts and applies to the
-//! whole process; vCPU, console and control socket threads add a narrower one. A call that is not
+//! whole process; vCPU, console and control socket threads add narrower filters. A call that is not
 //! allowed ends the process with a message that names the call. `io_uring` calls are not allowed:
 //! an io_uring can create sockets and open files past the filter.
 

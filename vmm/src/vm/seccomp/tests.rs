@@ -63,7 +63,7 @@ pub(super) fn removed_call() -> Option<i64> {
     std::env::var(WITHOUT).ok()?.parse().ok()
 }
 
-/// Runs the components in a child process whose filters lack a call.
+/// Runs the components in a child process, with filters that lack the call `without`, if any.
 fn run_child(without: Option<i64>) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");
