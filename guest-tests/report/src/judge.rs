@@ -13,16 +13,16 @@
 //!   improvement
 //! ```
 //!
-//! Their p is two-sided and a regression lies on one side: a p of 9% is 4.5% for that side. So at
-//! most 5% of tables without a difference report a regression, and at most 2.5% an improvement,
-//! which needs a p of 5%: doubtful rows count against the change.
+//! The tests are two-sided and a regression is one-sided: a p of 9% is 4.5% for that side. At most
+//! 5% of tables without a difference report a regression. An improvement requires a p of 5%, so at
+//! most 2.5% report one: doubtful rows count against the change.
 //!
 //! Emulated figures need fewer runs:
 //!
-//! - Counts are exact. Every run after must exceed every run before by more than the minimum
-//!   effect; one run a side is enough.
-//! - Times are exact for their schedule. No test is needed where all runs of a side are equal.
-//!   Student's test on logarithms replaces rank tests that too few runs cannot satisfy.
+//! - Counts are exact. For a regression, every run *after* must exceed every run *before* by more
+//!   than the minimum effect; one run a side is enough.
+//! - Times are exact for their schedule. If all runs of each side are equal, no test is needed.
+//!   For too few runs, Student's test on logarithms replaces the rank tests.
 //! - A time counts as equal if it grew by no more than timer ticks may add.
 
 use serde::Serialize;
@@ -30,8 +30,8 @@ use serde::Serialize;
 pub(crate) use crate::stats::TestedRow;
 use crate::stats::{self, ALPHA, Design, Runs};
 
-/// Nanoseconds that timer ticks may add by chance under emulation: one costs up to 30 us of work,
-/// several times the work of the host's own phases.
+/// Nanoseconds that timer ticks may add by chance under emulation. One tick takes up to 30 us of
+/// work, several times the work of a phase without vCPUs.
 const TICKS: f64 = 60_000.0;
 
 /// Two-sided p below which a rank test shows a regression: 4.5% for that side, a tenth less than
@@ -64,7 +64,7 @@ impl Verdict {
         }
     }
 
-    /// Returns the mark behind a row of a table.
+    /// Returns the mark at the end of a table row.
     pub(crate) const fn mark(self) -> &'static str {
         match self {
             Self::Regression => "!",
@@ -80,14 +80,14 @@ impl TestedRow {
         self.p_holm < ALPHA
     }
 
-    /// Returns the corrected p below which a regression is shown. Student's test already assumes
-    /// more than a rank test, so it stays two-sided.
+    /// Returns the corrected p below which a row is a regression. Student's test assumes normal
+    /// values, so it keeps the stricter two-sided limit.
     fn enough(&self) -> f64 {
         if self.test == STUDENT { ALPHA } else { ONE_SIDED }
     }
 }
 
-/// Figures of one row, in the order of runs.
+/// Figures of one row, in run order.
 #[derive(Debug, Clone)]
 pub(crate) struct RowFigures {
     pub runs: Runs,
@@ -112,7 +112,7 @@ impl RowFigures {
         let ratio = stats::ratio(design, before, after);
         let min_p = || stats::min_p(design, before.len(), after.len());
         let mut tested = match design {
-            // Figures without logarithms are tested themselves.
+            // A figure of 0 has no logarithm: the test uses plain differences.
             Design::Paired if ratio.is_none() => {
                 stats::wilcoxon(&stats::differences(before, after))
             }
@@ -201,7 +201,7 @@ pub(crate) fn judge(rows: &[RowFigures], effect: f64) -> Vec<(Option<TestedRow>,
     judged.collect()
 }
 
-/// Returns the number of runs a side that a table of `rows` needs to show any difference.
+/// Returns the number of runs a side that a table with `rows` rows needs for any significance.
 pub(crate) fn min_runs(rows: usize, design: Design) -> usize {
     let enough = |&runs: &usize| stats::min_p(design, runs, runs) * rows.max(1) as f64 <= ALPHA;
     (2..=40).find(enough).unwrap_or(40)
@@ -241,7 +241,7 @@ mod tests {
             (&slower, &before, 0.03, Verdict::Improvement),
             (&before, &slower, 0.2, Verdict::NoRegression),
             (&before, &same, 0.03, Verdict::NoRegression),
-            // One or three runs a side cannot differ.
+            // One or three runs a side cannot be significant.
             (&[1e6], &[9e6], 0.03, Verdict::Inconclusive),
             (&before[..3], &slower[..3], 0.03, Verdict::Inconclusive),
         ] {
@@ -261,13 +261,13 @@ mod tests {
             (time(&[1e8; 2], &[0.9e8; 2]), 0.03, Verdict::Improvement),
             (time(&[1e8; 2], &[1.03e8; 2]), 0.03, Verdict::NoRegression),
             (time(&[1e8; 2], &[1.031e8; 2]), 0.03, Verdict::Regression),
-            // Three seeds are enough where they hardly differ.
+            // Three seeds are enough if their times are close.
             (time(&[1e6, 1.01e6, 1.02e6], &[1.1e6, 1.11e6, 1.12e6]), 0.03, Verdict::Regression),
             (time(&[2e4; 2], &[8.1e4; 2]), 0.03, Verdict::Regression),
             // Less than timer ticks may add.
             (time(&[2e4; 2], &[7.9e4; 2]), 0.03, Verdict::NoRegression),
             (time(&[1e6], &[1.05e6]), 0.03, Verdict::NoRegression),
-            // Interleavings overlap.
+            // The times of both sides overlap.
             (time(&[1e6, 3e6], &[2e6, 4e6]), 0.03, Verdict::Inconclusive),
             (count(&[33.0; 8], &[34.0; 8]), 0.0, Verdict::Regression),
             (count(&[0.0], &[1.0]), 0.03, Verdict::Regression),
@@ -303,7 +303,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns the number of 1,000 tables without a difference that report a regression.
+    /// Returns how many of 1,000 tables without a difference report a regression.
     fn alarms(seed: u64, rows: i32, runs: usize, effect: f64, emulated: bool) -> usize {
         let mut normal = Normal::new(seed);
         let reported = (0..1000).filter(|_| {
@@ -313,7 +313,7 @@ mod tests {
         reported.count()
     }
 
-    /// Returns the number of 1,000 tables whose single slower row (3%) is found.
+    /// Returns how many of 1,000 tables report their single slower row (3%) as a regression.
     fn finds(seed: u64, rows: i32) -> usize {
         let mut normal = Normal::new(seed);
         let found = (0..1000).filter(|_| {
@@ -326,8 +326,8 @@ mod tests {
         found.count()
     }
 
-    /// Tables without a difference: rows, runs, minimum effect, and whether they are emulated. The
-    /// first is the lab's default matrix: 4 backings, 7 phases.
+    /// Tables without a difference: rows, runs, minimum effect, emulated. The first has the size of
+    /// the lab's default matrix: 4 backings, 7 phases.
     const EQUAL_TABLES: [(i32, usize, f64, bool); 5] = [
         (28, 20, 0.0, false),
         (7, 20, 0.0, false),
@@ -337,7 +337,7 @@ mod tests {
     ];
 
     /// Checks that at most 5% of the tables without a difference report a regression, and that 90%
-    /// of slowdowns of 3% in noise of 2% are found. `seeds` returns those of a kind of table.
+    /// of slowdowns of 3% in 2% noise are found. `seeds` returns the seeds of a kind of table.
     fn check_error_rates(seeds: fn(u64) -> Range<u64>) {
         for (kind, (rows, runs, effect, emulated)) in (1..).zip(EQUAL_TABLES) {
             let (seeds, count) = (seeds(kind), seeds(kind).count());

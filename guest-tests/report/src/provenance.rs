@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Kernel and host of each side, and the rules for comparable results.
+//! Provenance: kernel and host of each side, and the fields that must match in a comparison.
 //!
 //! The series, the kernel image and the local part of the kernel release may differ. Architecture,
 //! kernel version, CPU with its features, base page, emulator with its options, engine and page
-//! sizes that back the memory must be known and equal. Runs are compared with runs of the same
-//! configuration, because an emulator's options may depend on it.
+//! sizes that back the memory must be known and equal. The check is made for each configuration,
+//! because the emulator's options may depend on it.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -16,10 +16,10 @@ use granule_types::{
     units::Bytes,
 };
 
-/// Share of the memory below which a page size does not count as its backing.
+/// Share of the memory below which a page size is ignored as backing.
 const MIN_SHARE_PERCENT: u128 = 5;
 
-/// A field that differs, is mixed, or is unknown.
+/// Provenance field that differs between the sides, has several values on one, or is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Difference {
     /// Name of the field.
@@ -77,7 +77,7 @@ pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
         })
         .filter(|difference| !known_alike(difference))
         .collect();
-    // Huge pages vary between runs of one side, so only different sets of values are a difference.
+    // Runs of one side may obtain different page sizes: the sides differ only if the sets do.
     let backing = |samples: &[&Sample]| -> BTreeSet<_> {
         samples.iter().map(|sample| sample.obtained.as_ref().map(backed_by)).collect()
     };
@@ -88,12 +88,12 @@ pub fn differences(before: &[&Sample], after: &[&Sample]) -> Vec<Difference> {
     found
 }
 
-/// Reports whether the host is known; that of a log is not.
+/// Reports whether the host is known; a log does not describe its host.
 fn is_known(host: &Host) -> bool {
     *host != Host::default()
 }
 
-/// Returns the version in a kernel release, with its `-rc`: `5.10.262` of `5.10.262-granule+`.
+/// Returns the version part of a kernel release, `-rc` included: `5.10.262` of `5.10.262-granule+`.
 fn version(release: &str) -> &str {
     let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let end = release.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(release.len());
@@ -131,7 +131,7 @@ fn backed_by(obtained: &ResidentPages) -> String {
     format!("{} pages", sizes.join(" and "))
 }
 
-/// One side. If samples differ (by force only), the first one represents all.
+/// Provenance of one side, from its first sample; with `force`, other samples may differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Side {
     pub label: String,
@@ -168,7 +168,7 @@ impl Side {
         self.emulator.is_some()
     }
 
-    /// Returns kernel, series and image in one line; `None` if unknown.
+    /// Formats kernel, series and image in one line; `None` if unknown.
     pub(crate) fn kernel_line(&self) -> Option<String> {
         if self.kernel.is_empty() {
             return None;
@@ -181,14 +181,14 @@ impl Side {
     }
 }
 
-/// Returns series in words; `None` if unknown.
+/// Formats the list of series; `None` if unknown.
 pub fn series_line(series: Option<&[Series]>) -> Option<String> {
     let series = series?;
     if series.is_empty() {
         return Some("no series".to_owned());
     }
     let each = series.iter().map(|series| match series.patches {
-        // A policy of the model has no patches.
+        // The series of a model run is a policy, which has no patches.
         0 => series.name.clone(),
         1 => format!("{} (1 patch)", series.name),
         patches => format!("{} ({patches} patches)", series.name),

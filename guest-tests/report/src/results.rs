@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Results: JSON Lines, one object for each phase of each iteration, of schema `granule.result/1`
-//! ([`Record`]).
+//! Results in JSON Lines: one object ([`Record`], schema `granule.result/1`) for each phase of each
+//! iteration.
 //!
 //! The schema is stable. Within `granule.result/1`
 //!
 //! - fields are only added; a field keeps its name, unit and meaning;
 //! - a reader ignores fields that it does not know;
 //! - a value that was not measured is absent, and never 0;
-//! - an absent provenance field is unknown, and results with unknown provenance compare only by
-//!   force.
+//! - an absent provenance field is unknown; comparing results with unknown provenance requires
+//!   `--force`.
 //!
-//! A change that breaks one of these rules gets a new schema, which readers of the old one refuse.
+//! A change that breaks one of these rules requires another schema, which existing readers refuse.
 //!
 //! Each line is written and flushed before the next phase begins, so an interrupted run keeps its
 //! finished phases. A line records the number of lines that follow it (`left`), so that a reader
@@ -29,8 +29,8 @@ use thiserror::Error;
 
 use granule_types::record::{Record, SCHEMA};
 
-/// Error returned when a file is not a complete input, or cannot be read or written: file, line and
-/// remedy.
+/// Error returned when a file is not a complete input, or cannot be read or written. It names file,
+/// line and remedy.
 #[derive(Debug, Error)]
 #[error("{}{message}", place(.path.as_ref(), *.line))]
 pub struct FileError {
@@ -45,7 +45,7 @@ impl FileError {
         Self { path: None, line: None, message: message.into(), source: None }
     }
 
-    /// Adds the line at fault, counted from 1.
+    /// Adds the number of the faulty line, counted from 1.
     pub(crate) fn at(self, line: usize) -> Self {
         Self { line: Some(line), ..self }
     }
@@ -60,7 +60,7 @@ impl FileError {
     }
 }
 
-/// Returns the words of a place in a file.
+/// Formats a position in a file.
 fn place(path: Option<&PathBuf>, line: Option<usize>) -> String {
     let path = path.map(|path| format!("{}: ", path.display()));
     path.into_iter().chain(line.map(|line| format!("line {line}: "))).collect()
@@ -69,7 +69,7 @@ fn place(path: Option<&PathBuf>, line: Option<usize>) -> String {
 /// Reads every record of a results file.
 ///
 /// # Errors
-/// A line is not a complete record of [`SCHEMA`], lines are missing, or there is no line.
+/// A line is not a complete record of [`SCHEMA`], lines are missing, or the text has no line.
 pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
     let mut records = Vec::new();
     let mut before = None;
@@ -91,8 +91,8 @@ pub fn read_records(text: &str) -> Result<Vec<Record>, FileError> {
     Ok(records)
 }
 
-/// Checks what follows the record in `before`, its line and its number of further records: a record
-/// with its own number (`Some(Some(left))`), one that announces none, or the end of the file.
+/// Checks that no record is missing after `before` (its line, and the number of records it
+/// announces). `next` is the announcement of the next record, or `None` at the end of the file.
 fn check_follows(before: Option<(usize, u64)>, next: Option<Option<u64>>) -> Result<(), FileError> {
     let Some((line, required @ 1..)) = before else {
         return Ok(());
@@ -115,8 +115,8 @@ fn check_follows(before: Option<(usize, u64)>, next: Option<Option<u64>>) -> Res
     Err(FileError::new(message).at(line))
 }
 
-/// Reads one line and the number of lines that follow it. The schema is read before the record, so
-/// that a file of another kind or version is distinguished from a damaged one.
+/// Parses one line: the number of lines that follow it, and the record. The schema is parsed first,
+/// to distinguish a file of another kind or version from a damaged one.
 fn read_record(text: &str) -> Result<(Option<u64>, Record), FileError> {
     #[derive(Deserialize)]
     struct Tag {
@@ -151,10 +151,10 @@ struct ResultLine<'a> {
     left: u64,
 }
 
-/// Returns records as the lines of a whole file.
+/// Formats records as the lines of a complete file.
 ///
 /// # Errors
-/// Those of the JSON writer; none is expected.
+/// The JSON writer fails, which is not expected.
 pub fn record_lines(records: &[Record]) -> Result<String, serde_json::Error> {
     let lines = records.iter().zip((0..records.len() as u64).rev());
     lines
@@ -162,7 +162,7 @@ pub fn record_lines(records: &[Record]) -> Result<String, serde_json::Error> {
         .collect()
 }
 
-/// Writes records, one a line.
+/// Writes records to a file, one a line.
 pub struct RecordWriter {
     path: PathBuf,
     to: Box<dyn Write>,
@@ -176,7 +176,7 @@ impl fmt::Debug for RecordWriter {
 }
 
 impl RecordWriter {
-    /// Creates or empties a file for `records` records; `-` is standard output.
+    /// Creates or truncates a file for `records` records; `-` is standard output.
     ///
     /// # Errors
     /// The file cannot be created.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One phase of one run of any test: the form into which every input is converted.
+//! Samples: one phase of one run of any test. Every input is converted to samples.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
@@ -28,7 +28,7 @@ pub(crate) mod engine {
 /// One phase of one run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sample {
-    /// Host; the default where the input does not name it.
+    /// Host; the default if the input does not describe it.
     pub(crate) host: Host,
     /// Engine: `kvm`, `model`, or the name of another test.
     pub(crate) engine: String,
@@ -40,7 +40,7 @@ pub struct Sample {
     pub(crate) phase: AnyPhase,
     /// Time in nanoseconds; under emulation the work of all CPUs.
     pub(crate) ns: f64,
-    /// Time of the emulated CPUs side by side in nanoseconds, where it was measured.
+    /// Elapsed time of the emulated CPUs in nanoseconds, if it was measured.
     pub(crate) elapsed_ns: Option<f64>,
     /// Time of each vCPU in nanoseconds.
     pub(crate) vcpu_ns: Vec<f64>,
@@ -52,7 +52,7 @@ pub struct Sample {
     pub(crate) gauges: BTreeMap<String, u64>,
 }
 
-/// Setup of a run without its engine; an absent value is not in the input.
+/// Setup of a run without its engine. A value is absent if the input does not state it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub(crate) struct RunSetup {
     /// Name of another test or benchmark; empty for the page-table test.
@@ -64,15 +64,15 @@ pub(crate) struct RunSetup {
     pub backing: Option<Backing>,
     pub memory: Option<Bytes>,
     pub vcpus: Option<u32>,
-    /// True if the host populated its memory beforehand.
+    /// True if the host populated the memory before the first phase.
     pub prefault: bool,
-    /// Further options that change figures, by name.
+    /// Further options that affect figures, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
 }
 
 impl RunSetup {
-    /// Returns the name for readers: `anonymous_thp, 64M, 16 vCPUs`.
+    /// Formats the setup for readers: `anonymous_thp, 64M, 16 vCPUs`.
     pub(crate) fn name(&self) -> String {
         let mut parts = Vec::new();
         if !self.subject.is_empty() {
@@ -90,10 +90,10 @@ impl RunSetup {
     }
 }
 
-/// Distance between the ranks of two phases, with room for the rounds of the first.
+/// Distance between the ranks of two phases, which leaves ranks for the rounds of the first.
 const ROUNDS: usize = 1 << 20;
 
-/// A phase of the page-table test or of another test. Phases are ordered as they run.
+/// Phase of the page-table test or of another test, ordered by execution.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
 #[serde(transparent)]
 pub(crate) struct AnyPhase {
@@ -103,12 +103,12 @@ pub(crate) struct AnyPhase {
 }
 
 impl AnyPhase {
-    /// Returns a phase of another test at place `rank` of its order.
+    /// Returns the phase at position `rank` of another test.
     pub(crate) const fn of_other_test(rank: usize, name: &'static str) -> Self {
         Self { rank: Phase::TABLE_ORDER.len() * ROUNDS + rank, name: Cow::Borrowed(name) }
     }
 
-    /// Returns the phase of a record, or the round of it.
+    /// Returns the phase of a record, with its round if it has one.
     fn of(record: &Record) -> Self {
         let phase = Self::from(record.phase);
         match record.round {
@@ -142,19 +142,19 @@ impl fmt::Display for AnyPhase {
 }
 
 impl Sample {
-    /// Returns a count. An instruction that a counted run did not execute is 0, not unknown.
+    /// Returns a count: in a run with counters, 0 for an instruction that was not executed.
     pub(crate) fn count(&self, name: &str) -> Option<u64> {
         let kinds = [&self.counters, &self.events, &self.gauges];
         let found = kinds.into_iter().find_map(|counts| counts.get(name));
         found.copied().or((!self.counters.is_empty()).then_some(0))
     }
 
-    /// Returns the time in nanoseconds: elapsed time, if `elapsed` and it was measured.
+    /// Returns the time in nanoseconds: the elapsed time if `elapsed` is true and it was measured.
     pub(crate) fn time(&self, elapsed: bool) -> f64 {
         self.elapsed_ns.filter(|_| elapsed).unwrap_or(self.ns)
     }
 
-    /// Reports whether the sample comes from an input that does not name its host.
+    /// Reports whether the sample comes from an input that does not describe its host.
     pub(crate) fn is_without_host(&self) -> bool {
         engine::WITHOUT_HOST.contains(&self.engine.as_str()) && self.host == Host::default()
     }
@@ -162,7 +162,7 @@ impl Sample {
 
 impl From<&Record> for Sample {
     fn from(record: &Record) -> Self {
-        // The JSON of a record is one of a record again.
+        // Cannot fail: replacing characters in strings leaves the JSON of a record valid.
         let record: Record = serde_json::to_value(record)
             .and_then(|value| serde_json::from_value(printable_value(value)))
             .unwrap_or_default();
@@ -210,14 +210,14 @@ pub(crate) fn samples(records: &[Record]) -> Vec<Sample> {
 }
 
 /// Replaces with `?` every character that a terminal, a table or a test runner interprets: control
-/// characters, line separators, and those that change the direction of text.
+/// characters, line separators and bidirectional formatting characters.
 pub(crate) fn printable(text: &str) -> String {
     let is_active =
         |c: char| c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.replace(is_active, "?")
 }
 
-/// Replaces runs of white space with single spaces.
+/// Collapses each run of white space into one space.
 pub(crate) fn single_spaced(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Comparisons as a whole: verdicts, provenance, formats; and results for tests.
+//! Tests of whole comparisons (verdicts, provenance, formats), and the results that tests share.
 
 use std::slice;
 
@@ -14,7 +14,7 @@ use crate::{
     sample::{engine, samples},
 };
 
-/// Returns `create` in 64M of 2M pages by 16 vCPUs, on an emulated 5.10 without a series.
+/// Returns a record of `create`: 64M of 2M pages, 16 vCPUs, emulated Linux 5.10 without a series.
 pub fn record() -> Record {
     Record {
         schema: SCHEMA.to_owned(),
@@ -50,7 +50,7 @@ pub fn record() -> Record {
     }
 }
 
-/// Returns [`record`] in two phases with a seed for each time, in microseconds.
+/// Returns [`record`] in two phases, with one seed for each time (in microseconds).
 pub fn runs(create: &[u64], update: &[u64]) -> Vec<Record> {
     let run = |phase, seed: usize, us: u64| {
         let mut record = record();
@@ -67,7 +67,7 @@ pub fn runs(create: &[u64], update: &[u64]) -> Vec<Record> {
     [of(Phase::Create, create), of(Phase::Update, update)].concat()
 }
 
-/// Returns the records as of the kernel with the series.
+/// Changes the kernel of the records to the one with the series.
 pub fn patched(mut records: Vec<Record>) -> Vec<Record> {
     for record in &mut records {
         record.host.kernel = "5.10.262-granule".to_owned();
@@ -94,7 +94,7 @@ fn compare(before: &[Record], after: &[Record]) -> Result<Comparison, CompareErr
     compare_by(before, after, &options())
 }
 
-/// Returns the records as of a host without an emulator.
+/// Removes the emulator from the hosts of the records.
 pub fn on_hardware(mut records: Vec<Record>) -> Vec<Record> {
     records.iter_mut().for_each(|record| record.host.emulator = None);
     records
@@ -234,7 +234,7 @@ fn counts_of_a_foreign_test_belong_to_the_whole() {
     assert_eq!(phases[1].counters.len(), 2);
 }
 
-/// Returns the record of a test whose log does not name its host.
+/// Returns a record from a log, which does not describe its host.
 fn log(engine: &str) -> Record {
     let mut log = record();
     log.host = Host::default();
@@ -275,7 +275,7 @@ fn logs_compare_with_logs_of_the_same_test_only() {
         (&bench, &bench, true),
         (&kernel_test, &bench, false),
         (&kernel_test, &record(), false),
-        // Results must name their host.
+        // Results must describe their host.
         (&without_host, &without_host, false),
     ] {
         let (before, after) = (slice::from_ref(before), slice::from_ref(after));
@@ -380,7 +380,7 @@ fn one_run_of_a_log_prints_with_its_notes() {
     golden("raw.txt", &render::text(&comparison));
 }
 
-/// Returns nine rounds for two numbers of vCPUs, with options, counts and emulator of long names.
+/// Returns nine rounds for two vCPU counts, whose options, counts and emulator have long names.
 fn rounds(records: &[Record]) -> Vec<Record> {
     let mut rounds = Vec::new();
     for (round, vcpus) in (1..=9).flat_map(|round| [(round, 4), (round, 8)]) {
@@ -420,7 +420,7 @@ fn text_with_many_phases_and_long_names_fits_into_a_mail() {
     }
 }
 
-/// Returns the two sides with a text in every field that holds one.
+/// Compares two sides in which every text field contains `text`.
 fn with_text(text: &str) -> Comparison {
     let mut sides = pair();
     for record in sides.iter_mut().flatten() {

@@ -16,7 +16,7 @@ use crate::{
     stats::{self, Runs},
 };
 
-/// Default minimum effect: growth by a smaller share is no regression.
+/// Default minimum effect: a smaller relative slowdown is no regression.
 const MIN_EFFECT: f64 = 0.01;
 /// Default minimum effect under emulation, where the schedule alone changes times.
 const MIN_EFFECT_EMULATED: f64 = 0.03;
@@ -40,9 +40,9 @@ impl Comparison {
     /// Compares `after` with `before`.
     ///
     /// # Errors
-    /// A side is empty, no configuration and phase is on both, the count to judge is missing, runs
-    /// cannot be paired, or the provenance differs and the comparison is not forced. Inputs without
-    /// a host compare with a note.
+    /// A side is empty, the sides have no configuration and phase in common, the count to judge is
+    /// missing, runs cannot be paired, or the provenance differs without `force`. Inputs without
+    /// a host are compared, with a note.
     pub fn of(
         before: &[Sample],
         after: &[Sample],
@@ -120,7 +120,7 @@ impl Comparison {
         Ok(comparison)
     }
 
-    /// Judges the phases that have the metric.
+    /// Computes the verdict of each phase that has the metric.
     fn judge(&mut self) -> Result<(), CompareError> {
         let (time, design) = (self.judges_time(), self.design());
         let mut judged = Vec::new();
@@ -151,16 +151,16 @@ impl Comparison {
     }
 }
 
-/// Reports whether samples of different engines belong to different configurations. They do, unless
-/// each side has a single engine and the two differ: then the engines are compared, by force.
+/// Reports whether the engine is part of a configuration. If each side has a single engine and the
+/// two differ, it is not: the comparison, which requires `force`, is between the engines.
 fn is_by_engine(before: &[Sample], after: &[Sample]) -> bool {
     let [before, after] = [before, after]
         .map(|side| side.iter().map(|sample| &sample.engine).collect::<BTreeSet<_>>());
     before == after || before.len() != 1 || after.len() != 1
 }
 
-/// Returns the differences in provenance over all pairs, each once. Of inputs without a host, only
-/// the engine can differ.
+/// Returns the differences in provenance over all pairs, each once. For inputs without a host
+/// (`raw`), only the engine is compared.
 fn differences(pairs: &[Pair], raw: bool) -> Vec<Difference> {
     let mut found = Vec::new();
     for (before, after) in pairs {
@@ -188,7 +188,7 @@ fn names(groups: &[Group]) -> Vec<String> {
     names
 }
 
-/// Returns the means of each phase that several configurations have, and of all phases.
+/// Returns the mean of each phase that occurs in several configurations, and of all phases.
 fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
     let mean = |phase: Option<&AnyPhase>| {
         let changes = comparison.rows().map(|(_, change)| change);
@@ -201,8 +201,8 @@ fn geometric_means(comparison: &Comparison) -> Vec<GeometricMean> {
     comparison.phases().into_iter().map(Some).chain([None]).filter_map(mean).collect()
 }
 
-/// Returns the limits of the figures of a comparison of these groups; `raw` if all of them are from
-/// inputs without a host.
+/// Returns notes on the limits of the figures. `raw` is true if all groups come from inputs without
+/// a host.
 fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], raw: bool) -> Vec<String> {
     let (one, two) = (&comparison.before, &comparison.after);
     let image = one.image_sha256.as_ref();
@@ -235,7 +235,7 @@ fn notes(comparison: &Comparison, sides: &[Vec<Group>; 2], raw: bool) -> Vec<Str
     notes
 }
 
-/// Names the configurations, and the phases of common ones, that only the first side has.
+/// Names the configurations that only the first side has, and such phases of common configurations.
 fn only_in(here: &[Group], there: &[Group]) -> Vec<String> {
     let mut alone = Vec::new();
     for group in here {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One configuration: its samples on one side, and its changes phase by phase.
+//! Configurations: the samples of each on one side, and the change of each phase between sides.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,15 +11,15 @@ use crate::{
     stats::{Change, Runs, Spread},
 };
 
-/// Counts of one kind in a sample.
+/// Selects the counts of one kind from a sample.
 type SelectCounts = fn(&Sample) -> &BTreeMap<String, u64>;
 
 /// Identity of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupKey {
-    /// Engine; empty where engines are compared with each other.
+    /// Engine; empty if engines are compared with each other.
     pub engine: String,
-    /// Setup; without options where engines are compared, since each engine has its own.
+    /// Setup; without options if engines are compared, since each engine has its own options.
     pub setup: RunSetup,
 }
 
@@ -31,12 +31,12 @@ pub struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Returns the samples of one phase, in the order of runs.
+    /// Returns the samples of one phase in run order.
     pub fn of_phase<'b>(&'b self, phase: &'b AnyPhase) -> impl Iterator<Item = &'b Sample> {
         self.samples.iter().copied().filter(move |sample| sample.phase == *phase)
     }
 
-    /// Returns the phases in the order in which they run.
+    /// Returns the phases in execution order.
     pub fn phases(&self) -> BTreeSet<&AnyPhase> {
         self.samples.iter().map(|sample| &sample.phase).collect()
     }
@@ -46,7 +46,7 @@ impl Group<'_> {
         self.samples.iter().map(|sample| (sample.seed, sample.iteration)).collect()
     }
 
-    /// Returns the spread of a figure over the runs that have it.
+    /// Returns the spread of a figure over the runs that report it.
     pub fn spread(
         &self,
         phase: &AnyPhase,
@@ -60,7 +60,7 @@ impl Group<'_> {
         self.samples.iter().any(|sample| !sample.counters.is_empty())
     }
 
-    /// Returns the names of counts above 0 in a phase.
+    /// Returns the names of a phase's nonzero counts.
     pub fn nonzero_counts<'b>(
         &'b self,
         phase: &'b AnyPhase,
@@ -72,7 +72,7 @@ impl Group<'_> {
     }
 }
 
-/// Groups samples by configuration, in the order in which configurations first appear.
+/// Groups samples by configuration, in order of first appearance.
 pub fn groups(samples: &[Sample], by_engine: bool) -> Vec<Group<'_>> {
     let mut groups: Vec<Group> = Vec::new();
     for sample in samples {
@@ -92,14 +92,14 @@ pub fn groups(samples: &[Sample], by_engine: bool) -> Vec<Group<'_>> {
 /// One configuration on both sides.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Configuration {
-    /// Engine; empty where different engines are compared by force.
+    /// Engine; empty if different engines are compared (`force`).
     pub engine: String,
     #[serde(flatten)]
     pub setup: RunSetup,
     /// True if an emulator ran every run.
     #[serde(skip)]
     pub is_emulated: bool,
-    /// Phases that both sides have, in the order in which they run.
+    /// Phases of both sides, in execution order.
     pub phases: Vec<PhaseChange>,
 }
 
@@ -109,32 +109,32 @@ pub struct PhaseChange {
     pub phase: AnyPhase,
     /// Time in nanoseconds.
     pub time: Change,
-    /// Work of all CPUs in nanoseconds, where the time is elapsed time.
+    /// Work of all CPUs in nanoseconds, if `time` is elapsed time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub work: Option<Change>,
     /// Time of every run.
     pub runs: Runs,
-    /// Judged count of every run, where a count is judged and this phase has it in every run,
-    /// above 0 in one.
+    /// Judged count of every run. `None` if the time is judged, if a run lacks the count, or if
+    /// the count is 0 in all runs.
     #[serde(skip)]
     pub counted: Option<Runs>,
-    /// Time of every vCPU of every run; empty where only the host worked.
+    /// Time of every vCPU in every run; empty for phases without vCPUs.
     pub vcpus: Runs,
-    /// Verdict on the judged metric; `None` where this phase does not have it.
+    /// Verdict on the judged metric; `None` if this phase lacks the metric.
     pub verdict: Option<Verdict>,
-    /// Test of the judged metric; `None` where there are too few runs.
+    /// Statistical test of the judged metric; `None` for too few runs.
     pub tested: Option<TestedRow>,
-    /// System instructions and kernel functions by name, without those that never occur.
+    /// Nonzero counts of system instructions and kernel functions, by name.
     pub counters: BTreeMap<String, Change>,
-    /// Kernel events by name, without those that never occur.
+    /// Nonzero counts of kernel events, by name.
     pub events: BTreeMap<String, Change>,
-    /// State at the end of the phase by name, without what is 0 throughout.
+    /// Nonzero gauges at the end of the phase, by name.
     pub gauges: BTreeMap<String, Change>,
 }
 
 impl Configuration {
-    /// Returns the configuration of two groups of the same key, not judged; with elapsed times, if
-    /// `elapsed`, and with the count `metric`.
+    /// Returns the configuration of two groups with the same key, without verdicts. `elapsed`
+    /// selects elapsed times, `metric` the count to judge.
     pub fn of(before: &Group, after: &Group, elapsed: bool, metric: Option<&str>) -> Self {
         let [phases, others] = [before, after].map(|group| group.phases());
         let phases = phases.intersection(&others);
@@ -178,7 +178,7 @@ impl PhaseChange {
             let mut names = before.nonzero_counts(phase, counts);
             names.extend(after.nonzero_counts(phase, counts));
             let spread = |group: &Group, name: &str| {
-                // An instruction that a counted run did not execute is 0, not unknown.
+                // In a run with counters, an absent instruction was not executed: its count is 0.
                 let missing = (is_counter && group.has_counters()).then_some(0);
                 group.spread(phase, |sample| counts(sample).get(name).copied().or(missing))
             };

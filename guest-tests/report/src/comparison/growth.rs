@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Growth of times with the number of vCPUs or the size of memory, where configurations differ in
-//! nothing else.
+//! Growth of times with the number of vCPUs or the memory size, over configurations that otherwise
+//! are equal.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 use granule_types::units::{Bytes, counted};
 
-/// Parameter that grows.
+/// Parameter whose effect on times is fitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SweepParameter {
@@ -39,12 +39,12 @@ impl SweepParameter {
         }
     }
 
-    /// Returns a value for a sentence: `1 vCPU`, `64M`.
+    /// Formats a value for a sentence: `1 vCPU`, `64M`.
     pub fn words(self, value: u64) -> String {
         if self == Self::Vcpus { counted(value, "vCPU") } else { self.label(value) }
     }
 
-    /// Returns a value in few characters.
+    /// Formats a value for an axis.
     pub fn label(self, value: u64) -> String {
         match self {
             Self::Vcpus => value.to_string(),
@@ -99,7 +99,7 @@ pub fn sweeps<'a>(
 }
 
 impl Sweep<'_> {
-    /// Returns the fits before and after; `None` for fewer than three values.
+    /// Returns the fits of both sides; `None` for fewer than three values.
     pub fn fits(&self) -> [Option<Fit>; 2] {
         let sides: [fn(&PhaseChange) -> Option<Spread>; 2] =
             [|change| change.time.before, |change| change.time.after];
@@ -131,7 +131,7 @@ pub struct Growth {
 pub struct Fit {
     pub exponent: f64,
     pub interval: [f64; 2],
-    /// Name of the power, if the interval holds one of 0, 1 and 2 and is no wider than 1.
+    /// Name of the power, if the interval contains exactly one of 0, 1 and 2 and is at most 1 wide.
     pub kind: Option<&'static str>,
     /// True if a point has a single run.
     pub single: bool,
@@ -139,10 +139,10 @@ pub struct Fit {
     pub exact: bool,
 }
 
-/// Distance from the ends of an interval within which it still contains a power. The interval of
-/// exact times is so narrow that a constant part of 1% (the cost of a call) excludes 1 from it.
+/// Amount by which both ends of an interval are extended before it is searched for a power. The
+/// interval of exact times is so narrow that a constant part of 1% (a call) would exclude 1.
 const INTERVAL_TOLERANCE: f64 = 0.05;
-/// Width from which on an interval cannot distinguish flat from quadratic.
+/// Width at which an interval no longer distinguishes flat from quadratic growth.
 const WIDEST: f64 = 2.0;
 
 impl Fit {
@@ -171,12 +171,12 @@ impl Fit {
         high - low <= WIDEST && !self.is_single_run()
     }
 
-    /// Reports whether points are single runs of real time, which show nothing.
+    /// Reports whether a point is a single run in real time, whose noise is unknown.
     pub fn is_single_run(&self) -> bool {
         self.single && !self.exact
     }
 
-    /// Returns the fit in words: `1.98 (1.90 to 2.06), quadratic`.
+    /// Formats the fit: `1.98 (1.90 to 2.06), quadratic`.
     pub fn words(&self) -> String {
         if self.is_single_run() {
             return "inconclusive: one run a point".to_owned();

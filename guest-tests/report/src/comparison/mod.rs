@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Samples form one group for each configuration (engine, mode, backing, size, vCPUs, options);
-//! seeds and iterations are the runs of a group. Both sides need the same provenance. The runs of
-//! each phase are then tested against each other and judged over the whole table. Counts explain a
-//! time; they are judged only as [`ComparisonOptions::metric`].
+//! seeds and iterations are the runs of a group. Both sides need the same provenance. A statistical
+//! test compares the runs of each phase, and its p is corrected over the whole table. Counts
+//! explain a time; a verdict on a count requires [`ComparisonOptions::metric`].
 
 mod build;
 mod configuration;
@@ -31,21 +31,21 @@ use crate::{
 };
 
 const SCHEMA: &str = "granule.comparison/2";
-/// Name of the judged metric where no count is judged.
+/// Name of the default metric.
 pub(crate) const TIME: &str = "time";
-/// Name of the work of all CPUs, where the time is elapsed time.
+/// Name of the work of all CPUs, if the time is elapsed time.
 pub(crate) const WORK: &str = "work";
 
-/// Two sides, configuration by configuration and phase by phase. In JSON its fields are
+/// Comparison of two sides, by configuration and phase. Serializes to the JSON schema
 /// `granule.comparison/2`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
     schema: &'static str,
     pub(crate) before: Side,
     pub(crate) after: Side,
-    /// Growth that makes a regression, as a share of before.
+    /// Smallest slowdown that is a regression, relative to *before*.
     pub(crate) min_effect: f64,
-    /// True if times are elapsed time of emulated CPUs side by side.
+    /// True if times are the elapsed time of emulated CPUs that run in parallel.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) elapsed: bool,
     /// Judged metric: [`TIME`] or a count's name.
@@ -57,24 +57,24 @@ pub struct Comparison {
     pub(crate) command: Option<String>,
     /// Differences in provenance; empty unless forced.
     pub(crate) differences: Vec<Difference>,
-    /// Limits of the figures that a reader must know.
+    /// Notes on the limits of the figures.
     pub(crate) notes: Vec<String>,
-    /// Geometric means of ratios of times: each phase of several configurations, and all.
+    /// Geometric means of time ratios: of each phase with several configurations, and of all.
     pub(crate) geomeans: Vec<GeometricMean>,
     /// Growth of times with vCPUs and size, for at least three values.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) growth: Vec<Growth>,
-    /// Configurations that both sides have, in the order of before.
+    /// Configurations of both sides, in the order of the side *before*.
     pub(crate) configurations: Vec<Configuration>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct GeometricMean {
-    /// Phase of the ratios; `None` for all.
+    /// Phase of the ratios; `None` for all phases.
     pub phase: Option<AnyPhase>,
     pub rows: usize,
     pub ratio: f64,
-    /// 95% bootstrap interval; `None` if a phase ran once on a side.
+    /// 95% bootstrap interval; `None` if a side has a single run of a phase.
     pub interval: Option<[f64; 2]>,
 }
 
@@ -86,7 +86,7 @@ impl Comparison {
         })
     }
 
-    /// Returns every phase that is compared anywhere, in the order in which phases run.
+    /// Returns the phases of all configurations, in execution order.
     pub(crate) fn phases(&self) -> BTreeSet<&AnyPhase> {
         self.rows().map(|(_, change)| &change.phase).collect()
     }
@@ -105,7 +105,7 @@ impl Comparison {
         self.metric == TIME
     }
 
-    /// Returns the relation between runs of both sides.
+    /// Returns the experimental design: independent or paired runs.
     pub(crate) const fn design(&self) -> Design {
         if self.paired { Design::Paired } else { Design::Independent }
     }
@@ -116,16 +116,16 @@ impl Comparison {
 pub struct ComparisonOptions {
     /// Names of the two sides: files, directories or series; `None` for "before" and "after".
     pub labels: Option<[String; 2]>,
-    /// True if sides of different provenance are compared.
+    /// Compares sides although their provenance differs.
     pub force: bool,
-    /// Growth that makes a regression, as a share of before (0.03 is 3%); `None` for
+    /// Smallest slowdown that is a regression, relative to *before* (0.03 is 3%); `None` for
     /// 1%, and 3% under emulation.
     pub min_effect: Option<f64>,
     /// Count to judge instead of the time.
     pub metric: Option<String>,
     /// Phases to compare; all if empty.
     pub phases: Vec<String>,
-    /// True if the first run before belongs to the first run after.
+    /// Pairs runs by position: the first of one side with the first of the other.
     pub paired: bool,
     /// Command line that repeats the comparison, for reports.
     pub command: Option<String>,
@@ -140,7 +140,7 @@ pub fn command_line() -> String {
     {
         *program = name.to_owned();
     }
-    // An argument cannot contain the NUL that is an error here.
+    // Fails only for an argument with a NUL, which no process can have.
     shlex::try_join(words.iter().map(String::as_str)).unwrap_or_default()
 }
 

@@ -6,8 +6,8 @@
 //!                                     sample.json      iterations and times of each sample
 //! ```
 //!
-//! Each sample is a run: its time divided by its iterations. `new` is the last result;
-//! `FOLDER@NAME` reads the baseline of that name.
+//! Each sample is a run, whose time is divided by its iterations. `new` is the last result;
+//! `FOLDER@NAME` reads the baseline `NAME`.
 
 use std::{
     fs, io,
@@ -25,7 +25,7 @@ use crate::{
 const LAST: &str = "new";
 const BENCHMARK: &str = "benchmark.json";
 const SAMPLE: &str = "sample.json";
-/// Maximum depth of folders to search; criterion creates four levels.
+/// Maximum folder depth of the search; criterion creates four levels.
 const DEPTH: usize = 6;
 const PHASE: AnyPhase = AnyPhase::of_other_test(40, "time");
 
@@ -41,7 +41,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Returns the time of an iteration in each sample.
+    /// Returns the mean time of one iteration for each sample.
     pub fn runs(&self) -> Result<Vec<f64>, FileError> {
         let count = self.iters.len().max(self.times.len()).max(1);
         let run = |at: usize| {
@@ -60,7 +60,7 @@ impl Samples {
     }
 }
 
-/// Reads the samples of a folder of criterion; `None` for other paths and for run directories.
+/// Reads the samples in a criterion folder; `None` for other paths and for run directories.
 pub fn read(path: &Path) -> Result<Option<Vec<Sample>>, FileError> {
     let (folder, baseline) = match path.to_str().and_then(|text| text.rsplit_once('@')) {
         Some((folder, name)) if !path.exists() => (Path::new(folder), name),
@@ -79,7 +79,7 @@ pub fn read(path: &Path) -> Result<Option<Vec<Sample>>, FileError> {
     Ok((!found.is_empty()).then_some(samples))
 }
 
-/// Finds every folder of this name that holds a benchmark, in the order of names.
+/// Finds every folder of this name that contains a benchmark, sorted by path.
 fn search(folder: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
     if folder.file_name().is_some_and(|own| own == name) && folder.join(SAMPLE).is_file() {
         found.push(folder.to_owned());

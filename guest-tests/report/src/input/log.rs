@@ -28,11 +28,11 @@
 //! Overall demand paging rate: 212345.678901 pgs/sec
 //! ```
 //!
-//! A file may hold several runs. A run that lacks a line was cut off or mixed with another one, and
-//! the file is refused. Iterations of `granule bench` share one head, and all are required; its own
-//! phases (`granule: exec took …`) are ignored, since its JSON has them. The first iteration of
-//! `dirty_log_perf_test` is a phase of its own; the later ones are averaged. The last two tests
-//! print neither backing, size nor vCPUs, so runs of different arguments need files of their own.
+//! A file may contain several runs. If a run lacks a line, it was cut off or mixed with another,
+//! and the file is refused. Iterations of `granule bench` share one head, and all are required; its
+//! additional phases (`granule: exec took …`) are ignored, since its JSON has them. The first
+//! iteration of `dirty_log_perf_test` is a phase of its own; later ones are averaged. The last two
+//! tests print neither backing, size nor vCPUs, so each set of arguments needs its own file.
 
 use std::collections::BTreeMap;
 
@@ -57,18 +57,18 @@ const BENCH_ITERATION: &str = "granule: iteration ";
 /// Runs of a log, which does not name its host; equal runs are iterations of each other.
 #[derive(Debug, Default, PartialEq)]
 pub struct Log {
-    /// Those of `kvm_page_table_test` and `granule bench`.
+    /// Runs of `kvm_page_table_test` and `granule bench`.
     pub records: Vec<Record>,
-    /// Those of the other tests.
+    /// Runs of the other tests.
     pub samples: Vec<Sample>,
 }
 
-/// Reports whether a text has a line of a run.
+/// Reports whether a text contains a line of a test run.
 pub fn is_log(text: &str) -> bool {
     [MODE, BACKING, PHASE_TIME].iter().any(|words| text.contains(words))
 }
 
-/// Reports whether a line is of results, or a part of one.
+/// Reports whether a line is a JSON result or part of one.
 pub fn is_json(line: &str) -> bool {
     line.trim_start().starts_with("{\"") || line.contains("\"granule.result/")
 }
@@ -76,7 +76,7 @@ pub fn is_json(line: &str) -> bool {
 /// Reads every run of a log.
 ///
 /// # Errors
-/// The log has no run, or one that failed, is damaged, is cut off, or is mixed with another.
+/// The log has no run, or a run failed, is damaged, is cut off, or is mixed with another.
 pub fn read(text: &str) -> Result<Log, FileError> {
     let mut log = Log::default();
     let mut open: Option<OpenRun> = None;
@@ -102,7 +102,7 @@ pub fn read(text: &str) -> Result<Log, FileError> {
             run.take_bench_line(number, line).map_err(at)?;
             continue;
         }
-        // An unreadable last line without a line feed is where the file is cut.
+        // If the last line is unreadable and lacks its line feed, the file is cut off there.
         let is_cut = number == count && !text.ends_with('\n');
         let known = Line::of(line).map_err(|error| if is_cut { cut_off(line) } else { error });
         match (known.map_err(at)?, &mut open) {
@@ -127,11 +127,11 @@ pub fn read(text: &str) -> Result<Log, FileError> {
     Ok(log)
 }
 
-/// Checks that a file does not end within a line that begins a run.
+/// Checks that a file does not end inside the first line of a run.
 fn check_end(text: &str) -> Result<(), FileError> {
     let last = text.lines().last().unwrap_or_default().trim_end();
     let words = MODE.trim_end();
-    // "Test" alone may begin any line.
+    // "Test" may also be the start of an unrelated line.
     let begins_a_run = (5..=words.len()).any(|count| last.ends_with(&words[..count]));
     if text.ends_with('\n') || !begins_a_run {
         return Ok(());
@@ -139,13 +139,13 @@ fn check_end(text: &str) -> Result<(), FileError> {
     Err(cut_off(last).at(text.lines().count()))
 }
 
-/// Returns the error of a line within which the file ends.
+/// Returns the error for a file that ends inside this line.
 fn cut_off(line: &str) -> FileError {
     let line = line.trim();
     FileError::new(format!("'{line}' is cut off: run the test again, or delete the line"))
 }
 
-/// Returns the error of iteration `found` after iteration `last`, which is 0 for none.
+/// Returns the error for iteration `found` after iteration `last` (0: none before).
 fn out_of_order(found: u32, last: u32) -> FileError {
     let message =
         format!("iteration {found} follows {last}: lines are missing; run the test again");
@@ -156,18 +156,18 @@ fn name(words: &str) -> &str {
     words.split_once(": total").map_or(words, |(name, _)| name).trim()
 }
 
-/// A run whose end is not yet read.
+/// Run whose last line has not been read yet.
 struct OpenRun<'a> {
     begin: usize,
     mode: &'a str,
     test: Test,
-    /// Number and text of each value, by words and iteration.
+    /// Number and text of each value, by the words of its line and its iteration.
     values: BTreeMap<(&'static str, Option<u32>), (u64, &'a str)>,
     /// Number of the last iteration.
     iterations: u32,
     /// True if `granule bench` printed the run.
     bench: bool,
-    /// Lines of the heads of iterations of `granule bench`, and the number that each announces.
+    /// Line numbers of the iteration heads of `granule bench`, and the total that each states.
     heads: Vec<(usize, u32)>,
 }
 
@@ -234,7 +234,7 @@ impl<'a> OpenRun<'a> {
         Ok(())
     }
 
-    /// Returns the error of a run that lacks the line with these words.
+    /// Returns the error for a run without the line that has these words.
     fn incomplete(&self, missing: &str) -> FileError {
         let message = format!(
             "the run that begins here has no '{}': it is cut off; run the test again, or delete \
@@ -308,7 +308,7 @@ impl<'a> OpenRun<'a> {
         Ok(phases)
     }
 
-    /// Adds the records of `kvm_page_table_test`, those of every iteration of `granule bench`.
+    /// Adds the records of `kvm_page_table_test`, or of every iteration of `granule bench`.
     fn close_page_table(mut self, log: &mut Log) -> Result<(), FileError> {
         let engine = if self.bench { engine::BENCH_LINES } else { engine::PAGE_TABLE_TEST };
         let (_, backing) = self.value(BACKING, None)?;

@@ -2,21 +2,21 @@
 //! Lines of the logs of kernel tests, and the removal of a terminal's escape sequences (ECMA-48:
 //! colours, cursor, title).
 //!
-//! [`LINES`] declares every line that is read: its test, its words, and the form of the value behind
-//! them. A line is recognised by its words at any position, after a time stamp of the console or the
-//! `# ` of a test runner.
+//! [`LINES`] declares every recognised line: its test, its words, and the form of the value after
+//! the words. The words may follow a prefix, such as a console time stamp or the `# ` of a test
+//! runner.
 
 use granule_types::{backing::Backing, units::Bytes};
 
 use self::{Form::*, Need::*, Test::*};
 use crate::{results::FileError, sample::AnyPhase};
 
-/// Words that begin a run of any of the kernel's KVM tests.
+/// First words of a run of any of the kernel's KVM tests.
 pub const MODE: &str = "Testing guest mode: ";
 pub const BACKING: &str = "Testing memory backing src type: ";
 pub const MEMORY: &str = "Testing memory size(aligned): ";
 pub const VCPUS: &str = "Number of testing vCPUs: ";
-/// Words behind the name of a phase of `kvm_page_table_test`.
+/// Words after the phase name of `kvm_page_table_test`.
 pub const PHASE_TIME: &str = "_MAPPINGS: total execution time: ";
 /// Times of `kvm_page_table_test`: create, update, rebuild.
 pub const PHASES: [&str; 3] = [
@@ -34,7 +34,7 @@ pub enum Test {
     DemandPaging,
 }
 
-/// Form of the value behind the words of a line.
+/// Form of the value after the words of a line.
 #[derive(Debug)]
 pub enum Form {
     Backing,
@@ -44,12 +44,12 @@ pub enum Form {
     Time,
     /// Time of a phase of another test.
     PhaseTime(AnyPhase),
-    /// Time of an iteration, whose number precedes the words: the phases of the first one and of
-    /// the average of the later ones.
+    /// Time of an iteration, whose number precedes the words. The phases are those of the first
+    /// iteration and of the mean of later ones.
     IterationTime([AnyPhase; 2]),
-    /// Number of iterations with the sum and the average of their times.
+    /// Number of iterations, with the sum and the mean of their times.
     Total,
-    /// Pages in this unit.
+    /// Rate with this unit.
     Rate(&'static str),
     NoValue,
 }
@@ -77,7 +77,7 @@ pub const LINES: &[LineFormat] = &[
     (DirtyLog, "Populate memory time:", PhaseTime(phase(0, "populate")), Always),
     (DirtyLog, "Enabling dirty logging time:", PhaseTime(phase(1, "logging-on")), Always),
     (DirtyLog, "Disabling dirty logging time:", PhaseTime(phase(8, "logging-off")), Always),
-    // These end the test.
+    // The last lines of the test.
     (DirtyLog, "Get dirty log over ", Total, Always),
     (DirtyLog, "Clear dirty log over ", Total, Manual),
     (DirtyLog, " dirty memory time:", iteration(2, ["dirty-first", "dirty-later"]), Always),
@@ -86,7 +86,7 @@ pub const LINES: &[LineFormat] = &[
     (DemandPaging, "Finished creating vCPUs and starting uffd threads", NoValue, Optional),
     (DemandPaging, "Total guest execution time:", PhaseTime(phase(20, "demand-paging")), Always),
     (DemandPaging, "Per-vcpu demand paging rate:", Rate(" pgs/sec/vcpu"), Optional),
-    // This ends the test.
+    // The last line of the test.
     (DemandPaging, "Overall demand paging rate:", Rate(" pgs/sec"), Always),
 ];
 
@@ -101,7 +101,7 @@ const fn iteration(rank: usize, [first, later]: [&'static str; 2]) -> Form {
 #[derive(Debug)]
 pub struct Line<'a> {
     pub kind: &'static LineFormat,
-    /// Number of its iteration, from 1; `None` for a line of the run.
+    /// Number of its iteration, from 1; `None` for lines outside iterations.
     pub iteration: Option<u32>,
     /// Nanoseconds, bytes, vCPUs or iterations; 0 for other values.
     pub number: u64,
@@ -109,7 +109,7 @@ pub struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Recognises a line; `None` for other lines.
+    /// Parses a line; `None` if no declared words occur in it.
     pub fn of(text: &'a str) -> Result<Option<Self>, FileError> {
         for kind @ (_, words, form, _) in LINES {
             let Some((front, value)) = text.split_once(words) else {
@@ -117,7 +117,7 @@ impl<'a> Line<'a> {
             };
             let mut iteration = None;
             if let IterationTime(_) = form {
-                // Lines of single vCPUs begin with other words.
+                // Lines about a single vCPU have no "Iteration".
                 let Some((_, found)) = front.rsplit_once("Iteration ") else {
                     continue;
                 };
@@ -154,7 +154,7 @@ impl Form {
     }
 }
 
-/// Reads seconds with exactly nine decimals, as the kernel's tests print them.
+/// Parses seconds with exactly nine decimals, as the kernel's tests print them.
 fn nanoseconds(text: &str) -> Option<u64> {
     let (whole, part) = text.strip_suffix('s')?.split_once('.')?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -165,7 +165,7 @@ fn nanoseconds(text: &str) -> Option<u64> {
     whole.checked_mul(1_000_000_000)?.checked_add(part.parse().ok()?)
 }
 
-/// Reads the number of iterations of a complete total: `3 iterations took 0.000059456s. (Avg
+/// Parses the number of iterations in a complete total: `3 iterations took 0.000059456s. (Avg
 /// 0.000019818s/iteration)`.
 fn total(value: &str) -> Option<u64> {
     let (iterations, times) = value.split_once(" iterations took ")?;
@@ -175,7 +175,7 @@ fn total(value: &str) -> Option<u64> {
     iterations.parse::<u32>().ok().map(u64::from)
 }
 
-/// Returns the error of a value that does not have the form its line requires.
+/// Returns the error for a value in another form than its line requires.
 pub fn damaged(value: &str, expected: &str) -> FileError {
     FileError::new(format!("'{value}' is not {expected}: the line is damaged"))
 }
@@ -191,8 +191,8 @@ pub fn plain_text(text: &str) -> String {
     pieces.collect()
 }
 
-/// Replaces each control character above ASCII with its two-character form, and ends a control
-/// sequence that another character above ASCII breaks, so that it does not consume further text.
+/// Replaces each C1 control character with its two-character escape sequence. Inserts CAN before
+/// any other non-ASCII character inside a control sequence, so that no further text is consumed.
 fn ascii_escapes(text: &str) -> String {
     const CANCEL: char = '\u{18}';
     let mut out = String::with_capacity(text.len());

@@ -7,9 +7,9 @@
 //! target/criterion ───────────── criterion┘
 //! ```
 //!
-//! A file that begins with `{` holds results; any other file must be a log without results in it.
-//! Criterion's files are recognised by their names and folders. An input that is damaged or cut off
-//! is refused as a whole.
+//! A file that begins with `{` contains results; any other file must be a log without results.
+//! Criterion's files are recognised by their names and folders. A damaged or truncated input is
+//! refused as a whole.
 
 mod criterion;
 mod log;
@@ -30,13 +30,13 @@ use crate::{
     sample::{self, Sample},
 };
 
-/// Name of the results in a run directory.
+/// Name of the results file in a run directory.
 pub const RESULTS_FILE: &str = "results.jsonl";
 
-/// Reads one side: the samples of every path, each path's runs after those of the one before it.
+/// Reads one side: the samples of all paths, in the order of the paths.
 ///
 /// # Errors
-/// A path cannot be read, or its content is not whole; the error names file, line and remedy.
+/// A path cannot be read, or its content is incomplete; the error names file, line and remedy.
 pub fn side(paths: &[PathBuf]) -> Result<Vec<Sample>, FileError> {
     let mut all: Vec<Sample> = Vec::new();
     for path in paths {
@@ -67,7 +67,7 @@ pub fn read(path: &Path) -> Result<Vec<Record>, FileError> {
     read_records(&text).map_err(|error| error.in_file(&path))
 }
 
-/// Returns the samples in a text of any kind but criterion's.
+/// Parses the samples in the text of a results file or a log.
 pub(crate) fn samples(text: &str) -> Result<Vec<Sample>, FileError> {
     let start = text.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
     if start.is_empty() {
@@ -94,7 +94,7 @@ pub(crate) fn samples(text: &str) -> Result<Vec<Sample>, FileError> {
 /// Returns the records of a log of `kvm_page_table_test`, which does not name its host.
 ///
 /// # Errors
-/// The log has no run, or one that failed, is damaged or is cut off.
+/// The log has no run, or a run failed, is damaged or is cut off.
 pub fn page_table_records(text: &str) -> Result<Vec<Record>, FileError> {
     Ok(log::read(text)?.records)
 }
@@ -113,7 +113,7 @@ fn text(path: &Path) -> Result<(PathBuf, String), FileError> {
         }
         path = results;
     }
-    // A console may hold any byte; only ASCII matters here.
+    // A console log may contain any byte; the recognised lines are ASCII.
     match fs::read(&path) {
         Ok(bytes) => Ok((path, String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) => Err(unreadable(error).in_file(&path)),

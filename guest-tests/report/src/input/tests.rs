@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Whole, cut, damaged and mutated inputs.
+//! Tests with complete, truncated, damaged and mutated inputs.
 //!
 //! `PROPTEST_CASES=1000000 cargo test --release -p granule-report --lib mutated` takes some
 //! minutes.
@@ -22,9 +22,9 @@ use granule_types::{
     units::Bytes,
 };
 
-/// Console of a lab host with carriage returns: two runs of `kvm_page_table_test` from Linux 6.1.
+/// Console log of a lab host, with carriage returns: two runs of Linux 6.1's `kvm_page_table_test`.
 const CONSOLE: &str = include_str!("../../golden/console.log");
-/// Console with `dirty_log_perf_test`, `demand_paging_test` and `kvm_page_table_test`.
+/// Console log with `dirty_log_perf_test`, `demand_paging_test` and `kvm_page_table_test`.
 const PERF: &str = include_str!("../../golden/perf.log");
 
 fn lines(records: &[Record]) -> String {
@@ -41,7 +41,7 @@ fn refusal(text: &str) -> String {
     chain(&samples(text).map(|samples| samples.len()).unwrap_err())
 }
 
-/// Checks the refusal of a log for each text that replaces another in it.
+/// Checks that each replacement of text in a log makes the reader refuse it with this error.
 fn assert_refused(log: &str, cases: &[(&str, &str, &str)]) {
     for (from, to, expected) in cases {
         let damaged = log.replacen(from, to, 1);
@@ -400,8 +400,8 @@ const WORDS: [&str; 18] = [
     "1e999",
 ];
 
-/// Replaces bytes of an input from `at` on: with inserted words, or with a piece of an input that
-/// begins at `from`.
+/// Replaces `length` bytes at `at` with one of [`WORDS`], or with `piece` bytes of an input
+/// that start at `from`.
 fn edit(bytes: &mut Vec<u8>, at: Index, length: usize, words: bool, from: Index, piece: usize) {
     let at = at.index(bytes.len() + 1);
     let end = bytes.len().min(at.saturating_add(length));

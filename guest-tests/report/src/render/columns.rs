@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The columns of a comparison's tables, for text, Markdown, HTML and CSV.
 //!
-//! To add a column, add a [`Column`] to [`COLUMNS`]: its heading, a function that makes its cell
-//! from a [`TableRow`], the formats that show it, and its fields in CSV. Text, Markdown, HTML and CSV
-//! print what is declared here; JSON, KTAP and benchstat do not use [`COLUMNS`]. Text fills its 75
-//! columns, so a further column has a `text_width` of 0, which leaves it out there. The golden test
-//! then fails: `GRANULE_GOLDEN=write cargo test -p granule-report` updates the golden files, whose
-//! difference shows the effect. "Statistics" in `docs/methodology.md` defines the figures.
+//! To add a column, add a [`Column`] to [`COLUMNS`]: its heading, a function that formats its cell
+//! from a [`TableRow`], the formats that show it, and its CSV fields. Text, Markdown, HTML and CSV
+//! print these columns; JSON, KTAP and benchstat do not use [`COLUMNS`]. The text format already
+//! fills its 75 columns: an additional column needs a `text_width` of 0, which omits it there. The
+//! golden test then fails; `GRANULE_GOLDEN=write cargo test -p granule-report` updates its files.
+//! "Statistics" in `docs/methodology.md` defines the figures.
 
 use super::number::{self, Unit};
 use crate::{
@@ -15,37 +15,37 @@ use crate::{
     stats::{Change, Spread},
 };
 
-/// One row of a table: the time or a count of a phase.
+/// Table row: the time or a count of a phase.
 #[derive(Debug, Clone, Copy)]
 pub struct TableRow<'a> {
     /// [`TIME`], [`WORK`], or the name of the count.
     pub metric: &'a str,
     pub phase: &'a PhaseChange,
     pub change: &'a Change,
-    /// True if verdict and test of the phase apply to this figure.
+    /// True if the verdict and the test of the phase belong to this figure.
     pub is_judged: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cell {
     Text(String),
-    /// A median, and the range of its runs where they differ.
+    /// Median, and the range of the runs if they differ.
     Spread(String, Option<String>),
-    /// A verdict, and a remark on it.
+    /// Verdict, and a remark on it.
     Verdict(Option<Verdict>, Option<String>),
 }
 
-/// Field in CSV: its name and value.
+/// CSV field: its name, and a function that returns its value.
 type Field = (&'static str, fn(&TableRow) -> Option<String>);
 
 #[derive(Debug)]
 pub struct Column {
     pub heading: &'static str,
-    /// Width in text; 0 to omit the column there.
+    /// Width in the text format; 0 omits the column.
     pub text_width: usize,
     pub in_markdown: bool,
     pub cell: fn(&TableRow) -> Cell,
-    /// Fields in CSV, with full precision.
+    /// CSV fields, with full precision.
     pub csv: &'static [Field],
 }
 
@@ -55,7 +55,7 @@ macro_rules! spread_fields {
     };
 }
 
-/// Columns behind the name of the phase or count.
+/// Columns after the name of the phase or count.
 pub const COLUMNS: &[Column] = &[
     Column {
         heading: "before",
@@ -129,7 +129,7 @@ pub const COLUMNS: &[Column] = &[
     Column {
         heading: "verdict",
         text_width: 0,
-        // Text and Markdown mark the name instead.
+        // Text and Markdown have a mark on the name instead.
         in_markdown: false,
         cell: |row| Cell::Verdict(row.verdict(), row.detectable()),
         csv: &[
@@ -143,7 +143,7 @@ fn field(value: Option<impl ToString>) -> Option<String> {
     value.map(|value| value.to_string())
 }
 
-/// Returns the Hodges-Lehmann ratio with its interval, which need not hold the ratio of medians.
+/// Formats the Hodges-Lehmann ratio and its interval, which may exclude the ratio of medians.
 pub fn estimate(tested: &TestedRow) -> Option<String> {
     let (ratio, ends) = (tested.ratio?, tested.interval?);
     Some(format!("{} ({})", number::factor(ratio), number::interval(ends)))
@@ -183,7 +183,7 @@ impl TableRow<'_> {
         if self.is_duration() { Unit::of_time(self.change) } else { Unit::Count }
     }
 
-    /// Returns the name of the phase for its time, or that of the count.
+    /// Returns the phase name for a time, and the name of the count for a count.
     pub fn name(&self) -> &str {
         if self.is_time() { self.phase.phase.name() } else { self.metric }
     }
@@ -200,7 +200,7 @@ impl TableRow<'_> {
         self.phase.tested.as_ref().filter(|_| self.is_judged)
     }
 
-    /// Returns the growth that the runs would show, if they show no difference.
+    /// Formats the smallest detectable slowdown if the runs show no difference.
     pub fn detectable(&self) -> Option<String> {
         let tested = self.tested()?;
         let growth = (tested.detectable? - 1.0) * 100.0;
@@ -208,7 +208,7 @@ impl TableRow<'_> {
         (!is_found).then(|| format!("no difference found; growth of {growth:.1}% would be found"))
     }
 
-    /// Returns the test in words, in a line or two.
+    /// Describes the test in one or two lines.
     pub fn test_lines(&self) -> Vec<String> {
         let Some(tested) = self.tested() else {
             return Vec::new();

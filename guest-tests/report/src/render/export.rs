@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Formats for programs: JSON, CSV, KTAP, and the Go benchmark format.
+//! Machine-readable formats: JSON, CSV, KTAP, and the Go benchmark format.
 
 use std::fmt::Write;
 
@@ -15,16 +15,16 @@ use crate::{
 /// Renders a comparison as JSON, schema `granule.comparison/2`.
 ///
 /// # Errors
-/// Those of the JSON writer; none is expected.
+/// The JSON writer fails, which is not expected.
 pub fn json(comparison: &Comparison) -> Result<String, serde_json::Error> {
     serde_json::to_string_pretty(comparison).map(|text| text + "\n")
 }
 
-/// Names of the fields of CSV before those of [`COLUMNS`].
+/// Names of the CSV fields before those of [`COLUMNS`].
 const HEADER: &str = "engine,subject,mode,backing,memory_bytes,vcpus,prefault,options,phase,metric";
 
-/// Renders a comparison as CSV (RFC 4180 with line feeds): a row for each time and count of each
-/// phase. Unknown fields are empty; times are nanoseconds.
+/// Renders a comparison as CSV (RFC 4180, but with line feeds): a row for each time and count of
+/// each phase. Unknown fields are empty; times are in nanoseconds.
 pub fn csv(comparison: &Comparison) -> String {
     let fields = || COLUMNS.iter().flat_map(|column| column.csv);
     let mut out = String::new();
@@ -55,7 +55,7 @@ fn setup_fields(configuration: &Configuration) -> Vec<String> {
     ]
 }
 
-/// Writes a line; quotes a field that contains a separator.
+/// Writes a line, and quotes fields that contain a separator.
 fn push_line<'a>(out: &mut String, fields: impl Iterator<Item = &'a str>) {
     let quoted = fields.map(|field| {
         if field.contains([',', '"', '\n', '\r']) {
@@ -68,8 +68,8 @@ fn push_line<'a>(out: &mut String, fields: impl Iterator<Item = &'a str>) {
     out.push('\n');
 }
 
-/// Renders a comparison as KTAP, version 1, for the kernel's test runners: a test for each judged
-/// phase. A regression is `not ok`, an inconclusive phase is skipped.
+/// Renders a comparison as KTAP, version 1, for the kernel's test runners: one test for each phase
+/// with a verdict. A regression is `not ok`, an inconclusive phase is skipped.
 pub fn ktap(comparison: &Comparison) -> String {
     let rows = comparison.rows();
     let judged: Vec<_> =
@@ -77,7 +77,7 @@ pub fn ktap(comparison: &Comparison) -> String {
     let mut out = format!("KTAP version 1\n1..{}\n", judged.len());
     for (number, (configuration, change, verdict)) in (1..).zip(&judged) {
         let name = format!("{} {}", words::short_title(comparison, configuration), change.phase);
-        // A name ends where a directive begins.
+        // `#` would begin a directive.
         let name = name.replace('#', "").replace(", ", " ");
         let reason = reason(comparison, change);
         out += &match verdict {
@@ -109,14 +109,14 @@ fn reason(comparison: &Comparison, phase: &PhaseChange) -> String {
     reason
 }
 
-/// Renders the time of each run, or the judged count, in the Go benchmark format, which `benchstat`
-/// reads: a line for each run.
+/// Renders the time or the judged count of each run in the Go benchmark format, which `benchstat`
+/// reads.
 ///
-/// Both sides are in one text below a configuration line each, so the command is `benchstat -col
-/// side FILE`. Any further configuration line that differs would split the table.
+/// Each side has a configuration line above its runs, so the command is `benchstat -col side
+/// FILE`. Any other configuration line that differs between sides would split the table.
 pub fn benchstat(comparison: &Comparison) -> String {
     let mut out = String::new();
-    // A unit is one word; benchstat treats lower values of an unknown unit as better.
+    // A unit must be one word; for unknown units, benchstat treats lower values as better.
     let unit = if comparison.judges_time() {
         "ns/op".to_owned()
     } else {
@@ -140,8 +140,8 @@ pub fn benchstat(comparison: &Comparison) -> String {
     out
 }
 
-/// Returns the name `BenchmarkStage2/phase=create/backing=anonymous/...`: without spaces, and
-/// without a final dash and number, which would be taken for a count of processors.
+/// Returns the name `BenchmarkStage2/phase=create/backing=anonymous/...`. It has no spaces and no
+/// final dash and number, which benchstat would parse as GOMAXPROCS.
 fn benchmark(configuration: &Configuration, change: &PhaseChange) -> String {
     let setup = &configuration.setup;
     let subject = Some(setup.subject.clone()).filter(|s| *s != configuration.engine);

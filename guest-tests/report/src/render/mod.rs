@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Renderers: a comparison for readers ([`text()`], [`markdown`], [`html()`]) and for programs
+//! Renderers of a comparison: for readers ([`text()`], [`markdown`], [`html()`]) and for programs
 //! ([`json`], [`csv`], [`ktap`], [`benchstat`]).
 //!
 //! ```text
@@ -7,7 +7,7 @@
 //!            words ─┘
 //! ```
 //!
-//! `columns` declares the columns of all tables, `words` the sentences around them.
+//! `columns` declares the columns of all tables, `words` formats the sentences around them.
 
 mod columns;
 mod export;

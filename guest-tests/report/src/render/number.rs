@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Figures in a few characters. A row has one unit, so that its columns compare; a range has four
-//! digits, so that it fits into a column.
+//! Formats figures in a few characters. A row has one unit, so that its columns are comparable; a
+//! range has four digits, so that it fits into a column.
 
 use crate::stats::{Change, Spread};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     Count,
-    /// Time: the nanoseconds of the unit, and its name.
+    /// Unit of time: its length in nanoseconds, and its name.
     Time(u32, &'static str),
 }
 
 pub const UNKNOWN: &str = "-";
 
 impl Unit {
-    /// Returns the largest unit of time that keeps the greater median at 1 or more.
+    /// Returns the largest unit of time in which the greater median is at least 1.
     pub fn of_time(change: &Change) -> Self {
         Self::of_nanoseconds(change.sides().map(|spread| spread.median).fold(0.0, f64::max))
     }
 
-    /// Returns the largest unit of time that keeps `greatest` at 1 or more.
+    /// Returns the largest unit of time in which `greatest` is at least 1.
     pub fn of_nanoseconds(greatest: f64) -> Self {
         let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")];
         let mut fitting = units.into_iter().filter(|(size, _)| greatest >= f64::from(*size));
@@ -34,7 +34,7 @@ impl Unit {
         }
     }
 
-    /// Returns the median with its unit, in at most 14 characters up to a day or 100 billion.
+    /// Formats the median with its unit: in at most 14 characters up to a day or 100 billion.
     pub fn median(self, spread: Option<Spread>) -> String {
         spread.map_or_else(|| UNKNOWN.to_owned(), |spread| self.value(spread.median))
     }
@@ -42,7 +42,7 @@ impl Unit {
     pub fn value(self, value: f64) -> String {
         match self {
             Self::Count if value >= 1e11 => short(value),
-            // A median between two counts.
+            // The median is the midpoint of two counts.
             Self::Count if value.fract() != 0.0 && value < 1000.0 => format!("{value:.1}"),
             Self::Count => grouped(value),
             Self::Time(1, name) if value.fract() == 0.0 => format!("{value:.0} {name}"),
@@ -50,7 +50,7 @@ impl Unit {
         }
     }
 
-    /// Returns the ends of a spread without the unit, in few digits; `None` if they print the same.
+    /// Formats the ends of a spread without unit, in few digits; `None` if both print the same.
     pub fn range(self, spread: Option<Spread>) -> Option<String> {
         let bare = |value: f64| match self {
             Self::Count => short(value),
@@ -65,7 +65,7 @@ pub fn ratio(change: &Change) -> String {
     change.ratio.map_or_else(|| UNKNOWN.to_owned(), factor)
 }
 
-/// Returns a ratio with three decimals, or five where three are too few.
+/// Formats a ratio with three decimals, or with five if three are too few.
 pub fn factor(ratio: f64) -> String {
     match ratio {
         ratio if ratio >= 10_000.0 => format!("{ratio:.2e}"),
@@ -83,7 +83,7 @@ pub fn gain(change: &Change) -> String {
     match change.gain() {
         Some(gain) if gain <= -1_000_000.0 => format!("{gain:+.0e}%"),
         Some(gain) if gain <= -1000.0 => format!("{gain:+.0}%"),
-        // Not rounded up to 100% while a remainder is left.
+        // Does not round up to 100%, which would mean that nothing remains.
         Some(gain) if gain > 99.9 && gain < 100.0 => format!("{:+.2}%", gain.min(99.99)),
         // Avoids "-0.0%".
         Some(gain) if gain.abs() < 0.05 => "0.0%".to_owned(),
@@ -98,7 +98,7 @@ pub fn percent(value: f64) -> String {
     format!("{text}%")
 }
 
-/// Returns a p-value with four decimals, or its order of magnitude.
+/// Formats a p-value with four decimals, or as its order of magnitude.
 pub fn p_value(p: f64) -> String {
     match p {
         p if p >= 0.0001 => format!("{p:.4}"),
@@ -119,7 +119,7 @@ fn grouped(value: f64) -> String {
     text
 }
 
-/// Returns a count in at most six characters.
+/// Formats a count in at most six characters.
 fn short(value: f64) -> String {
     for (from, size, name) in
         [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "K")]

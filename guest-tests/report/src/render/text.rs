@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Plain text within 75 columns, ASCII where the input is, for a mail; and Markdown.
+//! Plain text for mails, in at most 75 columns and in ASCII unless the input is not; and Markdown.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ use crate::{
     sample::AnyPhase,
 };
 
-/// Length of the longest line. A longer word, such as a path, is broken.
+/// Maximum length of a line. Longer words, such as paths, are broken.
 const WIDTH: usize = 75;
 const NAME: usize = 26;
 
@@ -43,7 +43,7 @@ pub fn text(comparison: &Comparison) -> String {
     out
 }
 
-/// Writes each row of a phase, the range of its runs where they differ, and its test.
+/// Writes each row of a phase, the range of its runs if they differ, and its test.
 fn phase_lines(out: &mut String, comparison: &Comparison, change: &PhaseChange) {
     for row in rows(comparison, change) {
         let indent = if row.is_time() { "  " } else { "    " };
@@ -73,7 +73,7 @@ fn range_line(out: &mut String, row: &TableRow, cells: &[Cell]) {
     line(out, if quartiles { "      quartiles" } else { "      min..max" }, ranges, "");
 }
 
-/// Writes one line of a table; a long name has a line of its own.
+/// Writes one line of a table; a long name is on a separate line.
 fn line(out: &mut String, name: &str, cells: impl Iterator<Item = String>, mark: &str) {
     let mut line = name.to_owned();
     if line.len() > NAME {
@@ -91,8 +91,8 @@ fn line(out: &mut String, name: &str, cells: impl Iterator<Item = String>, mark:
     push_trimmed(out, &format!("{line} {mark}"));
 }
 
-/// Writes all ratios of times: a column for each phase, two lines for each configuration. Phases
-/// that do not fit beside the others follow below.
+/// Writes all time ratios: a column for each phase, two lines for each configuration. Phases that
+/// do not fit into the width follow below the others.
 fn text_overview(out: &mut String, comparison: &Comparison) {
     let _ = writeln!(out, "{}:", words::ratios_title(comparison));
     let phases: Vec<&AnyPhase> = comparison.phases().into_iter().collect();
@@ -128,7 +128,7 @@ fn ratios(out: &mut String, comparison: &Comparison, phases: &[&AnyPhase]) {
     }
 }
 
-/// Writes words behind a name; further lines are indented below the first word.
+/// Writes words after a name; further lines are aligned with the first word.
 fn wrap(out: &mut String, name: &str, words: &str) {
     let indent = " ".repeat(name.len());
     let options = textwrap::Options::new(WIDTH)

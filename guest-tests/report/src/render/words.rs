@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sentences about a comparison that all formats for readers share: its head, titles, notes and
-//! verdict.
+//! Sentences that all formats for readers share: head, titles, notes and verdict of a
+//! comparison.
 
 use super::number;
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 };
 use granule_types::units::counted;
 
-/// Returns the head of a report, each entry a name and its words.
+/// Returns the head of a report: names and their values.
 pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
     let Comparison { before, after, .. } = comparison;
     let side = |side: &Side| match side.kernel_line() {
@@ -32,14 +32,14 @@ pub fn head(comparison: &Comparison) -> Vec<(&'static str, String)> {
     head
 }
 
-/// Meaning of elapsed time.
+/// Explanation of elapsed time.
 pub const ELAPSED: &str = "virtual: what the emulated CPUs would take side by side; work is the sum over \
     all CPUs. Neither is hardware time";
 
-/// Meaning of work.
+/// Explanation of work.
 pub const WORK: &str = "virtual: the work of all CPUs as the emulator counts it, not hardware time";
 
-/// Returns the name of a time: virtual under emulation.
+/// Returns the name of the judged time, which is virtual under emulation.
 pub fn time_name(comparison: &Comparison) -> &'static str {
     match comparison {
         _ if comparison.elapsed => "elapsed virtual time",
@@ -56,7 +56,7 @@ fn one_mode(comparison: &Comparison) -> Option<&str> {
     (!first.is_empty() && modes.all(|mode| mode == first)).then_some(first)
 }
 
-/// Returns the title of a configuration with its number of runs.
+/// Returns the title of a configuration, with its number of runs.
 pub fn title(comparison: &Comparison, configuration: &Configuration) -> String {
     let title = short_title(comparison, configuration);
     let runs = |side: fn(&Change) -> Option<Spread>| {
@@ -72,7 +72,7 @@ pub fn title(comparison: &Comparison, configuration: &Configuration) -> String {
     }
 }
 
-/// Returns the title of a configuration without its runs.
+/// Returns the title of a configuration without the number of runs.
 pub fn short_title(comparison: &Comparison, configuration: &Configuration) -> String {
     let mut title = configuration.setup.name();
     if one_mode(comparison).is_none() && !configuration.setup.mode.is_empty() {
@@ -90,8 +90,8 @@ pub fn ratios_title(comparison: &Comparison) -> String {
     format!("Ratio of {}s, after to before", time_name(comparison))
 }
 
-/// Returns the ratio of the time of a phase in a configuration, with its verdict; empty for a phase
-/// that the configuration does not have.
+/// Formats the time ratio of a phase in a configuration, with its verdict; empty if the
+/// configuration lacks the phase.
 pub fn time_ratio(
     comparison: &Comparison,
     configuration: &Configuration,
@@ -113,7 +113,7 @@ pub fn footer(comparison: &Comparison) -> Vec<String> {
     footer
 }
 
-/// Returns the limits of the figures, with the differences that --force overrides.
+/// Returns the notes on the limits of the figures, with the differences that --force overrides.
 pub fn notes(comparison: &Comparison) -> Vec<String> {
     let mut notes = comparison.notes.clone();
     if !comparison.differences.is_empty() {
@@ -137,7 +137,7 @@ pub fn geometric_mean(mean: &GeometricMean) -> String {
     )
 }
 
-/// Returns a line for each conclusive growth, and the number of others.
+/// Returns a line for each conclusive growth, and the number of inconclusive ones by reason.
 fn growth(comparison: &Comparison) -> Vec<String> {
     let all = &comparison.growth;
     let conclusive = all.iter().filter(|growth| growth.is_conclusive());
@@ -214,7 +214,7 @@ pub fn verdict(comparison: &Comparison) -> Vec<String> {
     lines
 }
 
-/// Returns the reason of inconclusive rows, and the number of runs that they need.
+/// Returns the line with the reason of inconclusive rows and the number of runs that they need.
 fn inconclusive_line(comparison: &Comparison, inconclusive: usize, rows: usize) -> String {
     let least = judge::min_runs(rows, comparison.design());
     let too_few = |change: &PhaseChange| {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Quantiles, ranks, logarithms, the correction of p-values over a table, and a figure over several
-//! runs with its change.
+//! Quantiles, ranks, logarithms, Holm's correction, the spread of a figure over runs, and its
+//! change between sides.
 
 use serde::{Serialize, Serializer};
 
-/// Number of runs from which on a spread is reported as its quartiles, instead of its minimum and
+/// Smallest number of runs whose spread is reported as quartiles instead of minimum and
 /// maximum.
 const MIN_RUNS_FOR_QUARTILES: usize = 4;
 
@@ -19,7 +19,7 @@ pub fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     Some(low + (high - low) * (at - below as f64))
 }
 
-/// Returns the natural logarithms; `None` where a value has none.
+/// Returns the natural logarithms; `None` if a value is not positive and finite.
 pub fn logarithms(values: &[f64]) -> Option<Vec<f64>> {
     let log = |&value: &f64| (value > 0.0 && value.is_finite()).then(|| value.ln());
     values.iter().map(log).collect()
@@ -32,7 +32,7 @@ pub fn mean_and_squares(values: &[f64]) -> (f64, f64) {
     (mean, values.iter().map(square).sum())
 }
 
-/// Ranks of values from 1, doubled so that they are whole: equal values share the middle rank.
+/// Ranks of values from 1. Equal values share their mean rank; doubling makes it an integer.
 #[derive(Debug)]
 pub struct Ranks {
     /// Twice the rank of each value, in the order of the values.
@@ -50,7 +50,7 @@ impl Ranks {
         while start < order.len() {
             let value = values[order[start]];
             let equal = order[start..].iter().take_while(|&&at| values[at] == value);
-            // A NaN is unequal to every value, itself included, and forms a group of its own.
+            // A NaN is unequal to every value, itself included: its group has no equal values.
             let count = equal.count().max(1);
             for &at in &order[start..start + count] {
                 ranks.doubled[at] = (2 * start + count + 1) as u64;
@@ -62,14 +62,14 @@ impl Ranks {
         ranks
     }
 
-    /// Returns the ranks of `count` different values in order.
+    /// Returns the ranks of `count` distinct values in ascending order.
     pub fn untied(count: usize) -> Self {
         Self { doubled: (1..=count as u64).map(|rank| 2 * rank).collect(), tie_term: 0.0 }
     }
 }
 
-/// Corrects p-values by Holm's method, and keeps their order: of tables without a difference, at
-/// most 5% contain a corrected p below 5%.
+/// Corrects p-values by Holm's method and keeps their order. At most 5% of tables without a
+/// difference contain a corrected p below 5%.
 pub fn holm(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|&a, &b| p[a].total_cmp(&p[b]));
@@ -83,7 +83,7 @@ pub fn holm(p: &[f64]) -> Vec<f64> {
     corrected
 }
 
-/// Statistics of a figure over the runs of one side, in nanoseconds or as a count.
+/// Statistics of a time (in nanoseconds) or count over the runs of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Spread {
     #[serde(serialize_with = "figure")]
@@ -97,7 +97,7 @@ pub struct Spread {
     #[serde(serialize_with = "figure")]
     pub max: f64,
     pub runs: usize,
-    /// True if the spread is reported as its quartiles, in place of its minimum and maximum.
+    /// True if the spread is reported as quartiles instead of minimum and maximum.
     #[serde(skip)]
     pub quartiles: bool,
 }
@@ -162,23 +162,23 @@ impl Runs {
         Change::between(before, after)
     }
 
-    /// Returns the number of runs of the side that has fewer.
+    /// Returns the number of runs of the smaller side.
     pub fn count(&self) -> usize {
         self.before.len().min(self.after.len())
     }
 }
 
-/// A figure before and after; `None` is unknown.
+/// Change of a figure between the sides; `None` if unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Change {
     pub before: Option<Spread>,
     pub after: Option<Spread>,
-    /// Median after divided by median before; `None` if the latter is unknown or 0.
+    /// Median *after* divided by median *before*; `None` if either is unknown or the latter is 0.
     pub ratio: Option<f64>,
 }
 
 impl Change {
-    /// Returns the change of a figure; both sides have quartiles, or none.
+    /// Returns the change of a figure. Quartiles are reported for both sides or for neither.
     pub fn between(mut before: Option<Spread>, mut after: Option<Spread>) -> Self {
         let sides = || [before, after].into_iter().flatten();
         let quartiles = sides().all(|spread| spread.quartiles);
@@ -190,7 +190,7 @@ impl Change {
         Self { before, after, ratio }
     }
 
-    /// Returns the reduction in percent of before: 70 for a ratio of 0.3, negative for growth.
+    /// Returns the reduction in percent of *before*: 70 for a ratio of 0.3, negative for growth.
     pub fn gain(&self) -> Option<f64> {
         self.ratio.map(|ratio| (1.0 - ratio) * 100.0)
     }

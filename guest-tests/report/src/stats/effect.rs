@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Sizes of a difference: the Hodges-Lehmann ratio, the geometric mean of the ratios of many rows,
-//! and the smallest ratio that a rank test detects in four of five cases; and the growth of a figure.
+//! Effect sizes: the Hodges-Lehmann ratio, the geometric mean of the ratios of many rows, the
+//! smallest ratio that a rank test detects with a power of 80%, and the growth of a figure.
 //!
 //! The ratio is the exponential of the median of log(after) - log(before) over all pairs of runs
-//! (over all Walsh averages for paired runs). Logarithms make it symmetric: the ratio of the sides
-//! in reverse is its inverse. The 95% interval holds the factors that the rank test does not
+//! (over all Walsh averages for paired runs). Logarithms make it symmetric: exchanging the sides
+//! inverts the ratio. The 95% interval contains the factors that the rank test does not
 //! reject.
 //!
-//! For samples whose logarithms are normal with standard deviation s, the Mann-Whitney test finds a
-//! shift d = (z(α/2) + z(0.2)) · s · √(1/m + 1/n) / √(3/π) with a probability of about 80% (65% to
-//! 70% for a small α and few runs); 3/π is its efficiency against the t test (Hodges and Lehmann,
-//! 1956). For paired runs s is that of the n differences, and √(1/n) replaces √(1/m + 1/n).
+//! For samples whose logarithms are normal with standard deviation s, the Mann-Whitney test detects
+//! a shift d = (z(α/2) + z(0.2)) · s · √(1/m + 1/n) / √(3/π) with a power of about 80% (65% to 70%
+//! for a small α and few runs); 3/π is its asymptotic efficiency relative to the t test (Hodges and
+//! Lehmann, 1956). For paired runs, s is that of the differences; √(1/n) replaces √(1/m + 1/n).
 //!
-//! A resample draws as many runs of each row and side as there are, with replacement. The interval
-//! lies between the 2.5% and the 97.5% quantile of the means of [`RESAMPLES`] resamples. The draws
-//! come from SplitMix64 with the seed [`SEED`], so equal runs produce equal intervals.
+//! The interval of a geometric mean is a bootstrap: [`RESAMPLES`] resamples draw the runs of each
+//! row and side with replacement, and the interval lies between the 2.5% and 97.5% quantiles of
+//! their means. SplitMix64 has the fixed seed [`SEED`], so equal runs produce equal intervals.
 //!
 //! Growth is the exponent of a power law, fitted by least squares to the logarithms of medians. Its
 //! interval follows from the residuals of the fit, so growth that does not follow a power law has a
@@ -31,26 +31,26 @@ use super::{
     significance::{ALPHA, Design, NullDistribution, min_p, students_t},
 };
 
-/// Sides with more runs are thinned to as many quantiles, which bounds the number of pairs.
+/// Largest number of runs of a side. Larger independent samples are reduced to as many quantiles.
 const MAX_RUNS: usize = 1000;
 
 const RESAMPLES: usize = 2000;
 const SEED: u64 = 0x9e9e_ec1a_edbf_e87a;
-/// Probability of missing a real difference.
+/// Probability of not detecting a real difference.
 const MISS_PROBABILITY: f64 = 0.2;
 
-/// A ratio and its 95% interval, `None` where there are too few runs for one.
+/// Ratio and its 95% interval, which is `None` for too few runs.
 pub type Estimate = (f64, Option<[f64; 2]>);
 
-/// Returns the ratio of after to before; `None` where a side is empty or has a value that is not
-/// positive, or where paired sides differ in length.
+/// Returns the ratio of *after* to *before*; `None` if a side is empty or has a value that is not
+/// positive, or if paired sides differ in length.
 pub fn ratio(design: Design, before: &[f64], after: &[f64]) -> Option<Estimate> {
     let (before, after) = (logarithms(before)?, logarithms(after)?);
     match design {
         _ if before.is_empty() || after.is_empty() => None,
         Design::Independent => {
             let (before, after) = (thinned(before), thinned(after));
-            // Shifted against each other, the samples keep only the ties within themselves.
+            // After a shift of one sample, only ties within each sample remain.
             let ties = Ranks::of(&before).tie_term + Ranks::of(&after).tie_term;
             let pairs = after.iter().flat_map(|a| before.iter().map(move |b| a - b));
             let null = NullDistribution::mann_whitney(before.len(), after.len(), ties);
@@ -69,7 +69,7 @@ pub fn ratio(design: Design, before: &[f64], after: &[f64]) -> Option<Estimate> 
     }
 }
 
-/// Returns after minus before for each pair of runs.
+/// Returns `after - before` for each pair of runs.
 pub fn differences(before: &[f64], after: &[f64]) -> Vec<f64> {
     before.iter().zip(after).map(|(before, after)| after - before).collect()
 }
@@ -84,7 +84,7 @@ fn thinned(mut logs: Vec<f64>) -> Vec<f64> {
     quantiles.collect()
 }
 
-/// Returns the median of the differences with the interval of those that the test does not reject.
+/// Returns the median of the differences, and the interval of shifts that the test does not reject.
 fn estimate(mut differences: Vec<f64>, null: &NullDistribution) -> Option<Estimate> {
     differences.sort_unstable_by(f64::total_cmp);
     let ratio = quantile(&differences, 0.5)?.exp();
@@ -97,9 +97,8 @@ fn estimate(mut differences: Vec<f64>, null: &NullDistribution) -> Option<Estima
     Some((ratio, low.map(|low| [differences[low].exp(), differences[count - first].exp()])))
 }
 
-/// Returns the least ratio above 1 that a two-sided p below `alpha` finds; `None` where there are
-/// too few runs to find any. Holm's correction leaves a part of 5% to the least p of a table, which
-/// is the `alpha` to pass.
+/// Returns the smallest ratio above 1 that a two-sided test at `alpha` detects; `None` for too few
+/// runs. In a table, `alpha` is 5% divided by the number of rows: Holm's limit for the smallest p.
 pub fn detectable(design: Design, runs: &Runs, alpha: f64) -> Option<f64> {
     let [before, after] = runs.sides();
     let (m, n) = (before.len(), after.len());
@@ -120,13 +119,12 @@ pub fn detectable(design: Design, runs: &Runs, alpha: f64) -> Option<f64> {
         }
     };
     let value_above = |share| -Normal::standard().inverse_cdf(share);
-    // The number of standard errors that a shift must have.
+    // Detectable shift in standard errors.
     let reach = (value_above(alpha / 2.0) + value_above(MISS_PROBABILITY)) / (3.0 / PI).sqrt();
     Some((reach * deviation * size).exp())
 }
 
-/// Draws as many runs of each side as there are; a run after with its run before, if they are
-/// paired.
+/// Draws a bootstrap resample of both sides; paired runs are drawn together.
 fn draw(runs: &Runs, design: Design, random: &mut SplitMix64) -> Runs {
     let mut places = |count: usize| -> Vec<usize> {
         let below = |_| (u128::from(random.next_u64()) * count as u128) >> 64;
@@ -140,7 +138,7 @@ fn draw(runs: &Runs, design: Design, random: &mut SplitMix64) -> Runs {
 }
 
 /// Returns the geometric mean of the rows' ratios of medians, and its 95% interval if every row has
-/// at least two runs a side. `None` without rows, or if a row has no runs or runs that are not
+/// at least two runs a side. `None` without rows, or if a row has no run or a run that is not
 /// positive.
 pub fn geometric_mean(rows: &[&Runs], design: Design) -> Option<Estimate> {
     let sides = || rows.iter().flat_map(|row| row.sides());
@@ -183,7 +181,7 @@ pub fn power_law(points: &[(f64, f64)]) -> Option<(f64, [f64; 2])> {
     let residual = |(x, y): (&f64, &f64)| (y - mean_y - exponent * (x - mean_x)).powi(2);
     let freedom = points.len() as f64 - 2.0;
     let error = (logs().map(residual).sum::<f64>() / freedom / squares).sqrt();
-    // The t that is exceeded either way with probability ALPHA.
+    // Two-sided quantile of t at ALPHA.
     let reach = -error * students_t(freedom)?.inverse_cdf(ALPHA / 2.0);
     Some((exponent, [exponent - reach, exponent + reach]))
 }
@@ -238,13 +236,13 @@ mod tests {
                 if design == Independent {
                     return own;
                 }
-                // Both runs of a pair share far more spread than each has alone.
+                // The spread that is common to a pair is much larger than that of single runs.
                 let common = normal.sample(runs, 1.0, 0.5);
                 own.map(|own| own.iter().zip(&common).map(|(own, common)| own * common).collect())
             };
             let [before, after] = draw(1.0, 400);
             let wide = detectable(design, &row(&before, &after), alpha).unwrap();
-            // The ratio for as many runs, from the deviation of 400.
+            // Detectable ratio for `runs` runs, from the one for 400 runs.
             let ratio = (wide.ln() * (400.0 / runs as f64).sqrt()).exp();
             let found = (0..500).filter(|_| {
                 let [before, after] = draw(ratio, runs);

@@ -17,9 +17,9 @@
 //! reject at 5%. All results match SciPy's to six digits (`golden/scipy.json`, written by
 //! `make_scipy.py` beside it).
 //!
-//! Distributions come from `statrs`. Its Mann-Whitney test has no null distribution to invert into
-//! an interval and counts cases for at most eight values, and it has no Wilcoxon test, so the rank
-//! tests are implemented here.
+//! Distributions come from `statrs`. The rank tests are implemented here: the crate's Mann-Whitney
+//! test does not expose the null distribution, which an interval requires, and is exact for at most
+//! eight values only; it has no Wilcoxon test.
 
 mod descriptive;
 mod effect;
@@ -66,7 +66,7 @@ pub mod tests {
         student: Option<f64>,
         ratio: f64,
         interval: Option<[f64; 2]>,
-        /// False where SciPy has no interval.
+        /// False if SciPy has no interval for the case.
         inverted: Option<bool>,
     }
 
@@ -124,14 +124,14 @@ pub mod tests {
 
     impl Normal {
         pub fn new(seed: u64) -> Self {
-            // Neighbouring seeds must not begin at neighbouring states.
+            // Consecutive seeds must not start from consecutive states.
             let spread = SplitMix64::seed_from_u64(seed).next_u64();
             let mut random = SplitMix64::seed_from_u64(spread);
             random.next_u64();
             Self(random)
         }
 
-        /// Returns a value between 0 and 1, both excluded.
+        /// Returns a uniform value in the open interval (0, 1).
         fn share(&mut self) -> f64 {
             ((self.0.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
         }
@@ -141,7 +141,7 @@ pub mod tests {
             (-2.0 * self.share().ln()).sqrt() * (TAU * self.share()).cos()
         }
 
-        /// Returns log-normal runs about `centre`; `deviation` is that of their logarithms.
+        /// Returns log-normal runs with median `centre`; `deviation` is that of their logarithms.
         pub fn sample(&mut self, runs: usize, centre: f64, deviation: f64) -> Vec<f64> {
             (0..runs).map(|_| centre * (deviation * self.next()).exp()).collect()
         }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Two-sided tests: the Mann-Whitney U test of independent runs and the Wilcoxon signed-rank test of
-//! paired runs, with the distributions of their statistics where there is no difference; and
-//! Student's t test with one variance for both samples, for samples too small for rank tests whose
-//! spread is not measurement noise. It assumes normal values.
+//! Two-sided tests: the Mann-Whitney U test of independent runs and the Wilcoxon signed-rank test
+//! of paired runs, with their null distributions; and Student's t test with pooled variance, which
+//! assumes normal values. It is for samples that are too small for rank tests and whose spread is
+//! not measurement noise.
 //!
-//! Small samples without ties are exact: every case is counted in whole numbers, and the only
-//! rounding is the last division. Other samples use the normal approximation with corrections for
-//! ties and for continuity.
+//! Small samples have an exact p: every case is counted in integers, and only the last division
+//! rounds. Other samples use the normal approximation with corrections for ties and for
+//! continuity.
 //!
 //! | statistic | exact for |
 //! |---|---|
@@ -18,22 +18,22 @@ use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
 use super::descriptive::{Ranks, mean_and_squares};
 
-/// Significance level: a test rejects below it; an interval has a coverage of 1 minus it.
+/// Significance level of tests; intervals have a coverage of `1 - ALPHA`.
 pub const ALPHA: f64 = 0.05;
 
 /// Relation between the runs of both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Design {
-    /// Runs of one side do not belong to runs of the other: Mann-Whitney.
+    /// Runs are independent: Mann-Whitney.
     Independent,
-    /// The first run before belongs to the first run after: Wilcoxon.
+    /// Runs are paired by position: Wilcoxon.
     Paired,
 }
 
-/// Distribution of a statistic without a difference.
+/// Null distribution: that of the statistic if the sides do not differ.
 #[derive(Debug)]
 pub(super) enum NullDistribution {
-    /// Number of cases at or below each value; values are multiplied by `scale` to be whole.
+    /// Number of cases at or below each value; multiplying by `scale` makes values integers.
     Exact {
         below: Vec<i128>,
         scale: f64,
@@ -48,7 +48,7 @@ impl NullDistribution {
     /// Returns the distribution of U for two samples of these sizes.
     pub fn mann_whitney(one: usize, two: usize, tie_term: f64) -> Self {
         let (small, large) = (one.min(two), one.max(two));
-        // 49 with 49 and 8 with 10,000 cases fit into 128 bits.
+        // The counts for 49 and 49 values, and for 8 and 10,000, fit into 128 bits.
         if tie_term == 0.0 && (large <= 49 || small <= 8 && large <= 10_000) {
             return Self::exact(u_cases(small, large), 1.0);
         }
@@ -58,7 +58,7 @@ impl NullDistribution {
         Self::normal(m * n / 2.0, variance)
     }
 
-    /// Returns the distribution of the sum of positive ranks; `zeros` differences were left out.
+    /// Returns the distribution of the sum of positive ranks, with `zeros` differences omitted.
     pub fn signed_ranks(ranks: &Ranks, zeros: usize) -> Self {
         let pairs = ranks.doubled.len() + zeros;
         let plain = ranks.tie_term == 0.0 && zeros == 0;
@@ -88,7 +88,7 @@ impl NullDistribution {
         matches!(self, Self::Exact { .. })
     }
 
-    /// Returns the two-sided p of a value of the statistic.
+    /// Returns the two-sided p of a statistic.
     pub fn p(&self, value: f64) -> f64 {
         let one_sided = match self {
             Self::Exact { below, scale } => {
@@ -123,11 +123,11 @@ fn u_cases(small: usize, large: usize) -> Vec<i128> {
     let mut cases = vec![0_i128; small * large + 1];
     cases[0] = 1;
     for i in 1..=small {
-        // Multiplication by 1 - q^(large + i), from the top so that each term is taken once.
+        // Multiply by 1 - q^(large + i), from the highest term, so that each term is used once.
         for at in (large + i..cases.len()).rev() {
             cases[at] -= cases[at - large - i];
         }
-        // Division by 1 - q^i.
+        // Divide by 1 - q^i.
         for at in i..cases.len() {
             cases[at] += cases[at - i];
         }
@@ -135,8 +135,8 @@ fn u_cases(small: usize, large: usize) -> Vec<i128> {
     cases
 }
 
-/// Counts the cases of each sum of positive ranks, where each rank is positive with probability
-/// 1/2. The distribution is exact with ties too, since it is counted over the actual ranks.
+/// Counts the cases of each sum of positive ranks, if each rank is positive with probability
+/// 1/2. The counts use the actual ranks, so they are exact with ties too.
 fn signed_rank_cases(doubled: &[u64]) -> Vec<i128> {
     let ranks = || doubled.iter().filter_map(|&rank| usize::try_from(rank).ok());
     let mut cases = vec![0_i128; ranks().sum::<usize>() + 1];
@@ -154,22 +154,22 @@ fn signed_rank_cases(doubled: &[u64]) -> Vec<i128> {
 pub struct TestedRow {
     /// `mann-whitney`, `wilcoxon` or `student`.
     pub test: &'static str,
-    /// True if cases were counted; otherwise a distribution approximates them.
+    /// True if p is exact; otherwise it is an approximation.
     pub exact: bool,
-    /// U of before (equal pairs count half), the sum of positive ranks, or t.
+    /// U of *before* (equal pairs count half), the sum of positive ranks, or t.
     pub statistic: f64,
-    /// Probability of such runs without a difference.
+    /// Probability of such runs if the sides do not differ.
     pub p: f64,
     /// p corrected over the whole table by Holm's method.
     pub p_holm: f64,
-    /// Effect size from -1 to 1: Cliff's delta, or the rank-biserial correlation of pairs. 1 where
-    /// every value after is the greater one.
+    /// Effect size from -1 to 1: Cliff's delta, or the rank-biserial correlation of pairs. It is 1
+    /// if every value *after* is greater.
     pub delta: f64,
     /// Hodges-Lehmann ratio on logarithms; `None` if a figure is 0.
     pub ratio: Option<f64>,
     /// 95% interval; `None` if there are too few runs.
     pub interval: Option<[f64; 2]>,
-    /// Ratio that the test detects in four of five cases; `None` if there are too few runs to
+    /// Ratio that the test detects with a power of 80%; `None` if there are too few runs to
     /// detect any.
     pub detectable: Option<f64>,
 }
@@ -195,7 +195,7 @@ pub fn mann_whitney(first: &[f64], second: &[f64]) -> Option<TestedRow> {
     Some(TestedRow::new("mann-whitney", null.is_exact(), u, p, delta))
 }
 
-/// Tests whether differences are centred at zero; differences of zero are left out.
+/// Tests whether differences are centred at zero; differences of zero are omitted.
 pub fn wilcoxon(differences: &[f64]) -> TestedRow {
     let kept: Vec<f64> = differences.iter().copied().filter(|&d| d != 0.0).collect();
     if kept.is_empty() {
@@ -211,8 +211,8 @@ pub fn wilcoxon(differences: &[f64]) -> TestedRow {
     TestedRow::new("wilcoxon", null.is_exact(), positive, null.p(positive), delta)
 }
 
-/// Returns t (the distance of the second mean above the first in standard errors) and its two-sided
-/// p; `None` if a sample has fewer than two values.
+/// Returns t (second mean minus first mean, in standard errors) and its two-sided p; `None` if a
+/// sample has fewer than two values.
 pub fn student(first: &[f64], second: &[f64]) -> Option<(f64, f64)> {
     if first.len() < 2 || second.len() < 2 {
         return None;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Charts of bars: of any figure by kernel, of counts stacked by phase, and of the times of vCPUs.
+//! Charts: bars of a figure by kernel, bars of counts stacked by phase, and boxes of vCPU times.
 
 use super::{
     super::{columns::rows, number::Unit, words},
@@ -14,9 +14,9 @@ use crate::{
 
 const MARGIN: f64 = 8.0;
 const PLOT_WIDTH: f64 = WIDTH - 2.0 * MARGIN;
-/// Sums of both sides that are nearer than this share count as unchanged.
+/// Counts whose sums differ by at most this share are charted as unchanged.
 const UNCHANGED_SHARE: f64 = 0.01;
-/// Largest number of dots of a side; more are thinned to as many quantiles.
+/// Largest number of dots of a side; more values are reduced to as many quantiles.
 const MAX_DOTS: usize = 160;
 
 /// Lane of a bar chart.
@@ -24,11 +24,11 @@ const MAX_DOTS: usize = 160;
 pub struct Lane {
     /// Name above the lane.
     pub name: String,
-    /// Length of each bar, and the text above it.
+    /// Length of each bar and the text above it.
     pub bars: Vec<(f64, String)>,
 }
 
-/// Returns a chart with all bars to one scale; `None` if no bar has a length.
+/// Returns a chart whose bars share one scale; `None` if all lengths are 0.
 pub fn bars(title: &str, words: &str, lanes: &[Lane]) -> Option<String> {
     let bars = lanes.iter().flat_map(|lane| &lane.bars);
     let greatest = bars.map(|(value, _)| *value).fold(0.0, f64::max);
@@ -40,7 +40,7 @@ pub fn bars(title: &str, words: &str, lanes: &[Lane]) -> Option<String> {
         svg.text(MARGIN, svg.height + 12.0, "start", "", &lane.name);
         svg.height += 16.0;
         for (at, (value, label)) in lane.bars.iter().enumerate() {
-            // The first bar is before, the last one after; others have colours of their own.
+            // The first bar has the colour of *before*, the last that of *after*, others their own.
             let class = match at {
                 at if at + 1 == lane.bars.len() => "after".to_owned(),
                 0 => "before".to_owned(),
@@ -56,7 +56,7 @@ pub fn bars(title: &str, words: &str, lanes: &[Lane]) -> Option<String> {
     Some(figure(title, words, svg))
 }
 
-/// Returns the key of the colours of phases.
+/// Returns the colour key of the phases.
 pub fn key(comparison: &Comparison) -> String {
     let item = |(at, phase): (usize, &AnyPhase)| {
         format!("<li><i class=\"swatch p{}\"></i>{}</li>", at % 8, escaped(phase.name()))
@@ -65,7 +65,7 @@ pub fn key(comparison: &Comparison) -> String {
     format!("<ul class=\"key\">{items}</ul>\n")
 }
 
-/// Returns the chart of the counts of one configuration: two bars for each, stacked by phase;
+/// Returns the chart of a configuration's counts: two bars for each count, stacked by phase.
 /// `None` without counts.
 pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Option<String> {
     let (changed, unchanged): (Vec<Count>, Vec<Count>) =
@@ -96,7 +96,7 @@ pub fn breakdown(comparison: &Comparison, configuration: &Configuration) -> Opti
 
 struct Count {
     name: String,
-    /// Place and name of each phase, and its medians before and after.
+    /// Index and name of each phase, and the medians of both sides.
     parts: Vec<(usize, String, [f64; 2])>,
 }
 
@@ -106,7 +106,7 @@ impl Count {
     }
 }
 
-/// Returns the counts of a configuration, in the order of tables. Gauges do not add up over phases.
+/// Returns a configuration's counts in table order, without gauges: their phases have no sum.
 fn counts(comparison: &Comparison, configuration: &Configuration) -> Vec<Count> {
     let phases = comparison.phases();
     let is_gauge =
@@ -150,9 +150,8 @@ fn bar_pair(svg: &mut Svg, count: &Count) {
     svg.height += 58.0;
 }
 
-/// Returns the chart of the times of vCPUs in one phase: a box between the quartiles, a line
-/// between the minimum and the maximum, and a dot for each vCPU of each run; `None` if no time is
-/// known.
+/// Returns the chart of vCPU times in one phase: a box between the quartiles, a line from minimum
+/// to maximum, and a dot for each vCPU of each run. `None` if no time is known.
 pub fn vcpu_times(comparison: &Comparison, phase: &AnyPhase) -> Option<String> {
     let rows: Vec<_> = comparison
         .rows()
@@ -172,7 +171,7 @@ pub fn vcpu_times(comparison: &Comparison, phase: &AnyPhase) -> Option<String> {
     Some(figure(&format!("{phase}, time of each vCPU"), words, svg))
 }
 
-/// Draws both sides of a configuration, which has a scale of its own.
+/// Draws both sides of a configuration to its own scale.
 fn boxes(svg: &mut Svg, name: &str, sides: [&[f64]; 2]) {
     let top = svg.height;
     let times = || sides.into_iter().flatten().copied();
@@ -199,7 +198,7 @@ fn boxes(svg: &mut Svg, name: &str, sides: [&[f64]; 2]) {
         let dots = sorted.len().min(MAX_DOTS);
         for dot in 0..dots {
             let ns = sorted[dot * (sorted.len() - 1) / dots.max(2).saturating_sub(1)];
-            // Dots are spread vertically, so that equal times do not hide each other.
+            // Vertical offsets keep dots of equal times visible.
             let off = (dot % 5) as f64 * 2.0 - 4.0;
             svg.circle(x(ns), y + off, 1.6, &format!("dot {class}"), &unit.value(ns));
         }

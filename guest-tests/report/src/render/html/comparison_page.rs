@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The page of a comparison: verdict, ratios, charts, every figure, provenance.
+//! HTML page of a comparison: verdict, ratios, charts, figures, provenance.
 
 use super::{
     super::{
@@ -15,7 +15,7 @@ use crate::{
     judge::Verdict,
 };
 
-/// Renders a comparison as a page.
+/// Renders a comparison as an HTML page.
 pub fn html(comparison: &Comparison) -> String {
     let Comparison { before, after, .. } = comparison;
     let class = [Verdict::Regression, Verdict::Inconclusive]
@@ -43,7 +43,7 @@ pub fn html(comparison: &Comparison) -> String {
     page(&format!("{} against {}", after.label, before.label), &rendered(&report))
 }
 
-/// Returns all ratios of times, a row for each configuration.
+/// Returns the table of all time ratios, with a row for each configuration.
 fn overview(comparison: &Comparison) -> String {
     let phases = comparison.phases();
     let title = format!("{} after ÷ before", words::time_name(comparison));
@@ -72,7 +72,7 @@ fn sections(comparison: &Comparison) -> Vec<Section> {
         }
         times.push(charts);
     }
-    // Without growth, the charts of all phases lie side by side.
+    // Without growth, the charts of all phases form one group.
     if times.iter().all(|charts| charts.len() == 1) {
         times = vec![times.concat()];
     }
@@ -94,7 +94,7 @@ fn capital(text: &str) -> String {
     first.to_uppercase() + rest
 }
 
-/// Returns every figure of one configuration; the counts of a phase fold away unless judged.
+/// Returns the tables of one configuration. The counts of a phase are collapsed unless judged.
 fn figures(comparison: &Comparison, configuration: &Configuration) -> Figures {
     let all = configuration.phases.iter().flat_map(|change| rows(comparison, change));
     let (main, counts): (Vec<TableRow>, Vec<TableRow>) =
@@ -152,7 +152,7 @@ mod tests {
     };
     use granule_types::{phase::Phase, record::Record, units::Nanoseconds};
 
-    /// Compares a phase that improves with one that regresses, on hardware.
+    /// Returns a comparison on hardware in which one phase improves and one regresses.
     fn comparison(metric: Option<&str>) -> Comparison {
         let about = |us: u64| (0..10).map(|run| us + run).collect::<Vec<u64>>();
         let side = |create, update| on_hardware(runs(&about(create), &about(update)));
@@ -204,8 +204,8 @@ mod tests {
         assert!(!overview(&comparison).contains("regression"), "no time is judged");
     }
 
-    /// Returns two backings, four numbers of vCPUs, two sizes, all phases and ten runs: times from
-    /// nanoseconds to minutes, counts from 0 to billions, and names that are longer than a chart.
+    /// Returns ten runs of all phases for two backings, four vCPU counts and two sizes: times from
+    /// nanoseconds to minutes, counts from 0 to billions, and names that are wider than a chart.
     fn matrix(factor: u64) -> Vec<Record> {
         let mut records = Vec::new();
         let vcpus = [1, 2, 8, 80].into_iter();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! HTML pages: one file without scripts or network access. Charts are SVG; every figure of a chart
-//! is in a table too.
+//! HTML pages: each is one file without scripts or network access. Charts are SVG; every figure of
+//! a chart is in a table too.
 //!
-//! Charts are no wider than a phone and lie side by side where there is room, so their text keeps
-//! its size. Colours follow the light or dark setting of the reader; before and after also differ
-//! in shape.
+//! Charts have the width of a phone and are placed side by side on wider screens, so their text
+//! keeps its size. Colours follow the browser's light or dark setting; *before* and *after* also
+//! differ in shape.
 //!
-//! Charts are drawn here (`svg`), not by `plotters`: its SVG has fixed colours in place of classes,
-//! so one page could not serve both settings, and marks without tooltips.
+//! Charts are drawn here (`svg`), not by `plotters`: its SVG has fixed colours instead of classes,
+//! so one page could not support both settings, and its marks have no tooltips.
 
 mod charts;
 mod comparison_page;
@@ -22,8 +22,8 @@ pub use self::{
     single_page::single,
 };
 
-/// Renders a page in headless Chromium and checks its charts, for tests of this crate and of crates
-/// whose pages are made with it (feature `browser-test`).
+/// Renders a page in headless Chromium and checks its charts, for tests of this crate and, with the
+/// feature `browser-test`, of crates that use it for their pages.
 #[cfg(any(test, feature = "browser-test"))]
 #[allow(clippy::unwrap_used, reason = "only tests call this")]
 pub mod browser {
@@ -53,8 +53,8 @@ pub mod browser {
         dom[start..].split("</pre>").next().unwrap().to_owned()
     }
 
-    /// Checks a page in Chromium, dark and light, at the widths of a phone and of a desktop. The
-    /// page must have at least `charts` charts and no defect.
+    /// Checks a page in Chromium, dark and light, at phone and desktop width. The page must have at
+    /// least `charts` charts and no defect.
     ///
     /// # Panics
     /// Panics if a chart is missing or the probe finds a defect.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Parts that all pages share: those of a comparison, of one kernel, and of the lab. A template
-//! that does not match its data does not compile.
+//! Parts shared by the pages of a comparison, of one kernel, and of the lab. A template that does
+//! not match its data does not compile.
 
 use askama::{
     Template,
@@ -13,7 +13,7 @@ const STYLE: &str = include_str!("../../../templates/style.css");
 pub(super) const KEY: &str = "<ul class=\"key\"><li><i class=\"before\"></i>before</li>\
     <li><i class=\"after\"></i>after</li></ul>\n";
 
-/// Returns text with the characters of HTML and SVG escaped.
+/// Escapes the special characters of HTML and SVG.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     // Writing into a String cannot fail.
@@ -22,11 +22,11 @@ pub fn escaped(text: &str) -> String {
 }
 
 pub(super) fn rendered(template: &impl Template) -> String {
-    // Writing into a String cannot fail, and no template formats anything that can.
+    // Writing into a String cannot fail, and no template formats a value that can.
     template.render().unwrap_or_default()
 }
 
-/// Returns a page with a title above its body, which is HTML.
+/// Returns a page with a title above `body`, which is HTML.
 pub fn page(title: &str, body: &str) -> String {
     #[derive(Template)]
     #[template(path = "parts.html", block = "page")]
@@ -37,18 +37,19 @@ pub fn page(title: &str, body: &str) -> String {
     rendered(&PageTemplate { title, body })
 }
 
-/// Returns a verdict in words. `class` is `regression`, `improvement`, `inconclusive`, or empty.
+/// Returns the paragraph of a verdict. `class` is `regression`, `improvement`, `inconclusive`, or
+/// empty.
 pub fn verdict(class: &str, words: &str) -> String {
     format!("<p class=\"verdict {class}\">{}</p>\n", escaped(words))
 }
 
-/// Returns a table of cells that are HTML.
+/// Returns a table; its cells are HTML.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<_> = rows.iter().map(|cells| ("", cells.clone())).collect();
     classed_table(head, &rows)
 }
 
-/// Returns a table whose rows have a class and cells that are HTML.
+/// Returns a table; each row has a class and cells in HTML.
 pub(super) fn classed_table(head: &[&str], rows: &[(&str, Vec<String>)]) -> String {
     #[derive(Template)]
     #[template(path = "parts.html", block = "table")]
@@ -59,10 +60,10 @@ pub(super) fn classed_table(head: &[&str], rows: &[(&str, Vec<String>)]) -> Stri
     rendered(&TableTemplate { head, rows })
 }
 
-/// Returns a table of properties with a column for each subject; a property that all subjects share
-/// has one cell.
+/// Returns a table of properties with a column for each subject. Equal values of all subjects share
+/// one cell.
 pub fn properties(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> String {
-    /// Name of a property, number of columns of a cell, and the cells.
+    /// Name of a property, number of columns that a cell spans, and the cells.
     type PropertyRow<'a> = (&'a str, usize, Vec<Option<&'a str>>);
     #[derive(Template)]
     #[template(path = "parts.html", block = "properties")]
@@ -84,7 +85,7 @@ pub fn properties(columns: &[&str], rows: &[(&str, Vec<Option<String>>)]) -> Str
     rendered(&Properties { columns, rows })
 }
 
-/// Returns text that folds away below a summary.
+/// Returns text that is collapsed below a summary.
 pub fn details(summary: &str, text: &str) -> String {
     format!(
         "<details><summary>{}</summary>\n<pre>{}</pre></details>\n",
@@ -93,23 +94,23 @@ pub fn details(summary: &str, text: &str) -> String {
     )
 }
 
-/// Returns the command that made the page.
+/// Returns the section with the command that generated the page.
 pub fn command_section(command: &str) -> String {
     format!("<p>Command:</p>\n<pre>{}</pre>\n", escaped(command))
 }
 
-/// Body of the page of a report, which comparisons and single kernels share.
+/// Body of a report page, for comparisons and single kernels.
 #[derive(Debug, Template)]
 #[template(path = "parts.html", block = "report")]
 pub(super) struct Report<'a> {
-    /// Class of the verdict: the name of one, or empty.
+    /// CSS class: the name of the verdict, or empty.
     pub class: &'a str,
     pub verdict: Vec<String>,
     /// Table below the verdict, as HTML.
     pub overview: String,
     pub notes: Vec<String>,
     pub sections: Vec<Section>,
-    /// True if tables have tests and verdicts.
+    /// True if the tables contain tests and verdicts.
     pub judged: bool,
     pub configurations: Vec<Figures>,
     pub provenance: String,
@@ -119,7 +120,7 @@ pub(super) struct Report<'a> {
 #[derive(Debug)]
 pub(super) struct Section {
     heading: String,
-    /// Key of the colours, as HTML.
+    /// Colour key, as HTML.
     key: String,
     /// Charts of each group, as HTML.
     groups: Vec<String>,
@@ -143,7 +144,7 @@ impl Section {
         })
     }
 
-    /// Groups whose charts differ in height need columns in place of a grid.
+    /// Several groups have charts of different height, which need columns instead of a grid.
     fn class(&self) -> &'static str {
         if self.groups.len() > 1 { "charts uneven" } else { "charts" }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The page of a single kernel's figures: medians, spread, counts, provenance.
+//! HTML page of a single kernel's figures: medians, spread, counts, provenance.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ use crate::{
 };
 use granule_types::units::counted;
 
-/// Counts of one kind; a name belongs to one kind.
+/// Selects the counts of one kind from a sample; each count name belongs to one kind.
 type SelectCounts = fn(&Sample) -> &BTreeMap<String, u64>;
 const KINDS: [SelectCounts; 3] =
     [|sample| &sample.events, |sample| &sample.gauges, |sample| &sample.counters];
 
-/// Sums of counters beside each time.
+/// Column beside each time: its heading, and a predicate of the counters that it sums.
 type Sum = (&'static str, fn(&str) -> bool);
 const SUMS: [Sum; 4] = [
     ("guest aborts", |name| name == "guest_aborts"),
@@ -31,7 +31,7 @@ const SUMS: [Sum; 4] = [
     ("TLBI", |name| name.starts_with("TLBI ")),
 ];
 
-/// Renders the page of the samples of one kernel; `command` repeats it.
+/// Renders the page of one kernel's samples. `command` is the command line that generates it again.
 pub fn single(samples: &[Sample], label: &str, command: Option<&str>) -> String {
     let side = Side::of(label.to_owned(), samples);
     let groups = comparison::groups(samples, true);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! SVG drawings of fixed width, and axes. A drawing is shown no wider than a phone, so its text
-//! keeps its size; its height grows with its content. An axis maps figures to positions.
+//! SVG drawings of fixed width, and axes. A drawing is as wide as a phone, so that its text is not
+//! scaled; its height depends on its content. An axis maps figures to positions.
 
 use std::fmt::Write;
 
 use super::page::escaped;
 
-/// Width of every drawing in its own units, about pixels.
+/// Width of every drawing in SVG user units, about pixels.
 pub const WIDTH: f64 = 360.0;
 /// Number of characters that fit into a line.
 const LINE: usize = 56;
@@ -24,8 +24,8 @@ impl Svg {
         self.body.push('\n');
     }
 
-    /// Adds text with its base line at `y`; `anchor` is the part at `x`: `start`, `middle` or
-    /// `end`. A text that does not fit is shortened and has a tooltip.
+    /// Adds text with its baseline at `y`; `anchor` is the part at `x`: `start`, `middle` or
+    /// `end`. Text that does not fit is shortened and has a tooltip.
     pub fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
         let shown = shortened(text);
         let title = if shown == text { String::new() } else { tooltip(text) };
@@ -50,7 +50,7 @@ impl Svg {
         self.put(&format!(r#"<polyline points="{}" class="{class}"/>"#, list.trim_end()));
     }
 
-    /// Adds a mark for a figure, with a tooltip.
+    /// Adds the mark of a figure, with a tooltip.
     pub fn circle(&mut self, x: f64, y: f64, radius: f64, class: &str, title: &str) {
         self.marks += 1;
         let title = tooltip(title);
@@ -59,7 +59,7 @@ impl Svg {
         ));
     }
 
-    /// Adds a part of a bar; with a tooltip it is a mark for a figure.
+    /// Adds a part of a bar. With a tooltip, it is the mark of a figure.
     pub fn rect(&mut self, [x, y, width, height]: [f64; 4], class: &str, title: Option<&str>) {
         let (mark, title) = match title {
             Some(title) => {
@@ -77,8 +77,8 @@ fn tooltip(text: &str) -> String {
     format!("<title>{}</title>", escaped(text))
 }
 
-/// Removes the middle of a text that does not fit into a line: names of configurations begin alike
-/// and differ in the options at their ends.
+/// Removes the middle of text that does not fit into a line. Names of configurations differ in the
+/// options at their ends.
 fn shortened(text: &str) -> String {
     let length = text.chars().count();
     if length <= LINE {
@@ -89,7 +89,7 @@ fn shortened(text: &str) -> String {
     head.chain(['…']).chain(tail).collect()
 }
 
-/// Returns a drawing with its caption, which is its name for screen readers too.
+/// Returns a drawing with its caption, which also is its label for screen readers.
 pub fn figure(title: &str, words: &str, drawing: Svg) -> String {
     let Svg { body, height, marks } = drawing;
     let title = escaped(title);
@@ -104,8 +104,8 @@ pub fn figure(title: &str, words: &str, drawing: Svg) -> String {
 /// Ratio of the largest to the smallest figure above which an axis is logarithmic.
 const LOGARITHMIC_RATIO: f64 = 30.0;
 
-/// Axis, which begins at zero, unless figures are so far apart that small ones would coincide: then
-/// it is logarithmic.
+/// Scale of an axis. It is linear and begins at zero, or logarithmic if figures are so far apart
+/// that small ones would coincide.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scale {
     Linear(f64),

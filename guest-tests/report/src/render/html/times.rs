@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Charts of times: a phase over all configurations, and over growing numbers of vCPUs or sizes.
+//! Charts of times: of a phase by configuration, and by number of vCPUs or size.
 
 use super::{
     super::{
@@ -18,7 +18,7 @@ use granule_types::units::counted;
 const LEFT: f64 = 8.0;
 const RIGHT: f64 = WIDTH - 10.0;
 
-/// Name, and class, of a side, and its times.
+/// Name of a side, which also is its CSS class, and the spread of its times.
 type Times = (&'static str, Spread);
 
 fn times_of(change: &PhaseChange) -> impl Iterator<Item = Times> {
@@ -49,7 +49,7 @@ fn ends_words(times: &[Times]) -> &'static str {
     }
 }
 
-/// Returns the chart of one phase: a lane for each configuration, with both sides and their spread.
+/// Returns the chart of one phase: a lane for each configuration with the spread of both sides.
 pub fn by_configuration(comparison: &Comparison, phase: &AnyPhase) -> String {
     const ROW: f64 = 52.0;
     let rows = comparison.rows().filter(|(_, change)| change.phase == *phase);
@@ -88,7 +88,7 @@ pub fn by_configuration(comparison: &Comparison, phase: &AnyPhase) -> String {
     figure(&format!("{phase}, by configuration"), &words, svg)
 }
 
-/// Returns both medians and their ratio with its interval.
+/// Formats both medians, and the ratio with its interval.
 fn change_words(change: &PhaseChange) -> String {
     let unit = Unit::of_time(&change.time);
     let [before, after] = [change.time.before, change.time.after].map(|spread| unit.median(spread));
@@ -99,7 +99,7 @@ fn change_words(change: &PhaseChange) -> String {
     format!("{before} → {after}, ×{ratio}{}", ends.unwrap_or_default())
 }
 
-/// Adds the labels of ticks below a drawing, which ends there.
+/// Adds the tick labels below a drawing and sets its final height.
 fn ticks(svg: &mut Svg, scale: Scale, unit: Unit, bottom: f64, x: impl Fn(f64) -> f64) {
     for tick in scale.ticks() {
         let at = x(tick);
@@ -113,7 +113,7 @@ fn ticks(svg: &mut Svg, scale: Scale, unit: Unit, bottom: f64, x: impl Fn(f64) -
     svg.height = bottom + 18.0;
 }
 
-/// Returns a tick of a time in as few digits as possible.
+/// Formats a tick of a time axis in as few digits as possible.
 fn tick_label(tick: f64, unit: Unit) -> String {
     let size = match unit {
         Unit::Time(size, _) => f64::from(size),
@@ -134,7 +134,7 @@ pub fn by_parameter(
     sweeps.iter().map(|sweep| curves(phase, parameter, sweep)).collect()
 }
 
-/// Left end of the plot, behind the labels of its ticks.
+/// Left edge of the plot, to the right of its tick labels.
 const GUTTER: f64 = 46.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 170.0;
@@ -184,7 +184,7 @@ fn curves(phase: &AnyPhase, parameter: SweepParameter, sweep: &Sweep) -> String 
     figure(&format!("{phase}, by {}", parameter.name()), &words, svg)
 }
 
-/// Adds the values of the parameter below the plot, without those that would overlap.
+/// Adds the parameter values below the plot and omits those that would overlap.
 fn value_labels(svg: &mut Svg, labels: impl Iterator<Item = (f64, String)>) {
     let mut taken = f64::NEG_INFINITY;
     for (x, label) in labels {
