@@ -15,7 +15,7 @@
 //	x1  address		x6  distance between these reads
 //	x2  addresses left	x7  seed
 //	x3  stride		x9 to x11  scratch
-//	x4  to the first read	x27 mailbox, x28 doorbells, x30 link of planted code
+//	x4  first read's offset	x27 mailbox, x28 doorbells, x30 link of planted code
 
 	.pushsection .rodata.granule_guest, "a", %progbits
 	.balign	2048

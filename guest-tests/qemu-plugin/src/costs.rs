@@ -9,8 +9,8 @@
 //!
 //! * `dc_long`: `DC` of a line after [`SHORT_RANGE`] others without a `DSB`. Each line of a range
 //!   costs more if the range exceeds the reach of the CPU's TLB and caches.
-//! * `atomic_shared`: an atomic operation on a cache line whose previous one another CPU executed, so
-//!   that the line moves between the CPUs.
+//! * `atomic_shared`: an atomic operation on a cache line whose previous one another CPU executed,
+//!   so that the line moves between the CPUs.
 //!
 //! Without these costs, such instructions cost the same as others of their classes.
 

@@ -34,7 +34,7 @@ pub mod testing {
         thread,
     };
 
-    /// Names the file to which [`skip`] appends one line for each skipped test.
+    /// Environment variable with the file to which [`skip`] appends one line for each skipped test.
     pub const SKIP_LOG_VARIABLE: &str = "GRANULE_SKIP_LOG";
 
     /// Reports that the current test is skipped, wholly or in part, for `reason`: a line

@@ -4,7 +4,7 @@
 //! Input passes a filter, which detects the escape key, and is buffered until the guest reads it.
 //! With a terminal, the thread keeps reading even if the guest does not, so that the escape key
 //! always works; bytes beyond a limit are dropped. With a file or a pipe, the thread reads again
-//! only after the guest has read all earlier bytes, so that no byte is lost.
+//! only after the sink has taken all earlier bytes, so that no byte is lost.
 //!
 //! The bytes go to the FIFO of a serial port ([`SerialSink`]) or to a pipe from which a virtio
 //! console reads ([`PipeSink`]).

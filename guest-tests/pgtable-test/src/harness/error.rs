@@ -57,7 +57,7 @@ pub enum HarnessError {
         copied: u64,
         /// The round of the write; the stop counts as one more than the last round.
         round: u32,
-        /// The last round whose dirty bitmap contained the page; 0 is none.
+        /// Last round whose dirty bitmap contained the page; 0 if none did.
         logged_in: u32,
     },
     #[error("this machine does not support --migrate; use --engine kvm")]

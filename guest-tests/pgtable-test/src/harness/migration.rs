@@ -256,8 +256,8 @@ impl MigrationDestination {
         Ok(())
     }
 
-    /// Checks that source and destination are equal and hold what the vCPUs wrote. `tasks` are the
-    /// vCPUs' tasks; `writes` are each vCPU's writes at the end of every round and of the stop.
+    /// Checks that source and destination are equal and hold all vCPU writes. `tasks` are the vCPUs'
+    /// tasks; `writes` are each vCPU's write counts at the end of every round and of the stop.
     pub(super) fn check(
         mut self,
         source: &dyn MigrationOps,

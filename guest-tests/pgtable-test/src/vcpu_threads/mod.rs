@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! One thread for each vCPU, released together, watched against a deadline.
+//! One thread for each vCPU; all are released together and must finish by a deadline.
 //!
 //! The vCPUs execute tasks in three steps:
 //!

@@ -74,7 +74,7 @@ impl VirtioDevice for Console {
             if chain.length(Direction::Readable) > MAX_OUTPUT {
                 return Err(DeviceError::Request("its output is larger than 1M"));
             }
-            // A driver that resets the device abandons its requests.
+            // A reset by the driver discards its requests.
             if let Some(output) = &self.backpressure
                 && !output.wait_for_space(|| stop.load(Ordering::Relaxed))
             {

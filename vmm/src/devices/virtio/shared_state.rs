@@ -90,7 +90,7 @@ impl ConfigSpace {
         }))
     }
 
-    /// Sets the interrupt that reports changes. Each transport calls this once.
+    /// Sets the interrupt for changes of the space. Each transport calls this once.
     pub(super) fn set_interrupt(&self, interrupt: Arc<Interrupt>) {
         let _ = self.0.interrupt.set(interrupt);
     }
@@ -128,7 +128,7 @@ impl ConfigSpace {
         target.map(|target| target.copy_from_slice(data)).is_some()
     }
 
-    /// Changes the contents on behalf of the device and interrupts the driver.
+    /// Changes the contents for the device and interrupts the driver.
     pub(super) fn update(&self, offset: usize, data: &[u8]) {
         if let Some(target) = self.0.bytes.lock().get_mut(offset..offset + data.len()) {
             target.copy_from_slice(data);

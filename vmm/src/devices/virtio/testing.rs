@@ -49,7 +49,7 @@ pub fn child_test(name: &str) -> Command {
     command
 }
 
-/// Buffer of a request: contents for the device, or space for its answer.
+/// Buffer of a request: contents for the device, or space for the device's reply.
 #[derive(Debug, Clone)]
 pub enum Buffer {
     Out(Vec<u8>),

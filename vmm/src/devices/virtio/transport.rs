@@ -75,8 +75,8 @@ enum DeviceState {
 }
 
 impl Transport {
-    /// Creates the registers of `device`, whose requests lie in `memory` and which interrupts
-    /// through `irq`. Its thread and its warnings carry `name`.
+    /// Creates the registers of `device`, whose requests are in `memory` and which interrupts
+    /// through `irq`. Its thread name and its warnings contain `name`.
     pub fn new(
         name: &str,
         device: Box<dyn VirtioDevice>,

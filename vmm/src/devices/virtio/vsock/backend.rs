@@ -3,8 +3,8 @@
 //!
 //! Opening it reserves the CID, which no other guest can use until this process ends. Each
 //! activation passes the features, the addresses of guest memory in this process and those of the
-//! queues, then starts the kernel's thread. Before each access to a queue, the kernel checks for a
-//! stop ([`ActiveBackend`]) under the queue's lock. The stop takes these locks, so that the kernel
+//! queues, then starts the backend. Before each access to a queue, the kernel checks for a stop
+//! ([`ActiveBackend`]) under the queue's lock. The stop takes these locks, so that the kernel
 //! accesses no queue or buffer afterwards.
 //!
 //! The kernel translates the guest addresses in descriptors by the memory table. Rings are passed
@@ -225,7 +225,7 @@ pub(super) fn is_within_one_region(memory: &GuestMemoryMmap, config: &VringConfi
     .all(|(start, length)| memory.get_slice(GuestAddress(start), length).is_ok())
 }
 
-/// Returns the configuration of a queue as the `vhost` crate takes it.
+/// Returns the configuration of a queue in the format of the `vhost` crate.
 fn vring_config(queue: &Queue) -> VringConfigData {
     let rings = &queue.rings;
     VringConfigData {
