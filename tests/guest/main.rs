@@ -92,7 +92,7 @@ fn the_process_uses_at_most_five_mebibytes_beside_guest_memory() {
          sleep 5; tail -n 1 /tmp/out; echo; pidof granule >/dev/null || exit; done",
     );
 
-    // All resident memory except the mapping with the size of guest memory.
+    // The command sums all resident memory except the mapping of guest memory, found by its size.
     let output = host.run(
         "awk '/^[0-9a-f]+-/ { name = $6 } /^Size:/ { size = $2 } \
          /^Rss:/ { if (size != 131072) { sum += $2; if ($2 > 0) print $2, size, name } \

@@ -79,7 +79,7 @@ fn text(path: &Path) -> String {
 /// Maximum number of lines of a source file.
 const LONGEST_FILE: usize = 500;
 
-/// Returns the names that reach themselves through others.
+/// Returns the names that are part of a cycle.
 fn cyclic<'a>(edges: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<&'a str> {
     let edges: BTreeSet<_> = edges.into_iter().filter(|(user, used)| user != used).collect();
     let mut reached = edges.clone();

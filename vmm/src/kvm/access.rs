@@ -3,8 +3,8 @@
 //!
 //! The error of `open(2)` distinguishes a missing node or driver (`ENOENT`, `ENODEV`, `ENXIO`), a
 //! missing permission (`EACCES`) and a device cgroup (`EPERM`). `/proc/misc` lists a loaded driver
-//! even in a container that hides the node. The caller supplies the architecture's explanation of a
-//! missing driver. An opened file is KVM's only if `KVM_GET_API_VERSION` returns 12
+//! even in a container that hides the node. The caller supplies the architecture-specific cause of
+//! a missing driver. An opened file is KVM's only if `KVM_GET_API_VERSION` returns 12
 //! (`Documentation/virt/kvm/api.rst`, 4.1).
 
 use std::{ffi::CString, fs, io, os::unix::fs::MetadataExt};

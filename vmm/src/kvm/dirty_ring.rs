@@ -13,8 +13,8 @@
 //! error.
 //!
 //! Writes outside a vCPU context (saving the tables of an interrupt controller) use no ring. A
-//! kernel that logs them in a bitmap (`KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`, arm64) requires it;
-//! this VMM saves no such state, so the bitmap stays empty.
+//! kernel that logs them in a bitmap (arm64) requires `KVM_CAP_DIRTY_LOG_RING_WITH_BITMAP`; this
+//! VMM saves no such state, so the bitmap stays empty.
 
 use std::{
     collections::BTreeMap,

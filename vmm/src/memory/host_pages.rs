@@ -67,7 +67,7 @@ impl HostPages {
         let pool = self
             .sys
             .join(format!("devices/system/node/node{node}/hugepages/hugepages-{}kB", page.0 >> 10));
-        // A host without NUMA has one pool, which the caller checks.
+        // A host without NUMA has one pool, which [`Self::check_pool`] checks.
         let number =
             |name| -> Option<u64> { fs::read_to_string(pool.join(name)).ok()?.trim().parse().ok() };
         let (Some(free), Some(total)) = (number("free_hugepages"), number("nr_hugepages")) else {

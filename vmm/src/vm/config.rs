@@ -14,7 +14,7 @@ use crate::{devices::virtio::net::MacAddress, kvm::memslot::DirtyMode};
 pub struct MemoryZone {
     /// Size, rounded up to the backing's page size.
     pub size: Bytes,
-    /// Host memory behind the zone.
+    /// Host memory that backs the zone.
     pub backing: Backing,
     /// Populates the zone before the guest starts.
     pub prefault: bool,

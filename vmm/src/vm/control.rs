@@ -43,8 +43,8 @@ impl<'a> VmController<'a> {
         }
     }
 
-    /// Ends the current phase of the boot. If the statistics cannot be read, the phase is not
-    /// recorded.
+    /// Ends the current phase of the boot. The phase is not recorded if the statistics cannot be
+    /// read.
     pub fn end_phase(&mut self, next: &'static str, at: Duration) {
         match self.reader.read() {
             Ok(snapshot) => self.boot.end_phase(next, at, snapshot),

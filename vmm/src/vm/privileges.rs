@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Runs in a child process with one thread, because the change is irrevocable.
+    /// Runs in a child process, because the change is irrevocable and needs a single thread.
     #[test]
     fn assume_drops_all_privileges_of_root() {
         if !getuid().is_root() {

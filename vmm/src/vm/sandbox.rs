@@ -66,7 +66,7 @@ mod tests {
 
     const CHILD: &str = "GRANULE_TEST_LANDLOCK";
 
-    /// Runs in a child process, because the rules stay in force.
+    /// Runs in a child process, because the rules cannot be removed.
     #[test]
     fn other_files_cannot_be_opened_and_the_socket_can_be_removed() {
         if let Some(folder) = std::env::var_os(CHILD) {

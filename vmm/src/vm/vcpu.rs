@@ -120,7 +120,7 @@ impl RunControl {
         state.requested
     }
 
-    /// Waits until a stop is requested, in the thread of a vCPU that never enters the guest again.
+    /// Blocks the thread of a vCPU that cannot enter the guest again until a stop is requested.
     pub(super) fn wait_until_stopped(&self) {
         let mut state = self.state.lock();
         self.count_paused(&mut state);

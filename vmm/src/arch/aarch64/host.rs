@@ -29,7 +29,7 @@ pub const LEGACY_SYSCALLS: &[i64] = &[];
 /// The tracepoint of stage-2 aborts.
 pub const FAULT_TRACEPOINT: &str = "kvm_guest_fault";
 
-/// Names and event filters of the counters of stage-2 aborts.
+/// Event filters that count stage-2 aborts, each with the counter's name.
 pub const FAULT_FILTERS: &[(&str, &CStr)] = &[
     ("translation.level1", c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 1 && !(hsr & 2)"),
     ("translation.level2", c"ipa >= 0x40000000 && hsr & 4 && !(hsr & 8) && hsr & 2 && !(hsr & 1)"),

@@ -153,7 +153,7 @@ mod tests {
             (40, amd(0x10, 40, 0), 0xfd_0000_0000),
             (48, amd(0x10, 48, 0), 0xfd_0000_0000),
             (39, amd(0x10, 39, 0), 1 << 39),
-            // Since family 17h it ends the CPU's addresses, which encryption reduces.
+            // Since family 17h the range ends at the CPU's width less the encryption bits.
             (48, amd(0x17, 48, 0), (1 << 48) - (12 << 30)),
             (48, amd(0x17, 48, 5), (1 << 43) - (12 << 30)),
             (48, amd(0x19, 52, 0), 1 << 48),
