@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! External commands that are run or, in a dry run, printed as shell.
 //!
-//! [`Command`] keeps program, arguments, environment and redirection as data, because a dry run
-//! prints exactly what a run executes; the crates `duct` and `xshell` cannot print a command as
-//! shell. The output of a command goes to a log, whose last lines are part of the error.
+//! [`Command`] stores program, arguments, environment and redirection as data, so that a dry run
+//! prints exactly the commands of a run; the crates `duct` and `xshell` cannot print a command as
+//! shell. A command's output is appended to a log, and an error quotes the last lines of the log.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -23,7 +23,7 @@ use rustix::{
 };
 use thiserror::Error;
 
-/// Number of log lines in an error.
+/// Number of log lines that an error quotes.
 const TAIL_LINES: usize = 20;
 
 #[derive(Debug, Error)]
@@ -61,7 +61,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// Returns a command; errors name it by `task` ("building the kernel").
+    /// Returns a command. `task` is its name in errors ("building the kernel").
     pub fn new(task: impl Into<String>, program: impl Into<OsString>) -> Self {
         Self {
             task: task.into(),
@@ -112,8 +112,8 @@ impl Command {
         self
     }
 
-    /// Runs the command, in a dry run too, and returns its standard output: for queries without
-    /// effect.
+    /// Runs the command and returns its standard output. A dry run executes it too, so it must have
+    /// no side effect.
     pub fn query(&self) -> Result<String, CommandError> {
         let output = self.prepared().output().map_err(|e| self.start_error(e))?;
         if !output.status.success() {
@@ -190,7 +190,7 @@ impl Command {
     }
 }
 
-/// As shell: `(cd DIRECTORY && NAME=value program arguments >>log 2>&1)`.
+/// Formats the command as shell: `(cd DIRECTORY && NAME=value program arguments >>log 2>&1)`.
 impl fmt::Display for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(directory) = &self.directory {
@@ -213,10 +213,10 @@ impl fmt::Display for Command {
     }
 }
 
-/// Time that a terminated emulator gets to write its counters.
+/// Time that a program has to exit after SIGTERM: an emulator writes its counts then.
 const TERMINATION: Duration = Duration::from_secs(3);
 
-/// Sleeps until the child exits or the time is up; returns whether it exited.
+/// Waits until the child exits or the timeout expires; returns whether it exited.
 pub fn wait_for_exit(child: &Child, timeout: Duration) -> io::Result<bool> {
     let pidfd = pidfd_open(pid(child)?, PidfdFlags::empty())?;
     let timeout = Timespec {
@@ -227,8 +227,8 @@ pub fn wait_for_exit(child: &Child, timeout: Duration) -> io::Result<bool> {
     Ok(poll(&mut polled, Some(&timeout))? != 0)
 }
 
-/// Waits for the child and returns its status. After the deadline the child is terminated, and
-/// killed if that has no effect; the result is `None`.
+/// Waits for the child and returns its status. After the deadline, sends SIGTERM and, if the child
+/// still does not exit, SIGKILL; returns `None` then.
 fn wait_or_terminate(child: &mut Child, deadline: Duration) -> io::Result<Option<ExitStatus>> {
     if wait_for_exit(child, deadline)? {
         return child.wait().map(Some);
@@ -253,12 +253,12 @@ pub fn tail(log: &Path) -> String {
     last_lines(&text.lines().collect::<Vec<_>>())
 }
 
-/// Returns the last of these lines, indented.
+/// Returns the last `TAIL_LINES` lines, indented.
 pub fn last_lines(lines: &[&str]) -> String {
     indented(&lines[lines.len().saturating_sub(TAIL_LINES)..])
 }
 
-/// Formats lines for display below an error.
+/// Indents lines for display below an error message.
 pub fn indented(lines: &[&str]) -> String {
     lines.iter().map(|line| format!("    | {line}\n")).collect()
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Costs of instructions in elapsed time, by class: a table of one machine.
+//! Cost tables: the elapsed time of instructions by class, for one machine each.
 //!
 //! A table is a TOML file with the name of the machine and, for each class of the plugin, a cost in
-//! nanoseconds and its source. A class without a cost costs one nanosecond; a line of a long range
-//! and a shared atomic operation cost as any other. The tables of `costs/` are part of the program; an
-//! option names one of them or a file.
+//! nanoseconds and its source. The default is one nanosecond; for a line of a long range and for a
+//! shared atomic operation, it is the cost of any other line or atomic operation. The tables in
+//! `costs/` are built in; an option names one of them or a file.
 
 use std::{collections::BTreeMap, fmt, fs, str::FromStr};
 
@@ -26,13 +26,13 @@ const CLASSES: [&str; 12] = [
     "exception",
 ];
 
-/// Tables that are part of the program.
+/// Built-in tables.
 const KNOWN: [(&str, &str); 2] = [
     ("kunpeng920", include_str!("../../costs/kunpeng920.toml")),
     ("neoverse-n1", include_str!("../../costs/neoverse-n1.toml")),
 ];
 
-/// Costs of one machine.
+/// Cost table of one machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Costs {
     machine: String,
@@ -57,7 +57,7 @@ struct Cost {
 impl FromStr for Costs {
     type Err = String;
 
-    /// Returns the table of this name, or the one in this file.
+    /// Returns the built-in table of this name, or reads the table from this file.
     fn from_str(name: &str) -> Result<Self, String> {
         let known = KNOWN.iter().find(|(known, _)| *known == name);
         match known {
@@ -93,7 +93,7 @@ impl Costs {
         Ok(Self { machine, picoseconds })
     }
 
-    /// Returns the arguments of the plugin.
+    /// Formats the costs as arguments of the plugin.
     pub fn arguments(&self) -> String {
         let cost = |(class, cost): (&String, &u64)| format!(",cost={class}:{cost}");
         self.picoseconds.iter().map(cost).collect()
@@ -101,7 +101,8 @@ impl Costs {
 }
 
 impl fmt::Display for Costs {
-    /// Names the machine and every cost, for the records: results of other costs do not compare.
+    /// Formats the machine and every cost for the records: results with different costs are not
+    /// comparable.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let costs = self.picoseconds.iter().map(|(class, cost)| format!("{class}={cost}ps"));
         write!(f, "costs of {} ({})", self.machine, costs.collect::<Vec<_>>().join(" "))

@@ -3,13 +3,13 @@
 //!
 //! * `-icount shift=0,sleep=off`: virtual time advances by one nanosecond an instruction, all CPUs
 //!   run in turn in one thread, and idle time takes no real time. Equal inputs produce equal runs.
-//! * `dtb-randomness=off` and `-rtc clock=vm` remove entropy and clock of the machine; `nokaslr
-//!   norandmaps` remove the kernel's randomness, and functions have fixed addresses.
+//! * `dtb-randomness=off` and `-rtc clock=vm` hide the entropy and the clock of the real machine;
+//!   `nokaslr norandmaps` disable the kernel's randomization, so functions have fixed addresses.
 //! * The plugin ends each CPU's turn after a quantum of virtual time and measures elapsed time.
-//!   Otherwise a turn would end at the next timer, and QEMU before 8.1 assigns an empty turn to the
-//!   CPU after one that used up its turn. If that CPU holds a lock that the others poll, the
+//!   Otherwise, a turn would end at the next timer. QEMU before 8.1 then assigns an empty turn to
+//!   the CPU after one that used up its turn; if that CPU holds a lock that the others poll, the
 //!   machine hangs.
-//! * `skew_tick=1` spreads the ticks of the CPUs, so that they do not contend for a lock.
+//! * `skew_tick=1` staggers the timer ticks of the CPUs, so that they do not contend for a lock.
 //! * `oops=panic panic=-1` with `-no-reboot`: an oops ends the emulator.
 
 use std::path::Path;
@@ -27,7 +27,7 @@ pub struct Hardware {
     pub cpu: String,
     pub cpus: u32,
     pub memory: Bytes,
-    /// Length of a CPU's turn.
+    /// Length of a CPU's turn in virtual time.
     pub quantum: Nanoseconds,
     /// Costs of instructions in elapsed time.
     pub costs: Option<Costs>,
@@ -44,13 +44,13 @@ impl Hardware {
         )
     }
 
-    /// Returns the largest number of turns that a CPU may wait for its own: four rounds, in which
-    /// each turn counts twice.
+    /// Returns the largest number of turns that a runnable CPU may wait: four rounds, in which each
+    /// turn counts twice.
     pub fn longest_wait(&self) -> u64 {
         8 * u64::from(self.cpus)
     }
 
-    /// Returns the emulator with this hardware and nothing to boot.
+    /// Returns the emulator's command for this hardware, without a kernel.
     pub fn emulator(&self, qemu: &Path) -> Command {
         let Self { cpu, cpus, memory, .. } = self;
         Command::new("the emulated host", qemu)
@@ -65,7 +65,7 @@ impl Hardware {
     }
 }
 
-/// Returns the kernel's command line with these additional parameters.
+/// Returns the kernel command line with the additional parameters `append`.
 pub fn kernel_command_line(append: &str) -> String {
     let fixed = "console=ttyAMA0 nokaslr norandmaps skew_tick=1 oops=panic panic=-1";
     format!("{fixed} {append}").trim_end().to_owned()

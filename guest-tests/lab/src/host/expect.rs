@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Expect: waits until a program has printed a text, then sends a line.
 //!
-//! Each exchange matches its text after the end of the previous match. The output is logged
-//! throughout. If the program ends early or never prints a text, the remaining exchanges are
-//! skipped, and the log ends after the last match.
+//! Each exchange searches for its text after the previous match. All output is logged. If the
+//! program ends early or does not print a text, the remaining exchanges are
+//! skipped.
 
 use std::{
     collections::VecDeque,
@@ -29,7 +29,7 @@ impl Exchange {
     }
 }
 
-/// Output of a program that no expected text has matched yet.
+/// Program output after the last match.
 #[derive(Debug, Default)]
 pub struct UnmatchedOutput(Vec<u8>);
 
@@ -92,7 +92,7 @@ pub fn run_script(
             }
             script.pop_front();
         }
-        // The text may have been read in part.
+        // The end of the output may be the start of the expected text.
         unmatched.keep_last(script.front().map_or(0, |exchange| exchange.expect.len()));
     }
 }

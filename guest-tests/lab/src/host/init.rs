@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! PID 1 of the emulated host.
 //!
-//! The program `granule` is also `/init` of the initramfs. As PID 1 it mounts file systems,
+//! The program `granule` is also `/init` of the initramfs. As PID 1, it mounts file systems,
 //! reserves the huge pages of the job, runs the test with a deadline, sends a report on the
-//! console, and powers off. During the test it sleeps, and the output of the test goes to a
-//! file in memory, so that no instruction of PID 1 is part of a phase.
+//! console, and powers off. During the test it sleeps, and the test writes its output to files
+//! in memory, so that phases contain no instructions of PID 1.
 
 use std::{
     fmt,
@@ -36,7 +36,7 @@ use crate::{
 const STDOUT_PATH: &str = "/tmp/stdout";
 const STDERR_PATH: &str = "/tmp/stderr";
 
-/// Adds the failed operation to an error.
+/// Adds the name of the failed operation to an error.
 trait Context<T> {
     fn context(self, operation: impl FnOnce() -> String) -> Result<T, String>;
 }
@@ -47,8 +47,8 @@ impl<T, E: fmt::Display> Context<T> for Result<T, E> {
     }
 }
 
-/// Runs as PID 1 of the emulated host or of its guest and powers the machine off. Returns `false`
-/// if this process is neither, and `true` if the machine is still on.
+/// Runs as PID 1 of the emulated host or of its guest, and powers the machine off. Returns `false`
+/// if this process is not PID 1 of either, and `true` if the power-off failed.
 pub fn run_as_pid_1() -> bool {
     if getpid() != Pid::INIT {
         return false;
@@ -106,7 +106,7 @@ fn run_job() -> Result<Ending, String> {
     run_test(&job)
 }
 
-/// Restricts this process and its future children to these CPUs.
+/// Sets the CPU affinity of this process, which its children inherit.
 fn restrict_to(cpus: &[usize]) -> Result<(), String> {
     let mut set = CpuSet::new();
     for cpu in cpus {
@@ -128,8 +128,8 @@ fn walk(seed: u64) -> Result<(), String> {
     restrict_to(&cpus)
 }
 
-/// Reserves huge pages; `Some` if the host has too few. A pool that was reserved at boot (gigantic
-/// pages) is left unchanged.
+/// Reserves huge pages; returns `Some` if the host has too few. A pool that was reserved at boot
+/// (gigantic pages) is not changed.
 fn reserve_pools(job: &Job) -> Result<Option<Ending>, String> {
     for (&page, &required) in &job.pools {
         let path = format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", page >> 10);
@@ -138,7 +138,7 @@ fn reserve_pools(job: &Job) -> Result<Option<Ending>, String> {
             text.trim().parse().context(|| format!("{path} is not a number"))
         };
         if count()? < required {
-            // Fails for pages that can only be reserved at boot; the count is checked below.
+            // Fails for page sizes that can only be reserved at boot; the count is checked below.
             let _ = fs::write(&path, required.to_string());
         }
         let available = count()?;
@@ -206,8 +206,8 @@ fn ending(child: &mut Child, elapsed: Duration, job: &Job) -> io::Result<Ending>
     })
 }
 
-/// Sends the report. The console log level is lowered meanwhile and restored afterwards, so that a
-/// late splat still reaches the console.
+/// Sends the report with a lowered console log level, and restores the level, so that a later splat
+/// still reaches the console.
 fn send(ending: Ending) -> io::Result<()> {
     const LEVELS: &str = "/proc/sys/kernel/printk";
     let levels = fs::read_to_string(LEVELS).unwrap_or_default();

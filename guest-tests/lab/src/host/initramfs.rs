@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The initramfs: a deterministic cpio archive in `newc` format.
 //!
-//! Owner 0, time 0, inode numbers from 1 in the order of the entries (format:
-//! `Documentation/driver-api/early-userspace/buffer-format.rst` of the kernel). The archive is not
+//! Entries have owner 0, time 0 and consecutive inode numbers from 1 (for the format, see the
+//! kernel's `Documentation/driver-api/early-userspace/buffer-format.rst`). The archive is not
 //! compressed: decompression in the emulator takes longer than reading.
 //!
-//! The `cpio` crate writes header fields in lower-case hexadecimal. With it, the bytes, and so the
-//! instructions that a kernel takes to unpack them, would differ from those of recorded results.
+//! The `cpio` crate writes header fields in lower-case hexadecimal. Different bytes change the
+//! number of instructions that the kernel executes to unpack them, and thus recorded results.
 
 use std::{
     fs::File,
@@ -25,10 +25,10 @@ const PROGRAM: u32 = 0o100_755;
 const DATA: u32 = 0o100_644;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// Directories that PID 1 needs before it mounts.
+/// Directories that PID 1 requires before it mounts file systems.
 const DIRECTORIES: [&str; 4] = ["dev", "proc", "sys", "tmp"];
 
-/// Granularity of holes in the file.
+/// Granularity of holes in a sparse file.
 const HOLE: usize = 1 << 16;
 
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Returns the archive of these entries, the directories and the console.
+/// Returns an archive with the directories, the console device and these entries.
 pub fn pack(entries: &[Entry<'_>]) -> Result<Vec<u8>, CommandError> {
     let mut archive = Vec::new();
     let mut inodes = 1..;
@@ -117,7 +117,7 @@ fn append(
     Ok(())
 }
 
-/// Writes an archive to a file, with holes for zeros: a disk image consists mostly of zeros.
+/// Writes an archive to a sparse file: a disk image consists mostly of zeros.
 pub fn write_sparse(archive: &[u8], path: &Path) -> io::Result<()> {
     let file = File::create(path)?;
     file.set_len(archive.len() as u64)?;
@@ -129,7 +129,7 @@ pub fn write_sparse(archive: &[u8], path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints how to build an equivalent archive from the directory `root`.
+/// Prints the shell commands that build an equivalent archive from the directory `root`.
 pub fn print(
     shell: Shell,
     entries: &[Entry<'_>],

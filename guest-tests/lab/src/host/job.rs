@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The job of one boot and its report: a file for PID 1, and a line from it.
+//! Protocol between lab and PID 1: the job of one boot, a file; and its report, a console line.
 //!
-//! The serial console is the one channel of every kernel and every emulator, and the kernel's
-//! messages share it. PID 1 sends its report at the end, as one line with a checksum that detects a
-//! lost or inserted byte:
+//! The serial console is the only channel that every kernel and emulator supports, and kernel
+//! messages appear on it too. PID 1 sends its report at the end, as one line with a checksum that
+//! detects lost and inserted bytes:
 //!
 //! ```text
 //! @@granule report <SHA-256 of the JSON in hexadecimal> <the report as JSON>
 //! ```
 //!
-//! PID 1 lowers the console log level while it sends; a message that appears nevertheless breaks
-//! the checksum.
+//! PID 1 lowers the console log level while it sends the line. If a kernel message appears
+//! nevertheless, the checksum does not match.
 
 use std::{
     collections::BTreeMap,
@@ -29,26 +29,26 @@ use crate::{host::expect::Exchange, shell::sha256};
 
 /// Path of the job in the initramfs.
 pub const JOB_PATH: &str = "/job.json";
-/// Path of the facts about the host in the initramfs (see [`granule_types::record::Host`]).
+/// Path of the host's description in the initramfs (see [`granule_types::record::Host`]).
 pub const FACTS_PATH: &str = "/facts.json";
-/// Path of the test's results in the emulated host.
+/// Path of the results file in the emulated host.
 pub const RESULTS_PATH: &str = "/tmp/results.jsonl";
-/// Path of a foreign test in the initramfs.
+/// Path in the initramfs of a test that is not part of `granule`.
 pub const FOREIGN_PATH: &str = "/test";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
     pub argv: Vec<String>,
-    /// Huge pages to reserve: page size in bytes, and number.
+    /// Number of huge pages to reserve, by page size in bytes.
     pub pools: BTreeMap<u64, u64>,
     /// Files below `/sys` and the values to write to them.
     pub settings: BTreeMap<String, String>,
     /// Seed of the schedule; see [`CpuSchedule`]. 0 changes nothing.
     pub seed: u64,
-    /// The test is foreign: it executes no marks, so PID 1 executes them around it.
+    /// True if the test executes no marks: PID 1 then executes them before and after it.
     pub foreign: bool,
-    /// Script on the console of the test. Without it, the test has no standard input.
+    /// Script for the console of the test. If it is empty, the test has no standard input.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<Exchange>,
     /// Virtual seconds after which the test is killed.
@@ -58,7 +58,7 @@ pub struct Job {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobReport {
     pub ending: Ending,
-    /// Properties of the emulated host, unless PID 1 could not detect them.
+    /// Properties of the emulated host; `None` if PID 1 could not detect them.
     pub host: Option<Host>,
     pub stdout: String,
     pub stderr: String,
@@ -95,9 +95,9 @@ pub enum Ending {
 
 /// CPUs on which PID 1 runs before the test, which determines the schedule of a seed.
 ///
-/// PID 1 runs on every CPU once, in an order and for a number of turns that depend on the seed. The
-/// scheduler prefers the CPU that became idle last for a new thread (`find_idlest_group_cpu()`), so
-/// the vCPUs run on other CPUs and in another order, and the ticks occur at other times.
+/// PID 1 runs on every CPU once; order and spin counts depend on the seed. For a new thread, the
+/// scheduler prefers the CPU that became idle last (`find_idlest_group_cpu()`), so another seed
+/// places the vCPUs on other CPUs, in another order, and ticks occur at other times.
 #[derive(Debug, Clone)]
 pub struct CpuSchedule {
     generator: SplitMix64,
@@ -110,7 +110,7 @@ impl CpuSchedule {
     }
 }
 
-/// A CPU and the number of turns to spin there, below 2^18.
+/// Yields a CPU and the number of loop iterations to spin there, below 2^18.
 impl Iterator for CpuSchedule {
     type Item = (usize, u64);
 
@@ -125,7 +125,7 @@ impl Iterator for CpuSchedule {
     }
 }
 
-/// Start of the line of a report.
+/// First characters of a report line.
 const REPORT: &str = "@@granule report ";
 
 #[derive(Debug, Error)]
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Returns the log of a serial console, whose lines end with a carriage return.
+    /// Returns a serial console log, whose lines end with CR LF.
     fn console() -> String {
         let mut sent = b"[    0.0] Booting Linux\n".to_vec();
         send(&mut sent, &report()).unwrap();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Reads the counts of the plugin and assigns them to phases.
+//! Parses the counts of the plugin and assigns them to phases.
 //!
-//! The plugin writes a line for each segment between two marks, in the order of execution, and an
-//! end line when the emulator exits normally. Records have the same order, so marked segments and
-//! records correspond one to one. A file without this order is refused: counts
-//! would belong to the wrong phase.
+//! The plugin writes a line for each segment between two marks, in execution order, and an end line
+//! when the emulator exits normally. Records have the same order, so marked segments and records
+//! correspond one to one. A file in another order is refused: counts would be assigned to the
+//! wrong phase.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -16,20 +16,20 @@ use granule_types::{mark, phase::Phase, record::Record, units::Nanoseconds};
 /// Counts between two marks.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct CountSegment {
-    /// The mark that started the segment.
+    /// Mark that started the segment.
     pub mark: u8,
     /// Sums over all CPUs, by name.
     pub counts: BTreeMap<String, u64>,
-    /// Times of the plugin's clock.
+    /// Times measured by the plugin's clock.
     pub time: ClockTime,
 }
 
-/// Times of a segment: those fields of the plugin's that the lab uses.
+/// Times of a segment; other fields of the plugin are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct ClockTime {
-    /// Time of the CPUs side by side in picoseconds.
+    /// Elapsed time of the emulated CPUs in picoseconds.
     pub elapsed: u64,
-    /// Largest number of turns that a CPU which could run waited for its own.
+    /// Largest number of turns that a runnable CPU waited.
     pub starved: u64,
 }
 
@@ -72,7 +72,7 @@ pub enum CountError {
     Mismatch { marks: String, results: String },
 }
 
-/// Reads the output of the plugin.
+/// Parses the output of the plugin.
 pub fn read_segments(text: &str) -> Result<Vec<CountSegment>, CountError> {
     let mut segments = Vec::new();
     let mut expected = None;
@@ -84,7 +84,7 @@ pub fn read_segments(text: &str) -> Result<Vec<CountSegment>, CountError> {
         }
         match serde_json::from_str(line) {
             Ok(segment) => segments.push(segment),
-            // The last line of an emulator that was killed may be incomplete.
+            // The last line is incomplete if the emulator was killed while writing it.
             Err(_) if !text.ends_with('\n') && index + 1 == text.lines().count() => {}
             Err(source) => return Err(malformed(source)),
         }
@@ -98,7 +98,7 @@ pub fn read_segments(text: &str) -> Result<Vec<CountSegment>, CountError> {
     }
 }
 
-/// Refuses segments of phases in which a CPU waited more than `longest` turns for its own.
+/// Refuses segments of phases in which a runnable CPU waited more than `longest` turns.
 pub fn check_turns(segments: &[CountSegment], longest: u64) -> Result<(), CountError> {
     let phases = segments.iter().filter(|segment| phase_of(segment.mark).is_some());
     let waited = phases.map(|segment| segment.time.starved).max().unwrap_or(0);

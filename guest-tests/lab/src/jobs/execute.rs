@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Executes one job on one kernel: packs the initramfs, boots, and collects results and counts.
+//! Executes a job on a kernel: packs the initramfs, boots the host, collects results and counts.
 //!
-//! All files stay in the job's directory, also after an error:
+//! All files remain in the job's directory, after an error too:
 //!
 //! | file | contents |
 //! |---|---|
@@ -42,7 +42,7 @@ const CONSOLE: &str = "console.log";
 const COUNTS: &str = "counts.jsonl";
 const INITRAMFS: &str = "initramfs.cpio";
 
-/// Executes jobs; the properties that all jobs of a run share.
+/// Executor of jobs, with the properties that all jobs of a run share.
 #[derive(Debug, Clone)]
 pub struct Executor {
     pub qemu: PathBuf,
@@ -51,7 +51,7 @@ pub struct Executor {
     pub emulator: String,
     /// Real time after which an emulator is terminated.
     pub deadline: Duration,
-    /// `true` if a job fails by any splat on its console.
+    /// True if any splat on the console fails the job.
     pub strict: bool,
 }
 
@@ -91,7 +91,7 @@ impl Executor {
         drop(packed);
         shell.write(&directory.join("command"), format!("{command}\n"))?;
         let ended = shell.run(&command);
-        // The archive is large, and its inputs are still available.
+        // The archive is large and can be rebuilt from its inputs.
         let _ = fs::remove_file(&archive);
         self.collect(job, directory, ended).map(Some)
     }

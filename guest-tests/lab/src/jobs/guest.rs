@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The Linux guest that a job boots with `granule run`.
 //!
-//! It is either the kernel of the host with [`guest_init`], which requires no downloads, or a
-//! distribution with its own kernel and a disk, driven by a script on its console.
+//! It is either the host's kernel with [`guest_init`] as PID 1, which requires no download, or a
+//! distribution with its own kernel and disk, controlled by a script on its console.
 
 use std::path::{Path, PathBuf};
 
@@ -10,27 +10,27 @@ use granule_types::units::Bytes;
 
 use crate::host::{expect::Exchange, guest_init};
 
-/// A guest and its boot.
+/// Guest and the parameters of its boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guest {
-    /// Boot files and their paths in the initramfs; none for the kernel of the host.
+    /// Boot files and their paths in the initramfs; empty if the guest boots the host's kernel.
     pub files: Vec<(PathBuf, &'static str)>,
     pub default_memory: Bytes,
     /// Arguments of `granule run` that depend on the guest.
     pub arguments: &'static [&'static str],
-    /// Script for the guest's console. Sent lines are echoed, so none may contain the text that is
-    /// expected next.
+    /// Script for the guest's console. The guest echoes sent lines, so none may contain the text
+    /// that is expected next.
     pub script: Vec<Exchange>,
 }
 
 impl Guest {
-    /// Path of the guest's kernel in the initramfs.
+    /// Path of the guest's kernel in the host's initramfs.
     pub const IMAGE: &str = "/guest.image";
-    /// Path of the guest's initramfs in the initramfs.
+    /// Path of the guest's initramfs in the host's initramfs.
     pub const INITRD: &str = "/guest.cpio";
     const DISK: &str = "/guest.disk";
 
-    /// Returns a guest with the kernel of the host and `granule` as PID 1.
+    /// Returns a guest with the host's kernel and `granule` as PID 1.
     pub const fn own() -> Self {
         Self {
             files: Vec::new(),
@@ -71,8 +71,8 @@ impl Guest {
         }
     }
 
-    /// Returns the host memory for the guest's files: the initramfs, and the file system it is
-    /// unpacked to, which takes at most half of the memory.
+    /// Returns the host memory that the guest's files require: the initramfs, and the root file
+    /// system that contains its unpacked files, which may use half of the memory.
     pub fn memory_of_files(&self) -> Bytes {
         let size = |(path, _): &(PathBuf, _)| std::fs::metadata(path).map_or(0, |file| file.len());
         let files: u64 = self.files.iter().map(size).sum();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Jobs of a run, one boot each, so that no job finds the state of another; and the resources that
-//! a backing requires of the emulated host.
+//! Jobs of a run, one boot each, so that no job depends on another's state; and the resources that
+//! a backing requires in the emulated host.
 
 use std::{
     collections::BTreeMap,
@@ -22,11 +22,11 @@ use crate::{
     options::{HostOptions, Options, Test},
 };
 
-/// Pages of this size and more can only be reserved at boot.
+/// Pages of at least this size can only be reserved at boot.
 const GIGANTIC: u64 = 1 << 30;
 /// Default huge page size of Debian's and the lab's kernels.
 const DEFAULT_HUGE: u64 = 2 << 20;
-/// Virtual seconds after which a test is killed. A test that only sleeps reaches the limit at once.
+/// Virtual seconds after which a test is killed. A test that only sleeps reaches it immediately.
 const DEADLINE_SECONDS: u64 = 3600;
 
 /// One boot and its job.
@@ -44,10 +44,10 @@ pub struct PlannedJob {
     pub guest: Option<Guest>,
 }
 
-/// Huge pages to reserve: page size in bytes, and number.
+/// Number of huge pages to reserve, by page size in bytes.
 type Pools = BTreeMap<u64, u64>;
 
-/// Returns the jobs of a run. `tests` are the programs of the kernel tree that it runs.
+/// Returns the jobs of a run. `tests` are the selftests to run, from the kernel tree.
 pub fn jobs(options: &Options, tests: &[Invocation]) -> Vec<PlannedJob> {
     let matrix = &options.matrix;
     match matrix.test() {
@@ -65,8 +65,8 @@ pub fn jobs(options: &Options, tests: &[Invocation]) -> Vec<PlannedJob> {
 }
 
 impl PlannedJob {
-    /// Returns the job of a foreign program without settings; `cpus` and `memory` are the defaults
-    /// of the hardware.
+    /// Returns the job of a program from the kernel tree, without settings. `cpus` and `memory`
+    /// are the default hardware.
     fn new(
         host: &HostOptions,
         name: String,
@@ -107,7 +107,7 @@ fn page_table_test(
     vcpus: u32,
     seed: u64,
 ) -> PlannedJob {
-    // One page if pages are large, else an amount that takes seconds of emulation.
+    // At least one page, and otherwise a size that takes seconds of emulation.
     let default = Bytes(page_of(backing).unwrap_or(0).max(Bytes::mib(64).0));
     let memory = matrix.memory().unwrap_or(default);
     let pools = pools(backing, memory);
@@ -152,7 +152,7 @@ fn guest_boot(
     let memory = matrix.memory().unwrap_or(guest.default_memory);
     let memory = page_of(backing).map_or(memory, |page| Bytes(memory.0.next_multiple_of(page)));
     let pools = pools(backing, memory);
-    // --no-reboot: a guest that panics and resets must not boot again.
+    // --no-reboot: the guest must not boot again after a panic.
     let argv = ["/init", "run", "--no-reboot"]
         .into_iter()
         .chain(["--kernel", Guest::IMAGE, "--initrd", Guest::INITRD])
@@ -173,7 +173,7 @@ fn guest_boot(
     planned
 }
 
-/// Returns the job of a selftest, which has defaults of its own.
+/// Returns the job of a selftest, which has its own hardware defaults.
 fn selftest(options: &Options, program: &Path, arguments: &[String]) -> PlannedJob {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let vcpus = options.matrix.vcpus.first().copied().unwrap_or(4);
@@ -198,9 +198,9 @@ fn pools(backing: Backing, memory: Bytes) -> Pools {
     page_of(backing).map(|page| (page, memory.0.div_ceil(page))).into_iter().collect()
 }
 
-/// Returns settings of a backing. `granule bench` requires huge pages, and a read that maps the
-/// huge zero page leads to small pages at the first write. The kernel's test runs with the
-/// defaults, including the zero page.
+/// Returns the settings of a backing. `granule bench` requires huge pages: if a read maps the huge
+/// zero page, the first write allocates small pages. The kernel's test uses the default settings,
+/// which enable the huge zero page.
 fn settings(backing: Backing, zero_page: bool) -> BTreeMap<String, String> {
     match (backing, zero_page) {
         (Backing::AnonymousThp, false) => {
@@ -211,8 +211,8 @@ fn settings(backing: Backing, zero_page: bool) -> BTreeMap<String, String> {
     }
 }
 
-/// Returns the host memory for a region and its pools: one more gigabyte, and another one for
-/// gigantic pages, which must be aligned while kernel and page tables take both ends.
+/// Returns the host memory for a region and its pools: one additional gigabyte, and another for
+/// gigantic pages, whose alignment excludes the ends of memory that the kernel uses.
 fn host_memory(region: Bytes, pools: &Pools) -> Bytes {
     let pooled: u64 = pools.iter().map(|(page, count)| page * count).sum();
     let gigantic = pools.keys().any(|page| *page >= GIGANTIC);

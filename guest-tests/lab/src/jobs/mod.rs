@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! From a matrix to outcomes: one boot for each job on each kernel. Several emulators run at a
-//! time; jobs share nothing, so their number changes no result.
+//! Runs the jobs of a matrix: one boot for each job on each kernel. Several emulators run in
+//! parallel; jobs share no state, so the number of emulators does not affect results.
 
 pub mod counts;
 pub mod execute;
@@ -27,11 +27,11 @@ use self::{
 };
 use crate::{kernel::Kernel, progress::Progress, shell::Shell};
 
-/// Failure of a job that was skipped.
+/// Error message of a skipped job.
 pub const KERNEL_DOES_NOT_BOOT: &str = "not run: this kernel does not boot";
 
-/// Number of jobs without an ending after which a kernel counts as unbootable and its other jobs
-/// are skipped.
+/// Number of jobs that fail without a report of PID 1 before the kernel's other jobs are skipped as
+/// unbootable.
 const MAX_FAILED_BOOTS: usize = 2;
 
 #[derive(Debug)]
@@ -40,11 +40,11 @@ pub struct JobQueue<'a> {
     pub shell: Shell,
     pub progress: &'a Progress,
     pub run_directory: &'a RunDirectory,
-    /// Number of emulators at a time.
+    /// Number of emulators that run in parallel.
     pub parallel: usize,
 }
 
-/// Outcome of a job; `None` in a dry run, and if its kernel does not boot.
+/// Outcome of a job; `None` in a dry run, or if its kernel does not boot.
 pub type JobResult = Option<Result<JobOutcome, JobError>>;
 /// Results of all jobs: `[kernel][job]`.
 pub type JobResults = Vec<Vec<JobResult>>;

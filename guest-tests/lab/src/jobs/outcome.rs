@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The outcome of one job: the ending of its test, its output, results and counts; and kernel
-//! splats on its console.
+//! Outcome of a job: ending, output, results and counts of its test; and detection of kernel splats
+//! on the console.
 //!
-//! An oops or a panic is always a failure. With `--debug-kernel` every splat of a debug checker is:
-//! lockdep (`=====` with a title below), sleep in atomic context, list corruption, poison and
+//! An oops or a panic always fails the job. With `--debug-kernel`, any splat of a debug checker
+//! does too: lockdep (`=====` above a title), sleep in atomic context, list corruption, poison and
 //! red-zone reports, RCU stalls, `WARNING:`.
 
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub enum JobError {
         #[source]
         source: ReportError,
     },
-    /// The test failed; with its last output.
+    /// The test failed: the reason, and the end of its output.
     #[error("the test {0}\n{1}")]
     Test(String, String),
     #[error("the statistics of `granule run` are invalid")]
@@ -72,7 +72,7 @@ impl JobOutcome {
             counts::merge(&self.segments, &mut records)?;
             return Ok(records);
         }
-        // The kernel's test does not describe its host; PID 1 does.
+        // The kernel's test does not describe its host, so the description is that of PID 1.
         let host = self.report.host.clone().unwrap_or_default();
         let mut records = page_table_records(&self.report.stdout).map_err(JobError::Log)?;
         for record in &mut records {
@@ -95,7 +95,7 @@ impl JobOutcome {
         }
     }
 
-    /// Returns the error of a test that failed for this reason.
+    /// Returns the error for a test that failed for this reason.
     pub fn failure(&self, reason: String) -> JobError {
         let JobReport { stdout, stderr, .. } = &self.report;
         let lines: Vec<&str> = stdout.lines().chain(stderr.lines()).collect();
@@ -103,7 +103,7 @@ impl JobOutcome {
     }
 }
 
-/// Describes an ending, as the predicate of "the test".
+/// Formats an ending as the predicate of "the test".
 pub fn describe(ending: &Ending) -> String {
     match ending {
         Ending::Exited { code, .. } => format!("exited with code {code}"),
@@ -156,7 +156,7 @@ pub fn any_splat(console: &str) -> Option<String> {
     })
 }
 
-/// A lockdep report opens with a line of `=`.
+/// Reports whether a line is the row of `=` that begins a lockdep report.
 fn is_separator(line: &str) -> bool {
     let text = line.rsplit(']').next().unwrap_or(line).trim();
     text.len() >= 20 && text.bytes().all(|byte| byte == b'=')

@@ -12,7 +12,7 @@
 //!     JOB/                  one boot: see `execute`
 //! ```
 //!
-//! Except for paths in command lines, the contents do not depend on time and place of the run.
+//! Except for paths in command lines, the contents are independent of time and place of the run.
 
 use std::{
     fs, io,
@@ -37,7 +37,7 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Creates the directory, which must be empty, and describes each kernel in it.
+    /// Creates the directory, which must be empty if it exists, and writes each `kernel.json`.
     pub fn create(shell: Shell, path: &Path, kernels: &[Kernel]) -> Result<Self, CommandError> {
         let path = absolute(path)?;
         let in_use = fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
@@ -123,8 +123,8 @@ impl RunDirectory {
         write(&self.path.join("comparison.txt"), report)
     }
 
-    /// Writes the HTML report of the run, or of one patch into the directory of its kernel. Returns
-    /// its path.
+    /// Writes the HTML report of the run, or the report of a patch to the directory of its kernel.
+    /// Returns the path.
     pub fn write_html(&self, patch: Option<&Kernel>, html: &str) -> Result<PathBuf, CommandError> {
         let directory = patch.map_or_else(|| self.path.clone(), |kernel| self.kernel(kernel));
         let path = directory.join("report.html");

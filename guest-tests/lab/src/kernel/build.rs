@@ -6,10 +6,10 @@
 //! CACHE/kernels/KEY/   Image, System.map, config, build.log; complete if it exists
 //! ```
 //!
-//! A key is the hash of the inputs: source, patches, configuration fragments, compiler. A patched
-//! kernel starts from a copy of the base's objects, so that only what the patches touch is
-//! compiled. The sources are newer than the copied objects exactly where a patch changed them,
-//! because [`worktree`] reverts patches with the original times.
+//! A key is the hash of the inputs: source, patches, configuration fragments, compiler. The build
+//! of a patched kernel starts from a copy of the base's objects, so that `make` compiles only files
+//! that depend on patched ones. Only patched files are newer than the copied objects, because
+//! [`worktree`] restores the original times when it reverts patches.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ use crate::{
     shell::{self, Shell, partial, sha256},
 };
 
-/// Prefix of the cross compiler; Debian names the native compiler with it too.
+/// Prefix of the cross compiler, and of Debian's native compiler.
 const CROSS_COMPILE: &str = "aarch64-linux-gnu-";
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Returns a builder for a tree and configuration fragments; later fragments override.
+    /// Returns a builder for a tree and configuration fragments; later fragments take precedence.
     pub fn new(
         shell: Shell,
         cache: &'a Path,
@@ -74,7 +74,7 @@ impl<'a> Builder<'a> {
         sha256(&inputs)[..16].to_owned()
     }
 
-    /// Returns whether the kernel of a stack is in the cache.
+    /// Returns whether the cache contains the kernel of a stack.
     pub fn is_built(&self, stack: &Stack) -> bool {
         self.kernel_dir(&stack.patches).join("Image").is_file()
     }
@@ -83,8 +83,8 @@ impl<'a> Builder<'a> {
         self.cache.join("kernels").join(self.key(patches))
     }
 
-    /// Builds the kernel of a stack, unless it is in the cache. Returns it with the symbols whose
-    /// value differs from the fragments.
+    /// Builds the kernel of a stack, unless it is in the cache. Returns it with the configuration
+    /// symbols whose value differs from the fragments.
     pub fn kernel(&self, stack: &Stack) -> Result<(Kernel, Vec<Mismatch>), LabError> {
         let failed = |source| {
             let message = format!("the kernel '{}' was not built", stack.name);
@@ -155,7 +155,7 @@ impl<'a> Builder<'a> {
                 .args(arguments)
         };
         shell.create_dir(objects)?;
-        // Written last, so that an interrupted configuration is repeated.
+        // This file is written last, so that an interrupted configuration is repeated.
         let configured = objects.join("configured");
         if !configured.is_file() {
             shell.run(&make("configuring", &["allnoconfig"]))?;
@@ -194,8 +194,8 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Returns `make` in a kernel tree for arm64, with fixed values for everything that varies between
-/// machines and ends up in the image.
+/// Returns the `make` command of an arm64 kernel tree, with fixed values for build properties that
+/// the image contains and that vary between machines.
 pub fn make(task: &str, tree: &Path) -> Command {
     Command::new(task, "make")
         .env("KBUILD_BUILD_TIMESTAMP", "2000-01-01")
@@ -209,12 +209,13 @@ pub fn make(task: &str, tree: &Path) -> Command {
         .arg(format!("CROSS_COMPILE={CROSS_COMPILE}"))
 }
 
-/// Returns the number of compilers at a time: one for each CPU.
+/// Returns the number of parallel compilers: one for each CPU.
 pub fn jobs() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Symbols without which the host cannot boot, test or report. Others may be unknown to a version.
+/// Configuration symbols that the host requires to boot, test and report. A version may lack other
+/// symbols.
 const REQUIRED: [&str; 14] = [
     "CONFIG_KVM",
     "CONFIG_VIRTUALIZATION",
@@ -232,10 +233,10 @@ const REQUIRED: [&str; 14] = [
     "CONFIG_TRANSPARENT_HUGEPAGE",
 ];
 
-/// A symbol whose value differs from the requested one, and a message about it.
+/// Configuration symbol whose value differs from the requested one, and a message about it.
 pub type Mismatch = (String, String);
 
-/// Returns the symbols whose value differs between fragments (later ones override) and `config`.
+/// Returns the symbols whose value in `config` differs from that in the last fragment with them.
 fn mismatches(fragments: &[impl AsRef<str>], config: &str) -> Vec<Mismatch> {
     let requested: BTreeMap<_, _> =
         fragments.iter().flat_map(|fragment| settings(fragment.as_ref())).collect();
@@ -248,7 +249,7 @@ fn mismatches(fragments: &[impl AsRef<str>], config: &str) -> Vec<Mismatch> {
     requested.into_iter().filter_map(mismatch).collect()
 }
 
-/// Parses `CONFIG_X=value` and `# CONFIG_X is not set` (`n`).
+/// Parses `CONFIG_X=value`, and `# CONFIG_X is not set` as `n`.
 fn settings(text: &str) -> BTreeMap<&str, &str> {
     text.lines()
         .filter_map(|line| match line.strip_prefix("# ") {

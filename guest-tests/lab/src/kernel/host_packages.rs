@@ -119,7 +119,7 @@ impl HostPackages {
         Ok(packages)
     }
 
-    /// Returns the configuration: a path and its content.
+    /// Returns the path and the content of the configuration.
     fn configuration(&self) -> Result<(PathBuf, String), LabError> {
         let (path, text) = match &self.config {
             Some(path) => {
@@ -139,7 +139,7 @@ impl HostPackages {
         Ok((path, text))
     }
 
-    /// Copies the source. The cache stays locked meanwhile: the lab patches its tree in place.
+    /// Copies the source. The cache is locked meanwhile, because the lab patches its tree in place.
     fn copy_source(&self, shell: Shell, cache: &Path, tree: &Path) -> Result<(), LabError> {
         let copy = |source: &Path| {
             let copy = Command::new("copying the source", "cp")
@@ -158,8 +158,8 @@ impl HostPackages {
         Ok(copy(&source)?)
     }
 
-    /// Configures and builds the packages. Signing keys that only the distribution has and debug
-    /// data, which takes tens of gigabytes, are disabled.
+    /// Configures and builds the packages. The distribution's signing keys, which are not public,
+    /// and debug data, which takes tens of gigabytes, are disabled.
     fn compile(
         &self,
         shell: Shell,
@@ -209,7 +209,7 @@ fn unusable<T>(reason: impl Into<String>) -> Result<T, LabError> {
     Err(LabError::Unusable(reason.into()))
 }
 
-/// Checks for all tools at once, instead of one failed build after another.
+/// Checks for all tools before the build, so that one error lists all missing ones.
 fn check_tools(cross: bool) -> Result<(), LabError> {
     let path = env::var_os("PATH").unwrap_or_default();
     let directories: Vec<PathBuf> =
@@ -270,7 +270,7 @@ fn check_source(tree: &Path, base: &str) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Returns the packages with a kernel image and without debug data.
+/// Returns the kernel image packages, except those with debug data.
 fn images(directory: &Path) -> Vec<PathBuf> {
     let image = |name: &String| {
         name.starts_with("linux-image-") && name.ends_with(".deb") && !name.contains("-dbg")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! A kernel that is ready to boot, and its functions whose calls are counted.
+//! A bootable kernel, and the addresses of functions whose calls are counted.
 
 use std::{
     io,
@@ -23,17 +23,17 @@ pub struct Kernel {
     pub name: String,
     pub image: PathBuf,
     pub image_sha256: String,
-    /// The configuration, if known.
+    /// Configuration, if known.
     pub config: Option<PathBuf>,
-    /// The series applied to the source, if known.
+    /// Series applied to the source, if known.
     pub series: Option<Vec<Series>>,
-    /// Name and address of the functions whose calls are counted.
+    /// Names and addresses of functions whose calls are counted.
     pub functions: Vec<(String, u64)>,
 }
 
 impl Kernel {
-    /// Describes an image. `System.map` and configuration are beside it or, in a build tree, at the
-    /// top.
+    /// Opens an image. `System.map` and the configuration are in its directory or, in a build tree,
+    /// in the top directory.
     pub fn open(
         name: String,
         image: &Path,
@@ -70,14 +70,14 @@ impl Kernel {
         })
     }
 
-    /// Returns a kernel that a dry run would build.
+    /// Returns the kernel of a dry run, which does not exist yet.
     pub fn planned(name: String, image: PathBuf, series: Option<Vec<Series>>) -> Self {
         Self { name, image, image_sha256: "SHA256".to_owned(), series, ..Self::default() }
     }
 }
 
-/// Name of each count, and the functions that it may count, in order of preference: kernel versions
-/// name them differently.
+/// Name of each count, and its function's names in different kernel versions, in order of
+/// preference.
 const FUNCTIONS: [(&str, &[&str]); 7] = [
     ("guest_aborts", &["kvm_handle_guest_abort"]),
     ("page_lookups", &["__gfn_to_pfn_memslot", "__kvm_faultin_pfn"]),
@@ -88,7 +88,7 @@ const FUNCTIONS: [(&str, &[&str]); 7] = [
     ("timer_ticks", &["update_process_times"]),
 ];
 
-/// Returns the counts and the addresses of their functions in a `System.map`.
+/// Returns the names of counts with the addresses of their functions in a `System.map`.
 pub fn counted_functions(system_map: &str) -> Vec<(String, u64)> {
     let address = |name: &str| {
         system_map.lines().find_map(|line| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! From a Linux version and a series to kernels that are ready to boot, all in the cache:
-//! everything before the first boot.
+//! Preparation before the first boot: downloads a Linux version, applies series, and builds
+//! bootable kernels, all in the cache.
 //!
 //! ```text
 //! source_package ─ sources ─┬─ worktree ─ build ─ image
@@ -39,7 +39,7 @@ use crate::{
 
 pub use image::Kernel;
 
-/// Locks the cache until the file is dropped; waits for another run.
+/// Locks the cache until the file is dropped; waits while another run holds the lock.
 pub fn lock(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
     shell.create_dir(cache)?;
     if shell.is_dry() {
@@ -54,13 +54,13 @@ pub fn lock(shell: Shell, cache: &Path) -> Result<Option<File>, LabError> {
     Ok(Some(file))
 }
 
-/// Fetches and unpacks the source and returns its tree, without patches.
+/// Fetches and unpacks the source. Returns its unpatched tree.
 pub fn fetch(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, LabError> {
     let _lock = lock(shell, cache)?;
     plain_tree(shell, cache, kernels)
 }
 
-/// As [`fetch`], with the cache locked by the caller.
+/// Like [`fetch`], but the caller has locked the cache.
 pub fn plain_tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<PathBuf, LabError> {
     let tree = sources::tree(shell, cache, kernels)?;
     worktree::restore(shell, &tree)?;
@@ -173,7 +173,7 @@ fn built(
             progress.stage(format!("building the kernel '{}'", stack.name));
         }
         let (kernel, mismatches) = builder.kernel(stack)?;
-        // All kernels of a run have the same configuration.
+        // All kernels of a run have the same configuration, so the first one's mismatches suffice.
         for (_, message) in mismatches.iter().filter(|_| found.is_empty()) {
             progress.note(message);
         }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The kernel's KVM selftests: lists with arguments that keep each within a minute of emulation,
-//! and their build, static for arm64, into the cache.
+//! The kernel's KVM selftests: lists with arguments that limit each to a minute of emulation, and
+//! the build of static arm64 programs in the cache.
 //!
-//! The page-table test comes from Linux 6.1 for every base, so that figures compare: 6.1 is the
-//! first Debian version whose tests cover this path, and its tests still run on 5.10. Other tests
-//! come from the base itself where it is newer.
+//! The page-table test comes from Linux 6.1 for every base, so that figures are comparable: 6.1 is
+//! the first Debian version whose tests cover this path, and its tests still run on 5.10. Other
+//! tests come from the base itself if it is newer.
 
 use std::path::{Path, PathBuf};
 
@@ -20,17 +20,17 @@ use crate::{
 
 pub const PAGE_TABLE_TEST: &str = "kvm_page_table_test";
 
-/// The selftests of a version.
+/// Selftests of a Linux version.
 #[derive(Debug)]
 pub struct Suite {
     pub version: &'static str,
-    /// Number of the guest mode P48V48_4K, for `MODE` in arguments.
+    /// Number of the guest mode P48V48_4K, which replaces `MODE` in arguments.
     mode: &'static str,
     /// Tests below `tools/testing/selftests/kvm` in addition to [`COMMON`], with their arguments.
     own: &'static str,
 }
 
-/// A program, as a path below the directory of its suite, and its arguments.
+/// Path of a program relative to its suite's directory, and its arguments.
 pub type Invocation = (PathBuf, Vec<String>);
 
 impl Suite {
@@ -39,8 +39,8 @@ impl Suite {
         tests.map(|test| test.trim().split_once(' ').unwrap_or((test.trim(), "")))
     }
 
-    /// Returns the invocations of the named tests, or of all. Arguments after a name
-    /// (`dirty_log_test -m 2`) replace those of the list.
+    /// Returns the invocations of the named tests, or of all tests. Arguments after a name
+    /// (`dirty_log_test -m 2`) replace the arguments in the list.
     pub fn invocations(&self, named: &[String]) -> Result<Vec<Invocation>, LabError> {
         let invocation = |name: &str, arguments: &str| {
             let arguments = arguments.replace("MODE", self.mode);
@@ -68,7 +68,7 @@ impl Suite {
     /// Builds the tests of a tree, unless they are in the cache, and returns their directory.
     pub fn build(&self, shell: Shell, cache: &Path, tree: &Tree) -> Result<PathBuf, CommandError> {
         let directory = cache.join("selftests").join(&tree.id);
-        // A directory that was built from another list lacks tests.
+        // A directory that was built from an older list may lack tests.
         if self.tests().all(|(name, _)| directory.join(name).is_file()) {
             return Ok(directory);
         }
@@ -76,7 +76,7 @@ impl Suite {
         let log = partial.join("build.log");
         let headers = partial.join("headers");
         let shim = partial.join("shim");
-        // Some tests generate headers, by default in the tree.
+        // Some tests generate headers, which would be written to the tree by default.
         let generated = partial.join("generated");
         shell.remove_dir(&partial)?;
         for directory in [&headers, &shim.join("linux"), &generated.join("tools")] {
@@ -96,7 +96,7 @@ impl Suite {
             .arg("LDFLAGS=-static")
             .arg(format!("-j{}", jobs()));
         if self.version == LINUX_6_1.version {
-            // Two backports in 6.1.y need a kernel header and TEST_ASSERT_EQ, which 6.1 calls
+            // Two backports in 6.1.y require a kernel header and TEST_ASSERT_EQ, which 6.1 names
             // ASSERT_EQ.
             let header = "linux/bitfield.h";
             shell.copy(&tree.path.join("include").join(header), &shim.join(header))?;
@@ -125,7 +125,7 @@ const COMMON: &str = "kvm_page_table_test -m MODE -v 4 -b 16M -s anonymous, \
     memslot_modification_stress_test -m MODE -v 2 -b 16M -i 10, set_memory_region_test, \
     kvm_create_max_vcpus, kvm_binary_stats_test, rseq_test, steal_time";
 
-/// The suite of the page-table test, and of bases whose own tests are too few.
+/// Suite of the page-table test, and of bases that have too few tests.
 pub const LINUX_6_1: Suite = Suite {
     version: "6.1",
     mode: "2",

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Series of patches, and the stacks of patches that a run builds kernels from.
+//! Patch series, and the stacks of patches from which a run builds kernels.
 //!
-//! A series is the patches in `stage2/linux/BASE/NAME/`, in the order of the file `series`. A line
-//! `../OTHER/PATCH` in that file names a patch of another series of the same base. A line
-//! `# after: OTHER` says that the patches apply on top of another series. A run with the upper one
-//! includes the lower one, as a kernel of its own to compare with.
+//! A series consists of the patches in `stage2/linux/BASE/NAME/`, in the order of file `series`.
+//! In that file, a line `../OTHER/PATCH` names a patch of another series of the same base, and a
+//! line `# after: OTHER` means that the patches apply on top of the series OTHER. A run of such a
+//! series also builds a kernel with OTHER alone and compares both.
 
 use std::{
     collections::BTreeSet,
@@ -19,10 +19,10 @@ use crate::{LabError, options::Kernels, shell};
 /// Series that is applied by default.
 pub const DEFAULT_SERIES: &str = "stage2-fault-path";
 
-/// The file `series` of a series.
+/// Content of the file `series` of a series.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeriesFile {
-    /// The series that this one applies on top of.
+    /// Series on top of which this one applies.
     pub after: Option<String>,
     /// Paths of the patches, relative to the directory of the series, in order.
     pub patches: Vec<String>,
@@ -72,7 +72,7 @@ pub struct Patch {
 }
 
 impl Patch {
-    /// Returns the files that the patch touches, as paths in the tree.
+    /// Returns the files that the patch changes, as paths relative to the tree.
     pub fn files(&self) -> BTreeSet<PathBuf> {
         let text = String::from_utf8_lossy(&self.content);
         let mut files = BTreeSet::new();
@@ -86,7 +86,7 @@ impl Patch {
             };
             for name in [old, new] {
                 let name = name.split('\t').next().unwrap_or(name).trim_end();
-                // `patch -p1` drops the first component too.
+                // Removes the first component, as `patch -p1` does.
                 if let Some((_, path)) = name.split_once('/')
                     && name != "/dev/null"
                 {
@@ -116,7 +116,7 @@ pub fn all_patches(linux: &Path, base: &str, series: &str) -> Result<Vec<Patch>,
     Ok(last.map(|stack| stack.patches).unwrap_or_default())
 }
 
-/// The patches of one kernel.
+/// Patches of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stack {
     /// Name of the kernel: `base`, `NAME`, or `NAME-3` for the first three patches.
@@ -174,8 +174,8 @@ pub fn stacks(linux: &Path, kernels: &Kernels) -> Result<Vec<Stack>, LabError> {
     Ok(stacks)
 }
 
-/// Returns the requested series, each after those that it requires, and whether each is only
-/// required.
+/// Returns the requested series, each after those that it requires. The flag is true for a series
+/// that was not requested itself.
 fn with_required(linux: &Path, kernels: &Kernels) -> Vec<(String, bool)> {
     let mut series: Vec<(String, bool)> = Vec::new();
     for name in &kernels.series {

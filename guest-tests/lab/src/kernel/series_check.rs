@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Checks of every Linux series against the source of its base.
+//! Checks every Linux series against the source of its base.
 //!
-//! `series` lists every patch of its directory, the cover letter lists the subjects, subjects have
-//! at most 72 characters, the patches apply in order, and the kernel's checkpatch reports nothing
-//! except missing sign-offs.
+//! The file `series` lists every patch in its directory, the cover letter lists all subjects,
+//! subjects have at most 72 characters, the patches apply in order, and the kernel's checkpatch
+//! reports nothing except missing sign-offs.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ use crate::{
 
 const MAX_SUBJECT: usize = 72;
 
-/// Checks all series below `linux` and prints their problems; returns whether there are none.
+/// Checks all series below `linux` and prints their problems; returns true if none has a problem.
 /// `source` replaces the source of every base.
 ///
 /// # Errors
@@ -89,7 +89,7 @@ impl SeriesCheck<'_> {
         Ok(problems)
     }
 
-    /// Applies the series, after those it requires, to copies of the files that it touches.
+    /// Applies the required series and then this one to copies of the files that they change.
     fn apply_problem(&self) -> Result<Option<String>, LabError> {
         let patches = all_patches(self.linux, self.base, self.name)?;
         let tree = self.scratch.join("tree");
@@ -106,7 +106,7 @@ impl SeriesCheck<'_> {
         Ok(applied.err().map(|error| error.to_string()))
     }
 
-    /// Runs checkpatch on an untracked copy: it treats a tracked file as kernel source.
+    /// Runs checkpatch on an untracked copy, because it treats a tracked file as kernel source.
     fn checkpatch_problem(&self, patch: &Patch) -> Result<Option<String>, LabError> {
         let name = patch.path.file_name().unwrap_or_default();
         let copy = self.scratch.join(name);
@@ -125,14 +125,14 @@ impl SeriesCheck<'_> {
     }
 }
 
-/// Returns the patches of the directory that `series` does not list.
+/// Returns the patches in the directory that the file `series` does not list.
 fn unlisted_patches(directory: &Path, file: &SeriesFile) -> Vec<String> {
     let unlisted = |name: &String| name.ends_with(".patch") && !file.patches.contains(name);
     let entries = shell::entries(directory).into_iter().filter(unlisted);
     entries.map(|name| format!("'series' does not list {name}")).collect()
 }
 
-/// Compares the subjects of the patches with those that the cover letter lists.
+/// Compares the subjects of the patches with the list in the cover letter.
 fn subject_problems(patches: &[Patch], cover: &str) -> Vec<String> {
     let subjects: Vec<String> = patches.iter().map(subject).collect();
     let mut problems: Vec<String> = subjects

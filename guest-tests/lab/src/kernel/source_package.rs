@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Downloads Debian's `linux-source-VERSION`, once.
+//! Downloads Debian's `linux-source-VERSION` to the cache.
 //!
 //! ```text
 //! CACHE/apt/SUITE/         a private package configuration for that suite
 //! CACHE/packages/*.deb     downloaded packages
 //! ```
 //!
-//! Linux 5.10 belongs to an older Debian than the machine's: same mirrors, other suite. The mirrors
-//! are those that `apt-get indextargets` lists with origin Debian. The derived entries name the
-//! installed Debian keyring, so packages are verified as always. The configuration of the system is
-//! read, never written.
+//! A base may belong to another Debian release than this machine's, such as Linux 5.10: the private
+//! configuration derives its suite from the mirrors that `apt-get indextargets` lists with origin
+//! Debian. Its entries name the installed Debian keyring, so apt verifies the packages. The
+//! configuration of the system is not changed.
 
 use std::{
     fs, io,
@@ -25,11 +25,11 @@ use crate::{
 const NO_KEYRING: &str = "Debian's archive keyring is missing, so packages cannot be verified: \
                           install debian-archive-keyring, or set the kernel source with --source";
 
-/// Debian suites of versions that are not the machine's own.
+/// Debian suites of Linux versions that this machine's release may lack.
 const SUITES: [(&str, &str); 3] =
     [("5.10", "bullseye"), ("6.12", "trixie"), ("7.3", "trixie-backports")];
 
-/// Returns the newest package of a version in the cache, or downloads it from a suite.
+/// Returns the latest package of a version in the cache, or downloads it from a suite.
 pub fn download(
     shell: Shell,
     cache: &Path,
@@ -95,7 +95,7 @@ fn apt_get(task: &str, private: &Path) -> Command {
         .log(private.join("log"))
 }
 
-/// Returns the package of that name that was downloaded last.
+/// Returns the last downloaded package of this name.
 fn newest(directory: &Path, name: &str) -> Option<PathBuf> {
     let prefix = format!("{name}_");
     let is_package = |file: &String| file.starts_with(&prefix) && file.ends_with(".deb");
@@ -105,7 +105,7 @@ fn newest(directory: &Path, name: &str) -> Option<PathBuf> {
         .max_by_key(|path| path.metadata().and_then(|file| file.modified()).ok())
 }
 
-/// The package configuration of this machine.
+/// Package configuration of this machine.
 #[derive(Debug, Clone)]
 pub struct Apt {
     os_release: PathBuf,
@@ -138,7 +138,7 @@ impl Apt {
             })
     }
 
-    /// Returns the `sources.list` of a suite and its security suite on the mirrors of this machine.
+    /// Returns a `sources.list` for a suite and its security suite, with this machine's mirrors.
     pub fn sources_list(&self, suite: &str) -> Result<String, LabError> {
         let codename = self.codename()?;
         let keyring = ["debian-archive-keyring.gpg", "debian-archive-keyring.pgp"]
@@ -148,7 +148,7 @@ impl Apt {
             .ok_or_else(|| LabError::Unusable(NO_KEYRING.to_owned()))?;
         let mut targets = self.targets(&["Origin: Debian"])?;
         if targets.is_empty() {
-            // apt knows origins only after an update; a foreign mirror then fails verification.
+            // apt knows origins only after an update. The keyring rejects mirrors of others.
             targets = self.targets(&["--no-release-info"])?;
         }
         let lines = derive(&targets, &codename, suite, &keyring);
@@ -161,7 +161,7 @@ impl Apt {
         Ok(lines)
     }
 
-    /// Returns URI and suite of each configured repository, one a line.
+    /// Returns the URI and the suite of each configured repository, one a line.
     fn targets(&self, filter: &[&str]) -> Result<String, CommandError> {
         Command::new("listing apt's package sources", "apt-get")
             .args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)"])
@@ -172,8 +172,8 @@ impl Apt {
     }
 }
 
-/// Moves the repositories of `codename` to another suite. Updates and backports are left out:
-/// mirrors do not keep them for older suites.
+/// Replaces the suite `codename` of the repositories with another. Updates and backports are
+/// omitted: mirrors do not keep them for older suites.
 fn derive(targets: &str, codename: &str, suite: &str, keyring: &Path) -> String {
     let mut lines: Vec<String> = Vec::new();
     for (uri, configured) in targets.lines().filter_map(|line| line.split_once(' ')) {
@@ -193,7 +193,7 @@ fn derive(targets: &str, codename: &str, suite: &str, keyring: &Path) -> String 
     lines.concat()
 }
 
-/// Returns whether a suite has a security suite; unreleased ones and backports have none.
+/// Returns whether a suite has a security suite; unreleased suites and backports have none.
 fn has_security(suite: &str) -> bool {
     !["sid", "unstable", "experimental"].contains(&suite) && !suite.ends_with("-backports")
 }

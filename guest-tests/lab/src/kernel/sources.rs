@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The kernel source: Debian's `linux-source-VERSION`, or the one of `--source`, unpacked once.
+//! Kernel sources in the cache: Debian's `linux-source-VERSION`, or the source given by `--source`.
 //!
 //! ```text
 //! CACHE/sources/ID/tree/   the unpacked tree; ID is the package and its version, or a hash
@@ -20,12 +20,12 @@ use crate::{
     shell::{self, Shell, sha256},
 };
 
-/// A kernel tree in the cache, whose files may be patched.
+/// Kernel tree in the cache, which may have patches applied.
 #[derive(Debug, Clone)]
 pub struct Tree {
     /// Package and version, or a hash.
     pub id: String,
-    /// The directory of the tree in the cache.
+    /// Directory in the cache that contains the tree.
     pub directory: PathBuf,
     pub path: PathBuf,
 }
@@ -57,8 +57,8 @@ pub fn tree(shell: Shell, cache: &Path, kernels: &Kernels) -> Result<Tree, LabEr
     Ok(tree)
 }
 
-/// Names the source of `--source`: a file by its content, a tree by the names, sizes and times of
-/// its files.
+/// Returns the ID of the source given by `--source`: the hash of a file's content, or of the names,
+/// sizes and times of a tree's files.
 fn identify(given: &Path) -> Result<String, CommandError> {
     let name = given.file_name().unwrap_or_default().to_string_lossy();
     if given.is_file() {
@@ -90,7 +90,7 @@ fn fingerprint(directory: &Path, hasher: &mut DefaultHasher) -> std::io::Result<
     Ok(())
 }
 
-/// Unpacks beside the final path and renames, so that a tree at the final path is complete.
+/// Unpacks the source to a temporary path and renames it, so that an existing tree is complete.
 fn unpack(shell: Shell, tree: &Tree, origin: &Path) -> Result<(), CommandError> {
     let partial = tree.directory.join("partial");
     let log = tree.directory.join("unpack.log");
@@ -124,7 +124,7 @@ fn unpack(shell: Shell, tree: &Tree, origin: &Path) -> Result<(), CommandError> 
     shell.remove_dir(&partial)
 }
 
-/// Returns the tarball in Debian's source package.
+/// Returns the path of the tarball in Debian's unpacked source package.
 fn inner_tarball(directory: &Path) -> PathBuf {
     let names = shell::entries(directory);
     let tarball = names.into_iter().find(|name| name.contains(".tar."));

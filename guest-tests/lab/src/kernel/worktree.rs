@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Applies patches to the cached tree and reverts them.
 //!
-//! All kernels of one source are built from one tree at one path, so that objects stay valid and
-//! only what a patch touches is compiled again. The files that patches touch are copied first:
+//! All kernels of one source are built from one tree at one path, so that objects remain valid and
+//! only files that depend on patched ones are recompiled. Files are copied before they are patched:
 //!
 //! ```text
 //! sources/ID/tree/…        the tree
@@ -10,8 +10,8 @@
 //! sources/ID/touched       their names; written after all copies, before the first change
 //! ```
 //!
-//! Reverting restores every file in `touched` with its original time (or removes it, if it is new),
-//! then removes the list. Each step can be repeated, so the next run completes an interrupted one.
+//! A revert restores every file in `touched` with its original time, or removes it if a patch
+//! created it, and then removes the list. Steps can be repeated: the next run completes a revert.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ use crate::{
     shell::Shell,
 };
 
-/// Applies these patches, and only these. The tree is the original one after an error.
+/// Reverts applied patches and applies these. After an error, the tree is unpatched.
 pub fn switch_to(shell: Shell, tree: &Tree, patches: &[Patch]) -> Result<(), CommandError> {
     restore(shell, tree)?;
     if patches.is_empty() {
@@ -39,7 +39,7 @@ pub fn switch_to(shell: Shell, tree: &Tree, patches: &[Patch]) -> Result<(), Com
     Ok(())
 }
 
-/// Applies patches to a tree; the log has the output of the last one.
+/// Applies patches to a tree; the log contains the output of `patch` for the last one.
 pub fn apply(shell: Shell, tree: &Path, patches: &[Patch], log: &Path) -> Result<(), CommandError> {
     for patch in patches {
         let name = patch.path.file_name().unwrap_or_default();
