@@ -65,7 +65,7 @@ pub enum MemoryType {
 }
 
 impl Attributes {
-    /// Normal memory, readable, with access flag.
+    /// Normal memory, readable, with the access flag set.
     pub const READ: Self = Self {
         memory: MemoryType::Normal,
         read: true,

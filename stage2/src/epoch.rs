@@ -28,7 +28,7 @@ pub struct EpochReclaim {
 
 #[derive(Debug)]
 struct CpuEpoch {
-    /// Epoch of the outermost walk plus 1; 0 outside of walks.
+    /// Epoch at which the outermost walk began, plus 1; 0 outside walks.
     since: AtomicU64,
     /// Depth of nested walks; only this CPU accesses it.
     depth: AtomicUsize,

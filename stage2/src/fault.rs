@@ -26,11 +26,11 @@ use crate::{
 /// Contiguous host memory that backs a guest range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
-    /// First guest address, a multiple of the size.
+    /// First guest address, a multiple of `size`.
     pub ipa: Ipa,
-    /// First host address, a multiple of the size.
+    /// First host address, a multiple of `size`.
     pub phys: PhysAddr,
-    /// Bytes, a power of two.
+    /// Size in bytes, a power of two.
     pub size: u64,
     /// Set if the guest may write to the memory.
     pub writable: bool,
@@ -70,7 +70,7 @@ pub enum FaultError {
     /// No free table is left.
     #[error("page tables exhausted: enlarge the pool")]
     NoTables,
-    /// The host's page cannot be mapped.
+    /// The host page cannot be mapped.
     #[error("host page cannot be mapped")]
     Map(#[source] MapError),
 }

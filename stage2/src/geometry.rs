@@ -57,7 +57,7 @@ impl Granule {
         1 << (self.shift() + levels * self.level_bits())
     }
 
-    /// Returns the granule with pages of this many bytes.
+    /// Returns the granule whose pages have this size in bytes.
     pub const fn of_size(bytes: u64) -> Option<Self> {
         match bytes {
             0x1000 => Some(Self::K4),
@@ -99,7 +99,7 @@ impl Level {
         }
     }
 
-    /// Returns the number of address bits within one entry's span.
+    /// Returns the number of offset bits of an address within one entry's span.
     pub const fn shift(self, granule: Granule) -> u32 {
         granule.shift() + (3 - self.0 as u32) * granule.level_bits()
     }

@@ -3,12 +3,12 @@
 //!
 //! # Take a fault
 //!
-//! The host looks the page up; [`fault::Mmu`] does the rest, under its lock.
+//! The host looks up the page. [`fault::Mmu`] performs the other steps, under its lock.
 //!
 //! ```
 //! use granule_stage2::{fault::*, geometry::*, operations::Vmid, pool::*, *};
 //!
-//! /// A host with memory in pieces of 2M.
+//! /// A host whose memory is contiguous in units of 2M.
 //! struct Memory;
 //!
 //! impl Host for Memory {
@@ -34,7 +34,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `examples/bare_metal.rs` logs dirty pages and recovers blocks.
+//! `examples/bare_metal.rs` logs dirty pages and recovers block mappings.
 #![no_std]
 
 #[cfg(any(test, feature = "alloc"))]

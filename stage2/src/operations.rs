@@ -42,7 +42,7 @@ pub enum Dsb {
 pub enum Scope {
     /// The executing CPU.
     Local,
-    /// Every CPU of the Inner Shareable domain (the forms with `IS`).
+    /// All CPUs of the Inner Shareable domain (instructions with `IS`).
     Broadcast,
 }
 
@@ -109,7 +109,7 @@ pub enum Note {
     Sequence,
 }
 
-/// Access of one CPU to tables, TLBs and caches.
+/// Operations of one CPU on tables, TLBs and caches.
 pub trait Operations {
     /// Reads an entry with acquire or dependency ordering: reads of the table that it points at
     /// observe that table's contents at linking, or newer.
@@ -135,7 +135,7 @@ pub trait Operations {
     /// Writes an entry with release order if it equals `old`.
     ///
     /// # Errors
-    /// The entry if it differs from `old`.
+    /// The current entry, if it differs from `old`.
     fn compare_exchange(
         &self,
         entry: EntryAddress,
@@ -194,7 +194,7 @@ pub trait Operations {
     /// Invalidates the I-cache over a range (`IC IVAU`), or all of it (`IC IALLUIS`).
     fn invalidate_instructions(&self, range: Option<(PhysAddr, u64)>);
 
-    /// Pauses between two reads of an entry that another CPU has locked.
+    /// Pauses before the next read of an entry that another CPU has locked.
     fn pause(&self) {
         core::hint::spin_loop();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Choices of the engine and the fault path.
+//! Policies of the engine and the fault path.
 //!
 //! Each field of [`Policy`] is one technique that a kernel may use; the presets combine them as
 //! kernels do (Linux: `arch/arm64/kvm/hyp/pgtable.c` and `arch/arm64/kvm/mmu.c`).
@@ -55,7 +55,7 @@ pub enum ExistingLeaf {
 pub enum TopUp {
     /// Translation faults, and writes under dirty logging.
     Always,
-    /// Faults at an entry that spans more than the leaf to be mapped.
+    /// Faults at an entry whose span exceeds the size of the leaf to be mapped.
     ByFaultLevel,
 }
 
@@ -64,7 +64,7 @@ pub enum TopUp {
 pub enum Unmap {
     /// One entry, or a full batch with FEAT_S2FWB and FEAT_TLBIRANGE (Linux from 6.6: whole range).
     Deferred,
-    /// Up to this many, at least 1.
+    /// Up to this many entries, at least 1.
     Batch(u8),
     /// Whole tables that lie in the range; otherwise up to this many entries.
     Tables(u8),
@@ -74,7 +74,7 @@ pub enum Unmap {
 /// 100us.
 const LOCKED_ENTRY_TURNS: u32 = 1 << 16;
 
-/// Choices of the engine and the fault path.
+/// Policy of the engine and the fault path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     /// Lock mode of the fault path.

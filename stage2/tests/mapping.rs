@@ -168,7 +168,7 @@ fn addresses_beyond_48_bits_are_refused() {
 
 #[test]
 fn addresses_outside_the_table_are_refused() {
-    // A root with more entries than the IPA width needs, concatenated roots, a full root.
+    // A root table with unused entries, concatenated root tables, a fully used root table.
     let shapes = [
         (Granule::K4, 36, 1 << 30),
         (Granule::K4, 40, 2 << 20),

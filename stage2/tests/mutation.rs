@@ -25,7 +25,7 @@
 //! - `Tlbi Ipa` missing, local or misplaced, in 6.12 with the series: the same batch unmaps a
 //!   table whose entry begins at the same address. The invalidation of that entry has no TTL hint,
 //!   so it also covers the leaf.
-//! - `Tlbi Range` shorter: nothing is mapped in the second half.
+//! - `Tlbi Range` shorter: no page is mapped in the second half of the range.
 #![allow(clippy::unwrap_used, reason = "a failure here fails the test")]
 
 mod support;

@@ -13,7 +13,7 @@ use granule_stage2::{
 };
 use support::{BLOCK, PAGE, test_vm::TestVm};
 
-/// Records a block, its split for the dirty log, its recovery and its unmap on two CPUs.
+/// Records two CPUs that map a block, split it for the dirty log, recover it and unmap it.
 fn record(policy: Policy) -> Trace {
     let vm = TestVm::new(policy, Features::default(), 2, 2);
     let events = Mutex::new(Vec::new());

@@ -14,7 +14,7 @@ use rangemap::RangeSet;
 
 use crate::address::PhysAddr;
 
-/// A set of addresses of one address space, kept as ranges.
+/// A set of addresses of one address space, stored as ranges.
 #[derive(Debug)]
 pub(super) struct Ranges<A: Clone + Ord>(RangeSet<A>);
 

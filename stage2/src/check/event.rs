@@ -44,7 +44,7 @@ pub struct Event {
     pub action: Action,
 }
 
-/// A step of a CPU or of the host that runs on it. Sizes are in bytes.
+/// A step of a CPU or of the host software on it. Sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(
     missing_docs,

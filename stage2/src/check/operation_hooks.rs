@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Operations with a hook around every call.
+//! Operations that pass every call to a hook.
 //!
 //! [`Hooked`] turns each call of an [`Operations`] method into a [`Call`] and passes it to its
 //! [`Hook`]. The hook runs the call on the inner operations, replaces it or omits it, and returns

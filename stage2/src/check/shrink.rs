@@ -22,7 +22,7 @@ use super::{
 use crate::{address::TableAddress, operations::Note};
 
 impl Trace {
-    /// Checks every event and returns the checker.
+    /// Checks all events. Returns the checker.
     pub fn replay(&self) -> Checker {
         let mut checker = Checker::new(self.setup);
         self.events.iter().for_each(|event| checker.check(event));

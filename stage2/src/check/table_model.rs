@@ -67,7 +67,7 @@ pub(super) struct TableModel {
     /// Leaves that are broken and not yet replaced, while the lock is held.
     pub(super) broken: BTreeMap<EntryAddress, Descriptor>,
     pub(super) changed: BTreeSet<TableAddress>,
-    /// Set once the trace changes a reference count.
+    /// Set when the trace first changes a reference count.
     counted: bool,
     geometry: Geometry,
     root: TableAddress,

@@ -56,7 +56,7 @@ pub struct Trace {
     pub events: Vec<Event>,
 }
 
-/// Error returned when a text is not a trace.
+/// Error returned for a text that is not a valid trace.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: '{text}': {defect}")]
 pub struct ParseTraceError {
@@ -144,7 +144,7 @@ grammar! {
     }
 }
 
-/// Keywords; the empty keyword matches the end of a line.
+/// Keywords of an argument. The empty keyword matches the end of a line.
 struct Keyword<T: 'static>(&'static [(&'static str, T)]);
 
 const DSBS: Keyword<Dsb> =

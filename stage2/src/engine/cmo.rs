@@ -23,7 +23,7 @@ use crate::{
     policy::CmoPlacement,
 };
 
-/// Cache line size in the unit of [`Policy::icache_lines`](crate::Policy::icache_lines).
+/// Size of a cache line in [`Policy::icache_lines`](crate::Policy::icache_lines), in bytes.
 const LINE: u64 = 64;
 
 /// Contiguous host memory to clean and invalidate to the PoC.
@@ -34,7 +34,7 @@ pub(super) struct CleanRange {
 }
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Returns whether map handlers do CMOs at this point.
+    /// Returns whether the policy places CMOs at this point.
     pub(super) fn does_cmo(&self, placement: CmoPlacement) -> bool {
         self.stage2.policy.cmo == placement
     }

@@ -22,7 +22,7 @@ pub(super) struct SplitState {
 }
 
 impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
-    /// Maps one leaf: installs, relaxes or replaces a leaf, or coalesces a table into it.
+    /// Maps one leaf: installs, relaxes or replaces it, or coalesces a table into it.
     #[inline(never)]
     pub(super) fn map_leaf(
         self,

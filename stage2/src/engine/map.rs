@@ -25,7 +25,7 @@ pub struct MapRequest {
     pub ipa: Ipa,
     /// First host address, a multiple of the page size.
     pub phys: PhysAddr,
-    /// Bytes, a multiple of the page size.
+    /// Size in bytes, a multiple of the page size.
     pub size: u64,
     /// Attributes of every leaf. `contiguous` is ignored: the engine sets the hint for runs that it
     /// fills.
@@ -53,7 +53,7 @@ pub(super) struct Cursor<'a> {
     pub ipa: Ipa,
     pub end: Ipa,
     pub phys: PhysAddr,
-    /// The attributes of all leaves, as a page at address 0.
+    /// A page with the attributes of all leaves and output address 0.
     pub leaf: Descriptor,
     pub largest: u64,
     pub split: SplitState,
@@ -67,7 +67,7 @@ pub(super) struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    /// Moves on to `end`, or to the end of the range.
+    /// Advances to `end`, but not beyond the end of the range.
     fn advance_to(&mut self, end: Ipa) {
         let next = end.min(self.end);
         self.phys += next - self.ipa;
@@ -132,7 +132,7 @@ impl<O: Operations, M: WalkMode> Walk<'_, O, M> {
         (r.size == 1 << shift).then_some((table.entry(index), level))
     }
 
-    /// Returns the leaf of a single-leaf request, at address 0.
+    /// Returns the leaf of a single-leaf request, with output address 0.
     #[inline(always)]
     pub(super) fn leaf_for(&self, granule: Granule, r: &MapRequest) -> Descriptor {
         self.leaf(PhysAddr(0), Level::PAGE, r.attributes)

@@ -60,7 +60,7 @@ pub struct Mapper<'a, O: Operations, M: WalkMode> {
     level: Level,
     from: u64,
     bytes: u64,
-    /// The last leaf, at address 0.
+    /// The last leaf, with output address 0.
     leaf: Descriptor,
 }
 
@@ -163,7 +163,7 @@ impl Stage2 {
         Mapper::new(self.exclusive(ops))
     }
 
-    /// Begins a shared walk for many maps. No table is freed while the mapper exists.
+    /// Begins a shared walk for many maps. Tables are not freed until the mapper is dropped.
     pub fn mapper_shared<'a, O: Operations>(&'a self, ops: &'a O) -> Mapper<'a, O, SharedWalk> {
         Mapper::new(self.shared(ops))
     }

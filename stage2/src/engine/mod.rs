@@ -5,10 +5,10 @@
 //! it is the only walker and changes entries by plain stores. A method with `&self` walks *shared*:
 //! any number of walkers change entries by compare-and-swap from the value that they have read, and
 //! a table is freed only after an epoch in which no walker can still be below it
-//! ([`Operations::defer`](crate::Operations::defer)). Both are the same code, with the kind of walk
+//! ([`Operations::defer`](crate::Operations::defer)). Both use the same code, with the walk mode
 //! as a type parameter (`walk`).
 //!
-//! A change of a valid entry other than its permissions needs break-before-make (Arm ARM D8.16.1):
+//! A valid entry changes by break-before-make, except in permissions (Arm ARM D8.16.1):
 //!
 //! 1. clean and invalidate memory to the PoC before the guest can access it (`cmo`),
 //! 2. break: store an invalid entry (only in `bbm::break_entry`),

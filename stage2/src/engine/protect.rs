@@ -114,7 +114,7 @@ impl Stage2 {
         self.exclusive(ops).relax(ipa, by)
     }
 
-    /// Relaxes as [`Stage2::relax`], concurrently with other walkers.
+    /// Relaxes permissions as [`Stage2::relax`] does, concurrently with other walkers.
     ///
     /// # Errors
     /// As [`Stage2::relax`]; also [`MapError::Again`] if another walker is changing the leaf, and

@@ -221,7 +221,7 @@ impl<O: Operations> Walk<'_, O, ExclusiveWalk> {
         }
     }
 
-    /// Frees the tables of a batch together.
+    /// Frees the tables of a batch with one call.
     #[inline(never)]
     fn free_batch(&self, batch: &Batch) {
         let mut frees = TableFreeBatch::new();

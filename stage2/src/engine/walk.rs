@@ -11,7 +11,7 @@ use crate::{
     operations::{Operations, Order},
 };
 
-/// Kind of a walk: [`ExclusiveWalk`] or [`SharedWalk`]. Sealed, as its path is private.
+/// Mode of a walk: [`ExclusiveWalk`] or [`SharedWalk`]. Sealed, as its path is private.
 pub trait WalkMode: fmt::Debug + Copy {
     /// True if other walkers may change the table at the same time.
     #[doc(hidden)]
@@ -34,7 +34,7 @@ pub trait WalkMode: fmt::Debug + Copy {
         order: Order,
     ) -> Result<(), MapError>;
 
-    /// Stores `new` if the entry is empty, and returns whether it was.
+    /// Stores `new` if the entry is empty. Returns whether it was empty.
     #[doc(hidden)]
     fn fill_empty<O: Operations>(ops: &O, entry: EntryAddress, new: Descriptor) -> bool;
 

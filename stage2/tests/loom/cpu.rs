@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Memory of a few tables in loom's atomics, and the operations of one CPU on it.
+//! Memory for a few tables as loom atomics, and one CPU's operations on it.
 //!
 //! The first two entries of each table are loom atomics; the others keep the values written before
 //! the table was linked. Each CPU has one free table of its own.
