@@ -4,7 +4,7 @@
 //! The phases are `start` (before the vCPUs run), `boot` (until the guest's init writes the [boot
 //! timer](crate::devices::BootTimer)), `first-minute` (60 s) and `run` (until the guest exits). A
 //! [`Snapshot`] is taken at each boundary; a phase holds the differences of counters and the last
-//! value of gauges. The time of a snapshot is not counted.
+//! value of gauges. The time of a snapshot counts toward the next phase.
 //!
 //! The file holds one JSON object per line for each boot, written when the guest exits.
 
