@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! Hostile guest: writes queues, descriptors and data to its memory as the input bytes determine,
-//! makes the device process them, and changes them in between.
+//! makes the device process them, and changes them between these steps.
 //!
 //! Random bytes alone seldom pass the first check of a request. The guest therefore writes most of a
 //! queue as a driver does, and may replace each part by random values.

@@ -211,7 +211,7 @@ fn events(machine: &mut dyn Machine) -> Result<EventCounts, HarnessError> {
 pub(super) struct MigrationDestination {
     region: Region,
     bytes: Vec<u8>,
-    /// For each page the last round whose dirty bitmap contained it; 0 for none.
+    /// For each page the last round whose dirty bitmap contained it; 0 if none did.
     logged_in: Vec<u32>,
     scratch: Vec<u8>,
 }
@@ -256,8 +256,8 @@ impl MigrationDestination {
         Ok(())
     }
 
-    /// Checks that source and destination are equal and hold all vCPU writes. `tasks` are the vCPUs'
-    /// tasks; `writes` are each vCPU's write counts at the end of every round and of the stop.
+    /// Checks that source and destination are equal and hold all writes of the vCPUs. `tasks` are
+    /// their tasks; `writes` are each vCPU's write counts after every round and after the stop.
     pub(super) fn check(
         mut self,
         source: &dyn MigrationOps,

@@ -28,7 +28,7 @@ pub const SECTOR: u64 = 512;
 const QUEUE_SIZE: u16 = 256;
 /// Maximum number of data buffers per request.
 const MAX_SEGMENTS: u32 = 254;
-/// Maximum sectors in a range to discard or zero: 32 MiB, quick even without `fallocate`.
+/// Maximum sectors in a range to discard or zero: 32 MiB, fast even without `fallocate`.
 const MAX_SECTORS: u32 = 1 << 16;
 /// Maximum ranges per request.
 const MAX_RANGES: u32 = 32;

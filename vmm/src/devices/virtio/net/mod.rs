@@ -169,7 +169,7 @@ impl Net {
         let mut done = 0;
         while done < length {
             let Some(chain) = queue.pop()? else {
-                // Notifications are enabled before the chains are returned, so that the driver
+                // Notifications are enabled before `undo_pop` returns chains, so that the driver
                 // notifies the device of further buffers.
                 if queue.enable_notification()? {
                     continue;

@@ -122,7 +122,7 @@ mod tests {
         let backend = VsockBackend::open(std::process::id()).unwrap();
         let mut driver = Driver::start(Box::new(Vsock::new(backend).unwrap()), 0);
 
-        // Shorter than a packet header.
+        // A packet that is shorter than its header.
         driver.add(TRANSMIT, &[Buffer::Out(vec![0; 8])]);
         driver.notify(TRANSMIT);
         driver.wait_needs_reset();
