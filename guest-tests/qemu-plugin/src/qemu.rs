@@ -92,8 +92,8 @@ impl ElapsedTime {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accounts a block of the running CPU, identified by its register, or by the number `cpu` where
-    /// QEMU does not offer registers.
+    /// Accounts a block of the running CPU, which its register identifies, or the number `cpu`
+    /// where QEMU does not offer registers.
     fn execute(&self, cpu: c_uint, block: Block) {
         let key = CpuKey(running_cpu::register().unwrap_or_else(|| u64::from(cpu)));
         let ends = self.clock().execute(key, block);

@@ -117,8 +117,8 @@ pub mod mark {
     //! Phase marks for the emulator's counting plugin.
     //!
     //! A mark is one `HINT` instruction with an unallocated immediate, a no-op on every CPU. The
-    //! harness executes it at each phase boundary, while no vCPU runs, so the plugin assigns everything
-    //! that is executed between two marks, on any CPU, to the first mark's phase.
+    //! harness executes it at each phase boundary, while no vCPU runs, so the plugin assigns all
+    //! code executed between two marks, on any CPU, to the first mark's phase.
     //!
     //! | immediate | begins |
     //! |---|---|

@@ -2,8 +2,8 @@
 //! Hostile guest: writes queues, descriptors and data to its memory as the input bytes determine,
 //! makes the device process them, and changes them between these steps.
 //!
-//! Random bytes alone seldom pass the first check of a request. The guest therefore writes most of a
-//! queue as a driver does, and may replace each part by random values.
+//! Random bytes alone seldom pass the first check of a request. The guest therefore writes most of
+//! a queue as a driver does, and may replace each part by random values.
 
 use std::sync::Arc;
 

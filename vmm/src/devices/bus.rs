@@ -13,8 +13,8 @@ use vm_device::bus::{MmioAddress, MmioBus, MmioRange};
 
 use super::{MmioDevice, MmioDeviceInfo, REGISTER_SPACE};
 
-/// Error returned when a device cannot be added to the bus: its registers exceed the address space or
-/// overlap those of another device.
+/// Error returned when a device cannot be added to the bus: its registers exceed the address space
+/// or overlap those of another device.
 #[derive(Debug, Error)]
 #[error(
     "'{name}' cannot have {REGISTER_SPACE:#x} bytes of registers at {start:#x}",

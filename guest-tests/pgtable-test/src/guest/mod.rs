@@ -2,10 +2,10 @@
 //! The guest of the page-table test, without an operating system.
 //!
 //! The host writes a task into a vCPU's [`mailbox`] and enters the guest; the guest program
-//! executes it and exits through a doorbell. The host also builds the guest's stage-1 [`tables`]
-//! and decides the [`layout`] of its memory before the guest runs. [`arch`] holds the architectures'
-//! stage-1 entries, registers and exceptions, which build and are tested on every host. The guest
-//! program is assembled for the host's architecture only.
+//! executes the task and exits through a doorbell. The host also builds the guest's stage-1
+//! [`tables`] and decides the [`layout`] of its memory before the guest runs. [`arch`] defines
+//! stage-1 entries, registers and exceptions of all architectures, built and tested on every host.
+//! The guest program is assembled for the host's architecture only.
 
 pub mod layout;
 pub mod mailbox;

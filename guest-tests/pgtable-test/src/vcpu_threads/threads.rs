@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 //! The threads, and the harness's side of them: start, arm, release, failure handling.
 //!
-//! A thread binds its vCPU, then waits at the gate for each task, runs it and stores the completion.
+//! Each thread binds its vCPU. For each task it waits at the gate, then stores the completion.
 
 use std::{
     any::Any,

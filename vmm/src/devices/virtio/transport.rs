@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Virtio over MMIO: the state of a device between its registers and its worker (virtio 1.2, section
-//! 4.2). The registers themselves are in [`registers`].
+//! Virtio over MMIO: the state of a device between its registers and its worker (virtio 1.2,
+//! section 4.2). The registers themselves are in [`registers`].
 //!
 //! Initialization has a fixed order (section 3.1.1), and a register accepts a write only in its
 //! step: features between `DRIVER` and `FEATURES_OK`, queues between `FEATURES_OK` and `DRIVER_OK`.

@@ -99,8 +99,8 @@ fn fault(syndrome: u64) -> String {
 /// Value of `MAIR_EL1`: attribute 0 is Device-nGnRnE, attribute 1 write-back cacheable.
 pub const MAIR: u64 = 0xff << 8;
 
-/// Returns the requested guest mode, or by default the widest of 48, 40 and 36 bits, if this test and
-/// a host with `limit` bits of guest-physical address support it.
+/// Returns the requested guest mode, or by default the widest of 48, 40 and 36 bits, if this test
+/// and a host with guest-physical addresses of `limit` bits support it.
 pub fn choose_mode(requested: Option<GuestMode>, limit: u8) -> Result<GuestMode, String> {
     let Some(mode) = requested else {
         let defaults = [GuestMode::P48V48_4K, GuestMode::P40V48_4K, GuestMode::P36V48_4K];

@@ -2,7 +2,7 @@
 //! The x86_64 guest: doorbells, page table entries, descriptor tables and exceptions.
 //!
 //! Page tables have four levels (Intel SDM volume 3, 5.5, and AMD manual volume 2, 5.3). Blocks are
-//! of 2M, as not every CPU supports 1G. All mappings are in the lower half of the virtual addresses,
+//! 2M, as not every CPU supports 1G. All mappings are in the lower half of the virtual addresses,
 //! below bit 47. The descriptor tables are three segments, and a gate for each exception (Intel SDM
 //! volume 3, 3.4.5 and 7.14.1).
 
