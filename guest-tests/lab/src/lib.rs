@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! The lab: boots a host kernel before and after a Linux series under emulated EL2 and compares
-//! what the page-table test measures.
+//! The lab: boots a host kernel without and with a Linux series under emulated EL2, and compares
+//! the results of the page-table test.
 //!
 //! ```text
 //! options ─┬─ kernel: sources, series, builds ─┬─ jobs: matrix, queue, boots ─ report
@@ -58,12 +58,12 @@ pub use self::{
     report::RunStatus,
 };
 
-/// Error returned when a run of the lab, or one of its tools, cannot be completed.
+/// Error returned when a run of the lab or of one of its tools fails.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message describes its variant")]
 #[non_exhaustive]
 pub enum LabError {
-    /// A requirement is missing or an input is unusable; the message names the remedy.
+    /// A requirement is missing or an input is unusable. The message names the remedy.
     #[error("{0}")]
     Unusable(String),
     #[error("{message}")]
@@ -82,12 +82,12 @@ pub enum LabError {
     Record(#[from] serde_json::Error),
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
-    /// The current directory, or the path of this program, is not known.
+    /// The current directory or the path of this program is unknown.
     #[error(transparent)]
     Path(#[from] io::Error),
 }
 
-/// Formats an error with its causes, one a line.
+/// Formats an error and its causes, each on a line.
 fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -107,8 +107,8 @@ pub fn patches(linux: &Path, base: &str, series: &str) -> Result<Vec<PathBuf>, L
     Ok(patches.into_iter().map(|patch| patch.path).collect())
 }
 
-/// Executes a run and publishes its report. With `--fetch`, fetches and unpacks the source and
-/// prints the path of its tree.
+/// Executes a run and publishes its report. With `--fetch`, only fetches and unpacks the source,
+/// and prints the path of its tree.
 ///
 /// # Errors
 /// A requirement is missing, a kernel cannot be built, or no results can be compared.
@@ -176,7 +176,7 @@ pub fn run(options: &Options) -> Result<RunStatus, LabError> {
     Ok(status)
 }
 
-/// Checks for the programs of this workspace before the first long step.
+/// Checks that the required programs of this workspace exist, before the first long step.
 fn check_programs(paths: &Paths, dry: bool) -> Result<(), LabError> {
     for (program, path, option) in [
         ("the static arm64 `granule`", &paths.init, "--init"),

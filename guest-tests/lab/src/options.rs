@@ -161,12 +161,12 @@ impl Matrix {
         }
     }
 
-    /// Returns the size of the region, or of a guest's memory; `None` selects the default of a job.
+    /// Returns the size of the region or of a guest's memory; `None` for the default of the job.
     pub(crate) fn memory(&self) -> Option<Bytes> {
         self.size.or((self.smoke && !self.guest).then_some(Bytes::mib(16)))
     }
 
-    /// Returns a value for each combination of backing, vCPU number and seed, in the order of
+    /// Returns a value for each combination of backing, vCPU count and seed, in the order of
     /// results.
     pub(crate) fn combinations<T>(&self, value: impl Fn(Backing, u32, u64) -> T) -> Vec<T> {
         let seeds = if self.smoke { 1 } else { self.seeds };
@@ -235,7 +235,7 @@ pub struct HostOptions {
 }
 
 impl HostOptions {
-    /// Returns the number of emulators at a time.
+    /// Returns the number of emulators that run in parallel.
     pub(crate) fn parallel(&self) -> usize {
         let jobs = self.jobs.and_then(|jobs| usize::try_from(jobs).ok());
         jobs.unwrap_or_else(|| available_parallelism().map_or(1, usize::from))
@@ -285,10 +285,10 @@ impl Locations {
             .ok_or_else(|| LabError::Unusable("no repository found: set it with --root".into()))
     }
 
-    /// Returns the cache.
+    /// Returns the path of the cache.
     ///
     /// # Errors
-    /// The environment has no directory for it.
+    /// The environment defines no directory for it.
     pub fn cache(&self) -> Result<PathBuf, LabError> {
         let home = |variable: &str| {
             env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
@@ -309,17 +309,17 @@ impl Locations {
 /// Paths of a run.
 #[derive(Debug)]
 pub(crate) struct Paths {
-    /// The series and configurations of the repository.
+    /// Directory of the repository's series and configuration fragments.
     pub linux: PathBuf,
     pub init: PathBuf,
     pub plugin: PathBuf,
-    /// Sources, objects and kernels that outlast a run.
+    /// Directory of sources, objects and kernels that are kept between runs.
     pub cache: PathBuf,
     pub out: PathBuf,
 }
 
 impl Paths {
-    /// Returns the paths of a run; the programs of this workspace are beside this one by default.
+    /// Returns the paths of a run. By default, `init` and plugin are beside this program.
     pub fn new(options: &Options) -> Result<Self, LabError> {
         let Options { kernels, host, output, .. } = options;
         let program = env::current_exe()?;
@@ -342,7 +342,7 @@ impl Paths {
     }
 }
 
-/// Parses a number of CPUs; the lab's kernels support no more.
+/// Parses a number of CPUs, up to the maximum of the lab's kernels.
 fn cpus() -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(1..=256)
 }

@@ -14,7 +14,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Returns a reporter that is silent in a dry run, whose output is meant to be pasted into a
+    /// Returns a reporter, which is silent in a dry run: that output is to be pasted into a
     /// shell.
     pub fn new(dry: bool) -> Self {
         let bar = if dry {

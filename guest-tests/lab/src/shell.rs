@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Executes commands and file operations or, in a dry run, prints them as shell; and operations on
-//! files that a dry run executes too.
+//! Executes commands and file operations or, in a dry run, prints them as shell. A dry run also
+//! executes the read-only file operations.
 
 use std::{
     fmt, fs,
@@ -12,14 +12,14 @@ use sha2::{Digest, Sha256};
 
 use crate::command::{Command, CommandError, quote};
 
-/// Executes commands and file operations, or prints them.
+/// Executor or printer of commands and file operations.
 #[derive(Debug, Clone, Copy)]
 pub struct Shell {
     dry: bool,
 }
 
 impl Shell {
-    /// Returns a shell that executes, or with `dry` only prints to standard output.
+    /// Returns a shell that executes operations or, if `dry`, prints them to standard output.
     pub const fn new(dry: bool) -> Self {
         Self { dry }
     }
@@ -29,7 +29,7 @@ impl Shell {
         self.dry
     }
 
-    /// Prints a line of a dry run; without effect otherwise.
+    /// Prints a line in a dry run; otherwise has no effect.
     pub fn print(self, line: impl fmt::Display) {
         if self.dry {
             // A reader may close the pipe early (`| head`); that is not an error.
@@ -90,7 +90,7 @@ impl Shell {
     }
 }
 
-/// Returns the path at which `path` is built before it is renamed.
+/// Returns the temporary path of `path`, which is renamed when complete.
 pub fn partial(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
@@ -105,7 +105,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, CommandError> {
     fs::read(path).map_err(|e| CommandError::file("read", path, e))
 }
 
-/// Returns the names of the entries of a directory, sorted.
+/// Returns the names of a directory's entries, sorted.
 pub fn entries(path: &Path) -> Vec<String> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     let mut names: Vec<String> =

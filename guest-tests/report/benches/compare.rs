@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Time of a comparison of 27 rows and 20 runs a side, about the default matrix of the lab.
+//! Benchmark of a comparison with 27 rows and 20 runs a side, as large as the lab's default matrix.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::fs;
@@ -7,8 +7,8 @@ use std::fs;
 use criterion::{Criterion, criterion_group, criterion_main};
 use granule_report::{Comparison, ComparisonOptions, input, render};
 
-/// Returns the log of 20 runs for each of nine numbers of vCPUs with times that differ by a few
-/// percent.
+/// Returns a log with 20 runs for each of nine vCPU counts. Times differ by a few percent between
+/// runs.
 fn log(factor: u64) -> String {
     let mut log = String::new();
     for (run, vcpus) in (0..20).flat_map(|run| (1..=9).map(move |vcpus| (run, vcpus))) {

@@ -2,9 +2,9 @@
 //! Figures of one guest boot.
 //!
 //! `granule run` writes its statistics to the results file and executes
-//! [marks](granule_types::mark). *Start* is the time from its own start to the guest's first
-//! instruction, *to init* from there to the guest's PID 1, *to login* to the login prompt. Faults
-//! and maintenance are those of the whole run; counts include host and guest.
+//! [marks](granule_types::mark). *Start* is the time from the start of `granule run` to the guest's
+//! first instruction, *to init* from there to the guest's PID 1, *to login* to the login prompt.
+//! Faults and CMOs are those of the whole run; counts include host and guest.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Statistics of `granule run --stats`, as far as the report uses them.
+/// Statistics of `granule run --stats`; fields that the report does not use are ignored.
 #[derive(Debug, Deserialize)]
 pub struct BootStatistics {
     ended: String,
@@ -41,21 +41,21 @@ struct BootPhaseStatistics {
     overhead: Option<u64>,
 }
 
-/// Value that a guest writes to the boot timer when its login prompt is ready.
+/// Value that the guest writes to the boot timer when its login prompt is ready.
 const READY: u8 = 2;
 
 /// Figures of one boot, in the order of [`COLUMNS`]; times are relative to the start of the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BootFigures {
     pub values: [Option<u64>; COLUMNS.len()],
-    /// Faults on memory by kind and level, unless zero.
+    /// Nonzero numbers of memory faults, by access type and level.
     pub levels: BTreeMap<String, u64>,
 }
 
-/// A heading, and the format of its figures.
+/// Heading of a column, and the function that formats its figures.
 type BootColumn = (&'static str, fn(u64) -> String);
 
-/// The figures. Instructions are known if a mark ends them.
+/// Columns of the report. A number of instructions is known if a mark ends its segment.
 pub const COLUMNS: [BootColumn; 10] = [
     ("start M instr.", millions),
     ("to init M instr.", millions),
@@ -96,12 +96,12 @@ impl BootFigures {
             .ok_or_else(|| failed("has no statistics of a boot"))
     }
 
-    /// Returns the figures of statistics with a boot.
+    /// Returns the figures of a boot; `None` if the statistics contain none.
     fn from_statistics(statistics: &BootStatistics, segments: &[CountSegment]) -> Option<Self> {
         let phases = &statistics.phases;
         let phase = |name: &str| phases.iter().find(|phase| phase.name == name);
         let (start, boot, last) = (phase("start")?, phase("boot")?, phases.last()?);
-        // Each fault on memory has one access type and one level; MMIO has no access type.
+        // Each memory fault has one access type and one level; an MMIO access has no type.
         let mut levels = BTreeMap::new();
         let mut faults = None;
         for (name, count) in phases.iter().flat_map(|phase| &phase.faults) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-//! Compares the kernels of a run: the last with the first and, with a kernel for each patch, each
-//! with the one before it.
+//! Compares the kernels of a run: the last with the first and, with `--each-patch`, each one with
+//! its predecessor.
 
 use granule_report::{Comparison, Verdict, command_line, input, render};
 
@@ -68,7 +68,7 @@ pub fn compare(
     Ok(status)
 }
 
-/// Returns the kernels to compare; the pair of first and last kernel is the last one.
+/// Returns the pairs of kernels to compare, ending with the first and the last kernel.
 fn pairs(kernels: &[Kernel]) -> Vec<[&Kernel; 2]> {
     let mut pairs: Vec<[&Kernel; 2]> = Vec::new();
     if kernels.len() > 2 {
@@ -80,7 +80,7 @@ fn pairs(kernels: &[Kernel]) -> Vec<[&Kernel; 2]> {
     pairs
 }
 
-/// Returns the table of a run with one kernel, or with more than two.
+/// Returns the summary table for one kernel, or for more than two.
 fn summary(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<String, LabError> {
     Ok(match kernels {
         [kernel] => tables::phases(&input::read(&run_directory.results(kernel))?),
@@ -99,7 +99,7 @@ fn summary(run_directory: &RunDirectory, kernels: &[Kernel]) -> Result<String, L
     })
 }
 
-/// Returns the HTML report of the last kernel with results, for runs without a comparison.
+/// Returns the HTML report of the last kernel that has results, for runs without a comparison.
 fn last_kernel(
     run_directory: &RunDirectory,
     kernels: &[Kernel],

@@ -17,7 +17,7 @@ use crate::{
     with_causes,
 };
 
-/// Headings before the figures.
+/// Headings of the columns before the figures.
 const NAMES: [&str; 2] = ["guest", "kernel"];
 /// Number of figures in the first table of the HTML report.
 const FIRST_TABLE: usize = 7;
@@ -27,7 +27,7 @@ type Boot = Result<BootFigures, String>;
 /// Boots of all jobs: `[job][kernel]`.
 type Boots = Vec<Vec<Boot>>;
 
-/// Publishes the report. A failed boot fails the run.
+/// Publishes the report. Any failed boot fails the run.
 pub fn report(
     run_directory: &RunDirectory,
     run: RunInfo<'_>,
@@ -47,7 +47,7 @@ fn headings() -> [&'static str; COLUMNS.len()] {
     COLUMNS.map(|(heading, _)| heading)
 }
 
-/// Returns the table in Markdown with the failures, and the status of the run.
+/// Returns the Markdown table with the failures below it, and the status of the run.
 fn table(run: RunInfo<'_>, boots: &Boots) -> (String, RunStatus) {
     let mut status = RunStatus::Passed;
     let mut table = format!(
@@ -127,7 +127,7 @@ fn html(run: RunInfo<'_>, boots: &Boots) -> String {
     run.page("Boots of a guest", body, &failures)
 }
 
-/// Returns a chart for each figure that a boot has, with a lane for each guest.
+/// Returns a chart for each figure, with a lane for each guest.
 fn charts(run: RunInfo<'_>, boots: &Boots) -> String {
     let charts = [
         ("Time to init", "virtual ms from the start", TO_INIT, " ms"),
@@ -155,7 +155,7 @@ fn charts(run: RunInfo<'_>, boots: &Boots) -> String {
     charts.into_iter().filter_map(chart).collect()
 }
 
-/// Returns the cells of a boot; the first ones with the ratio to the same guest on the first
+/// Formats the cells of a boot. The first cells contain the ratio to the same guest on the first
 /// kernel.
 fn cells_with_ratio(figures: &BootFigures, first: Option<&BootFigures>) -> [String; COLUMNS.len()] {
     let mut cells = figures.cells();
@@ -189,7 +189,7 @@ mod tests {
         report::boot_figures::tests::sample,
     };
 
-    /// Returns text, status and HTML of two guests on two kernels with one failed boot.
+    /// Returns text, status and HTML of a report: two guests, two kernels, one failed boot.
     fn report_with_failure() -> (String, RunStatus, String) {
         let jobs = &matrix::jobs(&options("lab --guest -s 4k -s 2m -v 1 --seeds 1"), &[]);
         let kernels =

@@ -35,7 +35,7 @@ pub fn print(text: &str) -> Result<(), LabError> {
     }
 }
 
-/// Prints and writes a report, and writes it as HTML.
+/// Prints a report, and writes it as text and HTML.
 fn publish(run_directory: &RunDirectory, report: &str, html: &str) -> Result<(), LabError> {
     run_directory.write_report(report)?;
     print(report)?;
@@ -56,11 +56,11 @@ pub struct RunInfo<'a> {
     pub emulator: &'a str,
 }
 
-/// A failure: its job and kernel, and the message.
+/// Failure: names of job and kernel, and the message.
 type Failure = (String, String);
 
 impl RunInfo<'_> {
-    /// Returns a value for each job and, in it, for each kernel.
+    /// Returns a value for each kernel of each job: `[job][kernel]`.
     fn by_job<T>(
         self,
         results: JobResults,
@@ -75,7 +75,7 @@ impl RunInfo<'_> {
         self.kernels.iter().map(|kernel| kernel.name.as_str()).collect()
     }
 
-    /// Returns a page with failures and provenance below its body.
+    /// Returns a page with failures and provenance below `body`.
     fn page(self, kind: &str, mut body: String, failures: &[Failure]) -> String {
         if !failures.is_empty() {
             body.push_str("<h2>Failures</h2>\n");

@@ -24,7 +24,7 @@ enum SelftestVerdict {
     Pass,
     Skip,
     Fail(String),
-    /// No verdict: the kernel crashed or printed a splat, or the results were lost.
+    /// No verdict: the kernel crashed or printed a splat, or the report of PID 1 is missing.
     Broken(String),
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for SelftestVerdict {
 
 /// Returns the remark on a row of verdicts; empty if they are equal.
 fn remark(row: &[SelftestVerdict]) -> &'static str {
-    // The message of a missing verdict has paths that depend on the kernel.
+    // The messages of missing verdicts are not compared: they contain paths of the kernel.
     let equal = |a: &SelftestVerdict, b: &SelftestVerdict| match (a, b) {
         (SelftestVerdict::Broken(_), SelftestVerdict::Broken(_)) => true,
         _ => a == b,
@@ -83,7 +83,7 @@ fn remark(row: &[SelftestVerdict]) -> &'static str {
     }
 }
 
-/// Publishes the report. Verdicts that differ between kernels, or are missing, fail the run.
+/// Publishes the report. A missing verdict or a difference between kernels fails the run.
 pub fn report(
     run_directory: &RunDirectory,
     run: RunInfo<'_>,
@@ -96,7 +96,7 @@ pub fn report(
     Ok(status)
 }
 
-/// Returns the report as HTML. `verdicts` are those of each job, by kernel.
+/// Returns the report as HTML. `verdicts` has the indices `[job][kernel]`.
 fn html(run: RunInfo<'_>, verdicts: &[Vec<SelftestVerdict>]) -> String {
     let mut rows = Vec::new();
     let mut failures: Vec<Failure> = Vec::new();
@@ -119,7 +119,7 @@ fn html(run: RunInfo<'_>, verdicts: &[Vec<SelftestVerdict>]) -> String {
     run.page("KVM selftests", body, &failures)
 }
 
-/// Returns the sentences above the table, and their class.
+/// Returns the CSS class of the sentences above the table, and the sentences.
 fn summary(run: RunInfo<'_>, verdicts: &[Vec<SelftestVerdict>]) -> (&'static str, Vec<String>) {
     let (mut differing, mut missing) = (Vec::new(), Vec::new());
     let [mut pass, mut skip, mut fail] = [0_usize; 3];

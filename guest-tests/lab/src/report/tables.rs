@@ -9,7 +9,7 @@ use granule_types::{
     units::{Nanoseconds, counted},
 };
 
-/// A heading and the predicate of the counts that it sums.
+/// Heading of a column, and a predicate of the counts that the column sums.
 type CountColumn = (&'static str, fn(&str) -> bool);
 
 const COLUMNS: [CountColumn; 4] = [
@@ -19,7 +19,7 @@ const COLUMNS: [CountColumn; 4] = [
     ("TLBI", |name| name.starts_with("TLBI ")),
 ];
 
-/// Records by configuration, in order of appearance. Seed and iteration are not part of it.
+/// Groups records by configuration (without seed and iteration), in order of first appearance.
 fn by_configuration<'a>(
     records: impl Iterator<Item = &'a Record>,
 ) -> Vec<(String, Vec<&'a Record>)> {
@@ -69,8 +69,8 @@ pub fn phases(records: &[Record]) -> String {
     text
 }
 
-/// Returns a Markdown table for each configuration, with a row for each kernel: elapsed time and, in
-/// parentheses, work of each phase, and the counts of all phases. Medians over seeds and iterations.
+/// Returns a Markdown table for each configuration, with a row for each kernel: for each phase, the
+/// elapsed time and (in parentheses) the work; and the counts of all phases. Figures are medians.
 pub fn kernels(sides: &[(String, Vec<Record>)]) -> String {
     let mut text = "Elapsed time (work)\n\n".to_owned();
     for (name, all) in by_configuration(sides.iter().flat_map(|(_, records)| records)) {
@@ -117,7 +117,7 @@ fn total(record: &Record, belongs: fn(&str) -> bool) -> u64 {
     counters.filter(|(n, _)| belongs(n)).map(|(_, c)| c).sum()
 }
 
-/// Returns the median time of a phase, if records have it.
+/// Returns the median time of a phase, if the records contain it.
 fn milliseconds(
     records: &[&Record],
     phase: Phase,
@@ -132,7 +132,7 @@ fn milliseconds(
     Some(format!("{}.{:03}", us / 1000, us % 1000))
 }
 
-/// Returns the median; the midpoint of two values.
+/// Returns the median: for an even number of values, the midpoint of the middle two.
 fn median(values: impl Iterator<Item = u64>) -> u64 {
     let mut values: Vec<u64> = values.collect();
     values.sort_unstable();
