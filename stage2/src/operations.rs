@@ -31,9 +31,9 @@ pub enum Dsb {
     NshSt,
     /// This CPU: `DSB NSH`.
     Nsh,
-    /// All CPUs, stores only: `DSB ISHST`.
+    /// Stores, for all CPUs: `DSB ISHST`.
     IshSt,
-    /// All CPUs: `DSB ISH`.
+    /// Loads and stores, for all CPUs: `DSB ISH`.
     Ish,
 }
 
@@ -42,7 +42,7 @@ pub enum Dsb {
 pub enum Scope {
     /// The executing CPU.
     Local,
-    /// All CPUs of the Inner Shareable domain (instructions with `IS`).
+    /// CPUs of the Inner Shareable domain (instructions with `IS`).
     Broadcast,
 }
 

@@ -13,7 +13,7 @@ macro_rules! rules {
         }
 
         impl Rule {
-            /// All rules, in order of declaration.
+            /// Rules in order of declaration.
             pub const ALL: &[Self] = &[$(Self::$rule,)*];
 
             /// Returns the rule's name, as printed in reports.
