@@ -115,7 +115,7 @@ fn sweeps_make_a_matrix() {
 }
 
 #[test]
-fn a_swept_option_is_a_conflict() {
+fn an_option_conflicts_with_its_own_sweep() {
     for (line, error) in [
         ("-v 4 --sweep vcpus=1,2", Some(SweepConflict("-v", "vcpus"))),
         ("-v 1 --sweep vcpus=1,2", Some(SweepConflict("-v", "vcpus"))),

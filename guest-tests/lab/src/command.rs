@@ -214,7 +214,7 @@ impl fmt::Display for Command {
 }
 
 /// Time that a program has to exit after SIGTERM: an emulator writes its counts then.
-const TERMINATION: Duration = Duration::from_secs(3);
+const SIGTERM_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Waits until the child exits or the timeout expires; returns whether it exited.
 pub fn wait_for_exit(child: &Child, timeout: Duration) -> io::Result<bool> {
@@ -234,7 +234,7 @@ fn wait_or_terminate(child: &mut Child, deadline: Duration) -> io::Result<Option
         return child.wait().map(Some);
     }
     kill_process(pid(child)?, Signal::TERM)?;
-    if !wait_for_exit(child, TERMINATION)? {
+    if !wait_for_exit(child, SIGTERM_TIMEOUT)? {
         child.kill()?;
     }
     child.wait()?;

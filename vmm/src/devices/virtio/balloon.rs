@@ -21,7 +21,7 @@ use super::{
 };
 
 const INFLATE: usize = 0;
-/// Queue of reporting; the queue of statistics is not offered (section 5.5.2).
+/// Index of the free page reporting queue (`reporting_vq`, section 5.5.2), without `statsq`.
 const REPORTING: usize = 2;
 
 // Features of section 5.5.3, which the bindings lack.

@@ -124,7 +124,7 @@ pub trait VirtioDevice: Send {
     /// Called when the driver has notified the queue of this index.
     fn process_queue(&mut self, index: usize, queue: &mut Queue) -> Result<(), DeviceError>;
 
-    /// Returns the descriptors of the backend to wait for.
+    /// Returns the backend's file descriptors to poll.
     fn backend_fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
