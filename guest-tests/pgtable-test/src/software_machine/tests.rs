@@ -73,8 +73,9 @@ fn populating_the_table_of_a_split_leaves_one_fault_for_each_block() {
 
     let faults = |records| total(records, Phase::Update, "model_faults");
     assert!(faults(&before) >= 2 * 4 * 257, "{}", faults(&before));
-    // A few for each block and vCPU, and more while the host preempts the holder of an entry.
-    assert!(faults(&after) < faults(&before) / 2, "{}", faults(&after));
+    // While the host preempts the holder of an entry, the others retry without limit.
+    let resolved = faults(&after) - total(&after, Phase::Update, "model_retries");
+    assert!(resolved <= 2 * 4 * 4 * 2, "{resolved}");
     assert_eq!(total(&after, Phase::Rebuild, "model_dc_lines"), 0);
 }
 
