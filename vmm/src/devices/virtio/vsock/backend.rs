@@ -53,7 +53,7 @@ fn host_error(error: vhost::Error) -> io::Error {
     }
 }
 
-fn advice(source: &io::Error) -> &'static str {
+pub(super) fn advice(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
             ": this host has no vhost-vsock; try 'modprobe vhost_vsock', as root"

@@ -111,7 +111,10 @@ mod tests {
     use vhost::VringConfigData;
     use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-    use super::{backend::is_within_one_region, *};
+    use super::{
+        backend::{advice, is_within_one_region},
+        *,
+    };
     use crate::devices::virtio::testing::{Buffer, Driver};
 
     #[test]
@@ -129,6 +132,18 @@ mod tests {
         driver.activate(0);
 
         assert_eq!(driver.get(0x70), 15);
+    }
+
+    #[test]
+    fn a_missing_device_has_a_remedy_in_its_message() {
+        let of = |number| advice(&std::io::Error::from_raw_os_error(number));
+
+        assert!(of(libc::ENOENT).contains("modprobe vhost_vsock"));
+        assert!(of(libc::EACCES).contains("root"));
+        if !std::path::Path::new("/dev/vhost-vsock").exists() {
+            let error = VsockBackend::open(3).unwrap_err();
+            assert!(error.to_string().contains("modprobe"), "{error}");
+        }
     }
 
     #[test]
