@@ -80,6 +80,8 @@ pub enum Cost {
     Fixed(u64),
     /// `DC` of a line, by the length of the range.
     Line,
+    /// Fixed cost of a `DSB`, which ends a range of lines.
+    RangeEnd(u64),
     /// Atomic operation, by whether another CPU used the cache line last.
     Atomic,
 }
@@ -104,14 +106,10 @@ impl Costs {
     pub fn of(&self, word: u32) -> Cost {
         match class(word) {
             Class::CacheLine if self.long.is_some() => Cost::Line,
+            Class::Barrier if self.long.is_some() => Cost::RangeEnd(self.fixed(Class::Barrier)),
             Class::Atomic if self.shared.is_some() => Cost::Atomic,
             class => Cost::Fixed(self.fixed(class)),
         }
-    }
-
-    /// Returns whether the cost of a line depends on the range.
-    pub const fn depend_on_ranges(&self) -> bool {
-        self.long.is_some()
     }
 
     /// Returns the cost of `DC` of a line after `lines` others of its range.
@@ -129,18 +127,13 @@ impl Costs {
     }
 }
 
-/// Returns whether an instruction is a `DSB`, which ends a range of maintained lines.
-pub const fn ends_range(word: u32) -> bool {
-    word & 0xffff_f0ff == 0xd503_309f
-}
-
 /// Returns the class of an instruction.
 fn class(word: u32) -> Class {
     let is = |mask: u32, value: u32| word & mask == value;
     if let Some(operation) = maintenance(word) {
         return operation_class(operation);
     }
-    if ends_range(word) {
+    if is(0xffff_f0ff, 0xd503_309f) {
         Class::Barrier
     } else if is(0xffff_f3ff, 0xd69f_03e0) || is(0xffff_fbff, 0xd69f_0bff) {
         Class::Exception
@@ -213,6 +206,7 @@ mod tests {
 
         costs.set("dc_long:7").unwrap();
         assert_eq!([clean, ret].map(|w| costs.of(w)), [Cost::Line, Cost::Fixed(1000)]);
+        assert_eq!(costs.of(0xd503_3b9f), Cost::RangeEnd(1000), "dsb ish");
         assert_eq!([0, SHORT_RANGE - 1, SHORT_RANGE].map(|lines| costs.line(lines)), [584, 584, 7]);
         costs.set("atomic_shared:11").unwrap();
         assert_eq!(costs.of(0xf822_0020), Cost::Atomic);

@@ -24,7 +24,7 @@ use qemu_plugin_sys as sys;
 use crate::{
     arguments::Arguments,
     clock::{Block, Clock, CpuKey},
-    costs::{Cost, Costs, ends_range},
+    costs::{Cost, Costs},
     decode::{Decoded, decode, may_halt},
     running_cpu::{self, EndTurn},
     segments::{Clocked, Event, Segments},
@@ -86,6 +86,11 @@ impl ElapsedTime {
              use a distribution's QEMU, which is built with modules",
         )?;
         Ok(Self { clock: Mutex::new(Clock::new(quantum, seed)), end_turn, costs })
+    }
+
+    /// Returns the measurement of the installed plugin, if it measures elapsed time.
+    fn get() -> Option<&'static Self> {
+        PLUGIN.get()?.elapsed.as_ref()
     }
 
     fn clock(&self) -> MutexGuard<'_, Clock> {
@@ -231,10 +236,11 @@ unsafe extern "C" fn on_translate(_: sys::qemu_plugin_id_t, tb: *mut sys::qemu_p
             match elapsed.costs.of(word) {
                 Cost::Fixed(cost) => block.cost += cost,
                 Cost::Line => on_execution(insn, on_line, 0),
+                Cost::RangeEnd(cost) => {
+                    block.cost += cost;
+                    on_execution(insn, on_range_end, 0);
+                }
                 Cost::Atomic => on_store(insn, on_atomic),
-            }
-            if elapsed.costs.depend_on_ranges() && ends_range(word) {
-                on_execution(insn, on_range_end, 0);
             }
         }
         block.may_halt = may_halt(word);
@@ -327,13 +333,13 @@ unsafe extern "C" fn on_counted(cpu: c_uint, slot: *mut c_void) {
 }
 
 unsafe extern "C" fn on_line(_: c_uint, _: *mut c_void) {
-    if let Some(elapsed) = PLUGIN.get().and_then(|plugin| plugin.elapsed.as_ref()) {
+    if let Some(elapsed) = ElapsedTime::get() {
         elapsed.clock().clean_line(&elapsed.costs);
     }
 }
 
 unsafe extern "C" fn on_range_end(_: c_uint, _: *mut c_void) {
-    if let Some(elapsed) = PLUGIN.get().and_then(|plugin| plugin.elapsed.as_ref()) {
+    if let Some(elapsed) = ElapsedTime::get() {
         elapsed.clock().end_range();
     }
 }
@@ -344,7 +350,7 @@ unsafe extern "C" fn on_atomic(
     address: u64,
     _: *mut c_void,
 ) {
-    if let Some(elapsed) = PLUGIN.get().and_then(|plugin| plugin.elapsed.as_ref()) {
+    if let Some(elapsed) = ElapsedTime::get() {
         elapsed.clock().change_atomically(address, &elapsed.costs);
     }
 }
